@@ -1,0 +1,69 @@
+# Needs Python 3.11 to 3.14 with venv, make, and access to the package registry. Nothing else.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+STAMP := $(VENV)/.installed
+MEMBERS := libs/common libs/client services/storage services/replicator services/api \
+	services/consumer-gateway services/serve spark
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-all check format bench openapi lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP) ## create .venv with pinned, hash-checked packages (again: nothing to do)
+	@echo "ready: $(VENV)"
+
+run: $(STAMP) ## serve, publish 336,776 real flights, consume, report with Spark (ONCE=1: then end)
+	@$(PY) -m contrail_spark.flights $(if $(filter 1,$(ONCE)),--once)
+
+test: $(STAMP) ## the quick suite
+	@$(PY) -m pytest -m "not slow"
+
+test-all: $(STAMP) ## every test, also the slow ones
+	@$(PY) -m pytest
+
+check: $(STAMP) ## format, lint, types, import contracts, tidiness, OpenAPI drift
+	@$(PY) -m ruff format --check --quiet .
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m mypy --no-error-summary
+	@$(VENV)/bin/lint-imports --no-cache > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
+	@$(PY) -m pytest -q --durations=0 --durations-min=5 tests/test_tidy.py
+	@$(PY) -m contrail_api.openapi_export --check
+
+format: $(STAMP) ## put the code into the one format
+	@$(PY) -m ruff format --quiet .
+	@$(PY) -m ruff check --fix --quiet .
+
+bench: $(STAMP) ## measure on this machine and write docs/benchmarks.md
+	@$(PY) -m tests.bench
+
+openapi: $(STAMP) ## write openapi/openapi.json from the declared routes
+	@$(PY) -m contrail_api.openapi_export
+
+# One resolution serves every supported Python and platform: no package of the list depends on either.
+lock: ## resolve requirements.in anew (needs uv)
+	uv pip compile --quiet --no-config --no-header --upgrade --generate-hashes \
+		--python-version 3.11 --python-platform linux --no-emit-index-url --no-emit-find-links \
+		requirements.in --output-file requirements.lock
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# setuptools goes first: three packages ship as source, and building them must not fetch an unpinned one.
+$(STAMP): requirements.lock $(MEMBERS:%=%/pyproject.toml)
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || { \
+		echo "Contrail needs Python 3.11 to 3.14; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Name another one: make install PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { \
+		rm -rf $(VENV); echo "Python's venv module is missing (Debian: apt install python3-venv)." >&2; exit 1; }
+	@echo "Installing into $(VENV) (the first time: about 700 MB, a few minutes) ..."
+	@sed -n '/^setuptools==/,/# via/p' requirements.lock > $(VENV)/build.txt
+	@$(PIP) install --require-hashes --no-deps -r $(VENV)/build.txt
+	@$(PIP) install --require-hashes --no-deps --no-build-isolation --use-pep517 --no-compile -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation $(MEMBERS:%=-e %)
+	@touch $@

@@ -1,0 +1,120 @@
+"""Checks of Python code: size, nesting, docstrings, sleeping tests, clocks in cores."""
+
+import ast
+from collections.abc import Iterator
+
+from tests.checks.repository import File
+
+FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 600
+NESTING_MAX = 4
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+NESTING = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+CLOCK_METHODS = {"now", "today", "utcnow"}
+CLOCK_OWNERS = {"date", "datetime"}
+IMPURE_MODULES = {"random", "time"}
+
+
+def oversized(file: File) -> list[str]:
+    """Functions, measured from `def` to their last line, and modules that are too long."""
+    problems = [
+        f"{file.path}:{function.lineno}: {function.name} has {length} lines"
+        for function in _functions(file.tree)
+        if (length := _length(function)) > FUNCTION_LINES_MAX
+    ]
+    lines = file.text.count("\n")
+    if lines > MODULE_LINES_MAX:
+        problems.append(f"{file.path}: the module has {lines} lines")
+    return problems
+
+
+def deeply_nested(file: File) -> list[str]:
+    """Functions whose blocks nest deeper than NESTING_MAX; `elif` adds no level."""
+    return [
+        f"{file.path}:{function.lineno}: {function.name} nests {depth} blocks"
+        for function in _functions(file.tree)
+        if (depth := _depth(function.body)) > NESTING_MAX
+    ]
+
+
+def without_docstring(file: File) -> list[str]:
+    """Modules that do not say what they are for."""
+    return [] if ast.get_docstring(file.tree) else [f"{file.path}: no module docstring"]
+
+
+def sleeping(file: File) -> list[str]:
+    """Sleeps in tests; only a helper named `wait_...` may pause between two looks at a condition.
+
+    `sleep(0)` is not a wait: it lets other tasks run.
+    """
+    allowed = {
+        id(node)
+        for function in _functions(file.tree)
+        if function.name.startswith("wait_")
+        for node in ast.walk(function)
+    }
+    return [
+        f"{file.path}:{node.lineno}: a test sleeps"
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call)
+        and _last_name(node.func) == "sleep"
+        and not _is_zero(node.args)
+        and id(node) not in allowed
+    ]
+
+
+def reading_clock_or_chance(file: File) -> list[str]:
+    """Code that asks for the time or for randomness instead of taking it as an argument."""
+    return [
+        f"{file.path}:{node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Attribute)
+        and (
+            (node.attr in CLOCK_METHODS and _last_name(node.value) in CLOCK_OWNERS)
+            or (isinstance(node.value, ast.Name) and node.value.id in IMPURE_MODULES)
+        )
+    ]
+
+
+def _functions(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def _length(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def _depth(body: list[ast.stmt]) -> int:
+    return max((_statement_depth(statement) for statement in body), default=0)
+
+
+def _statement_depth(statement: ast.stmt) -> int:
+    if not isinstance(statement, NESTING):
+        return 0
+    if isinstance(statement, ast.If) and len(statement.orelse) == 1:
+        [other] = statement.orelse
+        if isinstance(other, ast.If):
+            return max(1 + _depth(statement.body), _statement_depth(other))
+    return 1 + max(_depth(block) for block in _blocks(statement))
+
+
+def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        yield getattr(statement, name, [])
+    for holder in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
+        yield holder.body
+
+
+def _last_name(node: ast.expr) -> str:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
+
+
+def _is_zero(arguments: list[ast.expr]) -> bool:
+    match arguments:
+        case [ast.Constant(value=0)]:
+            return True
+    return False

@@ -1,0 +1,78 @@
+"""Checks of the distributions: declared dependencies, one version, classified vocabulary.
+
+All members share one environment, so an undeclared import works here and fails for whoever installs
+that one distribution; only a check can see it.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+
+from tests.checks.repository import File
+
+CORE = re.compile(r"^contrail_\w+\.core(\.|$)")
+
+
+def undeclared_imports(files: Iterable[File]) -> list[str]:
+    """Imports that the pyproject.toml of the importing distribution does not name."""
+    files = list(files)
+    problems = []
+    for project in files:
+        if not project.path.endswith("/pyproject.toml"):
+            continue
+        folder = project.path.removesuffix("pyproject.toml")
+        modules = [file for file in files if file.module and file.path.startswith(folder + "src/")]
+        declared = set(_declared(project)) | {
+            str(file.module).partition(".")[0] for file in modules
+        }
+        problems += [
+            f"{file.path}:{line}: {name} is not declared in {project.path}"
+            for file in modules
+            for name, line in _imports(file)
+            if name not in declared and name not in sys.stdlib_module_names
+        ]
+    return problems
+
+
+def undocumented_version(about: File, changelog: File) -> list[str]:
+    """The version of the distributions, when the changelog has no section for it."""
+    version = re.findall(r'__version__ = "(.+)"', about.text)[0]
+    documented = re.findall(r"^## (\S+)", changelog.text, re.MULTILINE)
+    return [] if version in documented else [f"{changelog.path}: no section for {version}"]
+
+
+def unclassified_vocabulary(files: Iterable[File], pure: set[str], edge: set[str]) -> list[str]:
+    """Modules of contrail_common that are declared neither pure nor edge, or no longer exist."""
+    found = {
+        file.module for file in files if file.module and file.module.startswith("contrail_common.")
+    }
+    return [
+        f"{name}: neither in the purity contract nor an edge" for name in found - pure - edge
+    ] + [f"{name}: declared, but missing" for name in (pure | edge) - found]
+
+
+def is_core(file: File) -> bool:
+    """True for a module of a pure core."""
+    return bool(file.module and CORE.match(file.module))
+
+
+def _declared(project: File) -> Iterator[str]:
+    table = tomllib.loads(project.text)["project"]
+    extras = table.get("optional-dependencies", {})
+    for requirement in [
+        *table["dependencies"],
+        *(each for extra in extras.values() for each in extra),
+    ]:
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        yield name.replace("-", "_")
+
+
+def _imports(file: File) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.partition(".")[0], node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0], node.lineno

@@ -1,0 +1,61 @@
+"""The files that are checked: everything a clone would hold, read once."""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Folders that .gitignore leaves out; a check must not depend on git being installed.
+UNTRACKED = {"__pycache__", "build", "contrail-data", "data", "dist", "reports", "spark-warehouse"}
+TRACKED_DOT_FOLDERS = {".ci", ".github"}
+BINARY_SUFFIXES = {".arrow", ".bin", ".gz", ".ico", ".png", ".zst"}
+
+
+@dataclass(frozen=True)
+class File:
+    """One file: its path as written in problems (relative, with slashes) and its text."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed Python module."""
+        return ast.parse(self.text, self.path)
+
+    @property
+    def is_python(self) -> bool:
+        """True for a Python module."""
+        return self.path.endswith(".py")
+
+    @property
+    def is_test(self) -> bool:
+        """True for what lies under tests/."""
+        return self.path.startswith("tests/")
+
+    @property
+    def module(self) -> str | None:
+        """The dotted name of a module of a distribution, None for other files."""
+        found = re.search(r"(?:^|/)src/(.+)\.py$", self.path)
+        return found and found[1].replace("/", ".").removesuffix(".__init__")
+
+
+def repository_files(root: Path = ROOT) -> Iterator[File]:
+    """Yield every text file of the repository at `root`."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if _is_tracked_folder(name))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix not in BINARY_SUFFIXES:
+                yield File(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
+
+
+def _is_tracked_folder(name: str) -> bool:
+    if name.startswith("."):
+        return name in TRACKED_DOT_FOLDERS
+    return name not in UNTRACKED and not name.endswith(".egg-info")

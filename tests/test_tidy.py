@@ -1,0 +1,183 @@
+"""The repository keeps its own rules, and each check is shown to fail when its rule is broken."""
+
+import tomllib
+from collections.abc import Callable
+
+import pytest
+
+from tests.checks import code, packaging, text
+from tests.checks.repository import ROOT, File, repository_files
+
+FILES = list(repository_files())
+BY_PATH = {file.path: file for file in FILES}
+PYTHON = [file for file in FILES if file.is_python]
+MODULES = [file for file in PYTHON if file.module]
+DOCUMENTS = [file for file in FILES if file.path.endswith(".md")]
+# The Apache License names example addresses and has its own layout.
+OWN_TEXT = [file for file in FILES if file.path != "LICENSE"]
+
+# Modules of contrail_common that touch the process, the network or the machine.
+EDGE_VOCABULARY: set[str] = set()
+
+Check = Callable[[File], list[str]]
+
+
+@pytest.mark.parametrize(
+    ("check", "files"),
+    [
+        pytest.param(code.oversized, PYTHON, id="functions and modules are short"),
+        pytest.param(code.deeply_nested, PYTHON, id="functions are flat"),
+        pytest.param(code.without_docstring, PYTHON, id="modules say what they are for"),
+        pytest.param(code.sleeping, [f for f in PYTHON if f.is_test], id="tests do not sleep"),
+        pytest.param(
+            code.reading_clock_or_chance,
+            [f for f in MODULES if packaging.is_core(f)],
+            id="cores take time and chance as arguments",
+        ),
+        pytest.param(text.top_headings, DOCUMENTS, id="documents have one title"),
+        pytest.param(text.machine_paths, OWN_TEXT, id="no path of one machine"),
+        pytest.param(text.registry_addresses, OWN_TEXT, id="no address of a registry"),
+        pytest.param(text.unfinished, OWN_TEXT, id="nothing is left for later"),
+        pytest.param(text.unpinned, [BY_PATH["requirements.lock"]], id="the lock is complete"),
+    ],
+)
+def test_repository_keeps_rule(check: Check, files: list[File]) -> None:
+    assert files, "the rule would hold for nothing"
+    assert [problem for file in files for problem in check(file)] == []
+
+
+def test_distributions_declare_what_they_import() -> None:
+    assert packaging.undeclared_imports(FILES) == []
+
+
+def test_changelog_has_a_section_for_the_current_version() -> None:
+    about = BY_PATH["libs/common/src/contrail_common/__about__.py"]
+    assert packaging.undocumented_version(about, BY_PATH["CHANGELOG.md"]) == []
+
+
+def test_every_module_of_the_vocabulary_is_declared_pure_or_edge() -> None:
+    pure = {name for name in _purity_contract() if name.startswith("contrail_common.")}
+    assert packaging.unclassified_vocabulary(FILES, pure, EDGE_VOCABULARY) == []
+
+
+def test_purity_contract_names_every_core() -> None:
+    cores = {
+        ".".join(str(file.module).split(".")[:2]) for file in MODULES if packaging.is_core(file)
+    }
+    assert cores <= _purity_contract()
+
+
+def test_no_second_lock_file_is_kept() -> None:
+    ignored = BY_PATH[".gitignore"].text.splitlines()
+    assert "uv.lock" in ignored
+
+
+def _purity_contract() -> set[str]:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    [purity] = [each for each in contracts if each["name"].startswith("cores and vocabulary")]
+    return set(purity["source_modules"])
+
+
+LONG_FUNCTION = "def long():\n" + "    x = 1\n" * code.FUNCTION_LINES_MAX
+LONG_MODULE = "x = 1\n" * (code.MODULE_LINES_MAX + 1)
+DEEP_FUNCTION = """
+def deep():
+    for a in b:
+        while a:
+            with a:
+                try:
+                    match a:
+                        case 1:
+                            pass
+                finally:
+                    pass
+"""
+FLAT_CHAIN = """
+def flat(a):
+    if a == 1:
+        pass
+    elif a == 2:
+        pass
+    elif a == 3:
+        pass
+    elif a == 4:
+        pass
+    elif a == 5:
+        pass
+"""
+HASH = "    --hash=sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("check", "planted"),
+    [
+        (code.oversized, LONG_FUNCTION),
+        (code.oversized, LONG_MODULE),
+        (code.deeply_nested, DEEP_FUNCTION),
+        (code.without_docstring, "x = 1\n"),
+        (code.sleeping, "import time\n\ndef test_it():\n    time.sleep(1)\n"),
+        (
+            code.sleeping,
+            "from asyncio import sleep\n\nasync def test_it():\n    await sleep(0.1)\n",
+        ),
+        (code.reading_clock_or_chance, "import datetime\nx = datetime.datetime.now()\n"),
+        (code.reading_clock_or_chance, "import time\nx = time.time_ns()\n"),
+        (code.reading_clock_or_chance, "import random\nx = random.random()\n"),
+        (text.top_headings, "# One\n\n# Two\n"),
+        (text.top_headings, "no title\n"),
+        (text.machine_paths, "see /" + "home/ann/notes\n"),
+        (text.machine_paths, "open('/" + "work/data')\n"),
+        (text.registry_addresses, "https://" + "pypi" + ".org/simple\n"),
+        (text.unfinished, "# TO" + "DO: later\n"),
+        (text.unpinned, "left-pad==1.0\n"),
+        (text.unpinned, "left-pad>=1.0 \\\n" + HASH + "\n"),
+    ],
+)
+def test_check_finds_the_planted_fault(check: Check, planted: str) -> None:
+    assert check(File("planted.py", planted)) != []
+
+
+@pytest.mark.parametrize(
+    ("check", "clean"),
+    [
+        (code.oversized, LONG_FUNCTION.removesuffix("    x = 1\n")),
+        (code.deeply_nested, FLAT_CHAIN),
+        (
+            code.sleeping,
+            "def wait_until(condition):\n    while not condition():\n        sleep(1)\n",
+        ),
+        (code.sleeping, "async def test_it():\n    await asyncio.sleep(0)\n"),
+        (code.reading_clock_or_chance, "x = message.time\ny = self.now\n"),
+        (text.top_headings, "# One\n\n```\n# comment\n```\n"),
+        (text.machine_paths, "GET /v1/work/1 and http://host/home/x and src/root.py\n"),
+        (text.unpinned, "pad==1.0 \\\n" + HASH + " \\\n" + HASH + "\n    # via it\n"),
+    ],
+)
+def test_check_passes_what_only_looks_like_a_fault(check: Check, clean: str) -> None:
+    assert check(File("clean.py", clean)) == []
+
+
+def test_undeclared_import_is_found() -> None:
+    project = File("libs/a/pyproject.toml", '[project]\ndependencies = ["good-one>=1"]\n')
+    module = File("libs/a/src/a/m.py", "import os\nimport a.n\nimport good_one\nimport bad\n")
+    assert packaging.undeclared_imports([project, module]) == [
+        "libs/a/src/a/m.py:4: bad is not declared in libs/a/pyproject.toml"
+    ]
+
+
+def test_version_without_changelog_section_is_found() -> None:
+    about = File("__about__.py", '__version__ = "2.0.0"\n')
+    changelog = File("CHANGELOG.md", "# Changelog\n\n## 1.0.0\n")
+    assert packaging.undocumented_version(about, changelog) == [
+        "CHANGELOG.md: no section for 2.0.0"
+    ]
+
+
+def test_unclassified_and_vanished_vocabulary_is_found() -> None:
+    module = File("libs/common/src/contrail_common/new.py", '"""New."""\n')
+    assert packaging.unclassified_vocabulary([module], {"contrail_common.old"}, set()) == [
+        "contrail_common.new: neither in the purity contract nor an edge",
+        "contrail_common.old: declared, but missing",
+    ]
