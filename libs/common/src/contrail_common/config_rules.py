@@ -1,0 +1,351 @@
+"""The rules of stream and consumer configurations, as JetStream has them, without IO.
+
+``normalise_*`` turn what a caller gave into a complete configuration or refuse it; ``check_*``
+say whether a configuration may be created, or replace the one that stands. The api calls the
+former, the storage node the latter, inside the decision they belong to.
+"""
+
+from collections.abc import Mapping
+from typing import Final, TypedDict, TypeVar
+
+import msgspec
+
+from contrail_common import errors, model
+from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
+from contrail_common.model import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
+from contrail_common.names import name_problem
+from contrail_common.subjects import (
+    RESERVED_PREFIX,
+    contains,
+    filter_problem,
+    first_overlap,
+    overlaps,
+)
+from contrail_common.timeunits import NS_PER_MS
+
+_N = TypeVar("_N", int, str)
+
+DESCRIPTION_BYTES_MAX: Final = 4096
+METADATA_BYTES_MAX: Final = 128 * 1024
+REPLICAS_MAX: Final = 5
+AGE_MIN_NS: Final = 100 * NS_PER_MS
+SUBJECTS_MAX: Final = 256
+"""Subjects of a stream or filters of a consumer; finding overlaps is quadratic in them."""
+
+RESERVED_SUBJECTS: Final = ("$JS.>", "$JSC.>", "$NRG.>", "$SYS.>", f"{RESERVED_PREFIX}.>")
+RESERVED_EXCEPTIONS: Final = ("$JS.EVENT.>", "$SYS.ACCOUNT.>")
+
+
+class StreamDraft(TypedDict, total=False):
+    """What a caller may say of a stream; a missing key takes its default."""
+
+    name: str
+    description: str
+    subjects: tuple[str, ...]
+    discard: str
+    max_msgs: int
+    max_bytes: int
+    max_age_ns: int
+    max_msg_size: int
+    max_consumers: int
+    duplicate_window_ns: int
+    num_replicas: int
+    allow_direct: bool
+    sealed: bool
+    deny_delete: bool
+    deny_purge: bool
+    first_seq: int
+    metadata: dict[str, str]
+
+
+class ConsumerDraft(TypedDict, total=False):
+    """What a caller may say of a consumer; a missing key takes its default."""
+
+    name: str
+    durable: bool
+    description: str
+    deliver_policy: DeliverPolicy
+    opt_start_seq: int
+    opt_start_time_ns: int
+    ack_policy: AckPolicy
+    ack_wait_ns: int
+    max_deliver: int
+    backoff_ns: tuple[int, ...]
+    filter_subjects: tuple[str, ...]
+    max_waiting: int
+    max_ack_pending: int
+    max_batch: int
+    max_expires_ns: int
+    max_bytes: int
+    headers_only: bool
+    inactive_threshold_ns: int
+    metadata: dict[str, str]
+
+
+# Streams -----------------------------------------------------------------------------------------
+def normalise_stream(
+    draft: StreamDraft, *, pedantic: bool = False, clustered: bool = False
+) -> StreamConfig:
+    """The complete configuration that ``draft`` asks for.
+
+    Raises STREAM_CONFIG_INVALID (or the code of the rule) with pointers, and PEDANTIC where
+    ``pedantic`` and a value that was given would be stored as another one.
+    """
+    rules = _Rules(errors.STREAM_CONFIG_INVALID, draft, pedantic=pedantic)
+    name = rules.name(draft.get("name", ""))
+    rules.texts(draft.get("description", ""), draft.get("metadata", {}))
+    max_age_ns = draft.get("max_age_ns", 0)
+    if max_age_ns < 0 or 0 < max_age_ns < AGE_MIN_NS:
+        rules.refuse("max_age", "max age needs to be 0 or at least 100ms")
+    config = StreamConfig(
+        name=name,
+        description=draft.get("description", ""),
+        subjects=_stream_subjects(rules, draft.get("subjects", ()) or (name,)),
+        discard="new" if draft.get("discard") == "new" else "old",
+        max_msgs=rules.unlimited("max_msgs", draft.get("max_msgs", -1)),
+        max_bytes=rules.unlimited("max_bytes", draft.get("max_bytes", -1)),
+        max_age_ns=max_age_ns,
+        max_msg_size=rules.unlimited("max_msg_size", draft.get("max_msg_size", -1)),
+        max_consumers=rules.unlimited("max_consumers", draft.get("max_consumers", -1)),
+        duplicate_window_ns=_duplicate_window(rules, draft, max_age_ns),
+        num_replicas=_replicas(rules, draft.get("num_replicas", 1), clustered=clustered),
+        allow_direct=draft.get("allow_direct", False),
+        deny_delete=draft.get("deny_delete", False),
+        deny_purge=draft.get("deny_purge", False),
+        first_seq=rules.at_least_zero("first_seq", draft.get("first_seq", 1)) or 1,
+        metadata=draft.get("metadata", {}),
+    )
+    return sealed(config) if draft.get("sealed", False) else config
+
+
+def sealed(config: StreamConfig) -> StreamConfig:
+    """``config`` as it stands once the stream is sealed: nothing comes, ages out or is removed."""
+    return msgspec.structs.replace(
+        config, sealed=True, max_age_ns=0, discard="new", deny_delete=True, deny_purge=True
+    )
+
+
+def check_stream_create(config: StreamConfig) -> None:
+    """Refuse what is only for an existing stream: a new one cannot be sealed."""
+    if config.sealed:
+        raise _invalid(errors.STREAM_CONFIG_INVALID, "sealed", "a new stream cannot be sealed")
+
+
+def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
+    """Raise STREAM_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
+    for field in ("name", "retention", "storage", "first_seq"):
+        if getattr(old, field) != getattr(new, field):
+            raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be changed")
+    for field in ("sealed", "deny_delete", "deny_purge"):
+        if getattr(old, field) and not getattr(new, field):
+            raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be taken back")
+
+
+def _stream_subjects(rules: "_Rules", subjects: tuple[str, ...]) -> tuple[str, ...]:
+    rules.subject_filters("subjects", subjects)
+    for position, subject in enumerate(subjects):
+        reserved = next((one for one in RESERVED_SUBJECTS if overlaps(subject, one)), None)
+        if reserved and not any(contains(one, subject) for one in RESERVED_EXCEPTIONS):
+            rules.refuse(f"subjects/{position}", f"overlaps with the reserved {reserved}")
+    overlap = first_overlap(subjects)
+    if overlap is not None:
+        left, right = overlap
+        rules.refuse("subjects", f'subject "{left}" overlaps with "{right}"')
+    return subjects
+
+
+def _duplicate_window(rules: "_Rules", draft: StreamDraft, max_age_ns: int) -> int:
+    window_ns = draft.get("duplicate_window_ns", 0)
+    if window_ns < 0 or 0 < window_ns < AGE_MIN_NS:
+        rules.refuse("duplicate_window", "duplicates window needs to be at least 100ms")
+    if 0 < max_age_ns < window_ns:
+        rules.refuse("duplicate_window", "duplicates window cannot be larger than max age")
+    if window_ns:
+        return window_ns
+    default_ns = min(model.DUPLICATE_WINDOW_NS, max_age_ns or model.DUPLICATE_WINDOW_NS)
+    return rules.rewritten("duplicate_window", "duplicate_window_ns", 0, default_ns)
+
+
+def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:
+    if not 0 <= replicas <= REPLICAS_MAX:
+        rules.refuse("num_replicas", f"must lie between 1 and {REPLICAS_MAX}")
+    if replicas > 1 and not clustered:
+        rules.refuse("num_replicas", "needs a cluster", errors.REPLICAS_UNSUPPORTED)
+    return rules.rewritten("num_replicas", "num_replicas", replicas, replicas or 1)
+
+
+# Consumers ---------------------------------------------------------------------------------------
+def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> ConsumerConfig:
+    """The complete configuration that ``draft`` asks for.
+
+    Raises CONSUMER_CONFIG_INVALID (or the code of the rule) with pointers, and PEDANTIC as
+    :func:`normalise_stream` does.
+    """
+    rules = _Rules(errors.CONSUMER_CONFIG_INVALID, draft, pedantic=pedantic)
+    name = rules.name(draft.get("name", ""))
+    rules.texts(draft.get("description", ""), draft.get("metadata", {}))
+    durable = draft.get("durable", True)
+    filters = draft.get("filter_subjects", ())
+    _check_filters(rules, filters)
+    _check_start(draft, filters)
+    backoff_ns = draft.get("backoff_ns", ())
+    max_deliver = rules.unlimited("max_deliver", draft.get("max_deliver", -1))
+    if any(delay_ns < 0 for delay_ns in backoff_ns):
+        rules.refuse("backoff", "a delay must not be negative")
+    if 0 < max_deliver < len(backoff_ns):
+        rules.refuse("backoff", "more delays than max_deliver allows", errors.BACKOFF_INVALID)
+    idle_ns = rules.at_least_zero("inactive_threshold", draft.get("inactive_threshold_ns", 0))
+    return ConsumerConfig(
+        name=name,
+        durable=durable,
+        description=draft.get("description", ""),
+        deliver_policy=draft.get("deliver_policy", "all"),
+        opt_start_seq=draft.get("opt_start_seq", 0),
+        opt_start_time_ns=draft.get("opt_start_time_ns", 0),
+        ack_policy=draft.get("ack_policy", "explicit"),
+        ack_wait_ns=_ack_wait(rules, draft, backoff_ns),
+        max_deliver=max_deliver,
+        backoff_ns=backoff_ns,
+        filter_subjects=filters,
+        max_waiting=rules.defaulted("max_waiting", draft.get("max_waiting", 0), model.MAX_WAITING),
+        max_ack_pending=_max_ack_pending(rules, draft),
+        max_batch=rules.at_least_zero("max_batch", draft.get("max_batch", 0)),
+        max_expires_ns=_max_expires(rules, draft.get("max_expires_ns", 0)),
+        max_bytes=rules.at_least_zero("max_bytes", draft.get("max_bytes", 0)),
+        headers_only=draft.get("headers_only", False),
+        inactive_threshold_ns=idle_ns or (0 if durable else model.INACTIVE_THRESHOLD_NS),
+        metadata=draft.get("metadata", {}),
+    )
+
+
+def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig) -> None:
+    """Raise CONSUMER_UPDATE_REFUSED when ``new`` changes what may not change in ``old``.
+
+    The list is JetStream's, less the fields of push consumers.
+    """
+    fixed = {
+        "name": "name",
+        "durable": "durable_name",
+        "deliver_policy": "deliver_policy",
+        "opt_start_seq": "opt_start_seq",
+        "opt_start_time_ns": "opt_start_time",
+        "ack_policy": "ack_policy",
+        "max_waiting": "max_waiting",
+    }
+    for attribute, field in fixed.items():
+        if getattr(old, attribute) != getattr(new, attribute):
+            raise _invalid(errors.CONSUMER_UPDATE_REFUSED, field, "cannot be changed")
+
+
+def _check_filters(rules: "_Rules", filters: tuple[str, ...]) -> None:
+    if "" in filters:
+        rules.refuse("filter_subjects", "a filter is empty", errors.FILTER_EMPTY)
+    rules.subject_filters("filter_subjects", filters)
+    for position, one in enumerate(filters):
+        for other in filters[position + 1 :]:
+            if contains(one, other) or contains(other, one):
+                rules.refuse(
+                    "filter_subjects", f'"{one}" overlaps with "{other}"', errors.FILTERS_OVERLAP
+                )
+
+
+def _check_start(draft: ConsumerDraft, filters: tuple[str, ...]) -> None:
+    policy = draft.get("deliver_policy", "all")
+    wanted = {"by_start_sequence": "opt_start_seq", "by_start_time": "opt_start_time"}.get(policy)
+    given = {
+        "opt_start_seq": draft.get("opt_start_seq", 0),
+        "opt_start_time": draft.get("opt_start_time_ns", 0),
+    }
+    for field, value in given.items():
+        if field == wanted and value <= 0:
+            raise _invalid(errors.START_INVALID, field, f"is needed by deliver_policy {policy}")
+        if field != wanted and value != 0:
+            raise _invalid(
+                errors.START_INVALID, field, f"does not belong to deliver_policy {policy}"
+            )
+    if policy == "last_per_subject" and not filters:
+        raise _invalid(errors.START_INVALID, "filter_subjects", "last_per_subject needs a filter")
+
+
+def _ack_wait(rules: "_Rules", draft: ConsumerDraft, backoff_ns: tuple[int, ...]) -> int:
+    given_ns = rules.at_least_zero("ack_wait", draft.get("ack_wait_ns", 0))
+    if backoff_ns:
+        return rules.rewritten("ack_wait", "ack_wait_ns", given_ns, backoff_ns[0])
+    return rules.rewritten("ack_wait", "ack_wait_ns", given_ns, given_ns or model.ACK_WAIT_NS)
+
+
+def _max_ack_pending(rules: "_Rules", draft: ConsumerDraft) -> int:
+    given = draft.get("max_ack_pending", 0)
+    if draft.get("ack_policy") == "none" and given > 0:
+        rules.refuse("max_ack_pending", "needs an ack policy")
+    if given < 0:
+        return rules.unlimited("max_ack_pending", given)
+    return rules.defaulted("max_ack_pending", given, model.MAX_ACK_PENDING)
+
+
+def _max_expires(rules: "_Rules", expires_ns: int) -> int:
+    if expires_ns < 0 or 0 < expires_ns < NS_PER_MS:
+        rules.refuse("max_expires", "must be 0 or at least 1ms")
+    return expires_ns
+
+
+# Shared ------------------------------------------------------------------------------------------
+class _Rules:
+    """Refusals and rewrites for one draft, under one error code."""
+
+    def __init__(self, spec: ErrorSpec, draft: Mapping[str, object], *, pedantic: bool) -> None:
+        self._spec = spec
+        self._draft = draft
+        self._pedantic = pedantic
+
+    def refuse(self, field: str, message: str, spec: ErrorSpec | None = None) -> None:
+        """Refuse the configuration for ``field``."""
+        raise _invalid(spec or self._spec, field, message)
+
+    def rewritten(self, field: str, key: str, given: _N, stored: _N) -> _N:
+        """``stored``; refused when pedantic and the caller did give something else."""
+        if self._pedantic and key in self._draft and given != stored:
+            raise _invalid(errors.PEDANTIC, field, f"{given} would be stored as {stored}")
+        return stored
+
+    def unlimited(self, field: str, value: int) -> int:
+        """A limit; 0 and below mean unlimited, which is stored as -1."""
+        return self.rewritten(field, field, value, value if value > 0 else -1)
+
+    def defaulted(self, field: str, value: int, default: int) -> int:
+        """A count whose 0 means ``default``."""
+        return self.rewritten(field, field, value, self.at_least_zero(field, value) or default)
+
+    def at_least_zero(self, field: str, value: int) -> int:
+        """A count or duration that must not be negative."""
+        if value < 0:
+            self.refuse(field, "must not be negative")
+        return value
+
+    def name(self, name: str) -> str:
+        """A valid name."""
+        problem = name_problem(name)
+        if problem is not None:
+            self.refuse("name", problem)
+        return name
+
+    def texts(self, description: str, metadata: Mapping[str, str]) -> None:
+        """Bound the description and the metadata."""
+        if len(description.encode()) > DESCRIPTION_BYTES_MAX:
+            self.refuse("description", f"must not be longer than {DESCRIPTION_BYTES_MAX} bytes")
+        total = sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
+        if total > METADATA_BYTES_MAX:
+            self.refuse("metadata", f"must not be larger than {METADATA_BYTES_MAX} bytes")
+
+    def subject_filters(self, field: str, filters: tuple[str, ...]) -> None:
+        """Valid filters, and not too many of them."""
+        if len(filters) > SUBJECTS_MAX:
+            self.refuse(field, f"must not hold more than {SUBJECTS_MAX} entries")
+        for position, one in enumerate(filters):
+            problem = filter_problem(one)
+            if problem is not None:
+                self.refuse(f"{field}/{position}", problem)
+
+
+def _invalid(spec: ErrorSpec, field: str, message: str) -> ApiError:
+    return ApiError(spec, f"{field}: {message}", [FieldProblem(f"/{field}", message)])

@@ -1,0 +1,237 @@
+"""The error registry: every refusal that a caller can see has exactly one entry here.
+
+Codes below 20000 are JetStream's ``err_code``; ours start at 20000. A spec fixes name, status and
+whether a retry of the same request may succeed; the ``detail`` is given where it is raised.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSpec:
+    """One kind of refusal. ``retryable``: the same request may succeed later, unchanged."""
+
+    code: int
+    name: str
+    status: int
+    title: str
+    retryable: bool = False
+
+
+REGISTRY: Final[dict[int, ErrorSpec]] = {}
+"""The refusal that each code stands for on its own; variants are reached by name only."""
+
+BY_NAME: Final[dict[str, ErrorSpec]] = {}
+
+
+def _register(
+    code: int, name: str, status: int, title: str, *, retryable: bool = False
+) -> ErrorSpec:
+    assert code not in REGISTRY, f"error code {code} registered twice"
+    spec = ErrorSpec(code, name, status, title, retryable)
+    REGISTRY[code] = BY_NAME[name] = spec
+    return spec
+
+
+def _variant(of: ErrorSpec, name: str, status: int, title: str) -> ErrorSpec:
+    """A refusal that shares JetStream's code of ``of`` under a name and status of its own."""
+    assert name not in BY_NAME, f"error name {name} registered twice"
+    spec = ErrorSpec(of.code, name, status, title)
+    BY_NAME[name] = spec
+    return spec
+
+
+# Streams -----------------------------------------------------------------------------------------
+STREAM_NOT_FOUND: Final = _register(10059, "stream_not_found", 404, "stream not found")
+STREAM_EXISTS: Final = _register(
+    10058, "stream_exists", 409, "stream name already in use with a different configuration"
+)
+STREAM_CONFIG_INVALID: Final = _register(
+    10052, "stream_config_invalid", 422, "invalid stream configuration"
+)
+STREAM_UPDATE_REFUSED: Final = _variant(
+    STREAM_CONFIG_INVALID, "stream_update_refused", 409, "stream configuration change not permitted"
+)
+STREAM_NAME_MISMATCH: Final = _register(
+    10056, "stream_name_mismatch", 422, "stream name in the body does not match the path"
+)
+SUBJECT_OVERLAP: Final = _register(
+    10065, "subject_overlap", 409, "subjects overlap with an existing stream"
+)
+STREAM_SEALED: Final = _register(10109, "stream_sealed", 409, "stream is sealed")
+DELETE_DENIED: Final = _register(10057, "delete_denied", 409, "message delete not permitted")
+PURGE_DENIED: Final = _register(10110, "purge_denied", 409, "stream purge not permitted")
+STREAM_LIMIT: Final = _register(10027, "stream_limit", 507, "maximum number of streams reached")
+PEDANTIC: Final = _register(10157, "pedantic", 422, "pedantic mode refuses a silent change")
+REPLICAS_UNSUPPORTED: Final = _register(
+    10074, "replicas_unsupported", 422, "replicas > 1 not supported in non-clustered mode"
+)
+
+# Messages ----------------------------------------------------------------------------------------
+MESSAGE_NOT_FOUND: Final = _register(10037, "message_not_found", 404, "no message found")
+SEQUENCE_NOT_FOUND: Final = _register(10043, "sequence_not_found", 404, "sequence not found")
+NO_STREAM_FOR_SUBJECT: Final = _register(
+    20001, "no_stream_for_subject", 404, "no stream captures the subject"
+)
+SUBJECT_NOT_CAPTURED: Final = _register(
+    20002, "subject_not_captured", 409, "the stream does not capture the subject"
+)
+EXPECTED_STREAM: Final = _register(
+    10060, "expected_stream_mismatch", 412, "expected stream does not match"
+)
+WRONG_LAST_MSG_ID: Final = _register(10070, "wrong_last_msg_id", 412, "wrong last message id")
+WRONG_LAST_SEQUENCE: Final = _register(10071, "wrong_last_sequence", 412, "wrong last sequence")
+EXPECTED_SUBJECT_ALONE: Final = _register(
+    10193, "expected_subject_without_sequence", 422, "expected subject without its sequence"
+)
+MESSAGE_TOO_LARGE: Final = _register(
+    10054, "message_too_large", 413, "message size exceeds the maximum allowed"
+)
+HEADERS_TOO_LARGE: Final = _register(
+    10097, "headers_too_large", 431, "header size exceeds the maximum allowed of 64 KiB"
+)
+STORE_FAILED: Final = _register(10077, "stream_full", 507, "a limit with discard new is reached")
+ROLLUP_REFUSED: Final = _register(10111, "rollup_refused", 422, "rollup not permitted or invalid")
+TTL_INVALID: Final = _register(10165, "ttl_invalid", 422, "invalid per-message TTL")
+TTL_DISABLED: Final = _register(10166, "ttl_disabled", 422, "per-message TTL is disabled")
+ATOMIC_DISABLED: Final = _register(10174, "atomic_disabled", 422, "atomic batches are disabled")
+INVALID_SUBJECT: Final = _register(20003, "invalid_subject", 422, "invalid subject")
+FEATURE_HEADER: Final = _register(
+    20004, "header_not_supported", 422, "the header asks for what this server does not do"
+)
+REPLAY_GONE: Final = _register(
+    20005, "range_gone", 410, "the range begins below the first kept sequence"
+)
+INCARNATION_CHANGED: Final = _register(
+    20006, "incarnation_changed", 409, "the stream was made anew since the plan"
+)
+REPLAY_AHEAD: Final = _register(
+    20007, "range_not_applied", 503, "the range ends above what is applied here", retryable=True
+)
+
+# Consumers ---------------------------------------------------------------------------------------
+CONSUMER_NOT_FOUND: Final = _register(10014, "consumer_not_found", 404, "consumer not found")
+CONSUMER_EXISTS: Final = _register(
+    10148, "consumer_exists", 409, "consumer already exists with a different configuration"
+)
+CONSUMER_CONFIG_INVALID: Final = _register(
+    10091, "consumer_config_invalid", 422, "invalid consumer configuration"
+)
+CONSUMER_UPDATE_REFUSED: Final = _variant(
+    STREAM_CONFIG_INVALID,
+    "consumer_update_refused",
+    409,
+    "consumer configuration change not permitted",
+)
+CONSUMER_LIMIT: Final = _register(10026, "consumer_limit", 409, "maximum consumers limit reached")
+CONSUMER_NAME_MISMATCH: Final = _register(
+    10132, "consumer_name_mismatch", 422, "name, durable_name and path differ"
+)
+CONSUMER_PATH_MISMATCH: Final = _variant(
+    STREAM_NAME_MISMATCH,
+    "consumer_path_mismatch",
+    422,
+    "consumer name in the body does not match the path",
+)
+FILTERS_OVERLAP: Final = _register(10138, "filters_overlap", 422, "subject filters overlap")
+FILTER_TWICE: Final = _register(
+    10136, "filter_twice", 422, "filter_subject and filter_subjects exclude each other"
+)
+FILTER_EMPTY: Final = _register(10139, "filter_empty", 422, "a subject filter is empty")
+START_INVALID: Final = _register(
+    10094, "deliver_policy_invalid", 422, "deliver policy and start options do not agree"
+)
+BACKOFF_INVALID: Final = _register(
+    10116, "backoff_invalid", 422, "max_deliver is required to be larger than the backoff list"
+)
+CONSUMER_LIMITS_EXCEEDED: Final = _register(
+    10121, "max_ack_pending_limit", 422, "consumer max_ack_pending exceeds the stream's limit"
+)
+PULL_LIMIT: Final = _register(20020, "pull_limit_exceeded", 409, "pull exceeds a consumer limit")
+PULL_TOO_SMALL: Final = _register(
+    20021, "message_exceeds_max_bytes", 409, "the next message is larger than max_bytes"
+)
+TOO_MANY_WAITERS: Final = _register(
+    20022, "too_many_waiters", 429, "too many waiting pulls", retryable=True
+)
+CONSUMER_DELETED: Final = _register(20023, "consumer_deleted", 410, "the consumer was deleted")
+TOKEN_FORGED: Final = _register(20024, "ack_token_invalid", 403, "the ack token is not valid here")
+TOKEN_STALE: Final = _register(20025, "stale_token", 409, "the ack token is of an earlier consumer")
+PULL_INVALID: Final = _register(20026, "pull_invalid", 422, "invalid pull request")
+
+# Requests ----------------------------------------------------------------------------------------
+BAD_REQUEST: Final = _register(10003, "bad_request", 400, "bad request")
+CONFLICTING_FIELDS: Final = _variant(
+    BAD_REQUEST, "conflicting_fields", 422, "fields that exclude each other"
+)
+MALFORMED_BODY: Final = _register(10025, "malformed_body", 400, "the body cannot be parsed")
+INVALID_FIELD: Final = _register(20030, "invalid_field", 422, "a field is not valid")
+NOT_FOUND: Final = _register(20031, "not_found", 404, "no such resource")
+METHOD_NOT_ALLOWED: Final = _register(20032, "method_not_allowed", 405, "method not allowed")
+UNSUPPORTED_MEDIA: Final = _register(20033, "unsupported_media_type", 415, "unsupported media type")
+NOT_ACCEPTABLE: Final = _register(20034, "not_acceptable", 406, "no acceptable representation")
+BODY_TOO_LARGE: Final = _register(20035, "body_too_large", 413, "request body too large")
+BATCH_TOO_LARGE: Final = _register(20036, "batch_too_large", 413, "too many messages in a request")
+REQUEST_HEADERS_TOO_LARGE: Final = _register(
+    20037, "request_headers_too_large", 431, "request headers too large"
+)
+REQUEST_TIMEOUT: Final = _register(
+    20038, "request_timeout", 408, "the request did not arrive in time", retryable=True
+)
+UNAUTHENTICATED: Final = _register(20039, "unauthenticated", 401, "no or bad token")
+FORBIDDEN: Final = _register(20040, "forbidden", 403, "not permitted")
+FOREIGN_HOST: Final = _register(20041, "foreign_host", 403, "the Host header is not allowed")
+FOREIGN_ORIGIN: Final = _register(20042, "foreign_origin", 403, "the Origin is not allowed")
+PRECONDITION_FAILED: Final = _register(
+    20043, "precondition_failed", 412, "If-Match or If-None-Match failed"
+)
+URI_TOO_LONG: Final = _register(20044, "uri_too_long", 414, "request target too long")
+
+# Service -----------------------------------------------------------------------------------------
+OUTCOME_UNKNOWN: Final = _register(
+    20050,
+    "outcome_unknown",
+    504,
+    "the outcome is unknown; retry with the same message id",
+    retryable=True,
+)
+OVERLOADED: Final = _register(20051, "overloaded", 503, "overloaded", retryable=True)
+NOT_READY: Final = _register(20052, "not_ready", 503, "not ready", retryable=True)
+DATA_LOST: Final = _register(
+    20053, "data_lost", 503, "stored data is damaged; the shard is stopped"
+)
+STORAGE_FULL: Final = _register(
+    20054, "storage_full", 507, "no space left to write", retryable=True
+)
+STORAGE_FAILED: Final = _register(
+    20055, "storage_failed", 503, "the storage does not take writes", retryable=True
+)
+SHUTTING_DOWN: Final = _register(20056, "shutting_down", 503, "shutting down", retryable=True)
+INTERNAL: Final = _register(20099, "internal", 500, "internal error")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldProblem:
+    """One bad field: ``pointer`` is a JSON Pointer into the body, or the parameter's name."""
+
+    pointer: str
+    message: str
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """A refusal (or unknown outcome) on its way to the caller.
+
+    ``applied`` is False where the request certainly had no effect, None where that is not said.
+    ``retry_after_s`` becomes the Retry-After header.
+    """
+
+    spec: ErrorSpec
+    detail: str = ""
+    fields: list[FieldProblem] = field(default_factory=list)
+    retry_after_s: int | None = None
+    applied: bool | None = None
+
+    def __str__(self) -> str:
+        return f"{self.spec.name}: {self.detail or self.spec.title}"

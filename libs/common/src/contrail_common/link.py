@@ -1,0 +1,316 @@
+"""The service link: what the api and the gateway ask of a storage node.
+
+In one process it is a direct call; between processes the same structs travel as framed msgpack.
+Every method raises :class:`contrail_common.errors.ApiError` for a refusal, and for an unknown
+outcome with ``OUTCOME_UNKNOWN``. Nothing here is specific to HTTP.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from contrail_common.model import (
+    AckKind,
+    ConsumerConfig,
+    ConsumerInfo,
+    Headers,
+    PublishMessage,
+    StoredMessage,
+    StreamConfig,
+    StreamInfo,
+)
+
+ReplayFormat = Literal["arrow", "ndjson", "msgpack"]
+CreateMode = Literal["create", "put"]
+
+
+class PubResult(msgspec.Struct, frozen=True, gc=False):
+    """Outcome of one message: a sequence, or the error code and detail of its refusal.
+
+    ``code`` 0 is success. ``OUTCOME_UNKNOWN`` stands here too when a request spans several commits.
+    """
+
+    seq: int
+    duplicate: bool = False
+    code: int = 0
+    detail: str = ""
+
+
+class PublishAck(msgspec.Struct, frozen=True):
+    """Outcome of a publish request: results in the order of the messages."""
+
+    stream: str
+    results: list[PubResult]
+    durability: str
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a listing; ``next_token`` None ends it."""
+
+    streams: list[StreamInfo] = []
+    consumers: list[ConsumerInfo] = []
+    next_token: str | None = None
+
+
+class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages from ``from_seq`` (or ``start_time_ns``) on, matching ``subject`` when given."""
+
+    stream: str
+    from_seq: int = 0
+    start_time_ns: int = 0
+    subject: str = ""
+    limit: int = 256
+    max_bytes: int = 1 << 20
+    wait_ns: int = 0
+
+
+class RangeResult(msgspec.Struct, frozen=True):
+    """What a range read found; ``next_seq`` continues it, ``num_pending`` is what remains."""
+
+    messages: list[StoredMessage]
+    next_seq: int
+    num_pending: int
+
+
+class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A pull: up to ``batch`` messages, waiting at most ``expires_ns`` for the first."""
+
+    stream: str
+    consumer: str
+    batch: int = 1
+    expires_ns: int = 0
+    max_bytes: int = 0
+    no_wait: bool = False
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """One delivered message with its delivery facts; ``num_pending`` is after this message."""
+
+    message: StoredMessage
+    consumer_seq: int
+    num_delivered: int
+    num_pending: int
+
+
+class PullResult(msgspec.Struct, frozen=True):
+    """Deliveries of one pull; ``shard``, ``consumer_id`` and ``epoch`` go into the ack tokens."""
+
+    deliveries: list[Delivery]
+    num_pending: int
+    shard: int
+    consumer_id: int
+    epoch: int
+
+
+class AckItem(msgspec.Struct, frozen=True, gc=False):
+    """One acknowledgement, addressed by what the ack token held."""
+
+    shard: int
+    consumer_id: int
+    epoch: int
+    seq: int
+    kind: AckKind
+    delay_ns: int = 0
+    reason: str = ""
+
+
+class AckResult(msgspec.Struct, frozen=True, gc=False):
+    """Outcome of one acknowledgement; ``code`` 0 is success."""
+
+    code: int = 0
+    detail: str = ""
+
+
+class ReplaySplit(msgspec.Struct, frozen=True):
+    """A closed range of one shard; ``messages`` and ``bytes`` are estimates for planning."""
+
+    shard: int
+    from_seq: int
+    to_seq: int
+    messages: int
+    bytes: int
+
+
+class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Plan a replay of a pinned range, in about ``splits`` parts (closed range, 0 = open end)."""
+
+    stream: str
+    splits: int = 1
+    from_seq: int = 0
+    to_seq: int = 0
+    start_time_ns: int = 0
+    end_time_ns: int = 0
+    subject: str = ""
+
+
+class ReplayPlan(msgspec.Struct, frozen=True):
+    """The pinned splits; ``incarnation`` guards against a stream made anew."""
+
+    stream: str
+    incarnation: str
+    splits: list[ReplaySplit]
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """All messages of the closed range, in ``format``; ``columns`` empty means all of them."""
+
+    stream: str
+    format: ReplayFormat = "arrow"
+    from_seq: int = 0
+    to_seq: int = 0
+    subject: str = ""
+    columns: tuple[str, ...] = ()
+    incarnation: str = ""
+    schema: Literal["contrail", "spark"] = "contrail"
+    clamp: bool = False
+
+
+class StorageLink(Protocol):
+    """A storage node as the edge services see it."""
+
+    # Streams -------------------------------------------------------------------------------------
+    async def put_stream(
+        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
+    ) -> tuple[StreamInfo, bool]:
+        """Create (True) or find identical / update (False).
+
+        ``create`` refuses another config under the name (STREAM_EXISTS); ``put`` updates it.
+        ``if_match`` is the config version that must stand, ``if_none`` that none may
+        (PRECONDITION_FAILED otherwise).
+        """
+        ...
+
+    async def stream_info(self, name: str) -> StreamInfo:
+        """The stream's configuration and state (STREAM_NOT_FOUND)."""
+        ...
+
+    async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
+        """Streams by name, those whose subjects overlap ``subject`` when given."""
+        ...
+
+    async def delete_stream(self, name: str) -> None:
+        """Remove the stream with its messages and consumers (STREAM_NOT_FOUND)."""
+        ...
+
+    async def purge_stream(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
+        """Remove messages, answer how many (``up_to_seq`` exclusive; 0 and "" are not given)."""
+        ...
+
+    # Messages ------------------------------------------------------------------------------------
+    def stream_for_subject(self, subject: str) -> str | None:
+        """Name of the stream that captures the literal ``subject``, from the routing table."""
+        ...
+
+    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
+        """Store messages in order, each for itself; durable when this returns.
+
+        Messages are interpreted already. Refusals are per message in the results; ApiError is for
+        the whole request (stream unknown, overloaded before any effect, all outcomes unknown).
+        """
+        ...
+
+    async def get_message(self, stream: str, seq: int) -> StoredMessage:
+        """One message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND)."""
+        ...
+
+    async def read_range(self, request: RangeRequest) -> RangeResult:
+        """Messages in order; waits up to ``wait_ns`` for the first when there is none."""
+        ...
+
+    async def last_messages(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[StoredMessage], str | None]:
+        """The newest message of each subject matching the filter, by sequence, paged."""
+        ...
+
+    async def subject_counts(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """(subject, messages) of matching subjects in byte order, paged."""
+        ...
+
+    async def delete_message(self, stream: str, seq: int) -> None:
+        """Make one message unreadable (SEQUENCE_NOT_FOUND, DELETE_DENIED)."""
+        ...
+
+    # Replay --------------------------------------------------------------------------------------
+    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
+        """Pin a range and cut it into splits."""
+        ...
+
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+        """Check the request (ApiError), then an iterator over the encoded body's chunks."""
+        ...
+
+    # Consumers -----------------------------------------------------------------------------------
+    async def put_consumer(
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        mode: CreateMode,
+        if_match: int | None,
+        if_none: bool,
+    ) -> tuple[ConsumerInfo, bool]:
+        """As ``put_stream``, for a consumer of ``stream``."""
+        ...
+
+    async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
+        """Configuration and progress (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND)."""
+        ...
+
+    async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
+        """Consumers of the stream by name."""
+        ...
+
+    async def delete_consumer(self, stream: str, consumer: str) -> None:
+        """Remove the consumer; its waiting pulls end with CONSUMER_DELETED."""
+        ...
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch; an empty result when nothing came in time.
+
+        Cancelling the call gives back what was not delivered.
+        """
+        ...
+
+    async def acknowledge(
+        self, stream: str, consumer: str, items: list[AckItem], sync: bool
+    ) -> list[AckResult]:
+        """Take acknowledgements; with ``sync`` answer only once they are durable.
+
+        Items of another shard or consumer are TOKEN_FORGED, of an earlier epoch or consumer
+        of the same name TOKEN_STALE.
+        """
+        ...
+
+    # Node ----------------------------------------------------------------------------------------
+    def readiness(self) -> dict[str, str]:
+        """Component name to why it is not ready; empty when the node serves everything."""
+        ...
+
+    def metrics_text(self) -> str:
+        """Prometheus exposition text of the node's own metrics."""
+        ...
+
+
+__all__ = [
+    "AckItem",
+    "AckResult",
+    "CreateMode",
+    "Delivery",
+    "Headers",
+    "Page",
+    "PubResult",
+    "PublishAck",
+    "PullRequest",
+    "PullResult",
+    "RangeRequest",
+    "RangeResult",
+    "ReplayFormat",
+    "ReplayPlan",
+    "ReplayPlanRequest",
+    "ReplayRequest",
+    "ReplaySplit",
+    "StorageLink",
+]

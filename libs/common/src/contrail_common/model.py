@@ -1,0 +1,181 @@
+"""The shared vocabulary: configurations, states and messages as plain structs.
+
+These structs are what the rooms exchange and what is stored; the public JSON forms are the
+api's own models. Times and durations are integer nanoseconds; -1 means unlimited.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+
+Headers = dict[str, list[str]]
+"""Message headers: name (case kept as stored) to its values, in order."""
+
+AckKind = Literal["ack", "nak", "term", "in_progress"]
+DeliverPolicy = Literal[
+    "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
+]
+AckPolicy = Literal["none", "all", "explicit"]
+
+DUPLICATE_WINDOW_NS: Final = 120_000_000_000
+ACK_WAIT_NS: Final = 30_000_000_000
+MAX_ACK_PENDING: Final = 1_000
+MAX_WAITING: Final = 512
+INACTIVE_THRESHOLD_NS: Final = 5_000_000_000
+PAYLOAD_BYTES_MAX: Final = 1 << 20
+HEADER_BYTES_MAX: Final = 64 * 1024
+BATCH_MESSAGES_MAX: Final = 10_000
+
+MSG_ID: Final = "Nats-Msg-Id"
+EXPECTED_STREAM: Final = "Nats-Expected-Stream"
+EXPECTED_LAST_SEQ: Final = "Nats-Expected-Last-Sequence"
+EXPECTED_LAST_SUBJECT_SEQ: Final = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_SUBJECT_SEQ_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
+EXPECTED_LAST_MSG_ID: Final = "Nats-Expected-Last-Msg-Id"
+
+
+class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stream's configuration (JetStream's field names and meanings)."""
+
+    name: str
+    description: str = ""
+    subjects: tuple[str, ...] = ()
+    retention: Literal["limits"] = "limits"
+    storage: Literal["file"] = "file"
+    discard: Literal["old", "new"] = "old"
+    max_msgs: int = -1
+    max_bytes: int = -1
+    max_age_ns: int = 0
+    max_msg_size: int = -1
+    max_consumers: int = -1
+    duplicate_window_ns: int = DUPLICATE_WINDOW_NS
+    num_replicas: int = 1
+    allow_direct: bool = False
+    sealed: bool = False
+    deny_delete: bool = False
+    deny_purge: bool = False
+    first_seq: int = 1
+    metadata: dict[str, str] = {}
+
+
+class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A consumer's configuration (JetStream's field names and meanings)."""
+
+    name: str
+    durable: bool
+    description: str = ""
+    deliver_policy: DeliverPolicy = "all"
+    opt_start_seq: int = 0
+    opt_start_time_ns: int = 0
+    ack_policy: AckPolicy = "explicit"
+    ack_wait_ns: int = ACK_WAIT_NS
+    max_deliver: int = -1
+    backoff_ns: tuple[int, ...] = ()
+    filter_subjects: tuple[str, ...] = ()
+    max_waiting: int = MAX_WAITING
+    max_ack_pending: int = MAX_ACK_PENDING
+    max_batch: int = 0
+    max_expires_ns: int = 0
+    max_bytes: int = 0
+    headers_only: bool = False
+    inactive_threshold_ns: int = 0
+    metadata: dict[str, str] = {}
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream holds now; ``*_ts_ns`` are 0 while there is no such message."""
+
+    messages: int
+    bytes: int
+    first_seq: int
+    first_ts_ns: int
+    last_seq: int
+    last_ts_ns: int
+    num_subjects: int
+    num_deleted: int
+    consumer_count: int
+
+
+class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration, state and identity of a stream. ``version`` counts configuration changes."""
+
+    config: StreamConfig
+    created_ns: int
+    state: StreamState
+    incarnation: str
+    version: int
+    leader: str
+
+
+class SequencePair(msgspec.Struct, frozen=True):
+    """A position of a consumer: its own sequence and the stream's."""
+
+    consumer_seq: int
+    stream_seq: int
+    last_active_ns: int = 0
+
+
+class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration and progress of a consumer."""
+
+    stream: str
+    config: ConsumerConfig
+    created_ns: int
+    version: int
+    delivered: SequencePair
+    ack_floor: SequencePair
+    num_ack_pending: int
+    num_redelivered: int
+    num_waiting: int
+    num_pending: int
+
+
+class StoredMessage(msgspec.Struct, frozen=True, gc=False):
+    """One message as a reader sees it."""
+
+    seq: int
+    subject: str
+    time_ns: int
+    headers: Headers | None
+    payload: bytes
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a publisher expects of the stream; None is no expectation."""
+
+    stream: str | None = None
+    last_seq: int | None = None
+    last_subject_seq: int | None = None
+    last_subject_seq_subject: str | None = None
+    last_msg_id: str | None = None
+
+
+class PublishMessage(msgspec.Struct, array_like=True, gc=False):
+    """One message to publish; the first three fields are the msgpack batch item of the wire.
+
+    ``headers`` is stored as it is; ``msg_id`` and ``expected`` are what it asks for, set by
+    :func:`contrail_common.publishing.interpret` before the message goes to a shard.
+    """
+
+    subject: str
+    headers: Headers | None
+    payload: bytes
+    msg_id: str | None = None
+    expected: Expected | None = None
+
+
+def message_size(headers: Headers | None, payload_bytes: int) -> int:
+    """Bytes that a message counts for limits: payload + (name + value + 4) of each header value."""
+    if not headers:
+        return payload_bytes
+    return payload_bytes + header_size(headers)
+
+
+def header_size(headers: Headers) -> int:
+    """Bytes that headers count for limits: name + value + 4 for each value."""
+    total = 0
+    for name, values in headers.items():
+        name_bytes = len(name.encode())
+        for value in values:
+            total += name_bytes + len(value.encode()) + 4
+    return total

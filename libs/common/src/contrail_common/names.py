@@ -1,0 +1,24 @@
+r"""Rules for the names of streams, consumers and nodes (JetStream's, plus a printable-only rule).
+
+A name is 1 to 255 bytes of UTF-8, printable, and free of white space and of ``. * > / \``: those
+characters separate or match subject tokens and path segments.
+"""
+
+from typing import Final
+
+NAME_BYTES_MAX: Final = 255
+_FORBIDDEN: Final = frozenset(".*>/\\")
+
+
+def name_problem(name: str) -> str | None:
+    """Why ``name`` is not a valid stream or consumer name, or None when it is one."""
+    if not name:
+        return "a name must not be empty"
+    if len(name.encode()) > NAME_BYTES_MAX:
+        return f"a name must not be longer than {NAME_BYTES_MAX} bytes"
+    if not name.isprintable() or any(char.isspace() for char in name):
+        return "a name must not hold white space or control characters"
+    bad = _FORBIDDEN.intersection(name)
+    if bad:
+        return f"a name must not hold {' '.join(sorted(bad))}"
+    return None

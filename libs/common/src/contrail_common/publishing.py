@@ -1,0 +1,127 @@
+"""What a publisher's headers ask for, read once at the edge (JetStream's ``Nats-*`` headers)."""
+
+from typing import Final
+
+from contrail_common import errors, model
+from contrail_common.errors import ApiError
+from contrail_common.model import Expected, Headers, PublishMessage, header_size
+from contrail_common.subjects import filter_problem, subject_problem
+
+_REFUSED: Final = {
+    "nats-rollup": (errors.ROLLUP_REFUSED, "the stream does not allow roll-ups"),
+    "nats-ttl": (errors.TTL_DISABLED, "the stream does not allow per-message TTL"),
+}
+_REFUSED_PREFIXES: Final = ("nats-schedule", "nats-batch-", "nats-incr", "nats-stream-source")
+_CANONICAL: Final = {
+    name.lower(): name
+    for name in (
+        model.MSG_ID,
+        model.EXPECTED_STREAM,
+        model.EXPECTED_LAST_SEQ,
+        model.EXPECTED_LAST_SUBJECT_SEQ,
+        model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT,
+        model.EXPECTED_LAST_MSG_ID,
+    )
+}
+MSG_ID_BYTES_MAX: Final = 4096
+_SEQUENCE_DIGITS_MAX: Final = 19
+
+
+def check_message(message: PublishMessage, payload_max: int) -> ApiError | None:
+    """The state-free refusal of ``message`` (subject, size, headers), or None; interprets headers.
+
+    On success ``msg_id`` and ``expected`` of the message are set from its headers.
+    """
+    problem = subject_problem(message.subject)
+    if problem is not None:
+        return ApiError(errors.INVALID_SUBJECT, problem, applied=False)
+    if len(message.payload) > payload_max:
+        return ApiError(
+            errors.MESSAGE_TOO_LARGE, f"the payload exceeds {payload_max} bytes", applied=False
+        )
+    if message.headers:
+        if header_size(message.headers) > model.HEADER_BYTES_MAX:
+            return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
+        try:
+            interpret(message)
+        except ApiError as error:
+            return error
+    return None
+
+
+def interpret(message: PublishMessage) -> None:
+    """Set ``msg_id`` and ``expected`` from the headers; raises ApiError for what is not valid."""
+    asked: dict[str, str] = {}
+    for name, values in (message.headers or {}).items():
+        lowered = name.lower()
+        if not lowered.startswith("nats-"):
+            continue
+        if lowered in _CANONICAL and values:
+            asked[_CANONICAL[lowered]] = values[0]
+        elif lowered in _REFUSED:
+            spec, detail = _REFUSED[lowered]
+            raise ApiError(spec, detail, applied=False)
+        elif lowered.startswith(_REFUSED_PREFIXES):
+            raise ApiError(errors.FEATURE_HEADER, f"{name} is not supported", applied=False)
+    if not asked:
+        return
+    message_id = asked.pop(model.MSG_ID, None)
+    if message_id:
+        if len(message_id.encode()) > MSG_ID_BYTES_MAX:
+            raise ApiError(
+                errors.INVALID_FIELD,
+                f"a message id is at most {MSG_ID_BYTES_MAX} bytes",
+                applied=False,
+            )
+        message.msg_id = message_id
+    if asked:
+        message.expected = _expected(asked)
+
+
+def _expected(asked: dict[str, str]) -> Expected:
+    subject = asked.get(model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT)
+    last_subject_seq = _sequence(asked, model.EXPECTED_LAST_SUBJECT_SEQ)
+    if subject is not None:
+        if last_subject_seq is None:
+            raise ApiError(errors.EXPECTED_SUBJECT_ALONE, applied=False)
+        problem = filter_problem(subject)
+        if problem is not None:
+            raise ApiError(errors.INVALID_SUBJECT, problem, applied=False)
+    return Expected(
+        stream=asked.get(model.EXPECTED_STREAM),
+        last_seq=_sequence(asked, model.EXPECTED_LAST_SEQ),
+        last_subject_seq=last_subject_seq,
+        last_subject_seq_subject=subject,
+        last_msg_id=asked.get(model.EXPECTED_LAST_MSG_ID),
+    )
+
+
+def _sequence(asked: dict[str, str], header: str) -> int | None:
+    text = asked.get(header)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _SEQUENCE_DIGITS_MAX):
+        raise ApiError(errors.INVALID_FIELD, f"{header} must be a sequence number", applied=False)
+    return int(text)
+
+
+def with_control(
+    headers: Headers | None, msg_id: str | None, expected: Expected | None
+) -> Headers | None:
+    """Headers with ``msg_id`` and ``expected`` written in as the headers that JetStream stores."""
+    if msg_id is None and expected is None:
+        return headers
+    merged = dict(headers or {})
+    if msg_id is not None:
+        merged[model.MSG_ID] = [msg_id]
+    if expected is not None:
+        for name, value in (
+            (model.EXPECTED_STREAM, expected.stream),
+            (model.EXPECTED_LAST_SEQ, expected.last_seq),
+            (model.EXPECTED_LAST_SUBJECT_SEQ, expected.last_subject_seq),
+            (model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT, expected.last_subject_seq_subject),
+            (model.EXPECTED_LAST_MSG_ID, expected.last_msg_id),
+        ):
+            if value is not None:
+                merged[name] = [str(value)]
+    return merged

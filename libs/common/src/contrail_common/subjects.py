@@ -1,0 +1,105 @@
+"""Subjects and subject filters: validation, wildcard matching, overlap and containment.
+
+A subject is one or more tokens joined by ``.``; a token is one or more characters without white
+space. In a filter ``*`` stands for exactly one token and ``>``, as the last token, for one or more.
+The rules are JetStream's.
+"""
+
+import functools
+from typing import Final
+
+SUBJECT_BYTES_MAX: Final = 4096
+RESERVED_PREFIX: Final = "$CONTRAIL"
+"""First token of the subjects that the platform itself writes; no stream may capture them."""
+
+
+def _token_problem(text: str, what: str) -> str | None:
+    if not text:
+        return f"{what} must not be empty"
+    if len(text.encode()) > SUBJECT_BYTES_MAX:
+        return f"{what} must not be longer than {SUBJECT_BYTES_MAX} bytes"
+    if not text.isprintable() or " " in text or any(char.isspace() for char in text):
+        return f"{what} must not hold white space or control characters"
+    if text[0] == "." or text[-1] == "." or ".." in text:
+        return f"{what} must not hold an empty token"
+    return None
+
+
+@functools.lru_cache(maxsize=65_536)
+def subject_problem(subject: str) -> str | None:
+    """Why ``subject`` cannot be published to, or None when it can."""
+    if subject.isascii() and subject.replace(".", "").replace("-", "").replace("_", "").isalnum():
+        problem = None if ".." not in subject and "." not in (subject[0], subject[-1]) else "empty"
+        if problem is None and len(subject) <= SUBJECT_BYTES_MAX:
+            return None
+    problem = _token_problem(subject, "a subject")
+    if problem is None and is_wildcard(subject):
+        return "a subject must not hold the wildcards * and > as tokens"
+    return problem
+
+
+def filter_problem(pattern: str) -> str | None:
+    """Why ``pattern`` is not a valid subject filter, or None when it is one."""
+    problem = _token_problem(pattern, "a subject filter")
+    if problem is None and ">" in pattern.split(".")[:-1]:
+        return "the wildcard > must be the last token of a filter"
+    return problem
+
+
+def is_wildcard(pattern: str) -> bool:
+    """Whether ``pattern`` has a wildcard token (``a*`` and ``>b`` are ordinary tokens)."""
+    if "*" not in pattern and ">" not in pattern:
+        return False
+    tokens = pattern.split(".")
+    return "*" in tokens or tokens[-1] == ">"
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether the literal ``subject`` is matched by the filter ``pattern``."""
+    if pattern in (">", subject):
+        return True
+    if not is_wildcard(pattern):
+        return False
+    return _tokens_contain(pattern.split("."), subject.split("."))
+
+
+def matches_any(patterns: tuple[str, ...], subject: str) -> bool:
+    """Whether any of ``patterns`` matches; an empty tuple is no filter and matches everything."""
+    return not patterns or any(matches(pattern, subject) for pattern in patterns)
+
+
+def contains(outer: str, inner: str) -> bool:
+    """Whether every subject matched by ``inner`` is matched by ``outer`` too."""
+    return _tokens_contain(outer.split("."), inner.split("."))
+
+
+def _tokens_contain(outer: list[str], inner: list[str]) -> bool:
+    for position, token in enumerate(outer):
+        if token == ">":
+            return len(inner) > position
+        if position >= len(inner):
+            return False
+        other = inner[position]
+        if other == ">" or token not in ("*", other):
+            return False
+    return len(outer) == len(inner)
+
+
+def overlaps(left: str, right: str) -> bool:
+    """Whether some subject is matched by both filters."""
+    left_tokens, right_tokens = left.split("."), right.split(".")
+    for a, b in zip(left_tokens, right_tokens, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left_tokens) == len(right_tokens)
+
+
+def first_overlap(patterns: list[str] | tuple[str, ...]) -> tuple[str, str] | None:
+    """The first pair of filters in ``patterns`` that overlap each other, or None."""
+    for position, left in enumerate(patterns):
+        for right in patterns[position + 1 :]:
+            if overlaps(left, right):
+                return left, right
+    return None

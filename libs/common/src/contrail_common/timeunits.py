@@ -1,0 +1,107 @@
+"""Durations and times as they stand on the wire: ``"90s"`` and RFC 3339, nanoseconds inside."""
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+NS_PER_US: Final = 1_000
+NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
+INT64_MAX: Final = (1 << 63) - 1
+
+_UNITS: Final = {
+    "ns": 1,
+    "us": NS_PER_US,
+    "µs": NS_PER_US,
+    "ms": NS_PER_MS,
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "h": 3_600 * NS_PER_S,
+    "d": 86_400 * NS_PER_S,
+}
+_CANONICAL: Final = ("d", "h", "m", "s", "ms", "us")
+_PART: Final = re.compile(r"(\d{1,20})(?:\.(\d{1,9}))?(ns|us|µs|ms|s|m|h|d)")
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+
+
+def parse_duration(value: str | int) -> int:
+    """Nanoseconds of a Go-style duration (``"1h30m"``, ``"-5s"``, ``"0"``) or of an integer.
+
+    Raises ValueError with a sentence fit for the caller when it is neither, or beyond 64 bits.
+    """
+    if isinstance(value, bool):
+        raise ValueError('a duration is a string such as "30s" or integer nanoseconds')
+    if isinstance(value, int):
+        total = value
+    else:
+        sign, text = (-1, value[1:]) if value[:1] == "-" else (1, value.removeprefix("+"))
+        total = sign * (0 if text == "0" else _sum_parts(text))
+    if not -INT64_MAX <= total <= INT64_MAX:
+        raise ValueError("a duration must fit 64 bits of nanoseconds")
+    return total
+
+
+def _sum_parts(text: str) -> int:
+    total, position = 0, 0
+    while position < len(text):
+        part = _PART.match(text, position)
+        if part is None:
+            break
+        whole, fraction, unit = part.groups()
+        total += int(whole) * _UNITS[unit]
+        if fraction:
+            total += int(fraction) * _UNITS[unit] // 10 ** len(fraction)
+        position = part.end()
+    if not text or position != len(text):
+        raise ValueError('a duration is a string such as "500ms", "30s", "1h30m" or "7d"')
+    return total
+
+
+def format_duration(duration_ns: int) -> str:
+    """The one canonical form: an integer and the largest unit that divides it, ``"90s"``."""
+    if duration_ns == 0:
+        return "0s"
+    for unit in _CANONICAL:
+        if duration_ns % _UNITS[unit] == 0:
+            return f"{duration_ns // _UNITS[unit]}{unit}"
+    return f"{duration_ns}ns"
+
+
+def parse_time(text: str) -> int:
+    """Nanoseconds since the epoch of an RFC 3339 time with an offset.
+
+    Raises ValueError when it is not one, or lies outside what 64 bits of nanoseconds hold.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError('a time is RFC 3339 with an offset, such as "2026-01-31T08:00:00.5Z"')
+    date, clock, fraction, offset = match.groups()
+    offset = "+00:00" if offset in "Zz" else offset
+    moment = datetime.fromisoformat(f"{date}T{clock}{offset}").astimezone(UTC)
+    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    seconds = delta.days * 86_400 + delta.seconds
+    total = seconds * NS_PER_S + int((fraction or "0").ljust(9, "0"))
+    if not 0 <= total <= INT64_MAX:
+        raise ValueError("a time must lie between 1970 and 2262")
+    return total
+
+
+def format_time(time_ns: int) -> str:
+    """RFC 3339 in UTC with nine fractional digits: ``"2026-01-31T08:00:00.500000000Z"``."""
+    seconds, rest = divmod(time_ns, NS_PER_S)
+    return f"{_format_second(seconds)}.{rest:09d}Z"
+
+
+_last_second: tuple[int, str] = (-1, "")
+
+
+def _format_second(seconds: int) -> str:
+    # Messages that are formatted together mostly fall into one second: remember the last one.
+    global _last_second  # noqa: PLW0603
+    known, text = _last_second
+    if known != seconds:
+        text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        _last_second = (seconds, text)
+    return text
