@@ -1,0 +1,39 @@
+"""Replication: Raft groups over the node's write-ahead log."""
+
+from contrail_replicator.group import (
+    MAX_ENTRY_BYTES,
+    CommittedEntry,
+    GroupBusyError,
+    NotLeaderError,
+    RaftGroup,
+)
+from contrail_replicator.guard import LogDivergedError
+from contrail_replicator.journal import LogGapError
+from contrail_replicator.ports import (
+    GroupEndpoint,
+    JournalLog,
+    LogEntry,
+    Message,
+    RecoveredLog,
+    Timings,
+    Transport,
+)
+from contrail_replicator.transport import NullTransport
+
+__all__ = [
+    "MAX_ENTRY_BYTES",
+    "CommittedEntry",
+    "GroupBusyError",
+    "GroupEndpoint",
+    "JournalLog",
+    "LogDivergedError",
+    "LogEntry",
+    "LogGapError",
+    "Message",
+    "NotLeaderError",
+    "NullTransport",
+    "RaftGroup",
+    "RecoveredLog",
+    "Timings",
+    "Transport",
+]

@@ -1,0 +1,259 @@
+"""One Raft group on one node: proposals in, committed entries out, in order and once each."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from contrail_replicator.journal import GroupJournal
+from contrail_replicator.ports import JournalLog, LogEntry, Message, Timings, Transport
+from contrail_replicator.raft_core import RaftCore
+
+MAX_ENTRY_BYTES: Final = 4 << 20
+MAX_OUTSTANDING_BYTES: Final = 8 << 20
+_TAIL_BYTES: Final = 8 << 20
+_DEFAULT_TIMINGS: Final = Timings()
+
+
+class NotLeaderError(Exception):
+    """This node may not propose now; nothing was appended."""
+
+
+class GroupBusyError(Exception):
+    """Too many bytes wait for their commit; nothing was appended."""
+
+
+@dataclass(slots=True)
+class CommittedEntry:
+    """An entry to apply. `data` is empty for a leader's first entry of its term.
+
+    `context` is what `propose` was given, on the node that proposed it and is still sure of it.
+    """
+
+    index: int
+    term: int
+    data: bytes
+    context: object | None
+
+
+@dataclass(slots=True)
+class _Proposal:
+    term: int
+    size: int
+    context: object
+
+
+class RaftGroup:
+    """A member of a group. Everything runs on the event loop thread; nothing here blocks.
+
+    `applied_index` is what the store holds; `on_commit` continues behind it and must not raise.
+    `on_role(True)` comes when this node leads and has handed out everything of earlier terms,
+    `on_role(False)` when it leads no longer. `on_lost` gets the contexts of proposals whose
+    outcome this node will not learn: they may be committed or not.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        group_id: int,
+        node_id: str,
+        peers: Sequence[str],
+        log: JournalLog,
+        transport: Transport,
+        applied_index: int,
+        on_commit: Callable[[list[CommittedEntry]], None],
+        on_role: Callable[[bool], None],
+        on_lost: Callable[[list[object]], None],
+        clock: Callable[[], float] = time.monotonic,
+        timings: Timings = _DEFAULT_TIMINGS,
+    ) -> None:
+        """Take up the group's log. `peers` are the other members' ids.
+
+        Raises LogGapError when the log does not join up with `applied_index`.
+        """
+        self._group_id = group_id
+        self._log = log
+        self._transport = transport
+        self._on_commit = on_commit
+        self._on_role = on_role
+        self._on_lost = on_lost
+        self._alone = not [peer for peer in peers if peer != node_id]
+        self._running = False
+        self._led_term = 0
+        self._applied_index = applied_index
+        self._proposals: dict[int, _Proposal] = {}
+        self._outstanding_bytes = 0
+        recovered = log.attach(group_id, self.handle_durable)
+        self._journal = GroupJournal(group_id, log, recovered, applied_index)
+        self._core = RaftCore(
+            node_id, peers, self._journal, applied_index, self._send, clock, timings
+        )
+        transport.attach(group_id, self)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads and has handed out everything of earlier terms."""
+        return self._led_term > 0
+
+    @property
+    def term(self) -> int:
+        """The current term."""
+        return self._core.term()
+
+    @property
+    def applied_index(self) -> int:
+        """Index of the last entry handed to `on_commit`."""
+        return self._applied_index
+
+    @property
+    def commit_index(self) -> int:
+        """Highest index known to be committed."""
+        return self._core.commit_index()
+
+    @property
+    def durable_index(self) -> int:
+        """Highest index that is durable on this node."""
+        return self._journal.durable_index
+
+    @property
+    def last_index(self) -> int:
+        """Index of the newest entry, durable or not."""
+        return self._journal.last_index
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes of this node's proposals that are not committed yet."""
+        return self._outstanding_bytes
+
+    def start(self) -> None:
+        """Take part. A group of one campaigns at once."""
+        self._running = True
+        if self._alone:
+            self._core.campaign()
+        self.tick()
+
+    def propose(self, data: bytes, context: object) -> int:
+        """Append an entry of up to 4 MiB and return its index.
+
+        Raises NotLeaderError or GroupBusyError; then nothing was appended. Otherwise `context`
+        comes back once: with the committed entry, or in `on_lost`.
+        """
+        size = len(data)
+        if not 0 < size <= MAX_ENTRY_BYTES:
+            raise ValueError(f"an entry has 1 to {MAX_ENTRY_BYTES} bytes, not {size}")
+        if not self.is_leader:
+            raise NotLeaderError(f"group {self._group_id}")
+        over = self._outstanding_bytes and self._outstanding_bytes + size > MAX_OUTSTANDING_BYTES
+        if over or not self._journal.has_room(size):
+            raise GroupBusyError(f"group {self._group_id}")
+        try:
+            index = self._core.propose(data)
+        except OSError as error:
+            raise NotLeaderError(f"group {self._group_id}: {error}") from error
+        self._proposals[index] = _Proposal(self._core.term(), size, context)
+        self._outstanding_bytes += size
+        return index
+
+    def handle_durable(self, position: int, index: int) -> None:
+        """The log's first `position` records of this group are durable and end at `index`."""
+        if self._running:
+            self._journal.handle_durable(position, index)
+            self._core.handle_durable()
+            self.tick()
+
+    def tick(self) -> None:
+        """Do what is due: elections, heartbeats, commits. Call it at least every 50 ms."""
+        if self._running:
+            self._core.tick()
+            self._settle()
+
+    def receive(self, peer: str, message: Message) -> None:
+        """Take a message of a peer. Raises LogDivergedError: this replica must not go on."""
+        if self._running:
+            self._core.receive(peer, message)
+            self.tick()
+
+    def link_changed(self, peer: str, connected: bool) -> None:
+        """Note that a peer can, or cannot, be sent to."""
+        self._core.link_changed(peer, connected)
+
+    def trim(self, index: int) -> None:
+        """Forget entries up to `index` (at most the applied index) in memory."""
+        self._journal.trim(min(index, self._applied_index))
+
+    def resign(self) -> None:
+        """Give up leadership. A group of one leads again only after `start`."""
+        self._core.step_down()
+        self._settle()
+
+    def handle_log_failure(self) -> None:
+        """The node's log failed: resign and fall back to what is durable.
+
+        Takes part again after `handle_log_recovered`.
+        """
+        self._running = False
+        self._core.step_down()
+        self._journal.cut_to_durable()
+        self._settle()
+
+    def handle_log_recovered(self) -> None:
+        """The node's log takes records again, or has failed anew, which comes to be reported."""
+        with suppress(OSError):
+            self._journal.restate_end()
+            self.start()
+
+    def stop(self) -> None:
+        """End taking part, for good."""
+        self._running = False
+        self._core.step_down()
+        self._settle()
+        self._transport.detach(self._group_id)
+        self._log.detach(self._group_id)
+
+    def _send(self, peer: str, message: Message) -> None:
+        self._transport.send(self._group_id, peer, message)
+
+    def _settle(self) -> None:
+        """Hand out what the last call into the core has brought about.
+
+        Callbacks run here, outside the core, so that they may propose.
+        """
+        while self._core.committed:
+            entries, self._core.committed = self._core.committed, []
+            self._applied_index = entries[-1][1]
+            if self._alone:
+                self._journal.trim(self._applied_index)
+            else:
+                self._journal.trim_to_size(self._applied_index, _TAIL_BYTES)
+            self._on_commit([self._committed(entry) for entry in entries])
+        leads = self._core.is_core_leader()
+        if self._led_term and not (leads and self._core.term() == self._led_term):
+            self._led_term = 0
+            self._on_role(False)
+            self._lose_proposals()
+        if leads and not self._led_term:
+            self._lead_when_caught_up()
+
+    def _lead_when_caught_up(self) -> None:
+        if self._applied_index >= self._core.first_index_of_term():
+            self._led_term = self._core.term()
+            self._on_role(True)
+
+    def _committed(self, entry: LogEntry) -> CommittedEntry:
+        data, index, term = entry
+        proposal = self._proposals.pop(index, None)
+        if proposal is None:
+            return CommittedEntry(index, term, data, None)
+        self._outstanding_bytes -= proposal.size
+        if proposal.term == term:
+            return CommittedEntry(index, term, data, proposal.context)
+        self._on_lost([proposal.context])
+        return CommittedEntry(index, term, data, None)
+
+    def _lose_proposals(self) -> None:
+        contexts = [proposal.context for proposal in self._proposals.values()]
+        self._proposals.clear()
+        self._outstanding_bytes = 0
+        if contexts:
+            self._on_lost(contexts)

@@ -1,0 +1,119 @@
+"""Rules a Raft message must pass before the core sees it, and before it leaves.
+
+The core was found to acknowledge and to cut entries wrongly: it cuts a log that does not
+conflict, moves the commit index on a snapshot message, and counts acknowledgements of an earlier
+leadership. Here a message is rewritten so that the core only ever gets what it handles rightly.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from contrail_replicator.journal import GroupJournal
+from contrail_replicator.ports import LogEntry, Message
+
+APPEND: Final = "append_entries"
+REPLY: Final = "next_node_idx"
+REQUEST_VOTE: Final = "request_vote"
+VOTE: Final = "response_vote"
+_HELD_MAX: Final = 4096
+
+
+class LogDivergedError(Exception):
+    """A leader's log differs from this replica's below the commit index: one of them is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An append message against the own log.
+
+    The own log agrees with the leader's up to `last_index` once `entries` stand behind the
+    previous entry; `conflict` says whether own entries must give way for that.
+    """
+
+    previous_index: int
+    previous_term: int
+    entries: list[LogEntry]
+    conflict: bool
+
+    @property
+    def last_index(self) -> int:
+        """The end of what is known to agree."""
+        return self.entries[-1][1] if self.entries else self.previous_index
+
+
+def match_entries(journal: GroupJournal, message: Message) -> Match | None:
+    """Compare an append message with the own log; None when the previous entry is not there.
+
+    Entries already held are dropped from the front, so that only a real conflict cuts the log.
+    Raises ValueError for entries that do not follow each other.
+    """
+    previous_index, previous_term = message["prevLogIdx"], message["prevLogTerm"]
+    entries: list[LogEntry] = message["entries"]
+    if previous_index is None:
+        return None
+    for offset, (_, index, _) in enumerate(entries, previous_index + 1):
+        if index != offset:
+            raise ValueError(f"entry {index} stands in the place of {offset}")
+    anchor = journal.anchor_index
+    if previous_index < anchor:
+        # Everything up to the anchor is committed, so a leader cannot differ there.
+        entries = entries[anchor - previous_index :]
+        previous_index, previous_term = anchor, journal.anchor_term
+    elif journal.term_at(previous_index) != previous_term:
+        return None
+    for position, (_, index, term) in enumerate(entries):
+        own_term = journal.term_at(index)
+        if own_term != term:
+            return Match(previous_index, previous_term, entries[position:], own_term is not None)
+        previous_index, previous_term = index, term
+    return Match(previous_index, previous_term, [], conflict=False)
+
+
+def check_no_committed_loss(match: Match, commit_index: int) -> None:
+    """Raise LogDivergedError when making room for a leader's entries would cut committed ones."""
+    if match.conflict and match.previous_index < commit_index:
+        raise LogDivergedError(
+            f"entry {match.previous_index + 1} is committed and differs from the leader's"
+        )
+
+
+def must_be_durable(message: Message) -> bool:
+    """Whether a message makes a promise: a vote, a candidacy, or an acknowledgement."""
+    kind = message["type"]
+    return kind in (REQUEST_VOTE, VOTE) or (kind == REPLY and bool(message["success"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    position: int
+    term: int
+    peer: str
+    message: Message
+
+
+class DurabilityBarrier:
+    """Messages that wait until the log records they rely on are durable."""
+
+    def __init__(self) -> None:
+        self._held: deque[_Held] = deque()
+
+    def hold(self, position: int, term: int, peer: str, message: Message) -> None:
+        """Keep a message; beyond the bound it is dropped, which Raft takes for a lost one."""
+        if len(self._held) < _HELD_MAX:
+            self._held.append(_Held(position, term, peer, message))
+
+    def release(self, durable_position: int, term: int) -> Iterator[tuple[str, Message]]:
+        """Yield the messages that may leave now; those of an earlier term are dropped.
+
+        An acknowledgement given in an earlier term may speak of entries cut since.
+        """
+        while self._held and self._held[0].position <= durable_position:
+            held = self._held.popleft()
+            if held.term == term:
+                yield held.peer, held.message
+
+    def clear(self) -> None:
+        """Drop everything: what was relied on will never be durable."""
+        self._held.clear()

@@ -1,0 +1,158 @@
+"""The log of one group as Raft sees it: the newest entries in memory, all of it in the node's log.
+
+The first element is an anchor: index and term of the entry before the oldest one held, which is
+always applied. Nothing is known to be durable until the node's log has reported it.
+"""
+
+from collections.abc import Sequence
+
+from contrail_replicator.ports import JournalLog, LogEntry, RecoveredLog
+
+
+class LogGapError(Exception):
+    """The node's log does not join up with the applied index; the replica must not take part."""
+
+
+class GroupJournal:
+    """Entries of one group behind its applied index, and how far they are durable."""
+
+    def __init__(self, group: int, log: JournalLog, recovered: RecoveredLog, applied: int) -> None:
+        entries = list(recovered.entries)
+        end = entries[-1][1] if entries else recovered.base_index
+        if not recovered.base_index <= applied <= end:
+            raise LogGapError(
+                f"group {group} is applied up to {applied}, its log holds entries behind "
+                f"{recovered.base_index} up to {end}"
+            )
+        self._group = group
+        self._log = log
+        self._entries: list[LogEntry] = [(b"", recovered.base_index, recovered.base_term)]
+        self._entries += entries
+        self.size = sum(len(data) for data, _, _ in entries)
+        self.term = recovered.term
+        self.voted_for = recovered.voted_for
+        self.durable_index = end
+        self.durable_position = 0
+        self.position = 0
+        self._cut_position = 0
+        self._cut_index = end
+        self.trim(applied)
+
+    @property
+    def anchor_index(self) -> int:
+        """Index in front of the oldest entry held."""
+        return self._entries[0][1]
+
+    @property
+    def anchor_term(self) -> int:
+        """Term of the entry in front of the oldest one held."""
+        return self._entries[0][2]
+
+    @property
+    def last_index(self) -> int:
+        """Index of the newest entry, durable or not."""
+        return self._entries[-1][1]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, position: int) -> LogEntry:
+        return self._entries[position]
+
+    def term_at(self, index: int) -> int | None:
+        """Term of an entry, or of the anchor; None for what is not held."""
+        position = index - self._entries[0][1]
+        return self._entries[position][2] if 0 <= position < len(self._entries) else None
+
+    def slice(
+        self, from_index: int, count: int | None = None, max_bytes: int | None = None
+    ) -> list[LogEntry]:
+        """Entries from an index on, the anchor included; with `max_bytes` at least one."""
+        position = from_index - self._entries[0][1]
+        if position < 0:
+            return []
+        end = len(self._entries) if count is None else position + count
+        if max_bytes is None:
+            return self._entries[position:end]
+        size, stop = 0, position
+        for stop in range(position, min(end, len(self._entries))):
+            size += len(self._entries[stop][0])
+            if size >= max_bytes:
+                break
+        return self._entries[position : stop + 1]
+
+    def append(self, data: bytes, index: int, term: int) -> None:
+        """Add the next entry; it is durable once the node's log says so."""
+        self.position = self._log.append(self._group, index, term, data)
+        self._entries.append((data, index, term))
+        self.size += len(data)
+
+    def truncate(self, from_index: int) -> None:
+        """Cut the newest entries, from `from_index` on."""
+        last = from_index - 1
+        last_term = self.term_at(last)
+        if last_term is None:
+            raise LogGapError(f"group {self._group} does not hold entry {last}")
+        self.position = self._log.truncate(self._group, from_index, last_term)
+        self._cut_memory(last)
+        # What is on its way to the disk may still end with entries that were cut here.
+        pending = self._cut_position > self.durable_position
+        self._cut_index = min(self._cut_index, last) if pending else last
+        self._cut_position = self.position
+        self.durable_index = min(self.durable_index, last)
+
+    def save_hard_state(self, term: int, voted_for: str | None) -> None:
+        """Record term and vote."""
+        self.position = self._log.save_hard_state(self._group, term, voted_for)
+        self.term, self.voted_for = term, voted_for
+
+    def handle_durable(self, position: int, index: int) -> None:
+        """Take the node log's word: the first `position` records are durable and end at `index`."""
+        self.durable_position = position
+        self.durable_index = (
+            index if position >= self._cut_position else min(index, self._cut_index)
+        )
+
+    def has_room(self, size: int) -> bool:
+        """Whether the node's log takes `size` more bytes now."""
+        return self._log.has_room(size)
+
+    def cut_to_durable(self) -> None:
+        """Give up what the failed node log did not make durable."""
+        self._cut_memory(self.durable_index)
+
+    def restate_end(self) -> None:
+        """Tell the recovered node log where this log ends.
+
+        A cut that was lost with the failure leaves entries on disk that are not held here.
+        """
+        self.truncate(self.last_index + 1)
+
+    def trim(self, index: int) -> None:
+        """Forget entries up to `index`, which becomes the anchor."""
+        position = min(index - self._entries[0][1], len(self._entries) - 1)
+        if position <= 0:
+            return
+        dropped: Sequence[LogEntry] = self._entries[1 : position + 1]
+        self.size -= sum(len(data) for data, _, _ in dropped)
+        _, anchor_index, anchor_term = self._entries[position]
+        del self._entries[:position]
+        self._entries[0] = (b"", anchor_index, anchor_term)
+
+    def trim_to_size(self, applied: int, tail_bytes: int) -> None:
+        """Forget the oldest applied entries while more than `tail_bytes` are held."""
+        if tail_bytes == 0:
+            self.trim(applied)
+            return
+        surplus, index = self.size - tail_bytes, self.anchor_index
+        for data, next_index, _ in self._entries[1:]:
+            if surplus <= 0 or next_index > applied:
+                break
+            surplus -= len(data)
+            index = next_index
+        self.trim(index)
+
+    def _cut_memory(self, last: int) -> None:
+        position = last - self._entries[0][1] + 1
+        self.size -= sum(len(data) for data, _, _ in self._entries[position:])
+        del self._entries[position:]

@@ -1,0 +1,87 @@
+"""What a Raft group needs of the node it runs on: a log, a transport, and its timings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+LogEntry = tuple[bytes, int, int]
+"""An entry as (data, index, term); empty data is a leader's first entry of its term."""
+
+Message = dict[str, Any]
+"""A Raft message as the core builds it: plain values and `LogEntry` tuples, a `type`, a `term`."""
+
+
+class RecoveredLog(Protocol):
+    """The durable log of a group as it was found when the node started."""
+
+    term: int
+    voted_for: str | None
+    base_index: int
+    base_term: int
+
+    @property
+    def entries(self) -> Sequence[LogEntry]:
+        """The entries behind the base, in order and without a hole."""
+
+
+class JournalLog(Protocol):
+    """The node's write-ahead log, shared by all groups; called from the event loop only.
+
+    Each change returns its position, a count of this group's records. Once the log has failed,
+    changes raise OSError until the owner of the log has recovered it.
+    """
+
+    def attach(self, group: int, on_durable: Callable[[int, int], None]) -> RecoveredLog:
+        """Return what was recovered; from then on report (durable position, index there)."""
+
+    def detach(self, group: int) -> None:
+        """Stop reporting to a group that has ended."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether an entry of `size` bytes fits into what may wait for the disk."""
+
+    def append(self, group: int, index: int, term: int, data: bytes) -> int:
+        """Add the next entry of the group's log."""
+
+    def truncate(self, group: int, from_index: int, last_term: int) -> int:
+        """Cut from `from_index` on; `last_term` is the term of what is then the last entry."""
+
+    def save_hard_state(self, group: int, term: int, voted_for: str | None) -> int:
+        """Record the current term and the vote given in it."""
+
+
+class GroupEndpoint(Protocol):
+    """The side of a group that a transport delivers to, on the event loop."""
+
+    def receive(self, peer: str, message: Message) -> None:
+        """Take a message of an authenticated peer."""
+
+    def link_changed(self, peer: str, connected: bool) -> None:
+        """Note that a peer can, or cannot, be sent to."""
+
+
+class Transport(Protocol):
+    """Links to the peers of all groups of the node. Messages may be lost, doubled or reordered."""
+
+    def attach(self, group: int, endpoint: GroupEndpoint) -> None:
+        """Deliver the group's messages and link changes from now on."""
+
+    def detach(self, group: int) -> None:
+        """Deliver nothing more to the group."""
+
+    def send(self, group: int, peer: str, message: Message) -> None:
+        """Send without waiting; what cannot be sent is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Raft's time bounds in seconds.
+
+    An election starts after a random time between the two election bounds without a leader; a
+    leader that no majority answered for `leader_fallback_s` gives up.
+    """
+
+    election_min_s: float = 1.0
+    election_max_s: float = 2.0
+    heartbeat_s: float = 0.2
+    leader_fallback_s: float = 1.5
