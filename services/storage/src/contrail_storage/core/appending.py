@@ -1,0 +1,275 @@
+"""Appending messages: the checks of a publish in their fixed order, then the new block.
+
+Order (core rule): stream sealed, message size, expected stream, duplicate id, expected sequences
+and last id, limits with the discard policy, store. A refused message uses no sequence and leaves
+no id.
+"""
+
+from typing import TYPE_CHECKING
+
+import crc32c
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.blocks import Block, I64Array, MessageColumns, U32Array
+from contrail_common.subjects import is_wildcard, matches, matches_any
+from contrail_storage.core.commands import Append, HashedExpected
+from contrail_storage.core.dedupe import ID_BYTES, NO_ID
+from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.results import Appended, Refused, Writes
+
+if TYPE_CHECKING:
+    from contrail_storage.core.stream_machine import StreamMachine
+
+_CAPTURED_MAX = 65_536
+
+Verdicts = dict[int, Refused | int]
+"""What became of the messages, by position, that are not stored: refused, or a duplicate's seq."""
+
+
+class Appender:
+    """Appends to one stream machine, whose state it works on."""
+
+    def __init__(self, machine: "StreamMachine") -> None:
+        self._machine = machine
+        self._captured: dict[str, bool] = {}
+
+    def forget_captured(self) -> None:
+        """The stream's subjects may have changed."""
+        self._captured.clear()
+
+    def append(
+        self, index: int, now_ns: int, command: Append, writes: Writes
+    ) -> tuple[Appended, Block | None]:
+        """Store what passes the checks; answers the outcome and the new block, if any."""
+        count = command.columns.count
+        sizes = command.columns.sizes()
+        subject_index = np.frombuffer(command.subject_index, np.uint32)
+        first_seq = self._machine.counters.last_seq + 1
+        batch = _Batch(self._machine, command, sizes, subject_index, first_seq)
+        verdicts = self._refuse_by_subject(command, subject_index)
+        batch.check(verdicts)
+        columns = command.columns
+        if verdicts:
+            kept = [at for at in range(count) if at not in verdicts]
+            if not kept:
+                return Appended(first_seq, count, verdicts), None
+            columns = columns.select(kept)
+            subject_index, sizes = subject_index[kept], sizes[kept]
+        block = self._store(index, now_ns, command, columns, subject_index, sizes, writes)
+        if batch.new_ids:
+            self._machine.dedupe.seal(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
+        self._machine.counters.last_id = batch.last_id
+        return Appended(first_seq, count, verdicts or None), block
+
+    def _refuse_by_subject(self, command: Append, subject_index: U32Array) -> Verdicts:
+        foreign = [
+            number
+            for number, subject in enumerate(command.subjects)
+            if not self._is_captured(subject)
+        ]
+        verdicts: Verdicts = {}
+        for number in foreign:
+            refused = Refused(
+                errors.SUBJECT_NOT_CAPTURED.code,
+                f"the stream does not capture {command.subjects[number]}",
+            )
+            for at in np.flatnonzero(subject_index == number):
+                verdicts[int(at)] = refused
+        return verdicts
+
+    def _is_captured(self, subject: str) -> bool:
+        known = self._captured.get(subject)
+        if known is None:
+            if len(self._captured) >= _CAPTURED_MAX:
+                self._captured.clear()
+            known = matches_any(self._machine.config.subjects, subject)
+            self._captured[subject] = known
+        return known
+
+    def _store(
+        self,
+        index: int,
+        now_ns: int,
+        command: Append,
+        columns: MessageColumns,
+        subject_index: U32Array,
+        sizes: I64Array,
+        writes: Writes,
+    ) -> Block:
+        machine = self._machine
+        counters = machine.counters
+        first_seq = counters.last_seq + 1
+        count = columns.count
+        subjects = machine.subjects
+        if count == 1:
+            sid = subjects.number(command.subjects[int(subject_index[0])], writes)
+            sids = np.array([sid], np.uint32)
+            subjects.add_one(sid, first_seq, index, writes)
+        else:
+            used = np.unique(subject_index)
+            numbers = np.zeros(len(command.subjects), np.uint32)
+            for number in used.tolist():
+                numbers[number] = subjects.number(command.subjects[number], writes)
+            sids = numbers[subject_index]
+            subjects.add_run(sids, first_seq, index, writes)
+        block = Block(first_seq, np.full(count, now_ns, np.int64), sids, columns)
+        machine.remember(MessageFacts(first_seq, sids, sizes, block.times_ns))
+        counters.last_seq += count
+        counters.messages += count
+        counters.bytes += int(sizes.sum())
+        counters.last_time_ns = now_ns
+        counters.digest = crc32c.crc32c(columns.payload, counters.digest)
+        return block
+
+
+class _Batch:
+    """The per-message checks of one append, in order; knows what its earlier messages changed."""
+
+    def __init__(
+        self,
+        machine: "StreamMachine",
+        command: Append,
+        sizes: I64Array,
+        subject_index: U32Array,
+        first_seq: int,
+    ) -> None:
+        self._machine = machine
+        self._command = command
+        self._sizes = sizes
+        self._subject_index = subject_index
+        self._first_seq = first_seq
+        self._stored: dict[str, int] = {}
+        self._stored_messages = 0
+        self._stored_bytes = 0
+        self.new_ids: list[bytes] = []
+        self.new_id_seqs: list[int] = []
+        self.last_id = machine.counters.last_id
+
+    def check(self, verdicts: Verdicts) -> None:
+        """Add to ``verdicts`` what must not be stored; remembers new ids in the window."""
+        command, config = self._command, self._machine.config
+        self._check_sizes(verdicts)
+        one_by_one = command.expected is not None or (
+            config.discard == "new" and (config.max_msgs >= 0 or config.max_bytes >= 0)
+        )
+        if command.ids is None and not one_by_one:
+            self.last_id = NO_ID if len(verdicts) < command.columns.count else self.last_id
+            return
+        if one_by_one:
+            self._check_each(verdicts)
+        else:
+            self._check_ids(verdicts)
+
+    def _check_sizes(self, verdicts: Verdicts) -> None:
+        config = self._machine.config
+        for limit, spec, what in (
+            (config.max_msg_size, errors.MESSAGE_TOO_LARGE, "max_msg_size"),
+            (config.max_bytes, errors.STORE_FAILED, "max_bytes"),
+        ):
+            if limit < 0 or int(self._sizes.max()) <= limit:
+                continue
+            for at in np.flatnonzero(self._sizes > limit).tolist():
+                verdicts.setdefault(
+                    at, Refused(spec.code, f"{self._sizes[at]} bytes exceed {what} of {limit}")
+                )
+
+    def _check_ids(self, verdicts: Verdicts) -> None:
+        ids = self._command.ids
+        assert ids is not None
+        seq = self._first_seq
+        for at in range(self._command.columns.count):
+            if at in verdicts:
+                continue
+            message_id = ids[ID_BYTES * at : ID_BYTES * (at + 1)]
+            if message_id != NO_ID:
+                known = self._machine.dedupe.find(message_id)
+                if known:
+                    verdicts[at] = known
+                    continue
+                self._remember(message_id, seq)
+            self.last_id = message_id
+            seq += 1
+
+    def _check_each(self, verdicts: Verdicts) -> None:
+        command = self._command
+        expected = command.expected or {}
+        for at in range(command.columns.count):
+            if at in verdicts:
+                continue
+            subject = command.subjects[int(self._subject_index[at])]
+            message_id = NO_ID
+            if command.ids is not None:
+                message_id = command.ids[ID_BYTES * at : ID_BYTES * (at + 1)]
+            verdict = self._verdict(expected.get(at), subject, message_id, int(self._sizes[at]))
+            if verdict is not None:
+                verdicts[at] = verdict
+                continue
+            seq = self._first_seq + self._stored_messages
+            self._stored[subject] = seq
+            self._stored_messages += 1
+            self._stored_bytes += int(self._sizes[at])
+            self.last_id = message_id
+            if message_id != NO_ID:
+                self._remember(message_id, seq)
+
+    def _remember(self, message_id: bytes, seq: int) -> None:
+        self._machine.dedupe.add(message_id, seq)
+        self.new_ids.append(message_id)
+        self.new_id_seqs.append(seq)
+
+    def _verdict(
+        self, expected: HashedExpected | None, subject: str, message_id: bytes, size: int
+    ) -> Refused | int | None:
+        config = self._machine.config
+        if expected is not None and expected.stream not in (None, config.name):
+            return Refused(errors.EXPECTED_STREAM.code, f"the stream is {config.name}")
+        if message_id != NO_ID:
+            known = self._machine.dedupe.find(message_id)
+            if known:
+                return known
+        if expected is not None:
+            refused = self._check_expected(expected, subject)
+            if refused is not None:
+                return refused
+        return self._check_full(size)
+
+    def _check_expected(self, expected: HashedExpected, subject: str) -> Refused | None:
+        last_seq = self._first_seq + self._stored_messages - 1
+        if expected.last_subject_seq is not None:
+            pattern = expected.last_subject_seq_subject or subject
+            actual = self._last_of(pattern)
+            if actual != expected.last_subject_seq:
+                return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {actual}")
+        if expected.last_seq is not None and expected.last_seq != last_seq:
+            return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {last_seq}")
+        if expected.last_id is not None and expected.last_id != self.last_id:
+            return Refused(errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID")
+        return None
+
+    def _last_of(self, pattern: str) -> int:
+        """Last sequence of the subject or filter, counting this batch's earlier messages."""
+        subjects = self._machine.subjects
+        if not is_wildcard(pattern):
+            return self._stored.get(pattern) or subjects.last_seq(pattern)
+        within = [seq for subject, seq in self._stored.items() if matches(pattern, subject)]
+        if within:
+            return max(within)
+        return max(
+            (
+                int(subjects.last[sid - subjects.base])
+                for sid, name in subjects.live()
+                if matches(pattern, name)
+            ),
+            default=0,
+        )
+
+    def _check_full(self, size: int) -> Refused | None:
+        config, counters = self._machine.config, self._machine.counters
+        if config.discard != "new":
+            return None
+        if 0 <= config.max_msgs <= counters.messages + self._stored_messages:
+            return Refused(errors.STORE_FAILED.code, "maximum messages exceeded")
+        if 0 <= config.max_bytes < counters.bytes + self._stored_bytes + size:
+            return Refused(errors.STORE_FAILED.code, "maximum bytes exceeded")
+        return None

@@ -1,0 +1,184 @@
+"""The replicated commands: what stands in the log, and the entry that carries them.
+
+A command carries no sequence numbers of its own making: ``apply`` gives those. Every expectation,
+limit and duplicate is decided there too, so a command may be refused when its turn comes.
+"""
+
+import msgspec
+
+from contrail_common.blocks import MessageColumns
+from contrail_common.model import AckKind, ConsumerConfig, StreamConfig
+
+META_SHARD = 0
+"""The shard id of the meta machine: stream names, subjects and shard ids."""
+
+
+class HashedExpected(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
+    """Expectations of one message (``contrail_common.model.Expected``), its id hashed."""
+
+    stream: str | None = None
+    last_seq: int | None = None
+    last_subject_seq: int | None = None
+    last_subject_seq_subject: str | None = None
+    last_id: bytes | None = None
+
+
+class Append(msgspec.Struct, tag=1, array_like=True):
+    """Messages for one stream shard, in columns.
+
+    ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them; ``ids``
+    holds a 16-byte hash per message (zeros: none) or is None when no message has an id;
+    ``expected`` is keyed by the message's position.
+    """
+
+    subjects: list[str]
+    subject_index: bytes
+    columns: MessageColumns
+    ids: bytes | None = None
+    expected: dict[int, HashedExpected] | None = None
+
+
+class ConfigureStream(msgspec.Struct, tag=2, array_like=True):
+    """Create the shard's stream, or replace its configuration (then the identity is kept)."""
+
+    config: StreamConfig
+    incarnation: str
+    hash_key: bytes
+
+
+class DropStream(msgspec.Struct, tag=3, array_like=True):
+    """Remove everything of the shard."""
+
+
+class Trim(msgspec.Struct, tag=4, array_like=True):
+    """Remove messages below ``to_seq``; at most ``messages_max`` of them in this entry."""
+
+    to_seq: int
+    messages_max: int
+
+
+class ExpireAge(msgspec.Struct, tag=5, array_like=True):
+    """Remove messages past ``max_age`` at the entry's time; at most ``messages_max`` of them."""
+
+    messages_max: int
+
+
+class DeleteMessage(msgspec.Struct, tag=6, array_like=True):
+    """Remove one message. ``previous_seq`` is the last older live message of its subject (0: none).
+
+    The leader finds ``previous_seq`` and lets no other removal of the shard pass meanwhile.
+    """
+
+    seq: int
+    previous_seq: int
+
+
+class PutConsumer(msgspec.Struct, tag=7, array_like=True):
+    """Create a consumer starting at ``start_seq`` (0: behind the last message), or update it."""
+
+    config: ConsumerConfig
+    start_seq: int
+
+
+class DropConsumer(msgspec.Struct, tag=8, array_like=True):
+    """Remove a consumer."""
+
+    consumer_id: int
+
+
+class Deliver(msgspec.Struct, tag=9, array_like=True):
+    """Deliveries that the leader chose: ``seqs`` ascending, ``position`` the next to consider."""
+
+    consumer_id: int
+    epoch: int
+    seqs: list[int]
+    position: int
+
+
+class Acknowledge(msgspec.Struct, tag=10, array_like=True):
+    """Acknowledgements: plain acks by sequence, and the other kinds with their delay."""
+
+    consumer_id: int
+    epoch: int
+    acked: list[int]
+    others: list[tuple[AckKind, int, int]] = []
+
+
+class Exhaust(msgspec.Struct, tag=11, array_like=True):
+    """Give up on pending messages whose last allowed delivery ran out."""
+
+    consumer_id: int
+    epoch: int
+    seqs: list[int]
+
+
+class EnforceLimits(msgspec.Struct, tag=12, array_like=True):
+    """Remove what lies over lowered limits; at most about ``messages_max`` in this entry."""
+
+    messages_max: int
+
+
+class ReserveStream(msgspec.Struct, tag=20, array_like=True):
+    """Meta: claim a name and its subjects and get a shard id."""
+
+    name: str
+    subjects: tuple[str, ...]
+    incarnation: str
+
+
+class ListStream(msgspec.Struct, tag=21, array_like=True):
+    """Meta: the reserved stream is made (or its subjects changed) and is to be listed."""
+
+    name: str
+    subjects: tuple[str, ...]
+
+
+class UnlistStream(msgspec.Struct, tag=22, array_like=True):
+    """Meta: the stream is being removed; its name stays taken until it is released."""
+
+    name: str
+
+
+class ReleaseStream(msgspec.Struct, tag=23, array_like=True):
+    """Meta: the stream is gone; name and subjects are free."""
+
+    name: str
+
+
+StreamCommand = (
+    Append
+    | ConfigureStream
+    | DropStream
+    | Trim
+    | ExpireAge
+    | DeleteMessage
+    | PutConsumer
+    | DropConsumer
+    | Deliver
+    | Acknowledge
+    | Exhaust
+    | EnforceLimits
+)
+MetaCommand = ReserveStream | ListStream | UnlistStream | ReleaseStream
+Command = StreamCommand | MetaCommand
+
+
+class Entry(msgspec.Struct, array_like=True):
+    """One log entry: the log time stamped by the leader and commands by shard."""
+
+    time_ns: int
+    commands: list[tuple[int, Command]]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The bytes that are logged and replicated."""
+    return _encoder.encode(entry)
+
+
+def decode_entry(data: bytes) -> Entry:
+    """The entry logged as ``data`` (msgspec.DecodeError when it is none)."""
+    return _decoder.decode(data)

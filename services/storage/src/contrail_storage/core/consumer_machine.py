@@ -1,0 +1,269 @@
+"""One consumer's replicated state: position, pending deliveries, floors (JetStream's rules).
+
+The leader chooses what to deliver and proposes it; this machine records deliveries and takes
+acknowledgements, the same on every replica. Deadlines are log times; whether one has passed is the
+leader's business until it proposes the redelivery.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from contrail_common.model import AckKind, ConsumerConfig, SequencePair
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust
+from contrail_storage.core.results import Writes
+
+_FOLD_BYTES_MIN: Final = 16 * 1024
+_FOLD_ROWS: Final = 64
+
+
+_NOWHERE: Final = SequencePair(0, 0)
+
+
+class Pending(msgspec.Struct, array_like=True, gc=False):
+    """One unacknowledged delivery: ``consumer_seq`` of its first, ``attempts`` made, deadline."""
+
+    consumer_seq: int
+    attempts: int
+    deadline_ns: int
+
+
+class Trimmed(msgspec.Struct, tag=30, array_like=True):
+    """Delta: pending messages below ``first_seq`` left the stream."""
+
+    first_seq: int
+
+
+class Gone(msgspec.Struct, tag=31, array_like=True):
+    """Delta: the message ``seq`` was deleted from the stream."""
+
+    seq: int
+
+
+class Reconfigured(msgspec.Struct, tag=32, array_like=True):
+    """Delta: the configuration was replaced."""
+
+    config: ConsumerConfig
+
+
+Change = Deliver | Acknowledge | Exhaust | Trimmed | Gone | Reconfigured
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    """The whole state of a consumer, as stored."""
+
+    config: ConsumerConfig
+    created_ns: int
+    version: int
+    epoch: int
+    next_seq: int
+    delivered: SequencePair
+    floor: SequencePair
+    pending: dict[int, Pending]
+    acked_ahead: list[int]
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """One change of a consumer at a log time."""
+
+    time_ns: int
+    change: Change
+
+
+_snapshots = msgspec.msgpack.Decoder(Snapshot)
+_deltas = msgspec.msgpack.Decoder(Delta)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerMachine:
+    """State of one consumer. ``next_seq`` is the next stream sequence to consider for delivery."""
+
+    shard: int
+    consumer_id: int
+    config: ConsumerConfig
+    created_ns: int
+    next_seq: int
+    version: int = 1
+    epoch: int = 1
+    delivered: SequencePair = _NOWHERE
+    floor: SequencePair = _NOWHERE
+    pending: dict[int, Pending] = field(default_factory=dict)
+    acked_ahead: set[int] = field(default_factory=set)
+    _deltas: int = 0
+    _delta_bytes: int = 0
+    _snapshot_bytes: int = 0
+
+    @classmethod
+    def create(
+        cls, shard: int, consumer_id: int, config: ConsumerConfig, start_seq: int, time_ns: int
+    ) -> "ConsumerMachine":
+        """A new consumer that begins at ``start_seq``."""
+        before = SequencePair(0, start_seq - 1, 0)
+        return cls(shard, consumer_id, config, time_ns, start_seq, delivered=before, floor=before)
+
+    # Changes -------------------------------------------------------------------------------------
+
+    def change(self, change: Change, time_ns: int, writes: Writes) -> list[int]:
+        """Take a change and write it down; the sequences answered are those that were settled."""
+        settled = self._take(change, time_ns)
+        row = _encode(Delta(time_ns, change))
+        self._deltas += 1
+        self._delta_bytes += len(row)
+        writes.put(keys.consumer_delta_key(self.shard, self.consumer_id, self._deltas), row)
+        if self._deltas >= _FOLD_ROWS and self._delta_bytes > max(
+            _FOLD_BYTES_MIN, self._snapshot_bytes
+        ):
+            self.write_snapshot(writes)
+        return settled
+
+    def _take(self, change: Change, time_ns: int) -> list[int]:
+        settled: list[int] = []
+        if isinstance(change, Deliver):
+            self._deliver(change, time_ns)
+        elif isinstance(change, Acknowledge):
+            settled = self._acknowledge(change, time_ns)
+        elif isinstance(change, Exhaust):
+            for seq in change.seqs:
+                self.pending.pop(seq, None)
+        elif isinstance(change, Trimmed):
+            for seq in [seq for seq in self.pending if seq < change.first_seq]:
+                del self.pending[seq]
+            self.next_seq = max(self.next_seq, change.first_seq)
+        elif isinstance(change, Gone):
+            self.pending.pop(change.seq, None)
+        else:
+            self.config = change.config
+            self.version += 1
+        self._move_floor(time_ns)
+        return settled
+
+    def _deliver(self, deliver: Deliver, time_ns: int) -> None:
+        consumer_seq = self.delivered.consumer_seq
+        stream_seq = self.delivered.stream_seq
+        explicit = self.config.ack_policy != "none"
+        for seq in deliver.seqs:
+            pending = self.pending.get(seq)
+            if pending is not None:
+                consumer_seq += 1
+                pending.attempts += 1
+                pending.deadline_ns = time_ns + self.ack_wait_ns(pending.attempts)
+            elif seq >= self.next_seq:
+                consumer_seq += 1
+                stream_seq = max(stream_seq, seq)
+                if seq in self.acked_ahead:
+                    self.acked_ahead.discard(seq)
+                elif explicit:
+                    self.pending[seq] = Pending(consumer_seq, 1, time_ns + self.ack_wait_ns(1))
+        self.next_seq = max(self.next_seq, deliver.position)
+        self.delivered = SequencePair(consumer_seq, stream_seq, time_ns)
+
+    def _acknowledge(self, acks: Acknowledge, time_ns: int) -> list[int]:
+        settled: list[int] = []
+        for seq in acks.acked:
+            self._ack(seq, settled)
+        for kind, seq, delay_ns in acks.others:
+            self._acknowledge_other(kind, seq, delay_ns, time_ns, settled)
+        return settled
+
+    def _ack(self, seq: int, settled: list[int]) -> None:
+        if self.config.ack_policy == "all":
+            for lower in [pending for pending in self.pending if pending <= seq]:
+                del self.pending[lower]
+                settled.append(lower)
+        elif self.pending.pop(seq, None) is not None:
+            settled.append(seq)
+        elif seq >= self.next_seq:
+            # A delivery whose command was lost with its leader: the ack counts all the same.
+            self.acked_ahead.add(seq)
+            settled.append(seq)
+
+    def _acknowledge_other(
+        self, kind: AckKind, seq: int, delay_ns: int, time_ns: int, settled: list[int]
+    ) -> None:
+        if kind == "term":
+            if self.pending.pop(seq, None) is not None:
+                settled.append(seq)
+            return
+        pending = self.pending.get(seq)
+        if pending is None:
+            return
+        if kind == "nak":
+            pending.deadline_ns = time_ns + delay_ns
+        else:
+            pending.deadline_ns = time_ns + self.ack_wait_ns(pending.attempts)
+
+    def _move_floor(self, time_ns: int) -> None:
+        if self.pending:
+            lowest = min(self.pending)
+            floor = SequencePair(self.pending[lowest].consumer_seq - 1, lowest - 1)
+        else:
+            floor = SequencePair(self.delivered.consumer_seq, self.delivered.stream_seq)
+        if floor.stream_seq > self.floor.stream_seq:
+            self.floor = SequencePair(floor.consumer_seq, floor.stream_seq, time_ns)
+
+    def ack_wait_ns(self, attempt: int) -> int:
+        """How long delivery number ``attempt`` may stay unacknowledged (backoff goes first)."""
+        backoff = self.config.backoff_ns
+        if not backoff:
+            return self.config.ack_wait_ns
+        return backoff[min(attempt, len(backoff)) - 1]
+
+    # Persistence ---------------------------------------------------------------------------------
+
+    def write_snapshot(self, writes: Writes) -> None:
+        """Write the whole state and drop the deltas that led to it."""
+        row = _encode(
+            Snapshot(
+                self.config,
+                self.created_ns,
+                self.version,
+                self.epoch,
+                self.next_seq,
+                self.delivered,
+                self.floor,
+                self.pending,
+                sorted(self.acked_ahead),
+            )
+        )
+        self._drop_deltas(writes)
+        writes.put(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id), row)
+        self._snapshot_bytes = len(row)
+
+    def _drop_deltas(self, writes: Writes) -> None:
+        prefix = keys.small_key(keys.CONSUMER_DELTA, self.shard, self.consumer_id)
+        writes.delete_range(prefix, keys.prefix_end(prefix))
+        self._deltas = self._delta_bytes = 0
+
+    def erase(self, writes: Writes) -> None:
+        """Remove every row of the consumer."""
+        self._drop_deltas(writes)
+        writes.delete(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id))
+
+    @classmethod
+    def load(cls, shard: int, consumer_id: int, row: bytes) -> "ConsumerMachine":
+        """The consumer as its snapshot row holds it; deltas follow through :meth:`replay`."""
+        stored = _snapshots.decode(row)
+        return cls(
+            shard,
+            consumer_id,
+            stored.config,
+            stored.created_ns,
+            stored.next_seq,
+            stored.version,
+            stored.epoch,
+            stored.delivered,
+            stored.floor,
+            stored.pending,
+            set(stored.acked_ahead),
+            _snapshot_bytes=len(row),
+        )
+
+    def replay(self, row: bytes) -> None:
+        """Take up one delta row."""
+        delta = _deltas.decode(row)
+        self._take(delta.change, delta.time_ns)
+        self._deltas += 1
+        self._delta_bytes += len(row)

@@ -1,0 +1,83 @@
+"""Keys of the store: ``u8 kind | u32 shard | ...``, big-endian: in order of shard and number.
+
+| kind | key behind the shard | value |
+|---|---|---|
+| ``A`` | - (the u32 is the group) | applied index and term |
+| ``B`` | u64 base sequence | block |
+| ``I`` | u64 base sequence | index row of the block |
+| ``M`` | - | stream record: configuration and identity |
+| ``S`` | - | counters |
+| ``N`` | u32 subject id | subject name |
+| ``P`` / ``p`` | u32 page / u64 index | subject state: page / delta |
+| ``D`` | u64 index | message ids of one entry |
+| ``T`` | u64 page | deleted sequences of one page |
+| ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
+| ``K`` | - | second record (checkpoint) |
+"""
+
+import struct
+from typing import Final
+
+APPLIED: Final = b"A"
+BLOCK: Final = b"B"
+BLOCK_INDEX: Final = b"I"
+STREAM: Final = b"M"
+COUNTERS: Final = b"S"
+SUBJECT_NAME: Final = b"N"
+SUBJECT_PAGE: Final = b"P"
+SUBJECT_DELTA: Final = b"p"
+DEDUPE: Final = b"D"
+DELETED: Final = b"T"
+CONSUMER: Final = b"C"
+CONSUMER_DELTA: Final = b"c"
+
+SHARD_KINDS: Final = (
+    BLOCK,
+    BLOCK_INDEX,
+    STREAM,
+    COUNTERS,
+    SUBJECT_NAME,
+    SUBJECT_PAGE,
+    SUBJECT_DELTA,
+    DEDUPE,
+    DELETED,
+    CONSUMER,
+    CONSUMER_DELTA,
+)
+"""All kinds that hold state of one shard."""
+
+_U32: Final = struct.Struct(">cI")
+_U32_U32: Final = struct.Struct(">cII")
+_U32_U64: Final = struct.Struct(">cIQ")
+_U32_U32_U64: Final = struct.Struct(">cIIQ")
+
+
+def shard_key(kind: bytes, shard: int) -> bytes:
+    """Key of the one row of ``kind`` that a shard has, and the prefix of the rest."""
+    return _U32.pack(kind, shard)
+
+
+def small_key(kind: bytes, shard: int, number: int) -> bytes:
+    """Key of a row numbered by a u32 (subject id, page, consumer id)."""
+    return _U32_U32.pack(kind, shard, number)
+
+
+def large_key(kind: bytes, shard: int, number: int) -> bytes:
+    """Key of a row numbered by a u64 (sequence, log index, page)."""
+    return _U32_U64.pack(kind, shard, number)
+
+
+def consumer_delta_key(shard: int, consumer_id: int, number: int) -> bytes:
+    """Key of the ``number``-th delta of a consumer."""
+    return _U32_U32_U64.pack(CONSUMER_DELTA, shard, consumer_id, number)
+
+
+def last_number(key: bytes, width: int) -> int:
+    """The number in the last ``width`` bytes of ``key``."""
+    return int.from_bytes(key[-width:], "big")
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The smallest key above every key that starts with ``prefix``."""
+    number = int.from_bytes(prefix, "big") + 1
+    return number.to_bytes(len(prefix), "big")

@@ -1,0 +1,124 @@
+"""The meta machine: stream names, the subjects they hold, and shard ids (never used again).
+
+A stream is reserved, made in its shard's log, then listed; a removal unlists, drops the shard, then
+releases. A crash in between leaves a reservation or an unlisted stream for the leader to finish.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.subjects import overlaps
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Done, Refused, Reserved, Result, Writes
+
+Stage = Literal["reserved", "listed", "unlisted"]
+
+_COUNTER = 0
+STREAMS_MAX = 10_000
+
+
+class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
+    """What meta knows of one stream."""
+
+    name: str
+    shard: int
+    incarnation: str
+    subjects: tuple[str, ...]
+    stage: Stage
+
+
+class MetaMachine:
+    """Names and shard ids of all streams of the account."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, StreamEntry] = {}
+        self.changes = 0
+        """Counts applied commands, so that a router knows when its cache is stale."""
+        self._next_shard = 1
+
+    def apply(self, command: cmd.MetaCommand, writes: Writes) -> Result:
+        """Take one command; changes go into ``writes``."""
+        self.changes += 1
+        match command:
+            case cmd.ReserveStream():
+                return self._reserve(command, writes)
+            case cmd.ListStream():
+                return self._list(command, writes)
+            case cmd.UnlistStream():
+                return self._unlist(command.name, writes)
+            case cmd.ReleaseStream():
+                return self._release(command.name, writes)
+
+    def overlap(self, subjects: Iterable[str], name: str) -> str | None:
+        """Another stream whose subjects overlap ``subjects``, as a sentence, or None."""
+        for entry in self.streams.values():
+            if entry.name == name:
+                continue
+            for theirs in entry.subjects:
+                for ours in subjects:
+                    if overlaps(ours, theirs):
+                        return f"{ours} overlaps with {theirs} of stream {entry.name}"
+        return None
+
+    def _reserve(self, command: cmd.ReserveStream, writes: Writes) -> Result:
+        if command.name in self.streams:
+            return Refused(errors.STREAM_EXISTS.code)
+        if len(self.streams) >= STREAMS_MAX:
+            return Refused(errors.STREAM_LIMIT.code, f"at most {STREAMS_MAX} streams")
+        overlap = self.overlap(command.subjects, command.name)
+        if overlap is not None:
+            return Refused(errors.SUBJECT_OVERLAP.code, overlap)
+        shard = self._next_shard
+        self._next_shard += 1
+        writes.put(self._key(_COUNTER), self._next_shard.to_bytes(4, "big"))
+        self._put(
+            StreamEntry(command.name, shard, command.incarnation, command.subjects, "reserved"),
+            writes,
+        )
+        return Reserved(shard)
+
+    def _list(self, command: cmd.ListStream, writes: Writes) -> Result:
+        entry = self.streams.get(command.name)
+        if entry is None:
+            return Refused(errors.STREAM_NOT_FOUND.code)
+        overlap = self.overlap(command.subjects, command.name)
+        if overlap is not None:
+            return Refused(errors.SUBJECT_OVERLAP.code, overlap)
+        listed = msgspec.structs.replace(entry, subjects=command.subjects, stage="listed")
+        self._put(listed, writes)
+        return Done(changed=listed != entry)
+
+    def _unlist(self, name: str, writes: Writes) -> Result:
+        entry = self.streams.get(name)
+        if entry is None:
+            return Refused(errors.STREAM_NOT_FOUND.code)
+        self._put(msgspec.structs.replace(entry, stage="unlisted"), writes)
+        return Done()
+
+    def _release(self, name: str, writes: Writes) -> Result:
+        entry = self.streams.pop(name, None)
+        if entry is None:
+            return Refused(errors.STREAM_NOT_FOUND.code)
+        writes.delete(self._key(entry.shard))
+        return Done()
+
+    def _put(self, entry: StreamEntry, writes: Writes) -> None:
+        self.streams[entry.name] = entry
+        writes.put(self._key(entry.shard), msgspec.msgpack.encode(entry))
+
+    @staticmethod
+    def _key(number: int) -> bytes:
+        return keys.small_key(keys.STREAM, cmd.META_SHARD, number)
+
+    def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take up the state from its rows, given as (key, value)."""
+        for key, value in rows:
+            if keys.last_number(key, 4) == _COUNTER:
+                self._next_shard = int.from_bytes(value, "big")
+            else:
+                entry = msgspec.msgpack.decode(value, type=StreamEntry)
+                self.streams[entry.name] = entry

@@ -1,0 +1,102 @@
+"""What ``apply`` answers: a result per command, rows to write, and effects for the leader."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from contrail_common.blocks import Block
+
+Row = (
+    tuple[Literal["put"], bytes, bytes]
+    | tuple[Literal["delete"], bytes]
+    | tuple[Literal["delete_range"], bytes, bytes]
+)
+"""One change of the store, as the store takes it."""
+
+
+@dataclass(slots=True, frozen=True)
+class Refused:
+    """A refusal: an error code of the registry and a sentence."""
+
+    code: int
+    detail: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Appended:
+    """Outcome of an append of ``count`` messages.
+
+    Without ``exceptions`` message i got sequence ``first_seq + i``. Otherwise ``exceptions`` maps
+    the positions that were refused or were duplicates (then the original sequence), and the rest
+    got consecutive sequences from ``first_seq`` on.
+    """
+
+    first_seq: int
+    count: int
+    exceptions: dict[int, "Refused | int"] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Removed:
+    """Messages that a removal took away; ``more`` asks for a continuation entry."""
+
+    count: int
+    more: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Done:
+    """A command without a value took effect; ``changed`` is False when there was nothing to do."""
+
+    changed: bool = True
+
+
+@dataclass(slots=True, frozen=True)
+class ConsumerPut:
+    """A consumer was created, or changed in place."""
+
+    consumer_id: int
+    created: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Reserved:
+    """The shard id of a reserved stream."""
+
+    shard: int
+
+
+Result = Refused | Appended | Removed | Done | ConsumerPut | Reserved
+
+
+@dataclass(slots=True)
+class Writes:
+    """Everything that one entry changes in the store: rows, new blocks, and heads to drop.
+
+    ``trimmed`` maps a shard to its first kept sequence; blocks wholly below it may go.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    blocks: list[tuple[int, Block]] = field(default_factory=list)
+    trimmed: dict[int, int] = field(default_factory=dict)
+    dropped: list[int] = field(default_factory=list)
+
+    def mark(self) -> tuple[int, int]:
+        """Where the writes stand now, for :meth:`roll_back`."""
+        return len(self.rows), len(self.blocks)
+
+    def roll_back(self, mark: tuple[int, int], shard: int) -> None:
+        """Forget what was added since ``mark``, which was all for ``shard``."""
+        del self.rows[mark[0] :], self.blocks[mark[1] :]
+        self.trimmed.pop(shard, None)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Write ``value`` under ``key``."""
+        self.rows.append(("put", key, value))
+
+    def delete(self, key: bytes) -> None:
+        """Remove ``key``."""
+        self.rows.append(("delete", key))
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Remove all keys from ``start`` up to, not including, ``stop``."""
+        self.rows.append(("delete_range", start, stop))

@@ -1,0 +1,468 @@
+"""The state machine of one stream shard: ``apply`` takes a command and says what became of it.
+
+State per shard: configuration, counters, subject table, duplicate window, deleted set, consumers.
+Messages themselves leave as blocks; what is needed of old ones comes back through ``FactsPort``.
+"""
+
+import builtins
+from collections.abc import Callable, Iterable
+
+import msgspec
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.model import StreamConfig, StreamState
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.appending import Appender
+from contrail_storage.core.consumer_machine import ConsumerMachine, Gone, Reconfigured
+from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
+from contrail_storage.core.dedupe import NO_ID, DedupeWindow
+from contrail_storage.core.deleted import DeletedSet
+from contrail_storage.core.facts import FactsPort, MessageFacts
+from contrail_storage.core.results import (
+    ConsumerPut,
+    Done,
+    Refused,
+    Removed,
+    Result,
+    Writes,
+)
+from contrail_storage.core.subject_table import SubjectTable
+
+Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
+"""All (key, value) of the store under a key prefix, in key order."""
+
+
+class StreamRecord(msgspec.Struct, array_like=True):
+    """What of a stream changes only with its configuration."""
+
+    config: StreamConfig
+    incarnation: str
+    hash_key: bytes
+    created_ns: int
+    version: int
+    next_consumer_id: int
+
+
+class Counters(msgspec.Struct, array_like=True):
+    """What of a stream changes with every entry; ``digest`` chains the payloads ever appended."""
+
+    first_seq: int
+    last_seq: int
+    messages: int
+    bytes: int
+    last_time_ns: int
+    last_id: builtins.bytes
+    digest: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class StreamMachine:
+    """One stream shard. Built empty; a ``ConfigureStream`` command makes the stream."""
+
+    def __init__(self, shard: int, facts: FactsPort) -> None:
+        self.shard = shard
+        self.record: StreamRecord | None = None
+        self.counters = Counters(1, 0, 0, 0, 0, NO_ID, 0)
+        self.subjects = SubjectTable(shard)
+        self.dedupe = DedupeWindow(shard)
+        self.deleted = DeletedSet(shard)
+        self.consumers: dict[int, ConsumerMachine] = {}
+        self.consumer_ids: dict[str, int] = {}
+        self.deletions = 0
+        """How often messages were deleted or purged since the machine was built."""
+        self._facts = facts
+        self._fresh: list[MessageFacts] = []
+        self._appender = Appender(self)
+        self._head: MessageFacts | None = None
+
+    # Reading the state ---------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        """Whether the stream is made."""
+        return self.record is not None
+
+    @property
+    def config(self) -> StreamConfig:
+        """The stream's configuration; the stream must exist."""
+        assert self.record is not None
+        return self.record.config
+
+    def state(self) -> StreamState:
+        """The counters as a public state."""
+        counters = self.counters
+        first_ts = 0
+        if counters.messages:
+            facts = self.facts_at(counters.first_seq)
+            first_ts = int(facts.times_ns[counters.first_seq - facts.base_seq])
+        return StreamState(
+            messages=counters.messages,
+            bytes=counters.bytes,
+            first_seq=counters.first_seq,
+            first_ts_ns=first_ts,
+            last_seq=counters.last_seq,
+            last_ts_ns=counters.last_time_ns,
+            num_subjects=len(self.subjects),
+            num_deleted=self.deleted.count(counters.first_seq, counters.last_seq),
+            consumer_count=len(self.consumers),
+        )
+
+    def is_live(self, seq: int) -> bool:
+        """Whether ``seq`` is a message of the stream now."""
+        counters = self.counters
+        return counters.first_seq <= seq <= counters.last_seq and seq not in self.deleted
+
+    def consumer(self, name: str) -> ConsumerMachine | None:
+        """The consumer called ``name``, or None."""
+        consumer_id = self.consumer_ids.get(name)
+        return None if consumer_id is None else self.consumers[consumer_id]
+
+    def facts_at(self, seq: int) -> MessageFacts:
+        """Facts of a run of messages holding ``seq``, those of this very entry included."""
+        for facts in self._fresh:
+            if facts.base_seq <= seq < facts.end_seq:
+                return facts
+        return self._facts.facts_at(seq)
+
+    # Applying ------------------------------------------------------------------------------------
+
+    def apply(self, index: int, time_ns: int, command: cmd.StreamCommand, writes: Writes) -> Result:
+        """Take one command at log ``index`` and ``time_ns``; all changes go into ``writes``."""
+        if isinstance(command, cmd.ConfigureStream):
+            return self._configure(command, time_ns, writes)
+        if self.record is None:
+            return Refused(errors.STREAM_NOT_FOUND.code)
+        # A shard's time never runs backwards, whatever stamped the entry.
+        now_ns = max(time_ns, self.counters.last_time_ns)
+        self.dedupe.expire(now_ns, self.config.duplicate_window_ns, writes)
+        result = self._dispatch(index, now_ns, command, writes)
+        self._fresh.clear()
+        return result
+
+    def _dispatch(
+        self, index: int, now_ns: int, command: cmd.StreamCommand, writes: Writes
+    ) -> Result:
+        if isinstance(command, cmd.Append):
+            return self._append(index, now_ns, command, writes)
+        if isinstance(command, cmd.Deliver | cmd.Acknowledge | cmd.Exhaust):
+            return self._change_consumer(command, now_ns, writes)
+        if isinstance(command, cmd.PutConsumer):
+            return self._put_consumer(command, now_ns, writes)
+        if isinstance(command, cmd.DropConsumer):
+            return self._drop_consumer(command, writes)
+        return self._remove(index, now_ns, command, writes)
+
+    def _remove(
+        self, index: int, now_ns: int, command: cmd.StreamCommand, writes: Writes
+    ) -> Result:
+        match command:
+            case cmd.ExpireAge():
+                return self._expire_age(command, index, now_ns, writes)
+            case cmd.EnforceLimits():
+                return self._enforce_limits(command, index, writes)
+            case cmd.Trim():
+                return self._trim(command, index, writes)
+            case cmd.DeleteMessage():
+                return self._delete(command, index, now_ns, writes)
+            case cmd.DropStream():
+                return self._drop(writes)
+            case _:
+                return Refused(errors.INTERNAL.code, "the shard does not know this command")
+
+    def _append(self, index: int, now_ns: int, command: cmd.Append, writes: Writes) -> Result:
+        if self.config.sealed:
+            return Refused(errors.STREAM_SEALED.code)
+        appended, block = self._appender.append(index, now_ns, command, writes)
+        if block is not None:
+            writes.blocks.append((self.shard, block))
+            self._keep_limits(index, writes)
+            self.write_counters(writes)
+        return appended
+
+    def remember(self, facts: MessageFacts) -> None:
+        """Keep the facts of messages of this very entry until it ends."""
+        self._fresh.append(facts)
+
+    def write_counters(self, writes: Writes) -> None:
+        """Write the counters row."""
+        writes.put(keys.shard_key(keys.COUNTERS, self.shard), _encode(self.counters))
+
+    def _write_record(self, writes: Writes) -> None:
+        writes.put(keys.shard_key(keys.STREAM, self.shard), _encode(self.record))
+
+    def _configure(self, command: cmd.ConfigureStream, time_ns: int, writes: Writes) -> Result:
+        config = command.config
+        if self.record is None:
+            self.record = StreamRecord(config, command.incarnation, command.hash_key, time_ns, 1, 1)
+            self.counters.first_seq = config.first_seq
+            self.counters.last_seq = config.first_seq - 1
+            self.write_counters(writes)
+        elif self.record.config == config:
+            return Done(changed=False)
+        else:
+            self.record.config = config
+            self.record.version += 1
+            self._appender.forget_captured()
+        self._write_record(writes)
+        return Done()
+
+    def _drop(self, writes: Writes) -> Result:
+        self.record = None
+        self.counters = Counters(1, 0, 0, 0, 0, NO_ID, 0)
+        self.subjects = SubjectTable(self.shard)
+        self.dedupe = DedupeWindow(self.shard)
+        self.deleted = DeletedSet(self.shard)
+        self.consumers, self.consumer_ids = {}, {}
+        self._head = None
+        for kind in keys.SHARD_KINDS:
+            prefix = keys.shard_key(kind, self.shard)
+            writes.delete_range(prefix, keys.prefix_end(prefix))
+        writes.dropped.append(self.shard)
+        return Done()
+
+    # Removal -------------------------------------------------------------------------------------
+
+    def _keep_limits(self, index: int, writes: Writes) -> None:
+        """Evict the oldest messages while a limit is passed (discard old)."""
+        config, counters = self.config, self.counters
+        if 0 <= config.max_msgs < counters.messages:
+            self._evict(index, writes, messages=counters.messages - config.max_msgs)
+        if 0 <= config.max_bytes < counters.bytes:
+            self._evict(index, writes, bytes_over=counters.bytes - config.max_bytes)
+
+    def _enforce_limits(self, command: cmd.EnforceLimits, index: int, writes: Writes) -> Result:
+        config, counters = self.config, self.counters
+        before = counters.messages
+        over = counters.messages - config.max_msgs if config.max_msgs >= 0 else 0
+        if over > 0:
+            self._evict(index, writes, messages=min(over, command.messages_max))
+        while (
+            0 <= config.max_bytes < counters.bytes
+            and before - counters.messages < command.messages_max
+        ):
+            facts, live = self._head_facts()
+            sizes = facts.sizes * live if live is not None else facts.sizes
+            goal = min(counters.bytes - config.max_bytes, int(sizes.sum()))
+            self._evict(index, writes, bytes_over=max(goal, 1))
+        self.write_counters(writes)
+        more = (0 <= config.max_msgs < counters.messages) or (
+            0 <= config.max_bytes < counters.bytes
+        )
+        return Removed(before - counters.messages, more)
+
+    def _evict(self, index: int, writes: Writes, messages: int = 0, bytes_over: int = 0) -> None:
+        """Take whole messages from the head until ``messages`` or ``bytes_over`` are gone."""
+        while (messages > 0 or bytes_over > 0) and self.counters.messages:
+            facts, live = self._head_facts()
+            sizes = facts.sizes * live if live is not None else facts.sizes
+            if messages > 0:
+                gone = np.cumsum(np.ones(len(sizes), np.int64) if live is None else live)
+                goal = messages
+            else:
+                gone, goal = np.cumsum(sizes), bytes_over
+            take = min(int(np.searchsorted(gone, goal)) + 1, len(sizes))
+            removed, removed_bytes = self._take_head(facts, live, take, index, writes)
+            messages -= removed if messages > 0 else 0
+            bytes_over -= removed_bytes if bytes_over > 0 else 0
+
+    def _head_facts(self) -> tuple[MessageFacts, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:
+        """Facts from the first sequence to the end of its run, and which of them are live."""
+        first_seq = self.counters.first_seq
+        facts = self._head
+        if facts is None or not facts.base_seq <= first_seq < facts.end_seq:
+            facts = self._head = self.facts_at(first_seq)
+        at = first_seq - facts.base_seq
+        rest = MessageFacts(
+            first_seq, facts.subject_ids[at:], facts.sizes[at:], facts.times_ns[at:]
+        )
+        return rest, self.deleted.live_mask(first_seq, len(rest.sizes))
+
+    def _take_head(
+        self,
+        facts: MessageFacts,
+        live: np.ndarray[tuple[int], np.dtype[np.bool_]] | None,
+        take: int,
+        index: int,
+        writes: Writes,
+    ) -> tuple[int, int]:
+        """Remove the first ``take`` sequences of ``facts``; answers messages and bytes removed."""
+        counters = self.counters
+        sids, sizes = facts.subject_ids[:take], facts.sizes[:take]
+        if live is not None:
+            sids, sizes = sids[live[:take]], sizes[live[:take]]
+        removed, removed_bytes = len(sids), int(sizes.sum())
+        counters.messages -= removed
+        counters.bytes -= removed_bytes
+        counters.first_seq = facts.base_seq + take
+        self._skip_deleted_head()
+        if removed:
+            self.subjects.remove(sids, counters.first_seq, index, writes)
+        self.deleted.trim(counters.first_seq, writes)
+        writes.trimmed[self.shard] = counters.first_seq
+        return removed, removed_bytes
+
+    def _skip_deleted_head(self) -> None:
+        # The first sequence is that of a live message, or the one behind the last.
+        counters = self.counters
+        if counters.messages == 0:
+            counters.first_seq = counters.last_seq + 1
+            return
+        while counters.first_seq in self.deleted:
+            counters.first_seq += 1
+
+    def _expire_age(
+        self, command: cmd.ExpireAge, index: int, now_ns: int, writes: Writes
+    ) -> Result:
+        removed, more = 0, False
+        limit_ns = now_ns - self.config.max_age_ns
+        while self.config.max_age_ns and self.counters.messages:
+            facts, live = self._head_facts()
+            take = int(np.searchsorted(facts.times_ns, limit_ns, side="right"))
+            if take == 0:
+                break
+            if removed + take > command.messages_max:
+                more = True
+                break
+            removed += self._take_head(facts, live, take, index, writes)[0]
+        if removed:
+            self.write_counters(writes)
+        return Removed(removed, more)
+
+    def _trim(self, command: cmd.Trim, index: int, writes: Writes) -> Result:
+        if self.config.sealed:
+            return Refused(errors.STREAM_SEALED.code)
+        if self.config.deny_purge:
+            return Refused(errors.PURGE_DENIED.code)
+        counters = self.counters
+        if command.to_seq > counters.last_seq:
+            return self._purge_all(writes)
+        removed, more = 0, False
+        while counters.first_seq < command.to_seq and counters.messages:
+            facts, live = self._head_facts()
+            if removed >= command.messages_max:
+                more = True
+                break
+            take = min(command.to_seq - counters.first_seq, len(facts.sizes))
+            removed += self._take_head(facts, live, take, index, writes)[0]
+        self.write_counters(writes)
+        return Removed(removed, more)
+
+    def _purge_all(self, writes: Writes) -> Result:
+        counters = self.counters
+        removed = counters.messages
+        counters.first_seq = counters.last_seq + 1
+        counters.messages = counters.bytes = 0
+        self.deletions += 1
+        self.subjects.clear(writes)
+        self.deleted.clear(writes)
+        writes.trimmed[self.shard] = counters.first_seq
+        self.write_counters(writes)
+        return Removed(removed)
+
+    def _delete(
+        self, command: cmd.DeleteMessage, index: int, now_ns: int, writes: Writes
+    ) -> Result:
+        if self.config.sealed:
+            return Refused(errors.STREAM_SEALED.code)
+        if self.config.deny_delete:
+            return Refused(errors.DELETE_DENIED.code)
+        seq = command.seq
+        if not self.is_live(seq):
+            return Refused(errors.SEQUENCE_NOT_FOUND.code, f"sequence {seq} not found")
+        facts = self.facts_at(seq)
+        at = seq - facts.base_seq
+        counters = self.counters
+        counters.messages -= 1
+        counters.bytes -= int(facts.sizes[at])
+        self.deleted.add(seq, writes)
+        self.deletions += 1
+        self.subjects.remove_one(
+            int(facts.subject_ids[at]), seq, command.previous_seq, index, writes
+        )
+        for consumer in self.consumers.values():
+            if seq in consumer.pending:
+                consumer.change(Gone(seq), now_ns, writes)
+        if seq == counters.first_seq:
+            self._skip_deleted_head()
+            self.deleted.trim(counters.first_seq, writes)
+            writes.trimmed[self.shard] = counters.first_seq
+        self.write_counters(writes)
+        return Removed(1)
+
+    # Consumers -----------------------------------------------------------------------------------
+
+    def _put_consumer(self, command: cmd.PutConsumer, now_ns: int, writes: Writes) -> Result:
+        assert self.record is not None
+        existing = self.consumer(command.config.name)
+        if existing is not None:
+            if existing.config != command.config:
+                existing.change(Reconfigured(command.config), now_ns, writes)
+            return ConsumerPut(existing.consumer_id, created=False)
+        limit = self.config.max_consumers
+        if 0 <= limit <= len(self.consumers):
+            return Refused(errors.CONSUMER_LIMIT.code)
+        consumer_id = self.record.next_consumer_id
+        self.record.next_consumer_id += 1
+        self._write_record(writes)
+        start_seq = command.start_seq or self.counters.last_seq + 1
+        consumer = ConsumerMachine.create(
+            self.shard, consumer_id, command.config, start_seq, now_ns
+        )
+        consumer.write_snapshot(writes)
+        self.consumers[consumer_id] = consumer
+        self.consumer_ids[command.config.name] = consumer_id
+        return ConsumerPut(consumer_id, created=True)
+
+    def _drop_consumer(self, command: cmd.DropConsumer, writes: Writes) -> Result:
+        consumer = self.consumers.pop(command.consumer_id, None)
+        if consumer is None:
+            return Refused(errors.CONSUMER_NOT_FOUND.code)
+        del self.consumer_ids[consumer.config.name]
+        consumer.erase(writes)
+        return Done()
+
+    def _change_consumer(
+        self, change: cmd.Deliver | cmd.Acknowledge | cmd.Exhaust, now_ns: int, writes: Writes
+    ) -> Result:
+        consumer = self.consumers.get(change.consumer_id)
+        if consumer is None:
+            return Refused(errors.CONSUMER_NOT_FOUND.code)
+        if consumer.epoch != change.epoch:
+            return Refused(errors.TOKEN_STALE.code)
+        first_seq = self.counters.first_seq
+        if consumer.pending and consumer.floor.stream_seq + 1 < first_seq:
+            consumer.change(ConsumerTrimmed(first_seq), now_ns, writes)
+        consumer.change(change, now_ns, writes)
+        return Done()
+
+    # Recovery ------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, shard: int, facts: FactsPort, scan: Scan) -> "StreamMachine":
+        """The machine as its rows in the store hold it."""
+        machine = cls(shard, facts)
+
+        def rows(kind: bytes) -> Iterable[tuple[bytes, bytes]]:
+            return scan(keys.shard_key(kind, shard))
+
+        for _, value in rows(keys.STREAM):
+            machine.record = msgspec.msgpack.decode(value, type=StreamRecord)
+        for _, value in rows(keys.COUNTERS):
+            machine.counters = msgspec.msgpack.decode(value, type=Counters)
+        machine.subjects.load(
+            rows(keys.SUBJECT_NAME), rows(keys.SUBJECT_PAGE), rows(keys.SUBJECT_DELTA)
+        )
+        machine.dedupe.load(rows(keys.DEDUPE))
+        machine.deleted.load(rows(keys.DELETED), machine.counters.first_seq)
+        for key, value in rows(keys.CONSUMER):
+            consumer = ConsumerMachine.load(shard, keys.last_number(key, 4), value)
+            machine.consumers[consumer.consumer_id] = consumer
+            prefix = keys.small_key(keys.CONSUMER_DELTA, shard, consumer.consumer_id)
+            for _, delta in scan(prefix):
+                consumer.replay(delta)
+            machine.consumer_ids[consumer.config.name] = consumer.consumer_id
+        return machine

@@ -1,0 +1,287 @@
+"""Subjects of a stream shard: name to number, and first, last and count of each.
+
+A subject gets a number (sid) with its first message and keeps it while it has messages; numbers
+ascend and are never used again, so a number in an old block can't come to mean another subject.
+Memory: the name, one dict slot, and 20 bytes of arrays; dead numbers at the low end are let go.
+
+``names`` is only ever appended to or replaced by a new list, so a reader in another thread may go
+on using the list (and ``base``) that it took: names of subjects that died meanwhile still stand.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from contrail_common.blocks import I64Array, U32Array
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Writes
+
+PAGE: Final = 1_024
+_DELTA_BYTES_MIN: Final = 1 << 20
+_DELTA_ROWS_MAX: Final = 4_096
+_PAGE_BYTES: Final = PAGE * 20
+_NEXT_ID_ROW: Final = 0xFFFF_FFFF
+"""Stands for a number in the key of the row that keeps the next number over a restart."""
+_ONE: Final = struct.Struct("<IqqI")
+
+
+class SubjectTable:
+    """State per subject of one shard; ``base`` is the number that index 0 of the arrays means."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.base = 0
+        self.names: list[str | None] = []
+        self.ids: dict[str, int] = {}
+        self.first = np.zeros(PAGE, np.int64)
+        self.last = np.zeros(PAGE, np.int64)
+        self.counts = np.zeros(PAGE, np.uint32)
+        self._dirty_pages: set[int] = set()
+        self._delta_bytes = 0
+        self._delta_rows = 0
+        self._dead = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def next_id(self) -> int:
+        """The number that the next new subject gets."""
+        return self.base + len(self.names)
+
+    def name(self, sid: int) -> str:
+        """Name of the subject numbered ``sid``, which must be live."""
+        name = self.names[sid - self.base]
+        assert name is not None, f"subject {sid} is gone"
+        return name
+
+    def last_seq(self, subject: str) -> int:
+        """Sequence of the subject's last message, 0 when it has none."""
+        sid = self.ids.get(subject)
+        return 0 if sid is None else int(self.last[sid - self.base])
+
+    def count(self, subject: str) -> int:
+        """Number of the subject's messages."""
+        sid = self.ids.get(subject)
+        return 0 if sid is None else int(self.counts[sid - self.base])
+
+    def live(self) -> Iterable[tuple[int, str]]:
+        """(sid, name) of every subject that has messages."""
+        return ((sid, name) for name, sid in self.ids.items())
+
+    def number(self, subject: str, writes: Writes) -> int:
+        """The subject's number, given now when it is new."""
+        sid = self.ids.get(subject)
+        if sid is None:
+            sid = self.next_id
+            self.ids[subject] = sid
+            self.names.append(subject)
+            self._grow()
+            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), subject.encode())
+        return sid
+
+    def _grow(self) -> None:
+        size = len(self.first)
+        if len(self.names) > size:
+            self.first = np.concatenate((self.first, np.zeros(size, np.int64)))
+            self.last = np.concatenate((self.last, np.zeros(size, np.int64)))
+            self.counts = np.concatenate((self.counts, np.zeros(size, np.uint32)))
+
+    def add_one(self, sid: int, seq: int, index: int, writes: Writes) -> None:
+        """Count one message of ``sid`` with sequence ``seq``."""
+        at = sid - self.base
+        if self.counts[at] == 0:
+            self.first[at] = seq
+        self.last[at] = seq
+        self.counts[at] += 1
+        self._delta(np.array([at]), index, writes)
+
+    def add_run(self, sids: U32Array, first_seq: int, index: int, writes: Writes) -> None:
+        """Count messages with consecutive sequences from ``first_seq`` on."""
+        at = sids.astype(np.int64) - self.base
+        touched, first_at, counts = np.unique(at, return_index=True, return_counts=True)
+        fresh = self.counts[touched] == 0
+        self.first[touched[fresh]] = first_seq + first_at[fresh]
+        # Assignment with repeated indexes keeps the last value, which is the last sequence.
+        self.last[at] = np.arange(first_seq, first_seq + len(at))
+        self.counts[touched] += counts.astype(np.uint32)
+        self._delta(touched, index, writes)
+
+    def remove(self, sids: U32Array, floor_seq: int, index: int, writes: Writes) -> None:
+        """Take messages away, one per element; none that is live is below ``floor_seq``."""
+        touched, counts = np.unique(sids.astype(np.int64) - self.base, return_counts=True)
+        self.counts[touched] -= counts.astype(np.uint32)
+        self.first[touched] = np.maximum(self.first[touched], floor_seq)
+        for at in touched[self.counts[touched] == 0]:
+            self._forget(int(at), writes)
+        self._delta(touched, index, writes)
+        self._trim()
+
+    def remove_one(self, sid: int, seq: int, previous_seq: int, index: int, writes: Writes) -> None:
+        """Take the message ``seq`` away; ``previous_seq`` is the last older one of its subject."""
+        at = sid - self.base
+        self.counts[at] -= 1
+        if self.counts[at] == 0:
+            self._forget(at, writes)
+        elif self.last[at] == seq:
+            self.last[at] = previous_seq
+        elif self.first[at] == seq:
+            self.first[at] = seq + 1
+        self._delta(np.array([at]), index, writes)
+        self._trim()
+
+    def clear(self, writes: Writes) -> None:
+        """Forget every subject; numbers go on ascending."""
+        for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
+            prefix = keys.shard_key(kind, self.shard)
+            writes.delete_range(prefix, keys.prefix_end(prefix))
+        self.base = self.next_id
+        self.names, self.ids = [], {}
+        self.first = np.zeros(PAGE, np.int64)
+        self.last = np.zeros(PAGE, np.int64)
+        self.counts = np.zeros(PAGE, np.uint32)
+        self._dirty_pages.clear()
+        self._delta_bytes = self._delta_rows = self._dead = 0
+        # Keeps the next number above all earlier ones over a restart.
+        writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW), self._base_row())
+
+    def _base_row(self) -> bytes:
+        return self.base.to_bytes(4, "little")
+
+    def _forget(self, at: int, writes: Writes) -> None:
+        name = self.names[at]
+        assert name is not None
+        del self.ids[name]
+        self._dead += 1
+        writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard, self.base + at))
+        if at == len(self.names) - 1:
+            writes.put(
+                keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW),
+                self.next_id.to_bytes(4, "little"),
+            )
+
+    def _trim(self) -> None:
+        # When half of the numbers are dead: let go of their names, and of the low end's arrays.
+        if self._dead < PAGE or self._dead * 2 < len(self.names):
+            return
+        live = np.flatnonzero(self.counts[: len(self.names)])
+        low = int(live[0]) if len(live) else len(self.names)
+        low -= low % PAGE
+        kept = self.counts[low:] > 0
+        self.names = [
+            name if alive else None
+            for name, alive in zip(self.names[low:], kept.tolist(), strict=False)
+        ]
+        self.first, self.last = self.first[low:].copy(), self.last[low:].copy()
+        self.counts = self.counts[low:].copy()
+        self.base += low
+        self._dead = 0
+        if not len(self.first):
+            self.first, self.last = np.zeros(PAGE, np.int64), np.zeros(PAGE, np.int64)
+            self.counts = np.zeros(PAGE, np.uint32)
+
+    # Persistence: a delta row with each entry, folded into pages when the deltas outgrow them. ----
+
+    def _delta(self, touched: I64Array, index: int, writes: Writes) -> None:
+        if len(touched) == 1:
+            at = int(touched[0])
+            row = _ONE.pack(
+                self.base + at, int(self.first[at]), int(self.last[at]), int(self.counts[at])
+            )
+            self._dirty_pages.add((self.base + at) // PAGE)
+        else:
+            sids = (touched + self.base).astype(np.uint32)
+            row = b"".join(
+                (
+                    sids.tobytes(),
+                    self.first[touched].tobytes(),
+                    self.last[touched].tobytes(),
+                    self.counts[touched].tobytes(),
+                )
+            )
+            self._dirty_pages.update(np.unique(sids // PAGE).tolist())
+        # Several commands of one entry write one row each: the row count tells them apart.
+        self._delta_rows += 1
+        key = keys.large_key(keys.SUBJECT_DELTA, self.shard, index) + self._delta_rows.to_bytes(
+            4, "big"
+        )
+        writes.put(key, row)
+        self._delta_bytes += len(row)
+        if (
+            self._delta_bytes > max(_DELTA_BYTES_MIN, len(self._dirty_pages) * _PAGE_BYTES)
+            or self._delta_rows >= _DELTA_ROWS_MAX
+        ):
+            self._fold(writes)
+
+    def _fold(self, writes: Writes) -> None:
+        prefix = keys.shard_key(keys.SUBJECT_DELTA, self.shard)
+        writes.delete_range(prefix, keys.prefix_end(prefix))
+        for page in self._dirty_pages:
+            start = page * PAGE - self.base
+            low, high = max(start, 0), min(start + PAGE, len(self.names))
+            key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
+            if low >= high or not self.counts[low:high].any():
+                writes.delete(key)
+                continue
+            writes.put(
+                key,
+                b"".join(
+                    (
+                        np.arange(self.base + low, self.base + high, dtype=np.uint32).tobytes(),
+                        self.first[low:high].tobytes(),
+                        self.last[low:high].tobytes(),
+                        self.counts[low:high].tobytes(),
+                    )
+                ),
+            )
+        self._dirty_pages.clear()
+        self._delta_bytes = self._delta_rows = 0
+
+    def load(
+        self,
+        names: Iterable[tuple[bytes, bytes]],
+        pages: Iterable[tuple[bytes, bytes]],
+        deltas: Iterable[tuple[bytes, bytes]],
+    ) -> None:
+        """Take up the state from its rows, each given as (key, value) in key order."""
+        found: list[tuple[int, str]] = []
+        next_id = 0
+        for key, value in names:
+            sid = keys.last_number(key, 4)
+            if sid == _NEXT_ID_ROW:
+                next_id = int.from_bytes(value, "little")
+            else:
+                found.append((sid, value.decode()))
+        if found:
+            next_id = max(next_id, found[-1][0] + 1)
+        self.base = found[0][0] - found[0][0] % PAGE if found else next_id
+        self.names = [None] * (next_id - self.base)
+        for sid, name in found:
+            self.names[sid - self.base] = name
+            self.ids[name] = sid
+        size = PAGE
+        while size < len(self.names):
+            size *= 2
+        self.first = np.zeros(size, np.int64)
+        self.last = np.zeros(size, np.int64)
+        self.counts = np.zeros(size, np.uint32)
+        for _, row in pages:
+            self._load_row(row)
+        for key, row in deltas:
+            sids = self._load_row(row)
+            self._dirty_pages.update(np.unique(sids // PAGE).tolist())
+            self._delta_bytes += len(row)
+            self._delta_rows = max(self._delta_rows, keys.last_number(key, 4))
+
+    def _load_row(self, row: bytes) -> U32Array:
+        count = len(row) // _ONE.size
+        sids = np.frombuffer(row, np.uint32, count)
+        first = np.frombuffer(row, np.int64, count, 4 * count)
+        last = np.frombuffer(row, np.int64, count, 12 * count)
+        counts = np.frombuffer(row, np.uint32, count, 20 * count)
+        kept = (sids >= self.base) & (sids < self.next_id)
+        at = sids[kept].astype(np.int64) - self.base
+        self.first[at], self.last[at], self.counts[at] = first[kept], last[kept], counts[kept]
+        return sids

@@ -1,0 +1,1 @@
+"""The storage node: machines, log, store and readers wired on one event loop."""

@@ -1,0 +1,174 @@
+"""Applying committed entries: machines in order, answers to the callers, jobs to the writer."""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from contrail_common import errors
+from contrail_storage.core.commands import (
+    META_SHARD,
+    Command,
+    ConfigureStream,
+    DropStream,
+    Entry,
+    decode_entry,
+)
+from contrail_storage.core.meta_machine import MetaMachine
+from contrail_storage.core.results import Refused, Result, Writes
+from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.proposer import EntryContext
+from contrail_storage.node.shard import Shard
+from contrail_storage.node.store_writer import Job, MergeJob, StoreWriter, WriteJob, merge_job
+from contrail_storage.store.block_store import (
+    UNREADABLE,
+    BlockSpan,
+    BlockStore,
+    ShardFacts,
+)
+
+MERGE_BLOCKS: Final = 64
+MERGE_BYTES: Final = 128 * 1024
+MERGE_MESSAGES: Final = 2_000
+_SMALL_BYTES: Final = MERGE_BYTES // 4
+_SMALL_MESSAGES: Final = MERGE_MESSAGES // 4
+_log = structlog.get_logger("contrail.apply")
+
+
+class Applier:
+    """Applies entries on the event loop and keeps the shards' runtimes."""
+
+    def __init__(self, meta: MetaMachine, blocks: BlockStore, writer: StoreWriter) -> None:
+        self.meta = meta
+        self.shards: dict[int, Shard] = {}
+        self.last_entry_ns = 0
+        self.unwritten_bytes = 0
+        self._blocks = blocks
+        self._writer = writer
+
+    def new_shard(self, number: int) -> Shard:
+        """A shard without a stream yet."""
+        machine = StreamMachine(number, ShardFacts(self._blocks, number))
+        return Shard(machine, 0)
+
+    def apply(self, group: int, index: int, term: int, data: bytes, context: object) -> None:
+        """Apply one committed entry; ``data`` is empty for Raft's own entries."""
+        own = context if isinstance(context, EntryContext) else None
+        job = WriteJob(group, index, term, [])
+        if data:
+            entry = own.entry if own is not None else decode_entry(data)
+            writes = Writes()
+            results = self._apply_entry(index, entry, writes)
+            self._fill(job, writes)
+            job.bytes = len(data)
+            self.unwritten_bytes += job.bytes
+            self._writer.submit(job)
+            if own is not None:
+                own.resolve(results)
+        else:
+            self._writer.submit(job)
+
+    def _apply_entry(self, index: int, entry: Entry, writes: Writes) -> list[Result]:
+        self.last_entry_ns = max(self.last_entry_ns, entry.time_ns)
+        results: list[Result] = []
+        for number, command in entry.commands:
+            if number == META_SHARD:
+                results.append(self.meta.apply(command, writes))  # type: ignore[arg-type]
+                continue
+            shard = self.shards.get(number)
+            if shard is None and isinstance(command, ConfigureStream):
+                shard = self.shards[number] = self.new_shard(number)
+            if shard is None:
+                results.append(Refused(errors.STREAM_NOT_FOUND.code))
+            else:
+                results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
+        return results
+
+    def _apply_to(
+        self, shard: Shard, index: int, time_ns: int, command: Command, writes: Writes
+    ) -> Result:
+        if shard.damaged and not isinstance(command, DropStream):
+            return Refused(errors.DATA_LOST.code, shard.damaged)
+        mark = writes.mark()
+        try:
+            return shard.machine.apply(index, time_ns, command, writes)  # type: ignore[arg-type]
+        except UNREADABLE as error:
+            # The machine needs a message that cannot be read back: the shard stops here, before
+            # this command took effect, and refuses all that follow.
+            writes.roll_back(mark, shard.machine.shard)
+            shard.damaged = f"messages cannot be read back: {error}"
+            _log.critical("shard damaged", shard=shard.machine.shard, reason=str(error))
+            return Refused(errors.DATA_LOST.code, shard.damaged)
+
+    def _fill(self, job: WriteJob, writes: Writes) -> None:
+        job.rows = writes.rows
+        for number, block in writes.blocks:
+            job.blocks.append((number, block, self._blocks.add(number, block)))
+        for number, first_seq in writes.trimmed.items():
+            for base_seq in self._blocks.directory(number).drop_below(first_seq):
+                job.dropped.append((number, base_seq))
+        for number in writes.dropped:
+            self._blocks.forget(number)
+            shard = self.shards.pop(number)
+            shard.notify()
+        for number in writes.trimmed:
+            if number in self.shards:
+                self.shards[number].notify()
+
+    # Written -----------------------------------------------------------------------------------
+
+    def written(self, jobs: list[Job], applied: Callable[[int, int], None]) -> None:
+        """Jobs reached the store: their messages may be read now. Runs on the event loop."""
+        touched: dict[int, int] = {}
+        for job in jobs:
+            if isinstance(job, MergeJob):
+                self._blocks.written(job.shard, job.merged)
+                continue
+            self.unwritten_bytes -= job.bytes
+            applied(job.group, job.index)
+            for number, block, span in job.blocks:
+                self._blocks.written(number, block)
+                touched[number] = block.last_seq
+                self._note_small(number, span)
+        for number, last_seq in touched.items():
+            shard = self.shards.get(number)
+            if shard is not None:
+                shard.advance(last_seq)
+
+    def _note_small(self, number: int, span: BlockSpan, level: int = 0) -> None:
+        """Remember a small block; when a run of them is worth a block, have it merged.
+
+        Merged blocks that are still small form runs of their own, so a stream fed one message
+        at a time ends in full blocks after two or three merges of each message.
+        """
+        shard = self.shards.get(number)
+        if shard is None:
+            return
+        if span.bytes > _SMALL_BYTES or span.count > _SMALL_MESSAGES:
+            shard.small_runs.clear()
+            return
+        run = shard.small_runs.setdefault(level, [])
+        run.append(span)
+        if (
+            len(run) >= MERGE_BLOCKS
+            or sum(small.bytes for small in run) >= MERGE_BYTES
+            or sum(small.count for small in run) >= MERGE_MESSAGES
+        ):
+            del shard.small_runs[level]
+            merged = self._merge(number, [small.base_seq for small in run])
+            if merged is not None:
+                self._note_small(number, merged, level + 1)
+
+    def _merge(self, number: int, base_seqs: list[int]) -> BlockSpan | None:
+        blocks = [self._blocks.recall(number, base_seq) for base_seq in base_seqs]
+        known = [block for block in blocks if block is not None]
+        if len(known) != len(base_seqs):
+            return None
+        job = merge_job(number, known)
+        if not self._blocks.directory(number).replace(base_seqs, job.span):
+            return None
+        # The directory names the merged block from now on; its body stands in memory until the
+        # writer has stored it.
+        self._blocks.overlay(number, job.merged)
+        self._writer.submit(job)
+        return job.span

@@ -1,0 +1,252 @@
+"""Managing consumers on a node: create, update, remove, pull from and acknowledge to them."""
+
+import asyncio
+import secrets
+from typing import Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.config_rules import check_consumer_update
+from contrail_common.errors import ApiError
+from contrail_common.link import AckItem, AckResult, CreateMode, PullRequest, PullResult
+from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.results import ConsumerPut, Done, Result
+from contrail_storage.node.delivery import Desk
+from contrail_storage.node.filters import SubjectFilter
+from contrail_storage.node.log_time import LogTime
+from contrail_storage.node.proposer import Proposer
+from contrail_storage.node.reader import Reader
+from contrail_storage.node.shard import Shard
+from contrail_storage.node.streams import StreamManager, expect
+
+_OK: Final = AckResult()
+_ACK_BYTES: Final = 12
+
+
+class ConsumerManager:
+    """Consumers of this node's shards; a desk for each that was used since the start."""
+
+    def __init__(
+        self, streams: StreamManager, shard_log: Proposer, reader: Reader, clock: LogTime
+    ) -> None:
+        self._streams = streams
+        self._shard_log = shard_log
+        self._reader = reader
+        self._clock = clock
+        self._desks: dict[tuple[int, int], Desk] = {}
+        self._lock = asyncio.Lock()
+
+    # Managing ------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        mode: CreateMode,
+        if_match: int | None,
+        if_none: bool,
+    ) -> tuple[ConsumerInfo, bool]:
+        """Create or update; see ``StorageLink.put_consumer``."""
+        shard = self._streams.shard(stream)
+        async with self._lock:
+            existing = shard.machine.consumer(config.name) if config.name else None
+            if existing is None:
+                if if_match is not None:
+                    raise ApiError(errors.PRECONDITION_FAILED, "there is no such consumer")
+                return await self._create(shard, config), True
+            if if_none or if_match not in (None, existing.version):
+                raise ApiError(
+                    errors.PRECONDITION_FAILED, f"the version is {existing.version}", applied=False
+                )
+            if existing.config != config:
+                if mode == "create":
+                    raise ApiError(errors.CONSUMER_EXISTS, applied=False)
+                check_consumer_update(existing.config, config)
+                await self._propose(shard, cmd.PutConsumer(config, 0))
+                self._desk(shard, existing).reconfigured()
+            return await self._info(shard, existing), False
+
+    async def _create(self, shard: Shard, config: ConsumerConfig) -> ConsumerInfo:
+        if not config.name:
+            name = secrets.token_urlsafe(12).replace("-", "a")
+            config = msgspec.structs.replace(config, name=name)
+        start_seq = await self._start_seq(shard, config)
+        result = await self._propose(shard, cmd.PutConsumer(config, start_seq))
+        consumer_id = expect(result, ConsumerPut).consumer_id
+        consumer = shard.machine.consumers[consumer_id]
+        self._desk(shard, consumer)
+        return await self._info(shard, consumer)
+
+    async def _start_seq(self, shard: Shard, config: ConsumerConfig) -> int:
+        """Where the consumer begins; 0 is behind the last message when the command is applied."""
+        first_seq = shard.machine.counters.first_seq
+        match config.deliver_policy:
+            case "all":
+                return first_seq
+            case "by_start_sequence":
+                return max(config.opt_start_seq, first_seq)
+            case "by_start_time":
+                return await self._reader.seq_of_time(shard, config.opt_start_time_ns)
+            case "last":
+                table = shard.machine.subjects
+                found = SubjectFilter(config.filter_subjects).subjects(table)
+                return max((int(table.last[sid - table.base]) for sid, _ in found), default=0)
+            case _:
+                return 0
+
+    async def info(self, stream: str, name: str) -> ConsumerInfo:
+        """Configuration and progress."""
+        shard = self._streams.shard(stream)
+        return await self._info(shard, self._find(shard, name))
+
+    async def infos(self, stream: str) -> list[ConsumerInfo]:
+        """All consumers of a stream by name."""
+        shard = self._streams.shard(stream)
+        names = sorted(shard.machine.consumer_ids)
+        return [await self._info(shard, self._find(shard, name)) for name in names]
+
+    async def _info(self, shard: Shard, consumer: ConsumerMachine) -> ConsumerInfo:
+        desk = self._desk(shard, consumer)
+        return ConsumerInfo(
+            stream=shard.name,
+            config=consumer.config,
+            created_ns=consumer.created_ns,
+            version=consumer.version,
+            delivered=consumer.delivered,
+            ack_floor=consumer.floor,
+            num_ack_pending=len(consumer.pending),
+            num_redelivered=sum(1 for item in consumer.pending.values() if item.attempts > 1),
+            num_waiting=len(desk.waiters),
+            num_pending=await desk.num_pending(),
+        )
+
+    async def delete(self, stream: str, name: str) -> None:
+        """Remove a consumer; its waiting pulls end."""
+        shard = self._streams.shard(stream)
+        await self._drop(shard, self._find(shard, name))
+
+    async def _drop(self, shard: Shard, consumer: ConsumerMachine) -> None:
+        expect(await self._propose(shard, cmd.DropConsumer(consumer.consumer_id)), Done)
+        self._close((shard.machine.shard, consumer.consumer_id))
+
+    def _close(self, key: tuple[int, int]) -> None:
+        desk = self._desks.pop(key, None)
+        if desk is not None:
+            desk.close()
+
+    def close_gone(self) -> None:
+        """End the desks of consumers and streams that are gone."""
+        for key, desk in list(self._desks.items()):
+            machine = desk.shard.machine
+            if not machine.exists or desk.consumer.consumer_id not in machine.consumers:
+                self._close(key)
+
+    async def drop_inactive(self) -> None:
+        """Remove the consumers that nobody used for their ``inactive_threshold``."""
+        now_s = asyncio.get_running_loop().time()
+        for shard in self._streams.shards():
+            for consumer in list(shard.machine.consumers.values()):
+                config = consumer.config
+                threshold_ns = config.inactive_threshold_ns
+                if not threshold_ns and not config.durable:
+                    threshold_ns = INACTIVE_THRESHOLD_NS
+                if not threshold_ns:
+                    continue
+                desk = self._desk(shard, consumer)
+                idle_ns = (now_s - desk.last_active_s) * 1e9
+                if idle_ns > threshold_ns and not desk.waiters:
+                    await self._drop(shard, consumer)
+
+    # Delivering ----------------------------------------------------------------------------------
+
+    def _find(self, shard: Shard, name: str) -> ConsumerMachine:
+        consumer = shard.machine.consumer(name)
+        if consumer is None:
+            raise ApiError(
+                errors.CONSUMER_NOT_FOUND,
+                f"stream {shard.name} has no consumer {name}",
+                applied=False,
+            )
+        return consumer
+
+    def _desk(self, shard: Shard, consumer: ConsumerMachine) -> Desk:
+        key = (shard.machine.shard, consumer.consumer_id)
+        desk = self._desks.get(key)
+        if desk is None:
+            number = shard.machine.shard
+
+            def propose(command: cmd.StreamCommand) -> asyncio.Future[Result]:
+                return self._shard_log.command(number, command, 1024)
+
+            desk = self._desks[key] = Desk(shard, consumer, self._reader, propose, self._clock.now)
+        return desk
+
+    async def _propose(self, shard: Shard, command: cmd.StreamCommand) -> Result:
+        return await self._shard_log.command(shard.machine.shard, command, 1024)
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch."""
+        shard = self._streams.shard(request.stream)
+        desk = self._desk(shard, self._find(shard, request.consumer))
+        return await desk.pull(request)
+
+    async def acknowledge(
+        self, stream: str, name: str, items: list[AckItem], sync: bool
+    ) -> list[AckResult]:
+        """Take acknowledgements; see ``StorageLink.acknowledge``."""
+        shard = self._streams.shard(stream)
+        consumer = self._find(shard, name)
+        desk = self._desk(shard, consumer)
+        desk.touch()
+        results: list[AckResult] = []
+        taken: list[AckItem] = []
+        for item in items:
+            problem = self._token_problem(shard, consumer, item)
+            results.append(problem or _OK)
+            if problem is None:
+                taken.append(item)
+        if taken:
+            desk.flush()
+            applied = self._shard_log.command(
+                shard.machine.shard, _command(consumer, taken), _ACK_BYTES * len(taken)
+            )
+            postponed = [item.seq for item in taken if item.kind in ("nak", "in_progress")]
+            applied.add_done_callback(lambda done: _acknowledged(desk, postponed, done))
+            if sync:
+                expect(await applied, Done)
+        return results
+
+    def _token_problem(
+        self, shard: Shard, consumer: ConsumerMachine, item: AckItem
+    ) -> AckResult | None:
+        if item.shard != shard.machine.shard:
+            foreign = item.shard in self._streams.shard_numbers()
+            spec = errors.TOKEN_FORGED if foreign else errors.TOKEN_STALE
+            return AckResult(spec.code, "the token is of another stream")
+        if item.consumer_id != consumer.consumer_id:
+            foreign = item.consumer_id in shard.machine.consumers
+            spec = errors.TOKEN_FORGED if foreign else errors.TOKEN_STALE
+            return AckResult(spec.code, "the token is of another consumer")
+        if item.epoch != consumer.epoch:
+            return AckResult(errors.TOKEN_STALE.code, "the consumer was reset")
+        return None
+
+
+def _command(consumer: ConsumerMachine, items: list[AckItem]) -> cmd.Acknowledge:
+    return cmd.Acknowledge(
+        consumer.consumer_id,
+        consumer.epoch,
+        [item.seq for item in items if item.kind == "ack"],
+        [(item.kind, item.seq, item.delay_ns) for item in items if item.kind != "ack"],
+    )
+
+
+def _acknowledged(desk: Desk, postponed: list[int], done: "asyncio.Future[Result]") -> None:
+    if done.cancelled() or done.exception() is not None or desk.closed:
+        return
+    if postponed:
+        desk.postponed(postponed)
+    desk.wake()

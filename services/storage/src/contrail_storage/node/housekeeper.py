@@ -1,0 +1,71 @@
+"""What happens by itself: age limits and inactive consumers, each as a proposed command."""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from contrail_common.errors import ApiError
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.results import Removed
+from contrail_storage.node.consumers import ConsumerManager
+from contrail_storage.node.log_time import LogTime
+from contrail_storage.node.proposer import Proposer
+from contrail_storage.node.shard import Shard
+from contrail_storage.node.streams import StreamManager
+from contrail_storage.store.block_store import BlockStore
+
+TICK_S: Final = 0.1
+_SLICE_MESSAGES: Final = 20_000
+_log = structlog.get_logger("contrail.housekeeper")
+
+
+class Housekeeper:
+    """Looks at every shard a few times a second and proposes what is due."""
+
+    def __init__(
+        self,
+        streams: StreamManager,
+        consumers: ConsumerManager,
+        shard_log: Proposer,
+        blocks: BlockStore,
+        clock: LogTime,
+    ) -> None:
+        self._streams = streams
+        self._consumers = consumers
+        self._shard_log = shard_log
+        self._blocks = blocks
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self.tick()
+            except ApiError as error:
+                _log.info("housekeeping waits", reason=str(error))
+
+    async def tick(self) -> None:
+        """One round over all shards."""
+        now_ns = self._clock.now()
+        for shard in self._streams.shards():
+            if self._age_due(shard, now_ns):
+                await self._expire_age(shard)
+        self._consumers.close_gone()
+        await self._consumers.drop_inactive()
+
+    def _age_due(self, shard: Shard, now_ns: int) -> bool:
+        machine = shard.machine
+        max_age_ns = machine.config.max_age_ns
+        if not max_age_ns or not machine.counters.messages or shard.damaged:
+            return False
+        return self._streams.info(shard).state.first_ts_ns <= now_ns - max_age_ns
+
+    async def _expire_age(self, shard: Shard) -> None:
+        more = True
+        while more and shard.machine.exists:
+            result = await self._shard_log.command(
+                shard.machine.shard, cmd.ExpireAge(_SLICE_MESSAGES)
+            )
+            more = isinstance(result, Removed) and result.more

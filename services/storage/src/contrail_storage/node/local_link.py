@@ -1,0 +1,206 @@
+"""The service link of one process: a direct call into the node."""
+
+import base64
+from collections.abc import AsyncIterator
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import (
+    AckItem,
+    AckResult,
+    CreateMode,
+    Page,
+    PublishAck,
+    PullRequest,
+    PullResult,
+    RangeRequest,
+    RangeResult,
+    ReplayPlan,
+    ReplayPlanRequest,
+    ReplayRequest,
+)
+from contrail_common.model import (
+    ConsumerConfig,
+    ConsumerInfo,
+    PublishMessage,
+    StoredMessage,
+    StreamConfig,
+    StreamInfo,
+)
+from contrail_common.subjects import overlaps
+from contrail_storage.node.node import StorageNode
+from contrail_storage.node.shard import Shard
+
+_UNKNOWN = errors.OUTCOME_UNKNOWN.code
+
+
+class LocalLink:
+    """``contrail_common.link.StorageLink`` over a node in the same process."""
+
+    def __init__(self, node: StorageNode) -> None:
+        self._node = node
+
+    def _shard(self, stream: str) -> Shard:
+        shard = self._node.streams.shard(stream)
+        if shard.damaged:
+            raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
+        return shard
+
+    # Streams -------------------------------------------------------------------------------------
+
+    async def put_stream(
+        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
+    ) -> tuple[StreamInfo, bool]:
+        """Create, find identical, or update."""
+        self._node.check_serving()
+        return await self._node.streams.put(config, mode, if_match, if_none)
+
+    async def stream_info(self, name: str) -> StreamInfo:
+        """Configuration and state."""
+        return self._node.streams.info(self._shard(name))
+
+    async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
+        """Streams by name, paged."""
+        streams = self._node.streams
+        infos = []
+        after = _decode(token)
+        for name in streams.names():
+            if name <= after or not name.startswith(prefix):
+                continue
+            info = streams.info(streams.shard(name))
+            if subject and not any(overlaps(subject, own) for own in info.config.subjects):
+                continue
+            infos.append(info)
+            if len(infos) > limit:
+                return Page(streams=infos[:limit], next_token=_encode(infos[-2].config.name))
+        return Page(streams=infos)
+
+    async def delete_stream(self, name: str) -> None:
+        """Remove a stream."""
+        self._node.check_serving()
+        await self._node.streams.delete(name)
+        self._node.consumers.close_gone()
+
+    async def purge_stream(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
+        """Remove messages, answer how many."""
+        self._node.check_serving()
+        return await self._node.streams.purge(name, subject, up_to_seq, keep)
+
+    # Messages ------------------------------------------------------------------------------------
+
+    def stream_for_subject(self, subject: str) -> str | None:
+        """The stream that captures a subject."""
+        return self._node.streams.route(subject)
+
+    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
+        """Store messages; durable when this returns."""
+        shard = self._shard(stream)
+        self._node.check_serving()
+        results = await self._node.shard_log.append(shard.machine.shard, messages)
+        if all(result.code == _UNKNOWN for result in results):
+            raise ApiError(errors.OUTCOME_UNKNOWN)
+        return PublishAck(stream, results, self._node.durability)
+
+    async def get_message(self, stream: str, seq: int) -> StoredMessage:
+        """One message."""
+        return await self._node.reader.get(self._shard(stream), seq)
+
+    async def read_range(self, request: RangeRequest) -> RangeResult:
+        """Messages in order, waiting for the first when asked to."""
+        return await self._node.reader.read_range(self._shard(request.stream), request)
+
+    async def last_messages(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[StoredMessage], str | None]:
+        """The newest message of each subject."""
+        return await self._node.reader.last_messages(self._shard(stream), subject, limit, token)
+
+    async def subject_counts(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """Subjects with their number of messages."""
+        return self._node.reader.subject_counts(self._shard(stream), subject, limit, token)
+
+    async def delete_message(self, stream: str, seq: int) -> None:
+        """Make one message unreadable."""
+        self._node.check_serving()
+        self._shard(stream)
+        await self._node.streams.delete_message(stream, seq)
+
+    # Replay --------------------------------------------------------------------------------------
+
+    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
+        """Pin a range and cut it into splits."""
+        return await self._node.replayer.plan(self._shard(request.stream), request)
+
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+        """Check the request, then stream the encoded body."""
+        shard = self._shard(request.stream)
+        low, high = self._node.replayer.check(shard, request)
+        return self._node.replayer.stream(shard, request, low, high)
+
+    # Consumers -----------------------------------------------------------------------------------
+
+    async def put_consumer(
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        mode: CreateMode,
+        if_match: int | None,
+        if_none: bool,
+    ) -> tuple[ConsumerInfo, bool]:
+        """Create, find identical, or update."""
+        self._node.check_serving()
+        return await self._node.consumers.put(stream, config, mode, if_match, if_none)
+
+    async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
+        """Configuration and progress."""
+        return await self._node.consumers.info(stream, consumer)
+
+    async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
+        """Consumers of a stream by name, paged."""
+        after = _decode(token)
+        infos = [
+            info for info in await self._node.consumers.infos(stream) if info.config.name > after
+        ]
+        more = len(infos) > limit
+        next_token = _encode(infos[limit - 1].config.name) if more else None
+        return Page(consumers=infos[:limit], next_token=next_token)
+
+    async def delete_consumer(self, stream: str, consumer: str) -> None:
+        """Remove a consumer."""
+        self._node.check_serving()
+        await self._node.consumers.delete(stream, consumer)
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch."""
+        self._node.check_serving()
+        return await self._node.consumers.pull(request)
+
+    async def acknowledge(
+        self, stream: str, consumer: str, items: list[AckItem], sync: bool
+    ) -> list[AckResult]:
+        """Take acknowledgements."""
+        self._node.check_serving()
+        return await self._node.consumers.acknowledge(stream, consumer, items, sync)
+
+    # Node ----------------------------------------------------------------------------------------
+
+    def readiness(self) -> dict[str, str]:
+        """What is not ready, and why."""
+        return self._node.readiness()
+
+    def metrics_text(self) -> str:
+        """The node's metrics."""
+        return self._node.metrics_text()
+
+
+def _encode(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def _decode(token: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+    except ValueError:
+        raise ApiError(errors.BAD_REQUEST, "the page token is not one of ours") from None

@@ -1,0 +1,421 @@
+"""The storage node: opens log and store, recovers, runs the Raft groups and serves the link.
+
+Two groups of one member share the write-ahead log: the meta group and the group of all
+unreplicated shards. Start: open the store (which locks the data), load machines at their applied
+indexes, let the groups replay what the log holds above, then lead.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.commands import META_SHARD
+from contrail_storage.core.meta_machine import MetaMachine
+from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.applier import Applier
+from contrail_storage.node.checkpointer import Checkpointer, DataLostError
+from contrail_storage.node.consumers import ConsumerManager
+from contrail_storage.node.housekeeper import Housekeeper
+from contrail_storage.node.log_time import LogTime
+from contrail_storage.node.metrics import render_metrics
+from contrail_storage.node.proposer import EntryContext, Proposer
+from contrail_storage.node.reader import Reader
+from contrail_storage.node.replay import Replayer
+from contrail_storage.node.shard import Shard
+from contrail_storage.node.store_writer import Job, StoreWriter
+from contrail_storage.node.streams import StreamManager
+from contrail_storage.store.block_store import BlockStore, ShardFacts
+from contrail_storage.store.rocks_store import RocksStore, StoreStalledError
+from contrail_storage.wal.files import Files
+from contrail_storage.wal.node_file import NodeIdentity, load_identity, save_identity
+from contrail_storage.wal.node_log import LogOptions, NodeLog
+
+META_GROUP: Final = 0
+SHARD_GROUP: Final = 1
+_TICK_S: Final = 0.05
+_RECOVER_WAIT_S: Final = 0.5
+_log = structlog.get_logger("contrail.node")
+
+
+class Committed(Protocol):
+    """A committed entry as a group hands it out."""
+
+    index: int
+    term: int
+    data: bytes
+    context: object | None
+
+
+class Group(Protocol):
+    """A Raft group of this node."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads the group and has handed out all earlier terms' entries."""
+        ...
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes proposed and not yet committed."""
+        ...
+
+    @property
+    def applied_index(self) -> int:
+        """Index of the last entry handed out."""
+        ...
+
+    def start(self) -> None:
+        """Take part."""
+        ...
+
+    def tick(self) -> None:
+        """Do what is due."""
+        ...
+
+    def stop(self) -> None:
+        """End taking part."""
+        ...
+
+    def propose(self, data: bytes, context: object) -> int:
+        """Append an entry."""
+        ...
+
+    def handle_log_failure(self) -> None:
+        """The log failed."""
+        ...
+
+    def handle_log_recovered(self) -> None:
+        """The log takes records again."""
+        ...
+
+
+class GroupFactory(Protocol):
+    """Makes Raft groups; the composition root gives the replicator's."""
+
+    refusals: tuple[type[Exception], ...]
+
+    def make(
+        self,
+        *,
+        group_id: int,
+        node_id: str,
+        log: NodeLog,
+        applied_index: int,
+        on_commit: Callable[[list[Committed]], None],
+        on_role: Callable[[bool], None],
+        on_lost: Callable[[list[object]], None],
+    ) -> Group:
+        """A group of one member over the node's log."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class NodeOptions:
+    """Where a node keeps its data, and bounds that tests make small."""
+
+    data_dir: Path
+    log: LogOptions = field(default_factory=LogOptions)
+    checkpoint_bytes: int = 256 << 20
+    files: Files | None = None
+
+
+class StorageNode:
+    """One storage node. Built by :meth:`open`, then :meth:`start` on the event loop."""
+
+    durability = "fsync"
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        identity: NodeIdentity,
+        store: RocksStore,
+        groups: GroupFactory,
+    ) -> None:
+        self.identity = identity
+        self._options = options
+        self._files = options.files or Files()
+        self._store = store
+        self._factory = groups
+        self.meta = MetaMachine()
+        self.blocks = BlockStore(store)
+        self.writer = StoreWriter(
+            store, StoreStalledError, self._written_soon, self._store_failed_soon
+        )
+        self.applier = Applier(self.meta, self.blocks, self.writer)
+        self.reader = Reader(self.blocks)
+        self.replayer = Replayer(self.blocks, self.reader)
+        self.log: NodeLog
+        self.groups: dict[int, Group] = {}
+        self.failure = ""
+        self.fatal: asyncio.Future[str]
+        self._applied: dict[int, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop
+        self._ready = False
+        self._leading = asyncio.Event()
+        self._write_seen = asyncio.Event()
+
+    # Opening -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
+        """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
+        files = options.files or Files()
+        files.make_directory(options.data_dir)
+        store = RocksStore.open(options.data_dir / "store")
+        try:
+            identity = load_identity(files, options.data_dir)
+            if identity is None:
+                identity = NodeIdentity(f"n{secrets.token_hex(4)}", 1)
+                save_identity(files, options.data_dir, identity)
+            node = cls(options, identity, store, groups)
+            node._recover(files)
+        except BaseException:
+            store.close()
+            raise
+        return node
+
+    def _recover(self, files: Files) -> None:
+        for key, value in self._scan(keys.APPLIED):
+            self._applied[keys.last_number(key, 4)] = int.from_bytes(value[:8], "big")
+        self._checkpointer = Checkpointer(self._store, files, self._options.data_dir, SHARD_GROUP)
+        self.log = NodeLog.open(
+            self._options.data_dir / "wal",
+            files=files,
+            options=self._options.log,
+            keep_from=self._applied,
+        )
+        if self.log.recovery.rot is not None:
+            raise DataLostError(f"the write-ahead log is damaged: {self.log.recovery.rot}")
+        self.meta.load(self._scan(keys.shard_key(keys.STREAM, META_SHARD)))
+        for entry in self.meta.streams.values():
+            self._load_shard(entry.shard)
+        self._checkpointer.verify(self.log, self._applied, self._machines())
+
+    def _machines(self) -> dict[int, StreamMachine]:
+        return {number: shard.machine for number, shard in self.applier.shards.items()}
+
+    def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._store.scan(prefix, keys.prefix_end(prefix))
+
+    def _load_shard(self, number: int) -> None:
+        facts = ShardFacts(self.blocks, number)
+        machine = StreamMachine.load(number, facts, self._scan)
+        self.blocks.load_directory(number, self._scan(keys.shard_key(keys.BLOCK_INDEX, number)))
+        if machine.exists:
+            self.applier.shards[number] = Shard(machine, machine.counters.last_seq)
+            self.applier.last_entry_ns = max(
+                self.applier.last_entry_ns, machine.counters.last_time_ns
+            )
+
+    # Running -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start threads and groups, replay the log, mend half-made streams; then serving."""
+        self._loop = asyncio.get_running_loop()
+        self.fatal = self._loop.create_future()
+        self.writer.start()
+        for group_id in (META_GROUP, SHARD_GROUP):
+            self.groups[group_id] = self._make_group(group_id)
+        clock = LogTime(self.applier.last_entry_ns)
+        self.clock = clock
+        self.meta_log = self._make_proposer(META_GROUP)
+        self.shard_log = self._make_proposer(SHARD_GROUP)
+        shards = self.applier.shards
+        self.streams = StreamManager(
+            self.identity.node_id, self.meta, shards, self.meta_log, self.shard_log, self.reader
+        )
+        self.consumers = ConsumerManager(self.streams, self.shard_log, self.reader, clock)
+        self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
+        for group in self.groups.values():
+            group.start()
+        self._spawn(self._tick_groups())
+        await self._leading.wait()
+        await self.streams.mend_all()
+        self._housekeeper = Housekeeper(
+            self.streams, self.consumers, self.shard_log, self.blocks, clock
+        )
+        self._spawn(self._housekeeper.run())
+        self._spawn(self._checkpoint_by_size())
+        self._ready = True
+
+    def _make_group(self, group_id: int) -> Group:
+        def commit(entries: list[Committed]) -> None:
+            for entry in entries:
+                self.applier.apply(group_id, entry.index, entry.term, entry.data, entry.context)
+                if isinstance(entry.context, EntryContext):
+                    self._proposer(group_id).settled()
+
+        def lost(contexts: list[object]) -> None:
+            for context in contexts:
+                if isinstance(context, EntryContext):
+                    context.unknown()
+                    self._proposer(group_id).settled()
+
+        def role(leads: bool) -> None:
+            if not leads:
+                self._proposer(group_id).fail_all()
+            if all(group.is_leader for group in self.groups.values()):
+                self._leading.set()
+
+        return self._factory.make(
+            group_id=group_id,
+            node_id=self.identity.node_id,
+            log=self.log,
+            applied_index=self._applied.get(group_id, 0),
+            on_commit=commit,
+            on_role=role,
+            on_lost=lost,
+        )
+
+    def _proposer(self, group_id: int) -> Proposer:
+        return self.meta_log if group_id == META_GROUP else self.shard_log
+
+    def _make_proposer(self, group_id: int) -> Proposer:
+        return Proposer(
+            self.groups[group_id],
+            self._log_time_ns,
+            self._hash_key,
+            self._factory.refusals,
+            lambda: self.applier.unwritten_bytes,
+        )
+
+    def _log_time_ns(self) -> int:
+        # Entries replayed at the start may be stamped later than the wall clock stands now.
+        return max(self.clock.now(), self.applier.last_entry_ns)
+
+    def _hash_key(self, number: int) -> bytes:
+        shard = self.applier.shards.get(number)
+        record = shard.machine.record if shard is not None else None
+        return record.hash_key if record is not None else b""
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(f"a background task ended: {task.exception()!r}")
+
+    async def _tick_groups(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for group in self.groups.values():
+                group.tick()
+
+    async def _checkpoint_by_size(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            if self.log.stats.size_bytes >= self._options.checkpoint_bytes:
+                await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        """Flush the store, so that the log below may be dropped."""
+        applied = {number: group.applied_index for number, group in self.groups.items()}
+        await self._checkpointer.run(self.log, self._machines(), applied, self._until_written)
+
+    async def _until_written(self, indexes: Mapping[int, int]) -> None:
+        while any(self._applied.get(group, 0) < index for group, index in indexes.items()):
+            self._write_seen.clear()
+            await self._write_seen.wait()
+
+    async def stop(self) -> None:
+        """Stop cleanly: groups, log, writer; flush, so that the next start has little to replay."""
+        self._ready = False
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for group in self.groups.values():
+            group.stop()
+        await asyncio.to_thread(self.log.close)
+        await asyncio.to_thread(self.writer.stop)
+        await asyncio.sleep(0)
+        if not self.failure:
+            await self.checkpoint()
+        await asyncio.to_thread(self._store.close)
+
+    # Failures ------------------------------------------------------------------------------------
+
+    def _written_soon(self, jobs: list[Job]) -> None:
+        self._loop.call_soon_threadsafe(self._written, jobs)
+
+    def _written(self, jobs: list[Job]) -> None:
+        self.applier.written(jobs, self._note_applied)
+        self._write_seen.set()
+        for proposer in (self.meta_log, self.shard_log):
+            proposer.resume()
+
+    def _note_applied(self, group: int, index: int) -> None:
+        self._applied[group] = index
+
+    def _store_failed_soon(self, error: Exception) -> None:
+        self._loop.call_soon_threadsafe(self._fail, f"the store failed: {error}")
+
+    def _fail(self, reason: str) -> None:
+        """Fail-stop: refuse everything and ask the owner to end the process."""
+        self.failure = self.failure or reason
+        self._ready = False
+        if not self.fatal.done():
+            self.fatal.set_result(reason)
+
+    def _log_failed(self, error: Exception) -> None:
+        # What was not yet durable has an unknown outcome; the log goes on in a new segment as
+        # soon as the disk takes one.
+        self.failure = f"the log failed: {error}"
+        _log.error("log failed", error=str(error))
+        for group in self.groups.values():
+            group.handle_log_failure()
+        self._spawn(self._recover_log())
+
+    async def _recover_log(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self.log.recover)
+            except OSError as error:
+                _log.warning("log not recovered yet", error=str(error))
+                await asyncio.sleep(_RECOVER_WAIT_S)
+            else:
+                break
+        self.failure = ""
+        for group in self.groups.values():
+            group.handle_log_recovered()
+        _log.info("log recovered")
+
+    def check_serving(self) -> None:
+        """Raise ApiError while the node takes no writes."""
+        if not self._ready or self.failure:
+            full = "No space left" in self.failure
+            spec = errors.STORAGE_FULL if full else errors.STORAGE_FAILED
+            if not self.failure:
+                spec = errors.NOT_READY
+            raise ApiError(spec, self.failure, retry_after_s=1, applied=False)
+
+    def readiness(self) -> dict[str, str]:
+        """What is not ready, and why; empty when everything is."""
+        problems: dict[str, str] = {}
+        if self.failure:
+            problems["storage"] = self.failure
+        elif not self._ready:
+            problems["storage"] = "recovering"
+        for shard in self.applier.shards.values():
+            if shard.damaged:
+                problems[f"stream {shard.name}"] = shard.damaged
+        return problems
+
+    def metrics_text(self) -> str:
+        """Prometheus text of the node's own figures."""
+        return render_metrics(self)
+
+    def applied_indexes(self) -> Mapping[int, int]:
+        """Applied and written index of each group."""
+        return self._applied

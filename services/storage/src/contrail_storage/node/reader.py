@@ -1,0 +1,260 @@
+"""Reading messages of a shard by sequence, time and subject, up to what is written."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common import errors
+from contrail_common.blocks import Block, BlockCorruptError
+from contrail_common.errors import ApiError
+from contrail_common.link import RangeRequest, RangeResult
+from contrail_common.model import StoredMessage, message_size
+from contrail_storage.node.filters import SubjectFilter
+from contrail_storage.node.shard import Shard
+from contrail_storage.store.block_store import BlockMissingError, BlockStore
+from contrail_storage.store.rocks_store import StoreCorruptError
+
+_RETRIES = 8
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Found:
+    """Selected messages of one block: positions ascending, and the sequence behind the scan."""
+
+    block: Block
+    positions: NDArray[np.intp]
+    next_seq: int
+
+
+class Reader:
+    """Reads through the block store; blocking reads go to the default executor."""
+
+    def __init__(self, blocks: BlockStore) -> None:
+        self._blocks = blocks
+
+    async def block_at(self, shard: Shard, seq: int) -> Block | None:
+        """The first block that ends above ``seq``, or None behind the last."""
+        number = shard.machine.shard
+        for _ in range(_RETRIES):
+            directory = self._blocks.directory(number)
+            position = directory.position(seq)
+            if position >= len(directory):
+                return None
+            base_seq = directory.span(position).base_seq
+            block = self._blocks.recall(number, base_seq)
+            if block is not None:
+                return block
+            try:
+                return await asyncio.to_thread(self._blocks.load, number, base_seq)
+            except BlockMissingError:
+                continue  # merged or trimmed while we asked: look again
+            except (BlockCorruptError, StoreCorruptError) as error:
+                raise self.damage(shard, base_seq, error) from error
+        raise ApiError(errors.OVERLOADED, "the range keeps moving", retry_after_s=1)
+
+    def damage(self, shard: Shard, base_seq: int, error: Exception) -> ApiError:
+        """Stop the shard over a block that does not read back, and say so."""
+        shard.damaged = f"block {base_seq}: {error}"
+        return ApiError(errors.DATA_LOST, shard.damaged)
+
+    async def scan(
+        self, shard: Shard, from_seq: int, subject_filter: SubjectFilter
+    ) -> AsyncIterator[Found]:
+        """Live matching messages from ``from_seq`` on, block by block, up to what is written."""
+        seq = max(from_seq, shard.machine.counters.first_seq)
+        while seq <= shard.written_seq:
+            block = await self.block_at(shard, seq)
+            if block is None:
+                return
+            yield self.select(shard, block, seq, subject_filter)
+            seq = block.last_seq + 1
+
+    def select(
+        self, shard: Shard, block: Block, from_seq: int, subject_filter: SubjectFilter
+    ) -> Found:
+        """Which messages of ``block`` from ``from_seq`` on are live, written, and match."""
+        machine = shard.machine
+        low = max(from_seq, block.base_seq, machine.counters.first_seq) - block.base_seq
+        high = min(block.last_seq, shard.written_seq) + 1 - block.base_seq
+        next_seq = block.base_seq + max(high, 0)
+        if low >= high:
+            return Found(block, np.zeros(0, np.intp), max(next_seq, from_seq))
+        live = machine.deleted.live_mask(block.base_seq + low, high - low)
+        if subject_filter.matches_all:
+            wanted = np.ones(high - low, np.bool_) if live is None else live
+        else:
+            wanted = subject_filter.select(machine.subjects, block.subject_ids[low:high])
+            if live is not None:
+                wanted &= live
+        return Found(block, np.flatnonzero(wanted) + low, next_seq)
+
+    def message(self, shard: Shard, block: Block, position: int) -> StoredMessage:
+        """The message at ``position`` of ``block``, which is live."""
+        name = shard.machine.subjects.name(int(block.subject_ids[position]))
+        return block.message(position, name)
+
+    async def get(self, shard: Shard, seq: int) -> StoredMessage:
+        """One message (MESSAGE_NOT_FOUND)."""
+        if shard.machine.is_live(seq) and seq <= shard.written_seq:
+            block = await self.block_at(shard, seq)
+            if block is not None and block.base_seq <= seq and shard.machine.is_live(seq):
+                return self.message(shard, block, seq - block.base_seq)
+        raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
+
+    async def previous_of_subject(self, shard: Shard, seq: int) -> int:
+        """The last live message below ``seq`` that has its subject, 0 when there is none."""
+        machine = shard.machine
+        block = await self.block_at(shard, seq)
+        if block is None or block.base_seq > seq:
+            return 0
+        sid = int(block.subject_ids[seq - block.base_seq])
+        floor_seq = max(
+            int(machine.subjects.first[sid - machine.subjects.base]), machine.counters.first_seq
+        )
+        while block is not None and seq > floor_seq:
+            stop = min(seq, block.last_seq + 1) - block.base_seq
+            wanted = block.subject_ids[:stop] == sid
+            live = machine.deleted.live_mask(block.base_seq, stop) if stop else None
+            if live is not None:
+                wanted = wanted & live
+            positions = np.flatnonzero(wanted)
+            if len(positions):
+                found = block.base_seq + int(positions[-1])
+                return found if found >= floor_seq else 0
+            seq = block.base_seq
+            block = await self.block_at(shard, seq - 1) if seq > floor_seq else None
+        return 0
+
+    async def seq_of_time(self, shard: Shard, time_ns: int) -> int:
+        """The first sequence at or after ``time_ns``; behind the last when there is none."""
+        directory = self._blocks.directory(shard.machine.shard)
+        position = directory.position_of_time(time_ns)
+        if position >= len(directory):
+            return shard.machine.counters.last_seq + 1
+        block = await self.block_at(shard, directory.span(position).base_seq)
+        if block is None:
+            return shard.machine.counters.last_seq + 1
+        seq = block.base_seq + int(np.searchsorted(block.times_ns, time_ns))
+        return max(seq, shard.machine.counters.first_seq)
+
+    async def read_range(self, shard: Shard, request: RangeRequest) -> RangeResult:
+        """Messages for a range request; waits for the first when asked to."""
+        patterns = (request.subject,) if request.subject else ()
+        subject_filter = SubjectFilter(patterns)
+        from_seq = request.from_seq
+        if request.start_time_ns:
+            from_seq = max(from_seq, await self.seq_of_time(shard, request.start_time_ns))
+        deadline = asyncio.get_running_loop().time() + request.wait_ns / 1e9
+        while True:
+            messages, next_seq = await self._collect(shard, from_seq, subject_filter, request)
+            left = deadline - asyncio.get_running_loop().time()
+            if messages or left <= 0 or not await shard.wait_for_change(left):
+                break
+            if not shard.machine.exists:
+                raise ApiError(errors.STREAM_NOT_FOUND)
+            from_seq = next_seq
+        pending = await self.count(shard, next_seq, shard.written_seq, subject_filter)
+        return RangeResult(messages, next_seq, pending)
+
+    async def _collect(
+        self, shard: Shard, from_seq: int, subject_filter: SubjectFilter, request: RangeRequest
+    ) -> tuple[list[StoredMessage], int]:
+        messages: list[StoredMessage] = []
+        size = 0
+        next_seq = max(from_seq, shard.machine.counters.first_seq)
+        async for found in self.scan(shard, next_seq, subject_filter):
+            for position in found.positions.tolist():
+                message = self.message(shard, found.block, position)
+                size += message_size(message.headers, len(message.payload))
+                if messages and size > request.max_bytes:
+                    return messages, message.seq
+                messages.append(message)
+                if len(messages) >= request.limit:
+                    return messages, message.seq + 1
+            next_seq = found.next_seq
+        return messages, next_seq
+
+    async def count(
+        self, shard: Shard, from_seq: int, to_seq: int, subject_filter: SubjectFilter
+    ) -> int:
+        """Live messages that match from ``from_seq`` to ``to_seq`` (inclusive, written)."""
+        machine = shard.machine
+        low = max(from_seq, machine.counters.first_seq)
+        if low > to_seq:
+            return 0
+        if subject_filter.matches_all:
+            return to_seq - low + 1 - machine.deleted.count(low, to_seq)
+        if low == machine.counters.first_seq and to_seq == machine.counters.last_seq:
+            table = machine.subjects
+            return sum(
+                int(table.counts[sid - table.base]) for sid, _ in subject_filter.subjects(table)
+            )
+        total = 0
+        async for found in self.scan(shard, low, subject_filter):
+            if found.block.last_seq > to_seq:
+                inside = found.positions + found.block.base_seq <= to_seq
+                return total + int(np.count_nonzero(inside))
+            total += len(found.positions)
+        return total
+
+    async def last_messages(
+        self, shard: Shard, subject: str, limit: int, token: str
+    ) -> tuple[list[StoredMessage], str | None]:
+        """The newest message of each subject that matches, by sequence, paged by sequence."""
+        table = shard.machine.subjects
+        after = _decode_token(token)
+        found = SubjectFilter((subject,) if subject else ()).subjects(table)
+        seqs = sorted(int(table.last[sid - table.base]) for sid, _ in found)
+        wanted = [seq for seq in seqs if after < seq <= shard.written_seq]
+        messages = []
+        for seq in wanted[:limit]:
+            try:
+                messages.append(await self.get(shard, seq))
+            except ApiError as error:
+                if error.spec is not errors.MESSAGE_NOT_FOUND:
+                    raise  # otherwise it was removed while we read the others
+        more = len(wanted) > limit
+        return messages, _encode_token(wanted[limit - 1]) if more else None
+
+    def subject_counts(
+        self, shard: Shard, subject: str, limit: int, token: str
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """(subject, messages) of matching subjects in byte order, paged by subject."""
+        table = shard.machine.subjects
+        after = _decode_text(token)
+        names = sorted(
+            name
+            for _, name in SubjectFilter((subject,) if subject else ()).subjects(table)
+            if not after or name > after
+        )
+        page = [(name, table.count(name)) for name in names[:limit]]
+        more = len(names) > limit
+        return page, _encode_text(page[-1][0]) if more else None
+
+
+def _encode_text(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _decode_text(token: str) -> str:
+    if not token:
+        return ""
+    try:
+        return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+    except ValueError:
+        raise ApiError(errors.BAD_REQUEST, "the page token is not one of ours") from None
+
+
+def _encode_token(number: int) -> str:
+    return _encode_text(str(number))
+
+
+def _decode_token(token: str) -> int:
+    text = _decode_text(token)
+    if text and not text.isdigit():
+        raise ApiError(errors.BAD_REQUEST, "the page token is not one of ours")
+    return int(text or 0)

@@ -1,0 +1,58 @@
+"""One stream shard on this node: its machine, what is written of it, and who waits for more."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.store.block_store import BlockSpan
+
+Listener = Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Shard:
+    """Runtime of one shard. Readers see messages up to ``written_seq`` and none above."""
+
+    machine: StreamMachine
+    written_seq: int
+    damaged: str = ""
+    listeners: set[Listener] = field(default_factory=set)
+    removal: asyncio.Lock = field(default_factory=asyncio.Lock)
+    small_runs: dict[int, list[BlockSpan]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self.machine.config.name
+
+    def advance(self, written_seq: int) -> None:
+        """Messages up to ``written_seq`` are written: wake who waits for them."""
+        if written_seq > self.written_seq:
+            self.written_seq = written_seq
+            self.notify()
+
+    def notify(self) -> None:
+        """Something that waiting readers or pulls look at has changed."""
+        for listener in list(self.listeners):
+            listener()
+
+    async def wait_for_change(self, timeout_s: float) -> bool:
+        """Wait until the shard changes; False when ``timeout_s`` passed first."""
+        loop = asyncio.get_running_loop()
+        changed: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not changed.done():
+                changed.set_result(None)
+
+        self.listeners.add(wake)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await changed
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            self.listeners.discard(wake)

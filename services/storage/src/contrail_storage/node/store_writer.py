@@ -1,0 +1,189 @@
+"""The one thread that writes to the store: encoding, then one batch for all that waits, in order.
+
+Rows, blocks and the applied index of an entry are always in the same batch, so the store, at
+whatever point it was flushed, is the exact state at its applied index.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from contrail_common.blocks import Block, encode_block, join_blocks
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Row
+from contrail_storage.store.block_store import BlockSpan, index_row
+
+_BATCH_BYTES: Final = 4 << 20
+_STALL_WAIT_S: Final = 0.005
+_log = structlog.get_logger("contrail.store")
+
+
+class WritableStore(Protocol):
+    """What the writer needs of the store."""
+
+    def write(self, operations: Sequence[Row]) -> None:
+        """Write all operations as one atomic batch."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class WriteJob:
+    """What one applied entry changes: rows, blocks with their directory entries, dropped heads."""
+
+    group: int
+    index: int
+    term: int
+    rows: list[Row]
+    blocks: list[tuple[int, Block, BlockSpan]] = field(default_factory=list)
+    dropped: list[tuple[int, int]] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class MergeJob:
+    """Adjoining small blocks of a shard that are to become one."""
+
+    shard: int
+    blocks: list[Block]
+    merged: Block
+    span: BlockSpan
+
+
+Job = WriteJob | MergeJob
+
+
+def merge_job(shard: int, blocks: list[Block]) -> MergeJob:
+    """The job that joins ``blocks`` (adjoining, ascending)."""
+    merged = join_blocks(blocks)
+    size = len(merged.columns.payload) + 24 * merged.count
+    span = BlockSpan(merged.base_seq, merged.count, size, int(merged.times_ns[-1]))
+    return MergeJob(shard, blocks, merged, span)
+
+
+class StoreWriter:
+    """Owns the writer thread. Callbacks run on the writer thread; the owner hands them over."""
+
+    def __init__(
+        self,
+        store: WritableStore,
+        stalled: type[Exception],
+        on_written: Callable[[list[Job]], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._store = store
+        self._stalled = stalled
+        self._on_written = on_written
+        self._on_failure = on_failure
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._failed = False
+        self.batches = 0
+        self.seconds = 0.0
+        self.stalls = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; jobs are written in the order they come."""
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Write what is queued, then end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        running = True
+        while running:
+            jobs, running = self._drain()
+            if not jobs or self._failed:
+                continue
+            started = time.perf_counter()
+            try:
+                self._write(_operations(jobs))
+            except Exception as error:
+                # Fail-stop: what is in memory is ahead of the store, only a restart mends that.
+                self._failed = True
+                _log.critical("store write failed", error=str(error))
+                self._on_failure(error)
+                continue
+            self.batches += 1
+            self.seconds += time.perf_counter() - started
+            self._on_written(jobs)
+
+    def _drain(self) -> tuple[list[Job], bool]:
+        job = self._jobs.get()
+        jobs: list[Job] = []
+        size = 0
+        while job is not None:
+            jobs.append(job)
+            size += job.bytes if isinstance(job, WriteJob) else job.span.bytes
+            if size >= _BATCH_BYTES:
+                return jobs, True
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return jobs, True
+        return jobs, False
+
+    def _write(self, operations: list[Row]) -> None:
+        while True:
+            try:
+                self._store.write(operations)
+            except self._stalled:
+                # The store asks for patience; nothing was written, the same batch goes again.
+                self.stalls += 1
+                time.sleep(_STALL_WAIT_S)
+            else:
+                return
+
+
+def _operations(jobs: list[Job]) -> list[Row]:
+    operations: list[Row] = []
+    applied: dict[int, WriteJob] = {}
+    for job in jobs:
+        if isinstance(job, MergeJob):
+            operations += _merge_operations(job)
+            continue
+        for shard, block, span in job.blocks:
+            operations.append(
+                (
+                    "put",
+                    keys.large_key(keys.BLOCK, shard, block.base_seq),
+                    encode_block(block, job.index),
+                )
+            )
+            operations.append(
+                ("put", keys.large_key(keys.BLOCK_INDEX, shard, block.base_seq), index_row(span))
+            )
+        for shard, base_seq in job.dropped:
+            operations.append(("delete", keys.large_key(keys.BLOCK, shard, base_seq)))
+            operations.append(("delete", keys.large_key(keys.BLOCK_INDEX, shard, base_seq)))
+        operations += job.rows
+        applied[job.group] = job
+    for group, job in applied.items():
+        value = job.index.to_bytes(8, "big") + job.term.to_bytes(8, "big")
+        operations.append(("put", keys.shard_key(keys.APPLIED, group), value))
+    return operations
+
+
+def _merge_operations(job: MergeJob) -> list[Row]:
+    operations: list[Row] = []
+    for block in job.blocks[1:]:
+        operations.append(("delete", keys.large_key(keys.BLOCK, job.shard, block.base_seq)))
+        operations.append(("delete", keys.large_key(keys.BLOCK_INDEX, job.shard, block.base_seq)))
+    base_seq = job.merged.base_seq
+    operations.append(
+        ("put", keys.large_key(keys.BLOCK, job.shard, base_seq), encode_block(job.merged, 0))
+    )
+    operations.append(
+        ("put", keys.large_key(keys.BLOCK_INDEX, job.shard, base_seq), index_row(job.span))
+    )
+    return operations

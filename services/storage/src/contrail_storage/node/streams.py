@@ -1,0 +1,255 @@
+"""Managing streams on a node: create, update, remove, purge, route; half-made ones are mended."""
+
+import asyncio
+import secrets
+from typing import Final, TypeVar
+
+from contrail_common import errors
+from contrail_common.config_rules import check_stream_update
+from contrail_common.errors import REGISTRY, ApiError
+from contrail_common.link import CreateMode
+from contrail_common.model import StreamConfig, StreamInfo
+from contrail_common.subjects import matches_any
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
+from contrail_storage.core.results import Done, Refused, Removed, Reserved, Result
+from contrail_storage.node.proposer import Proposer
+from contrail_storage.node.reader import Reader
+from contrail_storage.node.shard import Shard
+from contrail_storage.store.block_store import UNREADABLE
+
+_ROUTES_MAX: Final = 65_536
+_SLICE_MESSAGES: Final = 20_000
+_EVERYTHING: Final = 1 << 62
+HASH_KEY_BYTES: Final = 32
+
+ResultT = TypeVar("ResultT", bound=Result)
+
+
+def expect(result: Result, kind: type[ResultT]) -> ResultT:
+    """``result`` if it is of ``kind``; raises ApiError for the refusal that ``apply`` answered."""
+    if isinstance(result, Refused):
+        raise ApiError(REGISTRY[result.code], result.detail, applied=False)
+    assert isinstance(result, kind), f"{result} is not a {kind.__name__}"
+    return result
+
+
+class StreamManager:
+    """Streams of this node, over the meta group and the group that holds the shards."""
+
+    def __init__(
+        self,
+        node_id: str,
+        meta: MetaMachine,
+        shards: dict[int, Shard],
+        meta_log: Proposer,
+        shard_log: Proposer,
+        reader: Reader,
+    ) -> None:
+        self._node_id = node_id
+        self._meta = meta
+        self._shards = shards
+        self._meta_log = meta_log
+        self._shard_log = shard_log
+        self._reader = reader
+        self._lock = asyncio.Lock()
+        self._routes: dict[str, str | None] = {}
+        self._routes_of = -1
+
+    # Finding -------------------------------------------------------------------------------------
+
+    def shard(self, name: str) -> Shard:
+        """The shard of the listed stream ``name`` (STREAM_NOT_FOUND)."""
+        entry = self._meta.streams.get(name)
+        if entry is None or entry.stage != "listed":
+            raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
+        return self._shards[entry.shard]
+
+    def shards(self) -> list[Shard]:
+        """Shards of the listed streams."""
+        return [
+            self._shards[entry.shard]
+            for entry in self._meta.streams.values()
+            if entry.stage == "listed"
+        ]
+
+    def shard_numbers(self) -> set[int]:
+        """Numbers of the listed streams' shards."""
+        return {entry.shard for entry in self._meta.streams.values() if entry.stage == "listed"}
+
+    def names(self) -> list[str]:
+        """Names of the listed streams, ascending."""
+        return sorted(
+            entry.name for entry in self._meta.streams.values() if entry.stage == "listed"
+        )
+
+    def route(self, subject: str) -> str | None:
+        """The listed stream that captures the literal ``subject``, or None."""
+        if self._routes_of != self._meta.changes or len(self._routes) > _ROUTES_MAX:
+            self._routes, self._routes_of = {}, self._meta.changes
+        try:
+            return self._routes[subject]
+        except KeyError:
+            name = self._routes[subject] = self._find_route(subject)
+            return name
+
+    def _find_route(self, subject: str) -> str | None:
+        for entry in self._meta.streams.values():
+            if entry.stage == "listed" and matches_any(entry.subjects, subject):
+                return entry.name
+        return None
+
+    def info(self, shard: Shard) -> StreamInfo:
+        """Configuration and state of a shard's stream."""
+        record = shard.machine.record
+        assert record is not None
+        try:
+            state = shard.machine.state()
+        except UNREADABLE as error:
+            shard.damaged = f"the first message cannot be read back: {error}"
+            raise ApiError(errors.DATA_LOST, shard.damaged) from error
+        return StreamInfo(
+            config=record.config,
+            created_ns=record.created_ns,
+            state=state,
+            incarnation=record.incarnation,
+            version=record.version,
+            leader=self._node_id,
+        )
+
+    # Changing ------------------------------------------------------------------------------------
+
+    async def put(
+        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
+    ) -> tuple[StreamInfo, bool]:
+        """Create or update; see ``StorageLink.put_stream``."""
+        async with self._lock:
+            entry = self._meta.streams.get(config.name)
+            if entry is not None and entry.stage != "listed":
+                await self._mend(entry)
+                entry = self._meta.streams.get(config.name)
+            if entry is None or entry.stage != "listed":
+                if if_match is not None:
+                    raise ApiError(errors.PRECONDITION_FAILED, "there is no such stream")
+                return await self._create(config), True
+            shard = self._shards[entry.shard]
+            record = shard.machine.record
+            assert record is not None
+            if if_none or if_match not in (None, record.version):
+                raise ApiError(
+                    errors.PRECONDITION_FAILED, f"the version is {record.version}", applied=False
+                )
+            if record.config != config:
+                if mode == "create":
+                    raise ApiError(errors.STREAM_EXISTS, applied=False)
+                check_stream_update(record.config, config)
+                await self._update(shard, entry, config)
+            return self.info(shard), False
+
+    async def _create(self, config: StreamConfig) -> StreamInfo:
+        incarnation = secrets.token_hex(8)
+        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation)
+        number = expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
+        configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
+        expect(await self._shard_log.command(number, configure, 4096), Done)
+        await self._list(config.name, config.subjects)
+        return self.info(self._shards[number])
+
+    async def _update(self, shard: Shard, entry: StreamEntry, config: StreamConfig) -> None:
+        # Subjects are claimed in meta before the shard takes them, and let go of after.
+        record = shard.machine.record
+        assert record is not None
+        if set(config.subjects) != set(entry.subjects):
+            await self._list(config.name, tuple(dict.fromkeys(entry.subjects + config.subjects)))
+        configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key)
+        expect(await self._shard_log.command(entry.shard, configure, 4096), Done)
+        if set(config.subjects) != set(entry.subjects):
+            await self._list(config.name, config.subjects)
+        await self._enforce_limits(shard)
+
+    async def _enforce_limits(self, shard: Shard) -> None:
+        """Lowered limits hold at once: trim in slices until they do."""
+        machine = shard.machine
+        while machine.exists:
+            command = cmd.EnforceLimits(_SLICE_MESSAGES)
+            result = expect(await self._shard_log.command(machine.shard, command), Removed)
+            if not result.more:
+                return
+
+    async def _list(self, name: str, subjects: tuple[str, ...]) -> None:
+        listing = cmd.ListStream(name, subjects)
+        expect(await self._meta_log.command(cmd.META_SHARD, listing), Done)
+
+    async def delete(self, name: str) -> None:
+        """Remove a stream with all it holds (STREAM_NOT_FOUND)."""
+        async with self._lock:
+            entry = self._meta.streams.get(name)
+            if entry is None or entry.stage != "listed":
+                raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
+            unlist = cmd.UnlistStream(name)
+            expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
+            await self._drop(entry)
+
+    async def _drop(self, entry: StreamEntry) -> None:
+        if entry.shard in self._shards:
+            await self._shard_log.command(entry.shard, cmd.DropStream())
+        release = cmd.ReleaseStream(entry.name)
+        expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
+
+    async def mend_all(self) -> None:
+        """Finish or undo what a crash left half done."""
+        async with self._lock:
+            for entry in list(self._meta.streams.values()):
+                if entry.stage != "listed":
+                    await self._mend(entry)
+
+    async def _mend(self, entry: StreamEntry) -> None:
+        shard = self._shards.get(entry.shard)
+        if entry.stage == "reserved" and shard is not None and shard.machine.exists:
+            await self._list(entry.name, entry.subjects)
+        else:
+            await self._drop(entry)
+
+    async def purge(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
+        """Remove messages below a sequence, all but the newest, or all; in slices."""
+        shard = self.shard(name)
+        if subject and subject != ">":
+            raise ApiError(errors.INVALID_FIELD, "purge by subject is not available", applied=False)
+        async with shard.removal:
+            to_seq = up_to_seq or _EVERYTHING
+            if keep:
+                to_seq = _keep_from(shard, keep)
+            removed = 0
+            while True:
+                trim = cmd.Trim(to_seq, _SLICE_MESSAGES)
+                number = shard.machine.shard
+                result = expect(await self._shard_log.command(number, trim), Removed)
+                removed += result.count
+                if not result.more:
+                    return removed
+
+    async def delete_message(self, name: str, seq: int) -> None:
+        """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""
+        shard = self.shard(name)
+        async with shard.removal:
+            if not shard.machine.is_live(seq) or seq > shard.written_seq:
+                raise ApiError(
+                    errors.SEQUENCE_NOT_FOUND, f"sequence {seq} not found", applied=False
+                )
+            previous_seq = await self._reader.previous_of_subject(shard, seq)
+            command = cmd.DeleteMessage(seq, previous_seq)
+            expect(await self._shard_log.command(shard.machine.shard, command), Removed)
+
+
+def _keep_from(shard: Shard, keep: int) -> int:
+    """The smallest sequence from which at most ``keep`` messages are live."""
+    counters, deleted = shard.machine.counters, shard.machine.deleted
+    low, high = counters.first_seq, counters.last_seq + 1
+    while low < high:
+        middle = (low + high) // 2
+        live = counters.last_seq - middle + 1 - deleted.count(middle, counters.last_seq)
+        if live > keep:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,255 @@
+"""Where a shard's blocks are: the directory in memory, the cache, and reads by sequence.
+
+The directory holds about 28 bytes a block and is rebuilt at start from the index rows, without
+touching a block. A block is in the directory as soon as its entry is applied; until the writer has
+stored it, its body is held here, so that ``apply`` and the writer's merges always find it.
+"""
+
+import struct
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from contrail_common.blocks import Block, BlockCorruptError, decode_block
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.facts import MessageFacts, facts_of
+from contrail_storage.store.rocks_store import StoreCorruptError
+
+CACHE_BYTES: Final = 64 << 20
+_COMPACT_FROM: Final = 1_024
+_INDEX_ROW: Final = struct.Struct("<IIq")
+
+
+class BlockSource(Protocol):
+    """What is needed of the store to read blocks."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value under ``key``, or None."""
+        ...
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values under ``keys``, None where there is none."""
+        ...
+
+
+class BlockMissingError(Exception):
+    """A block that the directory names is not in the store."""
+
+
+UNREADABLE: Final = (BlockCorruptError, BlockMissingError, StoreCorruptError)
+"""What says that stored messages cannot be read back."""
+
+
+@dataclass(slots=True, frozen=True)
+class BlockSpan:
+    """A block of the directory: its sequences, stored bytes and the time of its last message."""
+
+    base_seq: int
+    count: int
+    bytes: int
+    last_time_ns: int
+
+    @property
+    def end_seq(self) -> int:
+        """The sequence behind the last message."""
+        return self.base_seq + self.count
+
+
+class Directory:
+    """The blocks of one shard in order of sequence."""
+
+    def __init__(self) -> None:
+        self._bases = array("Q")
+        self._counts = array("I")
+        self._sizes = array("I")
+        self._times = array("q")
+        self._start = 0
+
+    def __len__(self) -> int:
+        return len(self._bases) - self._start
+
+    def span(self, position: int) -> BlockSpan:
+        """The block at ``position`` (0 is the oldest)."""
+        at = self._start + position
+        return BlockSpan(self._bases[at], self._counts[at], self._sizes[at], self._times[at])
+
+    def position(self, seq: int) -> int:
+        """Position of the first block that ends above ``seq``; ``len`` when there is none."""
+        at = bisect_right(self._bases, seq, self._start) - 1
+        if at < self._start or seq >= self._bases[at] + self._counts[at]:
+            at += 1
+        return at - self._start
+
+    def position_of_time(self, time_ns: int) -> int:
+        """Position of the first block whose last message is at or after ``time_ns``."""
+        return bisect_left(self._times, time_ns, self._start) - self._start
+
+    def append(self, span: BlockSpan) -> None:
+        """Add the newest block."""
+        self._bases.append(span.base_seq)
+        self._counts.append(span.count)
+        self._sizes.append(span.bytes)
+        self._times.append(span.last_time_ns)
+
+    def drop_below(self, seq: int) -> list[int]:
+        """Forget the blocks that lie wholly below ``seq``; answers their base sequences."""
+        dropped: list[int] = []
+        while self._start < len(self._bases):
+            at = self._start
+            if self._bases[at] + self._counts[at] > seq:
+                break
+            dropped.append(self._bases[at])
+            self._start += 1
+        if self._start > _COMPACT_FROM and self._start * 2 > len(self._bases):
+            for column in (self._bases, self._counts, self._sizes, self._times):
+                del column[: self._start]
+            self._start = 0
+        return dropped
+
+    def replace(self, base_seqs: Sequence[int], merged: BlockSpan) -> bool:
+        """Put ``merged`` in the place of the adjoining blocks ``base_seqs``, if all still stand."""
+        at = bisect_left(self._bases, base_seqs[0], self._start)
+        if self._bases[at : at + len(base_seqs)] != array("Q", base_seqs):
+            return False
+        for column, value in (
+            (self._bases, merged.base_seq),
+            (self._counts, merged.count),
+            (self._sizes, merged.bytes),
+            (self._times, merged.last_time_ns),
+        ):
+            column[at : at + len(base_seqs)] = array(column.typecode, [value])
+        return True
+
+    def totals(self, first: int, last: int) -> tuple[int, int]:
+        """Messages and stored bytes of the blocks from position ``first`` up to ``last``."""
+        low, high = self._start + first, self._start + last
+        return sum(self._counts[low:high]), sum(self._sizes[low:high])
+
+
+def index_row(span: BlockSpan) -> bytes:
+    """The stored form of a directory entry."""
+    return _INDEX_ROW.pack(span.count, span.bytes, span.last_time_ns)
+
+
+class BlockStore:
+    """Directories of all shards, the bodies not yet written, and a cache of decoded blocks.
+
+    Directories change on the event loop only; :meth:`load` may be called from any thread.
+    """
+
+    def __init__(self, source: BlockSource, cache_bytes: int = CACHE_BYTES) -> None:
+        self.directories: dict[int, Directory] = {}
+        self._source = source
+        self._unwritten: dict[tuple[int, int], Block] = {}
+        self._cache: OrderedDict[tuple[int, int], tuple[Block, int]] = OrderedDict()
+        self._cache_bytes_max = cache_bytes
+        self._cache_bytes = 0
+        self._lock = threading.Lock()
+
+    def directory(self, shard: int) -> Directory:
+        """The shard's directory, empty for a new one."""
+        return self.directories.setdefault(shard, Directory())
+
+    def load_directory(self, shard: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take up a directory from its index rows, given as (key, value) in key order."""
+        directory = self.directory(shard)
+        for key, row in rows:
+            directory.append(BlockSpan(keys.last_number(key, 8), *_INDEX_ROW.unpack(row)))
+
+    def add(self, shard: int, block: Block) -> BlockSpan:
+        """A block just appended: it is readable from memory until :meth:`written`."""
+        size = len(block.columns.payload) + 24 * block.count
+        span = BlockSpan(block.base_seq, block.count, size, int(block.times_ns[-1]))
+        self.directory(shard).append(span)
+        self._unwritten[shard, block.base_seq] = block
+        return span
+
+    def written(self, shard: int, block: Block) -> None:
+        """The block is in the store now; it stays in the cache while it is recent."""
+        if self._unwritten.get((shard, block.base_seq)) is block:
+            del self._unwritten[shard, block.base_seq]
+        self._remember((shard, block.base_seq), block)
+
+    def overlay(self, shard: int, block: Block) -> None:
+        """Answer ``block`` for its base sequence from memory until it is written."""
+        self._unwritten[shard, block.base_seq] = block
+
+    def forget(self, shard: int) -> None:
+        """The shard is dropped."""
+        self.directories.pop(shard, None)
+        with self._lock:
+            for key in [key for key in self._cache if key[0] == shard]:
+                self._cache_bytes -= self._cache.pop(key)[1]
+
+    def load(self, shard: int, base_seq: int) -> Block:
+        """The block with ``base_seq``: from memory, else from the store (blocking).
+
+        Raises one of UNREADABLE, or the store's error.
+        """
+        key = (shard, base_seq)
+        block = self._recall(key)
+        if block is None:
+            data = self._source.get(keys.large_key(keys.BLOCK, shard, base_seq))
+            if data is None:
+                raise BlockMissingError(f"block {base_seq} of shard {shard} is not in the store")
+            block = decode_block(data)
+            self._remember(key, block)
+        return block
+
+    def recall(self, shard: int, base_seq: int) -> Block | None:
+        """The block if it is in memory."""
+        return self._recall((shard, base_seq))
+
+    def load_many(self, shard: int, base_seqs: Sequence[int]) -> list[Block]:
+        """Blocks for a scan, which passes by the cache (blocking; errors as :meth:`load`)."""
+        found = {base: self._unwritten.get((shard, base)) for base in base_seqs}
+        missing = [base for base, block in found.items() if block is None]
+        values = self._source.get_many(
+            [keys.large_key(keys.BLOCK, shard, base) for base in missing]
+        )
+        for base, data in zip(missing, values, strict=True):
+            if data is None:
+                raise BlockMissingError(f"block {base} of shard {shard} is not in the store")
+            found[base] = decode_block(data)
+        return [block for block in found.values() if block is not None]
+
+    def _recall(self, key: tuple[int, int]) -> Block | None:
+        block = self._unwritten.get(key)
+        if block is not None:
+            return block
+        with self._lock:
+            cached = self._cache.get(key)
+            if cached is None:
+                return None
+            self._cache.move_to_end(key)
+            return cached[0]
+
+    def _remember(self, key: tuple[int, int], block: Block) -> None:
+        size = len(block.columns.payload) + 16 * block.count + 512
+        with self._lock:
+            previous = self._cache.pop(key, None)
+            if previous is not None:
+                self._cache_bytes -= previous[1]
+            self._cache[key] = (block, size)
+            self._cache_bytes += size
+            while self._cache_bytes > self._cache_bytes_max:
+                _, (_, freed) = self._cache.popitem(last=False)
+                self._cache_bytes -= freed
+
+
+class ShardFacts:
+    """The facts port of one shard's machine, over the block store."""
+
+    def __init__(self, blocks: BlockStore, shard: int) -> None:
+        self._blocks = blocks
+        self._shard = shard
+
+    def facts_at(self, seq: int) -> MessageFacts:
+        """Facts of the block that holds ``seq``."""
+        directory = self._blocks.directory(self._shard)
+        span = directory.span(directory.position(seq))
+        return facts_of(self._blocks.load(self._shard, span.base_seq))

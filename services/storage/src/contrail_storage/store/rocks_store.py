@@ -1,0 +1,295 @@
+"""The node's RocksDB: one family, no log of its own, errors in our own words.
+
+Durability is the write-ahead log's business: what is written here may be lost until `flush` has
+returned, but never in part. There is one column family because a flush covers one family only,
+and without RocksDB's own log a crash would then leave two families at different points.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Self, TypeVar
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DbClosedError,
+    DBCompressionType,
+    Options,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from contrail_storage.wal.files import Files
+
+Operation = (
+    tuple[Literal["put"], bytes, bytes]
+    | tuple[Literal["delete"], bytes]
+    | tuple[Literal["delete_range"], bytes, bytes]
+)
+Value = TypeVar("Value")
+
+MIB: Final = 1 << 20
+_SCAN_ROWS: Final = 256
+_SCAN_BYTES: Final = 4 * MIB
+_STALL_PREFIX: Final = "Result incomplete:"
+_PROPERTIES: Final = {
+    "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
+    "sst_bytes": "rocksdb.total-sst-files-size",
+    "live_bytes": "rocksdb.estimate-live-data-size",
+    "level0_files": "rocksdb.num-files-at-level0",
+    "pending_compaction_bytes": "rocksdb.estimate-pending-compaction-bytes",
+    "write_stopped": "rocksdb.is-write-stopped",
+    "delayed_write_rate": "rocksdb.actual-delayed-write-rate",
+    "background_errors": "rocksdb.background-errors",
+    "block_cache_bytes": "rocksdb.block-cache-usage",
+}
+
+
+class StoreError(Exception):
+    """An operation on the store did not succeed."""
+
+
+class StoreStalledError(StoreError):
+    """RocksDB asked for patience; nothing was written. Build the same batch again later."""
+
+
+class StoreFailedError(StoreError):
+    """The disk failed, or the store could not be opened. Reopen it and replay the log."""
+
+
+class StoreLockedError(StoreFailedError):
+    """Another process has the store open."""
+
+
+class StoreCorruptError(StoreError):
+    """Stored bytes are not what was written."""
+
+
+class StoreClosedError(StoreError):
+    """The store was closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Bounds of memory, files and background work."""
+
+    write_buffer_bytes: int = 64 * MIB
+    write_buffers: int = 4
+    block_cache_bytes: int = 64 * MIB
+    target_file_bytes: int = 64 * MIB
+    max_open_files: int = 512
+    background_jobs: int = 2
+
+
+class RocksStore:
+    """Ordered bytes to bytes. All methods may be called from any thread."""
+
+    def __init__(self, database: Rdict) -> None:
+        self._database: Rdict | None = database
+        self._write_options = WriteOptions()
+        # The published stub calls this a method; it is a property.
+        setattr(self._write_options, "disable_wal", True)  # noqa: B010
+        self._write_options.no_slowdown = True
+        self._gate = threading.Condition()
+        self._users = 0
+        self._closing = False
+        self._scans: set[_Scan] = set()
+
+    @classmethod
+    def open(cls, path: Path, options: StoreOptions | None = None) -> Self:
+        """Open the store, creating it if there is none.
+
+        Raises StoreLockedError, StoreCorruptError or StoreFailedError.
+        """
+        try:
+            Files().make_directory(path)
+        except OSError as error:
+            raise StoreFailedError(str(error)) from error
+        with _own_errors():
+            return cls(Rdict(str(path), _options(options or StoreOptions()), {}))
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Write all operations, in order, as one atomic batch.
+
+        Raises StoreStalledError (nothing was written), StoreFailedError or StoreCorruptError
+        (it may have been: reopen).
+        """
+        batch = WriteBatch(raw_mode=True)
+        actions: dict[str, Callable[..., None]] = {
+            "put": batch.put,
+            "delete": batch.delete,
+            "delete_range": batch.delete_range,
+        }
+        for operation in operations:
+            actions[operation[0]](*operation[1:])
+        with self._using() as database:
+            database.write(batch, self._write_options)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value under `key`, or None. Raises StoreCorruptError or StoreFailedError."""
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values under `keys`, None where there is none; one bad value fails all.
+
+        Other threads run while it reads. Raises StoreCorruptError or StoreFailedError.
+        """
+        with self._using() as database:
+            # The list form releases the interpreter lock and raises on corruption.
+            found: list[bytes | None] = database.get(list(keys))  # type: ignore[assignment]
+            return found
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) in key order from `start` up to but not including `stop`.
+
+        Shows the store as it was when the scan began. Raises StoreCorruptError where a row cannot
+        be read, and StoreClosedError when the store is closed meanwhile.
+        """
+        return self._scan(start, stop, lambda rows: (rows.key(), rows.value()))
+
+    def scan_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Yield the keys of `scan` without their values."""
+        return self._scan(start, stop, lambda rows: rows.key())
+
+    def flush(self) -> None:
+        """Make everything written so far durable. Blocks; other threads run meanwhile.
+
+        Raises StoreFailedError; what was written then still counts as not flushed.
+        """
+        with self._using() as database:
+            database.flush(True)
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Sizes in bytes, counts, and whether writes are stopped (1) or slowed (rate above 0)."""
+        with self._using() as database:
+            return {
+                name: database.property_int_value(property_name) or 0
+                for name, property_name in _PROPERTIES.items()
+            }
+
+    def close(self) -> None:
+        """Wait for the calls under way, end open scans and close the store. May be repeated."""
+        with self._gate:
+            self._closing = True
+            self._gate.wait_for(lambda: self._users == 0)
+            database, self._database = self._database, None
+            for scan in self._scans:
+                scan.rows = None  # An open iterator would keep the store's files locked.
+            self._scans.clear()
+        if database is not None:
+            with _own_errors():
+                database.close()
+
+    def _scan(
+        self, start: bytes, stop: bytes, read: Callable[[RdictIter], Value]
+    ) -> Iterator[Value]:
+        scan = _Scan()
+        with self._using() as database:
+            bounds = ReadOptions()
+            bounds.set_iterate_upper_bound(stop)
+            scan.rows = database.iter(bounds)
+            scan.rows.seek(start)
+            self._scans.add(scan)
+        try:
+            while chunk := self._next_rows(scan, read):
+                yield from chunk
+        finally:
+            with self._gate:
+                self._scans.discard(scan)
+                scan.rows = None
+
+    def _next_rows(self, scan: "_Scan", read: Callable[[RdictIter], Value]) -> list[Value]:
+        with self._using():
+            rows = scan.rows
+            if rows is None:
+                raise StoreClosedError("the store was closed during a scan")
+            chunk: list[Value] = []
+            size = 0
+            while rows.valid() and len(chunk) < _SCAN_ROWS and size < _SCAN_BYTES:
+                row = read(rows)
+                chunk.append(row)
+                size += len(row[1]) if isinstance(row, tuple) else 0
+                rows.next()
+            # An iterator that meets a damaged block just ends; only its status tells.
+            rows.status()
+            return chunk
+
+    @contextmanager
+    def _using(self) -> Iterator[Rdict]:
+        with self._gate:
+            database = self._database
+            if self._closing or database is None:
+                raise StoreClosedError("the store is closed")
+            self._users += 1
+        try:
+            with _own_errors():
+                yield database
+        finally:
+            with self._gate:
+                self._users -= 1
+                if self._closing:
+                    self._gate.notify_all()
+
+
+class _Scan:
+    """The iterator of one scan, which `RocksStore.close` can take away."""
+
+    def __init__(self) -> None:
+        self.rows: RdictIter | None = None
+
+
+def _options(options: StoreOptions) -> Options:
+    cache = Cache(options.block_cache_bytes)
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_block_size(16 * 1024)
+    table.set_bloom_filter(10, False)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    rocks = Options(raw_mode=True)
+    rocks.create_if_missing(True)
+    rocks.set_block_based_table_factory(table)
+    rocks.set_paranoid_checks(True)
+    rocks.set_write_buffer_size(options.write_buffer_bytes)
+    rocks.set_max_write_buffer_number(options.write_buffers)
+    rocks.set_target_file_size_base(options.target_file_bytes)
+    rocks.set_level_compaction_dynamic_level_bytes(True)
+    rocks.set_max_background_jobs(options.background_jobs)
+    rocks.set_max_open_files(options.max_open_files)
+    rocks.set_bytes_per_sync(MIB)
+    rocks.set_keep_log_file_num(2)
+    rocks.set_max_log_file_size(4 * MIB)
+    # Blocks come compressed, or encrypted and incompressible, from above.
+    rocks.set_compression_type(DBCompressionType.none())
+    return rocks
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        raise
+    except DbClosedError as error:
+        raise StoreClosedError(str(error)) from error
+    except Exception as error:
+        # The binding raises plain Exception; only the text says what happened.
+        raise _own_error(str(error)) from error
+
+
+def _own_error(text: str) -> StoreError:
+    if text.startswith(_STALL_PREFIX):
+        return StoreStalledError(text)
+    if text.startswith("Corruption:"):
+        return StoreCorruptError(text)
+    if text.startswith("IO error:") and f"{os.sep}LOCK" in text:
+        return StoreLockedError(text)
+    return StoreFailedError(text)

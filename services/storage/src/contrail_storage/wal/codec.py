@@ -1,0 +1,159 @@
+"""Bytes of the write-ahead log: WAL batches, and the records inside them.
+
+A segment is a row of WAL batches and nothing else::
+
+    batch  = salt 8 B | number u64 | body length u32 | version u8 | 0 0 0 | crc32c u32 | body
+    body   = record*
+    record = kind u8 | group u32 | index u64 | term u64 | data length u32 | data
+
+All integers are little-endian. The CRC covers the header before it and the body. The salt is
+random per segment and known from the segment's name: it marks where a batch may start when the
+bytes before are damaged, and no message can imitate a batch without knowing it.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+VERSION: Final = 1
+SALT_BYTES: Final = 8
+_BATCH: Final = struct.Struct("<8sQIB3x")
+_CRC: Final = struct.Struct("<I")
+_RECORD: Final = struct.Struct("<BIQQI")
+BATCH_HEADER_BYTES: Final = _BATCH.size + _CRC.size
+RECORD_HEADER_BYTES: Final = _RECORD.size
+
+
+class RecordKind(IntEnum):
+    """What a record does to the log of its group."""
+
+    ENTRY = 1
+    HARD_STATE = 2
+    TRUNCATE = 3
+    BASE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One decoded record; `data` is a view into the segment and dies with it.
+
+    ENTRY adds the next entry. HARD_STATE sets term and vote (`data`: the voted node's id, empty
+    for none). TRUNCATE cuts from `index` on, behind an entry of `term`. BASE says the log ends at
+    (`index`, `term`): a log that holds that entry is cut behind it, any other becomes empty and
+    starts behind it.
+    """
+
+    kind: RecordKind
+    group: int
+    index: int
+    term: int
+    data: memoryview
+
+
+class Batch(NamedTuple):
+    """A whole, checksummed WAL batch found in a segment."""
+
+    number: int
+    body: memoryview
+    end: int
+
+
+class MalformedRecordError(ValueError):
+    """The body of a batch with a good checksum does not decode."""
+
+
+class UnsupportedVersionError(ValueError):
+    """The log was written by a newer release; reading on could cut good data."""
+
+
+def batch_header(salt: bytes, number: int, body: bytes) -> bytes:
+    """Return the bytes that go before `body` to make it WAL batch `number`."""
+    head = _BATCH.pack(salt, number, len(body), VERSION)
+    return head + _CRC.pack(crc32c(body, crc32c(head)))
+
+
+def record_header(kind: RecordKind, group: int, index: int, term: int, data_length: int) -> bytes:
+    """Return the bytes that go before a record's data."""
+    return _RECORD.pack(kind, group, index, term, data_length)
+
+
+def hard_state_record(group: int, term: int, voted_for: str | None) -> bytes:
+    """Return a whole HARD_STATE record."""
+    vote = (voted_for or "").encode()
+    return _RECORD.pack(RecordKind.HARD_STATE, group, 0, term, len(vote)) + vote
+
+
+def mark_record(kind: RecordKind, group: int, index: int, term: int) -> bytes:
+    """Return a whole record without data: TRUNCATE or BASE."""
+    return _RECORD.pack(kind, group, index, term, 0)
+
+
+def read_batch(segment: memoryview, offset: int, salt: bytes) -> Batch | None:
+    """Return the batch that starts at `offset`, or None unless a whole, sound one does.
+
+    Raises UnsupportedVersionError for a sound batch of another version.
+    """
+    body_start = offset + BATCH_HEADER_BYTES
+    if body_start > len(segment):
+        return None
+    found_salt, number, length, version = _BATCH.unpack_from(segment, offset)
+    end = body_start + length
+    if found_salt != salt or end > len(segment):
+        return None
+    (expected,) = _CRC.unpack_from(segment, body_start - _CRC.size)
+    body = segment[body_start:end]
+    if crc32c(body, crc32c(segment[offset : offset + _BATCH.size])) != expected:
+        return None
+    if version != VERSION:
+        raise UnsupportedVersionError(f"WAL batch {number} has version {version}, not {VERSION}")
+    return Batch(number, body, end)
+
+
+def find_batch(data: bytes, start: int, salt: bytes) -> int | None:
+    """Return the offset of the first sound batch at or behind `start`, or None."""
+    view = memoryview(data)
+    offset = data.find(salt, start)
+    while offset >= 0:
+        if read_batch(view, offset, salt) is not None:
+            return offset
+        offset = data.find(salt, offset + 1)
+    return None
+
+
+def records(body: memoryview) -> Iterator[Record]:
+    """Yield the records of a batch. Raises MalformedRecordError at the first that is not sound."""
+    offset, size = 0, len(body)
+    while offset < size:
+        data_start = offset + RECORD_HEADER_BYTES
+        if data_start > size:
+            raise MalformedRecordError(f"record at {offset} is cut short")
+        kind, group, index, term, length = _RECORD.unpack_from(body, offset)
+        offset = data_start + length
+        if offset > size:
+            raise MalformedRecordError(f"record of {length} bytes goes beyond its batch")
+        try:
+            record = Record(RecordKind(kind), group, index, term, body[data_start:offset])
+        except ValueError as error:
+            raise MalformedRecordError(str(error)) from None
+        _check(record)
+        yield record
+
+
+def voted_for(record: Record) -> str | None:
+    """Return the vote of a HARD_STATE record. Raises MalformedRecordError unless it is UTF-8."""
+    try:
+        return str(record.data, "utf-8") or None
+    except UnicodeDecodeError as error:
+        raise MalformedRecordError("vote is not UTF-8") from error
+
+
+def _check(record: Record) -> None:
+    carries_data = record.kind in (RecordKind.ENTRY, RecordKind.HARD_STATE)
+    if record.data and not carries_data:
+        raise MalformedRecordError(f"{record.kind.name} carries data")
+    if record.index == 0 and record.kind in (RecordKind.ENTRY, RecordKind.TRUNCATE):
+        raise MalformedRecordError(f"{record.kind.name} of index 0")

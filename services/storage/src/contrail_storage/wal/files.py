@@ -1,0 +1,96 @@
+"""The port through which the log and the small node files reach the disk.
+
+A test takes the place of the disk by subclassing `Files`: it can drop what was not synced,
+stop at any call, or let a call fail.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+_MAX_PARTS: Final = 512
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+
+
+class AppendHandle(Protocol):
+    """One open file that only grows."""
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        """Append all parts in order. Raises OSError; what was written by then is undefined."""
+
+    def sync(self) -> None:
+        """Return once everything written so far survives a power cut. Raises OSError."""
+
+    def close(self) -> None:
+        """Release the file; says nothing about what was not synced."""
+
+
+class Files:
+    """The real disk. Every method raises OSError as the system call does."""
+
+    def create(self, path: Path) -> AppendHandle:
+        """Open a new, empty file for appending; FileExistsError when there is one already."""
+        return _AppendFile(path)
+
+    def read(self, path: Path) -> bytes:
+        """Return the whole content of a file."""
+        return path.read_bytes()
+
+    def list_names(self, directory: Path) -> list[str]:
+        """Return the names in a directory, sorted."""
+        return sorted(os.listdir(directory))
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Cut a file to `size` bytes and sync all of what is left."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give `source` the name `target`, replacing a file of that name."""
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file's name."""
+        os.unlink(path)
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory, with its parents, so that it survives a power cut."""
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        for folder in missing:
+            self.sync_directory(folder.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make creations, renames and removals in a directory durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _AppendFile:
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, _FILE_MODE)
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        pending = [memoryview(part) for part in parts if part]
+        while pending:
+            written = os.writev(self._descriptor, pending[:_MAX_PARTS])
+            while pending and written >= len(pending[0]):
+                written -= len(pending.pop(0))
+            if written:
+                pending[0] = pending[0][written:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,557 @@
+"""The node's write-ahead log: one file sequence, one writer thread, all Raft groups of the node.
+
+The event loop appends records; the writer thread takes everything that waits as one WAL batch,
+writes it and syncs it, and tells the loop once per batch. What arrives meanwhile is the next
+batch (group commit).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from contrail_storage.wal import codec
+from contrail_storage.wal.codec import RecordKind
+from contrail_storage.wal.files import AppendHandle, Files
+from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, replay
+from contrail_storage.wal.segments import Segment, list_segments, new_segment
+
+MIB: Final = 1 << 20
+_MAX_SEGMENTS: Final = 64
+_JOIN_TIMEOUT_S: Final = 30.0
+
+OnDurable = Callable[[int, int], None]
+
+
+class LogFailedError(OSError):
+    """A write or sync failed; nothing is taken until `NodeLog.recover` has returned."""
+
+
+class LogFullError(Exception):
+    """The queue to the disk is at its bound; nothing was appended."""
+
+
+class LogRottenError(Exception):
+    """Batches that were durable once cannot be read; the log does not go on behind them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Bounds of the log, in bytes and seconds.
+
+    `queue_bytes` bounds what waits for the disk, `keep_bytes` the tail kept for followers,
+    `carry_bytes` what is copied forward for quiet groups at once. After `idle_s` without work an
+    empty batch is written, so that rot in the last acknowledged batch is told from a torn tail.
+    """
+
+    segment_bytes: int = 64 * MIB
+    queue_bytes: int = 64 * MIB
+    keep_bytes: int = 128 * MIB
+    carry_bytes: int = 16 * MIB
+    idle_s: float = 0.010
+
+
+@dataclass(slots=True)
+class LogStats:
+    """Counters for metrics; written by the writer thread, read anywhere."""
+
+    sync_count: int = 0
+    sync_seconds_last: float = 0.0
+    sync_seconds_total: float = 0.0
+    batches_written: int = 0
+    bytes_written: int = 0
+    segments: int = 0
+    size_bytes: int = 0
+
+
+class _Mark(NamedTuple):
+    """Where a group's log stands after its first `position` records."""
+
+    position: int
+    last_index: int
+    last_term: int
+    term: int
+    voted_for: str | None
+
+
+_NOTHING: Final = _Mark(0, 0, 0, 0, None)
+
+
+@dataclass(slots=True)
+class _Group:
+    position: int = 0
+    last_index: int = 0
+    last_term: int = 0
+    term: int = 0
+    voted_for: str | None = None
+    durable: _Mark = _NOTHING
+    on_durable: OnDurable | None = None
+
+    def mark(self) -> _Mark:
+        return _Mark(self.position, self.last_index, self.last_term, self.term, self.voted_for)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Records on their way to the disk; `highest` holds the top entry index of each group."""
+
+    parts: list[bytes] = field(default_factory=list)
+    highest: dict[int, int] = field(default_factory=dict)
+    size: int = 0
+
+
+class NodeLog:
+    """Write-ahead log of one node. Open it, `attach` the groups, then `start` it.
+
+    Appending is for one thread (the event loop); `recover`, `drop_segments` and `close` block and
+    may be called from another. A position counts the records of one group: a record is durable
+    once the position its append returned has been reported.
+    """
+
+    def __init__(
+        self, directory: Path, files: Files, options: LogOptions, segments: list[Segment]
+    ) -> None:
+        self.recovery = Recovery()
+        self.stats = LogStats()
+        self._directory = directory
+        self._files = files
+        self._options = options
+        self._segments = segments
+        self._next_batch = 1
+        self._next_segment = segments[-1].number + 1 if segments else 1
+        self._groups: dict[int, _Group] = {}
+        self._handle: AppendHandle | None = None
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._progress = threading.Condition(self._lock)
+        self._retention = threading.Lock()
+        self._waiting = _Batch()
+        self._in_flight_bytes = 0
+        self._needs_successor = False
+        self._failure: Exception | None = None
+        self._refusing = False
+        self._closing = False
+        self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        self._on_failure: Callable[[Exception], None] | None = None
+        self._thread = threading.Thread(target=self._run, name="contrail-wal", daemon=True)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        files: Files | None = None,
+        options: LogOptions | None = None,
+        keep_from: Mapping[int, int] | None = None,
+        accept_rot: bool = False,
+    ) -> Self:
+        """Read the log of a node, cut a torn tail and open a new segment.
+
+        The caller holds the lock of the node's data (RocksDB is opened first: `keep_from` are the
+        applied indexes it holds per group). With `recovery.rot` set the files are left as they
+        are and the log cannot be started, unless `accept_rot`: then everything from the damaged
+        batch on is removed. Raises OSError, and UnsupportedVersionError for a newer release's log.
+        """
+        files = files or Files()
+        files.make_directory(directory)
+        segments = list_segments(files, directory)
+        log = cls(directory, files, options or LogOptions(), segments)
+        found = replay(files, directory, segments, keep_from or {})
+        log._take_over(found)
+        if found.recovery.rot is None or accept_rot:
+            log._cut_end(found)
+            log._open_segment()
+        return log
+
+    def _take_over(self, found: Replayed) -> None:
+        self.recovery = found.recovery
+        self._next_batch = found.next_batch
+        for number, held in found.recovery.groups.items():
+            mark = _Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
+            self._groups[number] = _Group(0, *mark[1:], durable=mark)
+
+    def _cut_end(self, found: Replayed) -> None:
+        """Make the files end where the reading ended, newest first, so that no hole can appear."""
+        while len(self._segments) > found.position + 1:
+            self._remove(self._segments.pop())
+        if self._segments:
+            last = self._segments[-1]
+            # Also syncs what a killed process wrote and nobody synced, before it counts.
+            self._files.truncate(self._directory / last.name, found.end)
+            last.size = found.end
+
+    def attach(self, group: int, on_durable: OnDurable) -> RecoveredGroup:
+        """Return what the log held for a group, once; from then on report its durable records.
+
+        `on_durable(position, index)` runs on the loop after each WAL batch that held records of
+        the group; `index` is the end of the group's log at that position. Raises LogFailedError
+        after a failure, until `recover`.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise LogFailedError(f"the log takes nothing: {self._failure}")
+            state = self._groups.get(group)
+            if state is None:
+                state = self._groups[group] = _Group()
+                self._enqueue(group, state, codec.mark_record(RecordKind.BASE, group, 0, 0))
+            if state.on_durable is not None:
+                raise ValueError(f"group {group} is attached already")
+            state.on_durable = on_durable
+        return self.recovery.groups.pop(group, None) or RecoveredGroup()
+
+    def detach(self, group: int) -> None:
+        """Stop reporting to a group that has ended; its log stays."""
+        with self._lock:
+            self._groups[group].on_durable = None
+
+    def start(
+        self,
+        *,
+        call_soon: Callable[[Callable[[], None]], object],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """Start the writer thread.
+
+        `call_soon` takes a callback to the event loop from another thread
+        (`loop.call_soon_threadsafe`). `on_failure(error)` runs on the loop, once per failure.
+        Raises LogRottenError when damage was found and not accepted.
+        """
+        if self._handle is None:
+            raise LogRottenError(str(self.recovery.rot))
+        self._call_soon, self._on_failure = call_soon, on_failure
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed and `recover` has not succeeded since."""
+        return self._failure is not None
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes appended and not yet durable."""
+        return self._waiting.size + self._in_flight_bytes
+
+    def has_room(self, size: int) -> bool:
+        """Whether an entry of `size` bytes may be appended now."""
+        return self.queued_bytes + size <= self._options.queue_bytes
+
+    def append(self, group: int, index: int, term: int, data: bytes) -> int:
+        """Add the next entry of a group's log; return the record's position.
+
+        Raises LogFullError at the queue's bound (an entry without data always fits),
+        LogFailedError after a reported failure, ValueError for any other index than the next.
+        """
+        size = len(data)
+        with self._lock:
+            state = self._writable(group)
+            if index != state.last_index + 1:
+                raise ValueError(f"entry {index} of group {group} cannot follow {state.last_index}")
+            if size and not self.has_room(size):
+                raise LogFullError(f"{self.queued_bytes} bytes wait for the disk")
+            state.last_index, state.last_term = index, term
+            waiting = self._waiting
+            if index > waiting.highest.get(group, 0):
+                waiting.highest[group] = index
+            header = codec.record_header(RecordKind.ENTRY, group, index, term, size)
+            waiting.parts.append(header)
+            waiting.parts.append(data)
+            waiting.size += size + len(header)
+            return self._advance(state)
+
+    def save_hard_state(self, group: int, term: int, voted_for: str | None) -> int:
+        """Record term and vote; return the record's position. Raises LogFailedError."""
+        with self._lock:
+            state = self._writable(group)
+            state.term, state.voted_for = term, voted_for
+            return self._enqueue(group, state, codec.hard_state_record(group, term, voted_for))
+
+    def truncate(self, group: int, from_index: int, last_term: int) -> int:
+        """Cut a group's log from `from_index` on; what then is its last entry has `last_term`."""
+        with self._lock:
+            state = self._writable(group)
+            state.last_index, state.last_term = from_index - 1, last_term
+            record = codec.mark_record(RecordKind.TRUNCATE, group, from_index, last_term)
+            return self._enqueue(group, state, record)
+
+    def reset(self, group: int, index: int, term: int) -> int:
+        """Make a group's log end at (`index`, `term`), empty unless it holds that entry."""
+        with self._lock:
+            state = self._writable(group)
+            state.last_index, state.last_term = index, term
+            record = codec.mark_record(RecordKind.BASE, group, index, term)
+            return self._enqueue(group, state, record)
+
+    def _writable(self, group: int) -> _Group:
+        if self._refusing or self._closing:
+            raise LogFailedError(f"the log takes nothing: {self._failure or 'closed'}")
+        return self._groups[group]
+
+    def _enqueue(self, group: int, state: _Group, record: bytes) -> int:
+        self._waiting.parts.append(record)
+        self._waiting.size += len(record)
+        self._waiting.highest.setdefault(group, 0)
+        return self._advance(state)
+
+    def _advance(self, state: _Group) -> int:
+        if self._failure is not None:
+            # Not yet reported: lost like everything that waited when the write failed.
+            self._waiting = _Batch()
+        state.position += 1
+        self._work.notify()
+        return state.position
+
+    def _run(self) -> None:
+        while (batch := self._next_batch_to_write()) is not None:
+            try:
+                self._write(*batch)
+            except Exception as error:
+                self._fail(error)
+
+    def _next_batch_to_write(self) -> tuple[_Batch, dict[int, _Mark]] | None:
+        with self._lock:
+            while True:
+                if self._waiting.parts and self._failure is None:
+                    return self._take_waiting()
+                lonely = self._needs_successor and self._failure is None
+                if self._closing:
+                    return (_Batch(), {}) if lonely else None
+                signalled = self._work.wait(self._options.idle_s if lonely else None)
+                if lonely and not signalled and not self._waiting.parts:
+                    return _Batch(), {}
+
+    def _take_waiting(self) -> tuple[_Batch, dict[int, _Mark]]:
+        batch, self._waiting = self._waiting, _Batch()
+        self._in_flight_bytes = batch.size
+        return batch, {group: self._groups[group].mark() for group in batch.highest}
+
+    def _write(self, batch: _Batch, marks: dict[int, _Mark]) -> None:
+        if self._segments[-1].size >= self._options.segment_bytes:
+            self._open_segment()
+        self._put(self._segments[-1], b"".join(batch.parts))
+        self._segments[-1].note(batch.highest)
+        with self._lock:
+            for group, mark in marks.items():
+                self._groups[group].durable = mark
+            self._in_flight_bytes = 0
+            self._needs_successor = bool(batch.parts)
+            self._progress.notify_all()
+        if marks:
+            self._tell(partial(self._report_durable, marks))
+
+    def _put(self, segment: Segment, body: bytes) -> None:
+        assert self._handle is not None
+        header = codec.batch_header(segment.salt, self._next_batch, body)
+        self._handle.write([header, body])
+        started = time.perf_counter()
+        self._handle.sync()
+        elapsed = time.perf_counter() - started
+        size = len(header) + len(body)
+        segment.size += size
+        self._next_batch += 1
+        stats = self.stats
+        stats.sync_count += 1
+        stats.sync_seconds_last = elapsed
+        stats.sync_seconds_total += elapsed
+        stats.batches_written += 1
+        stats.bytes_written += size
+        stats.size_bytes += size
+
+    def _open_segment(self) -> None:
+        """Go on in a new segment whose first batch says where every group's log stands."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+        segment = new_segment(self._next_segment, self._next_batch)
+        self._next_segment += 1
+        with self._lock:
+            states = [(group, state.durable) for group, state in self._groups.items()]
+        head = [
+            codec.hard_state_record(group, mark.term, mark.voted_for)
+            + codec.mark_record(RecordKind.BASE, group, mark.last_index, mark.last_term)
+            for group, mark in states
+        ]
+        self._handle = self._files.create(self._directory / segment.name)
+        self._files.sync_directory(self._directory)
+        self._put(segment, b"".join(head))
+        with self._lock:
+            self._segments.append(segment)
+            self._needs_successor = True
+            self._count_segments()
+
+    def _count_segments(self) -> None:
+        self.stats.segments = len(self._segments)
+        self.stats.size_bytes = sum(segment.size for segment in self._segments)
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        assert self._call_soon is not None
+        with suppress(RuntimeError):  # The loop has ended; nobody is left to be told.
+            self._call_soon(callback)
+
+    def _report_durable(self, marks: dict[int, _Mark]) -> None:
+        for group, mark in marks.items():
+            on_durable = self._groups[group].on_durable
+            if on_durable is not None:
+                on_durable(mark.position, mark.last_index)
+
+    def _fail(self, error: Exception) -> None:
+        self._close_handle()
+        with self._lock:
+            self._failure = error
+            self._waiting = _Batch()
+            self._in_flight_bytes = 0
+            self._progress.notify_all()
+        self._tell(partial(self._report_failure, error))
+
+    def _report_failure(self, error: Exception) -> None:
+        self._refusing = True
+        assert self._on_failure is not None
+        self._on_failure(error)
+
+    def _close_handle(self) -> None:
+        if self._handle is not None:
+            with suppress(OSError):
+                self._handle.close()
+            self._handle = None
+
+    def recover(self) -> None:
+        """After a failure: cut every group's log to what is durable and go on in a new segment.
+
+        The failed file is never touched again. Blocks. Raises LogFailedError while the disk still
+        refuses; call again later. Call it only after `on_failure` has run.
+        """
+        if not self._refusing:
+            return
+        with self._lock:
+            for state in self._groups.values():
+                durable = state.durable
+                # A term once seen is kept: going back in it would be a second vote.
+                state.durable = durable._replace(
+                    position=state.position, term=state.term, voted_for=state.voted_for
+                )
+                state.last_index, state.last_term = durable.last_index, durable.last_term
+        number = self._next_segment
+        try:
+            self._open_segment()
+        except OSError as error:
+            self._close_handle()
+            raise LogFailedError(f"segment {number} cannot be opened: {error}") from error
+        with self._lock:
+            self._failure = None
+            self._refusing = False
+            self._waiting = _Batch()
+            self._work.notify()
+
+    def drop_segments(self, applied: Mapping[int, int], *, keep_bytes: int | None = None) -> int:
+        """Remove the oldest segments that hold nothing above `applied`; return the bytes freed.
+
+        `applied` are indexes noted before a RocksDB flush that has returned. The newest
+        `keep_bytes` stay. Entries of groups with nothing new are copied forward first, so that a
+        quiet group pins no old segment. Blocks. Raises OSError, or LogRottenError when an old
+        segment has become unreadable; segments then merely stay.
+        """
+        keep = self._options.keep_bytes if keep_bytes is None else keep_bytes
+        with self._retention:
+            surplus = self._surplus(keep)
+            blockers = self._blockers(surplus, applied)
+            if blockers:
+                self._carry_forward(blockers, applied)
+            freed = 0
+            for segment in surplus:
+                if self._blockers([segment], applied):
+                    break
+                self._remove(segment)
+                freed += segment.size
+                with self._lock:
+                    self._segments.remove(segment)
+                    self._count_segments()
+        return freed
+
+    def _surplus(self, keep_bytes: int) -> list[Segment]:
+        with self._lock:
+            rest = sum(segment.size for segment in self._segments)
+            surplus = []
+            for position, segment in enumerate(self._segments[:-1]):
+                rest -= segment.size
+                if rest < keep_bytes and len(self._segments) - position <= _MAX_SEGMENTS:
+                    break
+                surplus.append(segment)
+        return surplus
+
+    def _blockers(self, segments: list[Segment], applied: Mapping[int, int]) -> set[int]:
+        """Groups with an entry above `applied` in one of the segments."""
+        with self._lock:
+            return {
+                group
+                for segment in segments
+                for group, highest in segment.highest.items()
+                if min(highest, self._groups[group].durable.last_index) > applied.get(group, 0)
+            }
+
+    def _carry_forward(self, blockers: set[int], applied: Mapping[int, int]) -> None:
+        """Write the live entries of quiet groups again, at the end, and let go of the old ones."""
+        with self._lock:
+            segments = list(self._segments)
+            keep_from = {group: state.last_index for group, state in self._groups.items()}
+            quiet = {
+                group: state.durable
+                for group, state in self._groups.items()
+                if group in blockers and state.position == state.durable.position
+            }
+        keep_from.update({group: applied.get(group, 0) for group in quiet})
+        copies = [Segment(part.number, part.first_batch, part.salt) for part in segments]
+        found = replay(self._files, self._directory, copies, keep_from).recovery
+        if found.rot is not None:
+            raise LogRottenError(f"{found.rot.segment}: {found.rot.reason}")
+        with self._lock:
+            targets = self._copy_quiet(quiet, found.groups)
+            done = self._progress.wait_for(lambda: self._reached(targets), _JOIN_TIMEOUT_S)
+            if not done or self._failure is not None:
+                return
+            for segment in segments[:-1]:
+                for group in targets:
+                    segment.highest.pop(group, None)
+
+    def _copy_quiet(
+        self, quiet: Mapping[int, _Mark], held: Mapping[int, RecoveredGroup]
+    ) -> dict[int, int]:
+        budget = self._options.carry_bytes
+        targets: dict[int, int] = {}
+        for group, mark in quiet.items():
+            size = sum(len(data) for data, _, _ in held[group].entries)
+            if size <= budget and self._groups[group].position == mark.position:
+                budget -= size
+                targets[group] = self._copy(group, held[group])
+        return targets
+
+    def _copy(self, group: int, held: RecoveredGroup) -> int:
+        state = self._writable(group)
+        base = codec.mark_record(RecordKind.BASE, group, held.base_index, held.base_term)
+        self._enqueue(group, state, base)
+        for data, index, term in held.entries:
+            header = codec.record_header(RecordKind.ENTRY, group, index, term, len(data))
+            self._enqueue(group, state, header + data)
+        self._waiting.highest[group] = held.last_index
+        return state.position
+
+    def _reached(self, targets: Mapping[int, int]) -> bool:
+        return self._failure is not None or all(
+            self._groups[group].durable.position >= position for group, position in targets.items()
+        )
+
+    def _remove(self, segment: Segment) -> None:
+        # Synced one by one: a hole in the sequence would look like a lost segment.
+        self._files.unlink(self._directory / segment.name)
+        self._files.sync_directory(self._directory)
+
+    def close(self) -> None:
+        """Write what waits, stop the writer thread and close the file. Blocks."""
+        with self._lock:
+            self._closing = True
+            self._work.notify()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_TIMEOUT_S)
+        self._close_handle()

@@ -1,0 +1,193 @@
+"""Reading the log back: what each group's log holds, and whether its end is torn or it is rotten.
+
+Batches are numbered over all segments and a batch is written only when the one before is durable.
+Hence a damaged batch with a sound one behind it was durable once and has rotted, while a damaged
+last one was never acknowledged and is cut. A segment's batches count up to the first batch of the
+next: after a failed write the log goes on in a new segment at the first batch that is not
+durable, so whatever the failed file holds behind that point is void.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contrail_storage.wal import codec
+from contrail_storage.wal.codec import MalformedRecordError, Record, RecordKind
+from contrail_storage.wal.files import Files
+from contrail_storage.wal.segments import Segment
+
+
+@dataclass(slots=True)
+class RecoveredGroup:
+    """The durable log of one group: `entries` are (data, index, term) behind the base, in order."""
+
+    term: int = 0
+    voted_for: str | None = None
+    base_index: int = 0
+    base_term: int = 0
+    entries: list[tuple[bytes, int, int]] = field(default_factory=list)
+
+    @property
+    def last_index(self) -> int:
+        """Index of the last entry, or of the base when there is none."""
+        return self.entries[-1][1] if self.entries else self.base_index
+
+    @property
+    def last_term(self) -> int:
+        """Term of the last entry, or of the base when there is none."""
+        return self.entries[-1][2] if self.entries else self.base_term
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """The end of the last segment was never durable and has been cut."""
+
+    segment: str
+    bytes_cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rot:
+    """A batch that was durable once cannot be read any more; nothing behind it is used."""
+
+    segment: str
+    offset: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What the log held when it was opened."""
+
+    groups: dict[int, RecoveredGroup] = field(default_factory=dict)
+    torn_tail: TornTail | None = None
+    rot: Rot | None = None
+
+
+@dataclass(slots=True)
+class Replayed:
+    """A `Recovery` and where the log ends: segment position, offset in it, next batch number."""
+
+    recovery: Recovery
+    position: int = 0
+    end: int = 0
+    next_batch: int = 1
+
+
+class _DamageError(Exception):
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(reason)
+        self.offset = offset
+
+
+def replay(
+    files: Files, directory: Path, segments: list[Segment], keep_from: Mapping[int, int]
+) -> Replayed:
+    """Read all segments, filling in each one's size and highest indexes; changes nothing on disk.
+
+    Entries at or below `keep_from[group]` are checked and passed over, so that they never pile
+    up in memory; the group's base then stands at the last of them. Raises OSError, and
+    UnsupportedVersionError for a log of a newer release.
+    """
+    reader = _Reader(keep_from)
+    result = Replayed(reader.recovery, next_batch=segments[0].first_batch if segments else 1)
+    for position, segment in enumerate(segments):
+        data = files.read(directory / segment.name)
+        segment.size = len(data)
+        result.position = position
+        is_last = position + 1 == len(segments)
+        limit = None if is_last else segments[position + 1].first_batch
+        try:
+            result.end, result.next_batch = reader.read_segment(segment, data, limit)
+        except _DamageError as damage:
+            result.end = damage.offset
+            result.next_batch = reader.next_batch
+            reader.recovery.rot = Rot(segment.name, damage.offset, str(damage))
+            break
+        if is_last and result.end < len(data):
+            reader.recovery.torn_tail = TornTail(segment.name, len(data) - result.end)
+    return result
+
+
+class _Reader:
+    def __init__(self, keep_from: Mapping[int, int]) -> None:
+        self.recovery = Recovery()
+        self.next_batch = 0
+        self._keep_from = keep_from
+
+    def read_segment(self, segment: Segment, data: bytes, limit: int | None) -> tuple[int, int]:
+        """Apply a segment's batches below `limit`; return its sound end and the next number."""
+        view = memoryview(data)
+        offset, self.next_batch = 0, segment.first_batch
+        while limit is None or self.next_batch < limit:
+            batch = codec.read_batch(view, offset, segment.salt)
+            if batch is None or batch.number != self.next_batch:
+                self._judge(segment, data, offset, limit)
+                break
+            self._apply_batch(segment, batch.body, offset)
+            offset = batch.end
+            self.next_batch += 1
+        return offset, self.next_batch
+
+    def _judge(self, segment: Segment, data: bytes, offset: int, limit: int | None) -> None:
+        if limit is not None:
+            raise _DamageError(
+                offset, f"WAL batch {self.next_batch} of a closed segment is damaged"
+            )
+        if codec.find_batch(data, offset, segment.salt) is not None:
+            raise _DamageError(
+                offset, f"WAL batch {self.next_batch} is damaged, a later one is sound"
+            )
+
+    def _apply_batch(self, segment: Segment, body: memoryview, offset: int) -> None:
+        try:
+            for record in codec.records(body):
+                self._apply(record)
+                if record.kind is RecordKind.ENTRY:
+                    segment.note({record.group: record.index})
+        except MalformedRecordError as error:
+            raise _DamageError(offset, f"WAL batch {self.next_batch}: {error}") from error
+
+    def _apply(self, record: Record) -> None:
+        group = self.recovery.groups.get(record.group)
+        if group is None:
+            if record.kind is RecordKind.ENTRY or record.kind is RecordKind.TRUNCATE:
+                raise MalformedRecordError(f"group {record.group} has no base")
+            group = self.recovery.groups[record.group] = RecoveredGroup()
+        if record.kind is RecordKind.HARD_STATE:
+            group.term, group.voted_for = record.term, codec.voted_for(record)
+        elif record.kind is RecordKind.TRUNCATE:
+            _cut(group, record)
+        elif record.kind is RecordKind.BASE:
+            _rebase(group, record)
+        else:
+            self._add_entry(group, record)
+
+    def _add_entry(self, group: RecoveredGroup, record: Record) -> None:
+        if record.index != group.last_index + 1:
+            raise MalformedRecordError(
+                f"group {record.group} goes from entry {group.last_index} to {record.index}"
+            )
+        if record.index <= self._keep_from.get(record.group, 0):
+            group.base_index, group.base_term = record.index, record.term
+        else:
+            group.entries.append((bytes(record.data), record.index, record.term))
+
+
+def _cut(group: RecoveredGroup, record: Record) -> None:
+    kept = record.index - group.base_index - 1
+    if kept < 0:
+        # The entries up to there were passed over, or stood in a segment dropped since.
+        group.base_index, group.base_term = record.index - 1, record.term
+    del group.entries[max(kept, 0) :]
+
+
+def _rebase(group: RecoveredGroup, record: Record) -> None:
+    position = record.index - group.base_index
+    if position == 0 and group.base_term == record.term:
+        group.entries.clear()
+    elif 0 < position <= len(group.entries) and group.entries[position - 1][2] == record.term:
+        del group.entries[position:]
+    else:
+        group.base_index, group.base_term = record.index, record.term
+        group.entries.clear()
