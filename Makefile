@@ -9,7 +9,7 @@ MEMBERS := libs/common libs/client services/storage services/replicator services
 	services/consumer-gateway services/serve spark
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check format bench openapi lock clean
+.PHONY: help install run test test-all check format bench tour openapi lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -32,7 +32,7 @@ check: $(STAMP) ## format, lint, types, import contracts, tidiness, OpenAPI drif
 	@$(PY) -m mypy --no-error-summary
 	@$(VENV)/bin/lint-imports --no-cache > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(PY) -m pytest -q --durations=0 --durations-min=5 tests/test_tidy.py
-	@$(PY) -m contrail_api.openapi_export --check
+	@$(PY) -m contrail_serve.openapi_export --check
 
 format: $(STAMP) ## put the code into the one format
 	@$(PY) -m ruff format --quiet .
@@ -41,14 +41,17 @@ format: $(STAMP) ## put the code into the one format
 bench: $(STAMP) ## measure on this machine and write docs/benchmarks.md
 	@$(PY) -m tests.bench
 
+tour: $(STAMP) ## follow one publish and one delivery through the code, hop by hop
+	@$(PY) -m tests.walkthrough
+
 openapi: $(STAMP) ## write openapi/openapi.json from the declared routes
-	@$(PY) -m contrail_api.openapi_export
+	@$(PY) -m contrail_serve.openapi_export
 
 # One resolution serves every supported Python and platform: no package of the list depends on either.
 lock: ## resolve requirements.in anew (needs uv)
-	uv pip compile --quiet --no-config --no-header --upgrade --generate-hashes \
+	uv pip compile --quiet --no-config --upgrade --generate-hashes \
 		--python-version 3.11 --python-platform linux --no-emit-index-url --no-emit-find-links \
-		requirements.in --output-file requirements.lock
+		--custom-compile-command "make lock" requirements.in --output-file requirements.lock
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -89,6 +89,7 @@ class RaftGroup:
         self._core = RaftCore(
             node_id, peers, self._journal, applied_index, self._send, clock, timings
         )
+        self._forget_applied()
         transport.attach(group_id, self)
 
     @property
@@ -222,10 +223,7 @@ class RaftGroup:
         while self._core.committed:
             entries, self._core.committed = self._core.committed, []
             self._applied_index = entries[-1][1]
-            if self._alone:
-                self._journal.trim(self._applied_index)
-            else:
-                self._journal.trim_to_size(self._applied_index, _TAIL_BYTES)
+            self._forget_applied()
             self._on_commit([self._committed(entry) for entry in entries])
         leads = self._core.is_core_leader()
         if self._led_term and not (leads and self._core.term() == self._led_term):
@@ -239,6 +237,10 @@ class RaftGroup:
         if self._applied_index >= self._core.first_index_of_term():
             self._led_term = self._core.term()
             self._on_role(True)
+
+    def _forget_applied(self) -> None:
+        # Followers that are a little behind are served from memory.
+        self._journal.trim_to_size(self._applied_index, 0 if self._alone else _TAIL_BYTES)
 
     def _committed(self, entry: LogEntry) -> CommittedEntry:
         data, index, term = entry

@@ -36,7 +36,6 @@ class GroupJournal:
         self.position = 0
         self._cut_position = 0
         self._cut_index = end
-        self.trim(applied)
 
     @property
     def anchor_index(self) -> int:

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from zlib import crc32
 
 import pysyncobj.journal
 import pysyncobj.pickle
@@ -118,6 +119,18 @@ class _CoreTransport(Transport):  # type: ignore[misc]
         return True
 
 
+class _Member(Node):  # type: ignore[misc]
+    """A node whose hash, and with it the order of the core's sets, is the same in every run."""
+
+    def __hash__(self) -> int:
+        return crc32(self.id.encode())
+
+
+class _NoSnapshots:
+    def cancelTransmisstion(self, _node: Node) -> None:  # noqa: N802
+        """No snapshot is ever under way inside the core."""
+
+
 class RaftCore(SyncObj):  # type: ignore[misc]
     """One member of one group. `committed` fills with entries in order, each exactly once."""
 
@@ -142,16 +155,17 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._may_cut = False
         self._in_tick = False
         self._counting = False
-        self._nodes = {peer: Node(peer) for peer in peers if peer != node_id}
+        self._nodes = {peer: _Member(peer) for peer in peers if peer != node_id}
         self._enter()
         super().__init__(
-            Node(node_id),
+            _Member(node_id),
             self._nodes.values(),
             _configuration(_CoreJournal(journal, applied_index), timings),
-            nodeClass=Node,
+            nodeClass=_Member,
             transport=_CoreTransport(self._outgoing),
         )
         self._SyncObj__raftLastApplied = applied_index
+        self._SyncObj__serializer = _NoSnapshots()
 
     def is_core_leader(self) -> bool:
         """Whether this member won the election of its term."""
@@ -278,6 +292,14 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def _tell_term(self, peer: str) -> None:
         self._SyncObj__sendNextNodeIdx(self._nodes[peer])
 
+    def _heartbeat_without_entries(self) -> Message:
+        return {
+            "type": guard.APPEND,
+            "term": self.term(),
+            "commit_index": self.commit_index(),
+            "entries": [],
+        }
+
     def _outgoing(self, node: Any, message: Message) -> None:
         if message["type"] == guard.REPLY:
             message["term"] = self.term()
@@ -312,17 +334,31 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def _SyncObj__getEntries(  # noqa: N802
         self, from_index: int | None, count: int | None = None, max_bytes: int | None = None
     ) -> list[LogEntry]:
-        return [] if from_index is None else self._journal.slice(from_index, count, max_bytes)
+        if from_index is None:
+            return []
+        if count is None and max_bytes is None:
+            # Asked for by a follower only, which cuts whatever it finds behind the first.
+            count = 2 if self._may_cut else 1
+        return self._journal.slice(from_index, count, max_bytes)
 
     def _SyncObj__deleteEntriesFrom(self, from_index: int) -> None:  # noqa: N802
-        if self._may_cut:
-            self._journal.truncate(from_index)
+        self._journal.truncate(from_index)
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self._counting = False
         super()._SyncObj__onBecomeLeader()
         # An election won within a tick is followed by the counting of that tick.
         self._counting = self._in_tick
+
+    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        # For a peer that is behind everything held in memory the core would send without end.
+        next_index, connected = self._SyncObj__raftNextIndex, self._SyncObj__connectedNodes
+        behind = {node for node in connected if next_index[node] <= self._journal.anchor_index}
+        connected -= behind
+        super()._SyncObj__sendAppendEntries()
+        connected |= behind
+        for node in behind:
+            self._send_to_peer(node.id, self._heartbeat_without_entries())
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         self._counting = False

@@ -5,9 +5,11 @@ limit and duplicate is decided there too, so a command may be refused when its t
 """
 
 import msgspec
+import numpy as np
 
 from contrail_common.blocks import MessageColumns
 from contrail_common.model import AckKind, ConsumerConfig, StreamConfig
+from contrail_storage.core.dedupe import ID_BYTES
 
 META_SHARD = 0
 """The shard id of the meta machine: stream names, subjects and shard ids."""
@@ -36,6 +38,16 @@ class Append(msgspec.Struct, tag=1, array_like=True):
     columns: MessageColumns
     ids: bytes | None = None
     expected: dict[int, HashedExpected] | None = None
+
+    def is_sound(self) -> bool:
+        """Whether there are messages and the columns agree, so that reading them cannot fail."""
+        count = self.columns.count
+        return (
+            self.columns.is_sound()
+            and len(self.subject_index) == 4 * count
+            and int(np.frombuffer(self.subject_index, np.uint32).max()) < len(self.subjects)
+            and (self.ids is None or len(self.ids) == ID_BYTES * count)
+        )
 
 
 class ConfigureStream(msgspec.Struct, tag=2, array_like=True):

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from contrail_common.model import AckKind, ConsumerConfig, SequencePair
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust
 from contrail_storage.core.results import Writes
@@ -131,7 +132,7 @@ class ConsumerMachine:
         elif isinstance(change, Trimmed):
             for seq in [seq for seq in self.pending if seq < change.first_seq]:
                 del self.pending[seq]
-            self.next_seq = max(self.next_seq, change.first_seq)
+            self._advance(change.first_seq)
         elif isinstance(change, Gone):
             self.pending.pop(change.seq, None)
         else:
@@ -145,20 +146,23 @@ class ConsumerMachine:
         stream_seq = self.delivered.stream_seq
         explicit = self.config.ack_policy != "none"
         for seq in deliver.seqs:
+            # Every delivery that was sent has its number, also one that was settled meanwhile.
+            consumer_seq += 1
             pending = self.pending.get(seq)
             if pending is not None:
-                consumer_seq += 1
                 pending.attempts += 1
-                pending.deadline_ns = time_ns + self.ack_wait_ns(pending.attempts)
+                pending.deadline_ns = self._deadline_ns(time_ns, pending.attempts)
             elif seq >= self.next_seq:
-                consumer_seq += 1
                 stream_seq = max(stream_seq, seq)
-                if seq in self.acked_ahead:
-                    self.acked_ahead.discard(seq)
-                elif explicit:
-                    self.pending[seq] = Pending(consumer_seq, 1, time_ns + self.ack_wait_ns(1))
-        self.next_seq = max(self.next_seq, deliver.position)
+                if explicit and seq not in self.acked_ahead:
+                    self.pending[seq] = Pending(consumer_seq, 1, self._deadline_ns(time_ns, 1))
         self.delivered = SequencePair(consumer_seq, stream_seq, time_ns)
+        self._advance(deliver.position)
+
+    def _advance(self, next_seq: int) -> None:
+        self.next_seq = max(self.next_seq, next_seq)
+        if self.acked_ahead:
+            self.acked_ahead = {seq for seq in self.acked_ahead if seq >= self.next_seq}
 
     def _acknowledge(self, acks: Acknowledge, time_ns: int) -> list[int]:
         settled: list[int] = []
@@ -170,30 +174,34 @@ class ConsumerMachine:
 
     def _ack(self, seq: int, settled: list[int]) -> None:
         if self.config.ack_policy == "all":
-            for lower in [pending for pending in self.pending if pending <= seq]:
-                del self.pending[lower]
-                settled.append(lower)
-        elif self.pending.pop(seq, None) is not None:
-            settled.append(seq)
-        elif seq >= self.next_seq:
-            # A delivery whose command was lost with its leader: the ack counts all the same.
+            for lower in [pending for pending in self.pending if pending < seq]:
+                self._settle(lower, settled)
+        self._settle(seq, settled)
+
+    def _settle(self, seq: int, settled: list[int]) -> None:
+        delivered = self.pending.pop(seq, None) is not None
+        if seq >= self.next_seq:
+            # The command of this delivery, or of one before it, was lost with its leader: what the
+            # client has settled is not to come again all the same.
             self.acked_ahead.add(seq)
+            delivered = True
+        if delivered:
             settled.append(seq)
 
     def _acknowledge_other(
         self, kind: AckKind, seq: int, delay_ns: int, time_ns: int, settled: list[int]
     ) -> None:
-        if kind == "term":
-            if self.pending.pop(seq, None) is not None:
-                settled.append(seq)
-            return
         pending = self.pending.get(seq)
-        if pending is None:
+        if kind == "ack":
+            self._ack(seq, settled)
+        elif kind == "term":
+            self._settle(seq, settled)
+        elif pending is None:
             return
-        if kind == "nak":
-            pending.deadline_ns = time_ns + delay_ns
+        elif kind == "nak":
+            pending.deadline_ns = min(time_ns + delay_ns, INT64_MAX)
         else:
-            pending.deadline_ns = time_ns + self.ack_wait_ns(pending.attempts)
+            pending.deadline_ns = self._deadline_ns(time_ns, pending.attempts)
 
     def _move_floor(self, time_ns: int) -> None:
         if self.pending:
@@ -203,6 +211,9 @@ class ConsumerMachine:
             floor = SequencePair(self.delivered.consumer_seq, self.delivered.stream_seq)
         if floor.stream_seq > self.floor.stream_seq:
             self.floor = SequencePair(floor.consumer_seq, floor.stream_seq, time_ns)
+
+    def _deadline_ns(self, time_ns: int, attempt: int) -> int:
+        return min(time_ns + self.ack_wait_ns(attempt), INT64_MAX)
 
     def ack_wait_ns(self, attempt: int) -> int:
         """How long delivery number ``attempt`` may stay unacknowledged (backoff goes first)."""

@@ -93,10 +93,6 @@ class DedupeWindow:
             keys.large_key(keys.DEDUPE, self.shard, last_index + 1),
         )
 
-    def next_deadline_ns(self, window_ns: int) -> int | None:
-        """When the oldest ids expire, or None when there are none."""
-        return self._marks[0][0] + window_ns if self._marks else None
-
     def find(self, message_id: bytes) -> int:
         """Sequence that the id was stored under within the window, or 0."""
         low, rest = _WORDS.unpack(message_id)
@@ -137,13 +133,6 @@ class DedupeWindow:
                 )
             ),
         )
-
-    def clear(self, writes: Writes) -> None:
-        """Forget everything (the stream is dropped)."""
-        self._tables = [_Table(_SLOTS_MIN) for _ in range(_PARTS)]
-        self._marks.clear()
-        prefix = keys.shard_key(keys.DEDUPE, self.shard)
-        writes.delete_range(prefix, keys.prefix_end(prefix))
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take up the window from its rows, given as (key, value) in key order."""

@@ -55,6 +55,15 @@ class DeletedSet:
                 total += int(np.count_nonzero(page[low:high]))
         return total
 
+    def next_live(self, seq: int) -> int:
+        """The first sequence from ``seq`` on that is not deleted."""
+        while (page := self._pages.get(seq // PAGE)) is not None:
+            live = np.flatnonzero(~page[seq % PAGE :])
+            if len(live):
+                return seq + int(live[0])
+            seq += PAGE - seq % PAGE
+        return seq
+
     def live_mask(self, base_seq: int, count: int) -> NDArray[np.bool_] | None:
         """Which of ``count`` sequences from ``base_seq`` on are live; None when all are."""
         if not self.total:
@@ -73,8 +82,6 @@ class DeletedSet:
 
     def trim(self, first_seq: int, writes: Writes) -> None:
         """Forget what lies below the new first sequence."""
-        if not self.total:
-            return
         for number in [number for number in self._pages if number * PAGE < first_seq]:
             if (number + 1) * PAGE <= first_seq:
                 self.total -= self._counts.pop(number)

@@ -40,7 +40,7 @@ class MetaMachine:
         """Counts applied commands, so that a router knows when its cache is stale."""
         self._next_shard = 1
 
-    def apply(self, command: cmd.MetaCommand, writes: Writes) -> Result:
+    def apply(self, command: cmd.Command, writes: Writes) -> Result:
         """Take one command; changes go into ``writes``."""
         self.changes += 1
         match command:
@@ -52,6 +52,8 @@ class MetaMachine:
                 return self._unlist(command.name, writes)
             case cmd.ReleaseStream():
                 return self._release(command.name, writes)
+            case _:
+                return Refused(errors.INTERNAL.code, "the meta machine does not know this command")
 
     def overlap(self, subjects: Iterable[str], name: str) -> str | None:
         """Another stream whose subjects overlap ``subjects``, as a sentence, or None."""

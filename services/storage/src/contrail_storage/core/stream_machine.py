@@ -6,12 +6,16 @@ Messages themselves leave as blocks; what is needed of old ones comes back throu
 
 import builtins
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common import errors
+from contrail_common.blocks import U32Array
 from contrail_common.model import StreamConfig, StreamState
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.appending import Appender
@@ -32,6 +36,15 @@ from contrail_storage.core.subject_table import SubjectTable
 
 Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 """All (key, value) of the store under a key prefix, in key order."""
+
+Live = NDArray[np.bool_]
+"""Which of the messages of some facts are live."""
+
+Reach = Callable[[MessageFacts, Live | None], int]
+"""How many sequences from the head of the stream on a removal takes (beyond the facts: all)."""
+
+FIRST_SEQ_MAX: Final = 1 << 62
+"""Leaves room for sequences within 64 bits, whatever comes."""
 
 
 class StreamRecord(msgspec.Struct, array_like=True):
@@ -76,6 +89,7 @@ class StreamMachine:
         """How often messages were deleted or purged since the machine was built."""
         self._facts = facts
         self._fresh: list[MessageFacts] = []
+        self._fresh_index = 0
         self._appender = Appender(self)
         self._head: MessageFacts | None = None
 
@@ -130,21 +144,23 @@ class StreamMachine:
 
     # Applying ------------------------------------------------------------------------------------
 
-    def apply(self, index: int, time_ns: int, command: cmd.StreamCommand, writes: Writes) -> Result:
+    def apply(self, index: int, time_ns: int, command: cmd.Command, writes: Writes) -> Result:
         """Take one command at log ``index`` and ``time_ns``; all changes go into ``writes``."""
         if isinstance(command, cmd.ConfigureStream):
             return self._configure(command, time_ns, writes)
         if self.record is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
+        if index != self._fresh_index:
+            # The blocks of earlier entries are with the facts port by now.
+            self._fresh.clear()
+            self._fresh_index = index
         # A shard's time never runs backwards, whatever stamped the entry.
-        now_ns = max(time_ns, self.counters.last_time_ns)
+        now_ns = max(min(time_ns, INT64_MAX), self.counters.last_time_ns)
         self.dedupe.expire(now_ns, self.config.duplicate_window_ns, writes)
-        result = self._dispatch(index, now_ns, command, writes)
-        self._fresh.clear()
-        return result
+        return self._dispatch(index, now_ns, command, writes)
 
     def _dispatch(
-        self, index: int, now_ns: int, command: cmd.StreamCommand, writes: Writes
+        self, index: int, now_ns: int, command: cmd.Command, writes: Writes
     ) -> Result:
         if isinstance(command, cmd.Append):
             return self._append(index, now_ns, command, writes)
@@ -157,7 +173,7 @@ class StreamMachine:
         return self._remove(index, now_ns, command, writes)
 
     def _remove(
-        self, index: int, now_ns: int, command: cmd.StreamCommand, writes: Writes
+        self, index: int, now_ns: int, command: cmd.Command, writes: Writes
     ) -> Result:
         match command:
             case cmd.ExpireAge():
@@ -165,7 +181,7 @@ class StreamMachine:
             case cmd.EnforceLimits():
                 return self._enforce_limits(command, index, writes)
             case cmd.Trim():
-                return self._trim(command, index, writes)
+                return self._trim(command, index, now_ns, writes)
             case cmd.DeleteMessage():
                 return self._delete(command, index, now_ns, writes)
             case cmd.DropStream():
@@ -176,6 +192,8 @@ class StreamMachine:
     def _append(self, index: int, now_ns: int, command: cmd.Append, writes: Writes) -> Result:
         if self.config.sealed:
             return Refused(errors.STREAM_SEALED.code)
+        if not command.is_sound():
+            return Refused(errors.INTERNAL.code, "the columns of the messages do not agree")
         appended, block = self._appender.append(index, now_ns, command, writes)
         if block is not None:
             writes.blocks.append((self.shard, block))
@@ -196,6 +214,9 @@ class StreamMachine:
 
     def _configure(self, command: cmd.ConfigureStream, time_ns: int, writes: Writes) -> Result:
         config = command.config
+        if not 1 <= config.first_seq <= FIRST_SEQ_MAX:
+            return Refused(errors.STREAM_CONFIG_INVALID.code, "first_seq is out of range")
+        self._appender.forget_captured()
         if self.record is None:
             self.record = StreamRecord(config, command.incarnation, command.hash_key, time_ns, 1, 1)
             self.counters.first_seq = config.first_seq
@@ -206,7 +227,6 @@ class StreamMachine:
         else:
             self.record.config = config
             self.record.version += 1
-            self._appender.forget_captured()
         self._write_record(writes)
         return Done()
 
@@ -218,6 +238,7 @@ class StreamMachine:
         self.deleted = DeletedSet(self.shard)
         self.consumers, self.consumer_ids = {}, {}
         self._head = None
+        self._fresh.clear()
         for kind in keys.SHARD_KINDS:
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
@@ -228,48 +249,64 @@ class StreamMachine:
 
     def _keep_limits(self, index: int, writes: Writes) -> None:
         """Evict the oldest messages while a limit is passed (discard old)."""
-        config, counters = self.config, self.counters
-        if 0 <= config.max_msgs < counters.messages:
-            self._evict(index, writes, messages=counters.messages - config.max_msgs)
-        if 0 <= config.max_bytes < counters.bytes:
-            self._evict(index, writes, bytes_over=counters.bytes - config.max_bytes)
+        if self._over_limits():
+            self._evict(self.counters.messages, index, writes)
 
     def _enforce_limits(self, command: cmd.EnforceLimits, index: int, writes: Writes) -> Result:
+        removed = self._evict(command.messages_max, index, writes)
+        if removed:
+            self.write_counters(writes)
+        return Removed(removed, self._over_limits())
+
+    def _over_limits(self) -> bool:
+        # With discard new the limits refuse messages; they never take any away.
         config, counters = self.config, self.counters
-        before = counters.messages
-        over = counters.messages - config.max_msgs if config.max_msgs >= 0 else 0
-        if over > 0:
-            self._evict(index, writes, messages=min(over, command.messages_max))
-        while (
-            0 <= config.max_bytes < counters.bytes
-            and before - counters.messages < command.messages_max
-        ):
-            facts, live = self._head_facts()
-            sizes = facts.sizes * live if live is not None else facts.sizes
-            goal = min(counters.bytes - config.max_bytes, int(sizes.sum()))
-            self._evict(index, writes, bytes_over=max(goal, 1))
-        self.write_counters(writes)
-        more = (0 <= config.max_msgs < counters.messages) or (
-            0 <= config.max_bytes < counters.bytes
+        return config.discard == "old" and (
+            0 <= config.max_msgs < counters.messages or 0 <= config.max_bytes < counters.bytes
         )
-        return Removed(before - counters.messages, more)
 
-    def _evict(self, index: int, writes: Writes, messages: int = 0, bytes_over: int = 0) -> None:
-        """Take whole messages from the head until ``messages`` or ``bytes_over`` are gone."""
-        while (messages > 0 or bytes_over > 0) and self.counters.messages:
+    def _evict(self, messages_max: int, index: int, writes: Writes) -> int:
+        """Take the oldest messages that lie over the limits; answers how many went."""
+        config, counters = self.config, self.counters
+        removed = 0
+        if config.discard == "old" and 0 <= config.max_msgs < counters.messages:
+            over = min(counters.messages - config.max_msgs, messages_max)
+            removed = self._remove_head(lambda facts, _: len(facts.sizes), over, index, writes)
+        if config.discard == "old" and 0 <= config.max_bytes < counters.bytes:
+            removed += self._remove_head(self._over_bytes, messages_max - removed, index, writes)
+        return removed
+
+    def _over_bytes(self, facts: MessageFacts, live: Live | None) -> int:
+        over = self.counters.bytes - self.config.max_bytes
+        if over <= 0:
+            return 0
+        sizes = facts.sizes if live is None else facts.sizes * live
+        return int(np.searchsorted(np.cumsum(sizes), over)) + 1
+
+    def _remove_head(self, reach: Reach, messages_max: int, index: int, writes: Writes) -> int:
+        """Take messages from the head as far as ``reach`` says, at most ``messages_max``.
+
+        How messages lie in blocks is each replica's own affair and must not decide what goes, so a
+        slice ends at a message and not at the end of a block.
+        """
+        counters = self.counters
+        gone: list[U32Array] = []
+        removed = 0
+        while counters.messages and removed < messages_max:
             facts, live = self._head_facts()
-            sizes = facts.sizes * live if live is not None else facts.sizes
-            if messages > 0:
-                gone = np.cumsum(np.ones(len(sizes), np.int64) if live is None else live)
-                goal = messages
-            else:
-                gone, goal = np.cumsum(sizes), bytes_over
-            take = min(int(np.searchsorted(gone, goal)) + 1, len(sizes))
-            removed, removed_bytes = self._take_head(facts, live, take, index, writes)
-            messages -= removed if messages > 0 else 0
-            bytes_over -= removed_bytes if bytes_over > 0 else 0
+            take = min(reach(facts, live), len(facts.sizes))
+            if take <= 0:
+                break
+            sids = self._take_head(facts, live, take, messages_max - removed)
+            removed += len(sids)
+            gone.append(sids)
+        if removed:
+            self.subjects.remove(np.concatenate(gone), counters.first_seq, index, writes)
+            self.deleted.trim(counters.first_seq, writes)
+            writes.trimmed[self.shard] = counters.first_seq
+        return removed
 
-    def _head_facts(self) -> tuple[MessageFacts, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:
+    def _head_facts(self) -> tuple[MessageFacts, Live | None]:
         """Facts from the first sequence to the end of its run, and which of them are live."""
         first_seq = self.counters.first_seq
         facts = self._head
@@ -282,76 +319,68 @@ class StreamMachine:
         return rest, self.deleted.live_mask(first_seq, len(rest.sizes))
 
     def _take_head(
-        self,
-        facts: MessageFacts,
-        live: np.ndarray[tuple[int], np.dtype[np.bool_]] | None,
-        take: int,
-        index: int,
-        writes: Writes,
-    ) -> tuple[int, int]:
-        """Remove the first ``take`` sequences of ``facts``; answers messages and bytes removed."""
+        self, facts: MessageFacts, live: Live | None, take: int, messages_max: int
+    ) -> U32Array:
+        """Count out ``take`` sequences, at most ``messages_max`` live; answers their subjects."""
         counters = self.counters
-        sids, sizes = facts.subject_ids[:take], facts.sizes[:take]
-        if live is not None:
-            sids, sizes = sids[live[:take]], sizes[live[:take]]
-        removed, removed_bytes = len(sids), int(sizes.sum())
-        counters.messages -= removed
-        counters.bytes -= removed_bytes
+        if live is None:
+            take = min(take, messages_max)
+            sids, sizes = facts.subject_ids[:take], facts.sizes[:take]
+        else:
+            positions = np.flatnonzero(live[:take])[:messages_max]
+            take = int(positions[-1]) + 1
+            sids, sizes = facts.subject_ids[positions], facts.sizes[positions]
+        counters.messages -= len(sids)
+        counters.bytes -= int(sizes.sum())
         counters.first_seq = facts.base_seq + take
         self._skip_deleted_head()
-        if removed:
-            self.subjects.remove(sids, counters.first_seq, index, writes)
-        self.deleted.trim(counters.first_seq, writes)
-        writes.trimmed[self.shard] = counters.first_seq
-        return removed, removed_bytes
+        return sids
 
     def _skip_deleted_head(self) -> None:
         # The first sequence is that of a live message, or the one behind the last.
         counters = self.counters
         if counters.messages == 0:
             counters.first_seq = counters.last_seq + 1
-            return
-        while counters.first_seq in self.deleted:
-            counters.first_seq += 1
+        else:
+            counters.first_seq = self.deleted.next_live(counters.first_seq)
 
     def _expire_age(
         self, command: cmd.ExpireAge, index: int, now_ns: int, writes: Writes
     ) -> Result:
-        removed, more = 0, False
-        limit_ns = now_ns - self.config.max_age_ns
-        while self.config.max_age_ns and self.counters.messages:
-            facts, live = self._head_facts()
-            take = int(np.searchsorted(facts.times_ns, limit_ns, side="right"))
-            if take == 0:
-                break
-            if removed + take > command.messages_max:
-                more = True
-                break
-            removed += self._take_head(facts, live, take, index, writes)[0]
+        if self.config.max_age_ns <= 0:
+            return Removed(0)
+        limit_ns = max(now_ns - self.config.max_age_ns, -1)
+
+        def expired(facts: MessageFacts, _: Live | None) -> int:
+            return int(np.searchsorted(facts.times_ns, limit_ns, side="right"))
+
+        removed = self._remove_head(expired, command.messages_max, index, writes)
         if removed:
             self.write_counters(writes)
-        return Removed(removed, more)
+        return Removed(removed, self._reaches(expired))
 
-    def _trim(self, command: cmd.Trim, index: int, writes: Writes) -> Result:
+    def _trim(self, command: cmd.Trim, index: int, now_ns: int, writes: Writes) -> Result:
         if self.config.sealed:
             return Refused(errors.STREAM_SEALED.code)
         if self.config.deny_purge:
             return Refused(errors.PURGE_DENIED.code)
-        counters = self.counters
-        if command.to_seq > counters.last_seq:
-            return self._purge_all(writes)
-        removed, more = 0, False
-        while counters.first_seq < command.to_seq and counters.messages:
-            facts, live = self._head_facts()
-            if removed >= command.messages_max:
-                more = True
-                break
-            take = min(command.to_seq - counters.first_seq, len(facts.sizes))
-            removed += self._take_head(facts, live, take, index, writes)[0]
-        self.write_counters(writes)
-        return Removed(removed, more)
+        if command.to_seq > self.counters.last_seq:
+            return self._purge_all(now_ns, writes)
 
-    def _purge_all(self, writes: Writes) -> Result:
+        def below(facts: MessageFacts, _: Live | None) -> int:
+            return command.to_seq - facts.base_seq
+
+        removed = self._remove_head(below, command.messages_max, index, writes)
+        if removed:
+            self.write_counters(writes)
+            self._forget_pending(now_ns, writes)
+        return Removed(removed, self._reaches(below))
+
+    def _reaches(self, reach: Reach) -> bool:
+        """Whether the oldest message is still within ``reach``."""
+        return self.counters.messages > 0 and reach(*self._head_facts()) > 0
+
+    def _purge_all(self, now_ns: int, writes: Writes) -> Result:
         counters = self.counters
         removed = counters.messages
         counters.first_seq = counters.last_seq + 1
@@ -361,6 +390,7 @@ class StreamMachine:
         self.deleted.clear(writes)
         writes.trimmed[self.shard] = counters.first_seq
         self.write_counters(writes)
+        self._forget_pending(now_ns, writes)
         return Removed(removed)
 
     def _delete(
@@ -373,6 +403,8 @@ class StreamMachine:
         seq = command.seq
         if not self.is_live(seq):
             return Refused(errors.SEQUENCE_NOT_FOUND.code, f"sequence {seq} not found")
+        if not 0 <= command.previous_seq < seq:
+            return Refused(errors.INTERNAL.code, "the previous message is not before the message")
         facts = self.facts_at(seq)
         at = seq - facts.base_seq
         counters = self.counters
@@ -408,7 +440,7 @@ class StreamMachine:
         consumer_id = self.record.next_consumer_id
         self.record.next_consumer_id += 1
         self._write_record(writes)
-        start_seq = command.start_seq or self.counters.last_seq + 1
+        start_seq = max(command.start_seq, 1) if command.start_seq else self.counters.last_seq + 1
         consumer = ConsumerMachine.create(
             self.shard, consumer_id, command.config, start_seq, now_ns
         )
@@ -433,11 +465,19 @@ class StreamMachine:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         if consumer.epoch != change.epoch:
             return Refused(errors.TOKEN_STALE.code)
+        self._forget_trimmed(consumer, now_ns, writes)
+        consumer.change(change, now_ns, writes)
+        return Done()
+
+    def _forget_trimmed(self, consumer: ConsumerMachine, now_ns: int, writes: Writes) -> None:
+        # What limits took away a consumer learns with its next change; a purge tells it at once.
         first_seq = self.counters.first_seq
         if consumer.pending and consumer.floor.stream_seq + 1 < first_seq:
             consumer.change(ConsumerTrimmed(first_seq), now_ns, writes)
-        consumer.change(change, now_ns, writes)
-        return Done()
+
+    def _forget_pending(self, now_ns: int, writes: Writes) -> None:
+        for consumer in self.consumers.values():
+            self._forget_trimmed(consumer, now_ns, writes)
 
     # Recovery ------------------------------------------------------------------------------------
 

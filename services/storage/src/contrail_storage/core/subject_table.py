@@ -1,5 +1,8 @@
 """Subjects of a stream shard: name to number, and first, last and count of each.
 
+``last`` and ``count`` are exact. ``first`` is a lower bound: which message follows one that went
+away is in the blocks alone.
+
 A subject gets a number (sid) with its first message and keeps it while it has messages; numbers
 ascend and are never used again, so a number in an old block can't come to mean another subject.
 Memory: the name, one dict slot, and 20 bytes of arrays; dead numbers at the low end are let go.

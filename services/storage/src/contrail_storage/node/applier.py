@@ -38,13 +38,20 @@ _log = structlog.get_logger("contrail.apply")
 class Applier:
     """Applies entries on the event loop and keeps the shards' runtimes."""
 
-    def __init__(self, meta: MetaMachine, blocks: BlockStore, writer: StoreWriter) -> None:
+    def __init__(
+        self,
+        meta: MetaMachine,
+        blocks: BlockStore,
+        writer: StoreWriter,
+        merge_blocks: int = MERGE_BLOCKS,
+    ) -> None:
         self.meta = meta
         self.shards: dict[int, Shard] = {}
         self.last_entry_ns = 0
         self.unwritten_bytes = 0
         self._blocks = blocks
         self._writer = writer
+        self._merge_blocks = merge_blocks
 
     def new_shard(self, number: int) -> Shard:
         """A shard without a stream yet."""
@@ -73,7 +80,7 @@ class Applier:
         results: list[Result] = []
         for number, command in entry.commands:
             if number == META_SHARD:
-                results.append(self.meta.apply(command, writes))  # type: ignore[arg-type]
+                results.append(self.meta.apply(command, writes))
                 continue
             shard = self.shards.get(number)
             if shard is None and isinstance(command, ConfigureStream):
@@ -91,7 +98,7 @@ class Applier:
             return Refused(errors.DATA_LOST.code, shard.damaged)
         mark = writes.mark()
         try:
-            return shard.machine.apply(index, time_ns, command, writes)  # type: ignore[arg-type]
+            return shard.machine.apply(index, time_ns, command, writes)
         except UNREADABLE as error:
             # The machine needs a message that cannot be read back: the shard stops here, before
             # this command took effect, and refuses all that follow.
@@ -150,7 +157,7 @@ class Applier:
         run = shard.small_runs.setdefault(level, [])
         run.append(span)
         if (
-            len(run) >= MERGE_BLOCKS
+            len(run) >= self._merge_blocks
             or sum(small.bytes for small in run) >= MERGE_BYTES
             or sum(small.count for small in run) >= MERGE_MESSAGES
         ):

@@ -96,6 +96,8 @@ class LocalLink:
         """Store messages; durable when this returns."""
         shard = self._shard(stream)
         self._node.check_serving()
+        if not messages:
+            return PublishAck(stream, [], self._node.durability)
         results = await self._node.shard_log.append(shard.machine.shard, messages)
         if all(result.code == _UNKNOWN for result in results):
             raise ApiError(errors.OUTCOME_UNKNOWN)

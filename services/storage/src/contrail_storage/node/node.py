@@ -20,7 +20,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream_machine import StreamMachine
-from contrail_storage.node.applier import Applier
+from contrail_storage.node.applier import MERGE_BLOCKS, Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.housekeeper import Housekeeper
@@ -42,6 +42,8 @@ META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
 _TICK_S: Final = 0.05
 _RECOVER_WAIT_S: Final = 0.5
+_SEGMENT_BYTES: Final = 16 << 20
+"""Log segments are dropped whole: a restart replays little when they are small."""
 _log = structlog.get_logger("contrail.node")
 
 
@@ -122,9 +124,11 @@ class NodeOptions:
     """Where a node keeps its data, and bounds that tests make small."""
 
     data_dir: Path
-    log: LogOptions = field(default_factory=LogOptions)
-    checkpoint_bytes: int = 256 << 20
+    log: LogOptions = field(default_factory=lambda: LogOptions(_SEGMENT_BYTES, keep_bytes=0))
+    checkpoint_bytes: int = 64 << 20
+    merge_blocks: int = MERGE_BLOCKS
     files: Files | None = None
+    open_store: Callable[[Path], RocksStore] = RocksStore.open
 
 
 class StorageNode:
@@ -149,7 +153,7 @@ class StorageNode:
         self.writer = StoreWriter(
             store, StoreStalledError, self._written_soon, self._store_failed_soon
         )
-        self.applier = Applier(self.meta, self.blocks, self.writer)
+        self.applier = Applier(self.meta, self.blocks, self.writer, options.merge_blocks)
         self.reader = Reader(self.blocks)
         self.replayer = Replayer(self.blocks, self.reader)
         self.log: NodeLog
@@ -170,7 +174,7 @@ class StorageNode:
         """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
         files = options.files or Files()
         files.make_directory(options.data_dir)
-        store = RocksStore.open(options.data_dir / "store")
+        store = options.open_store(options.data_dir / "store")
         try:
             identity = load_identity(files, options.data_dir)
             if identity is None:
@@ -238,7 +242,7 @@ class StorageNode:
         for group in self.groups.values():
             group.start()
         self._spawn(self._tick_groups())
-        await self._leading.wait()
+        await self._replay()
         await self.streams.mend_all()
         self._housekeeper = Housekeeper(
             self.streams, self.consumers, self.shard_log, self.blocks, clock
@@ -246,6 +250,14 @@ class StorageNode:
         self._spawn(self._housekeeper.run())
         self._spawn(self._checkpoint_by_size())
         self._ready = True
+
+    async def _replay(self) -> None:
+        """Drive the groups without pause until they lead and the log is replayed."""
+        leading = asyncio.ensure_future(self._leading.wait())
+        while not leading.done():
+            for group in self.groups.values():
+                group.tick()
+            await asyncio.wait({leading}, timeout=0.001)
 
     def _make_group(self, group_id: int) -> Group:
         def commit(entries: list[Committed]) -> None:

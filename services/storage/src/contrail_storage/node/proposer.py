@@ -6,10 +6,12 @@ entry is larger: group commit without a timer.
 """
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Final, Protocol
 
 import numpy as np
@@ -18,7 +20,7 @@ from contrail_common import errors
 from contrail_common.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX, columns_of
 from contrail_common.errors import ApiError
 from contrail_common.link import PubResult
-from contrail_common.model import PublishMessage
+from contrail_common.model import Expected, PublishMessage, header_size
 from contrail_storage.core.commands import (
     Append,
     Command,
@@ -59,22 +61,31 @@ class Group(Protocol):
 class AppendRequest:
     """One publish request: its messages, the results so far, and the future of all of them."""
 
-    __slots__ = ("future", "messages", "remaining", "results", "shard", "size", "taken")
+    __slots__ = ("ends", "future", "messages", "remaining", "results", "shard", "taken")
 
     def __init__(
         self,
         shard: int,
         messages: list[PublishMessage],
-        size: int,
+        ends: list[int],
         future: asyncio.Future[list[PubResult]],
     ) -> None:
         self.shard = shard
         self.messages = messages
-        self.size = size
+        self.ends = ends
         self.future = future
         self.taken = 0
         self.remaining = len(messages)
         self.results: list[PubResult] = [_UNKNOWN] * len(messages)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all messages; ``ends`` are the sums up to each of them."""
+        return self.ends[-1]
+
+    def bytes_before(self, position: int) -> int:
+        """Bytes of the messages before ``position``."""
+        return self.ends[position - 1] if position else 0
 
     def settle(self, start: int, results: list[PubResult]) -> None:
         """Results of the messages from position ``start`` on."""
@@ -181,20 +192,16 @@ class _AppendBuilder:
     def take(self, request: AppendRequest, room: int) -> bool:
         """Take messages of ``request`` while they fit; True when the request is used up."""
         messages, start = request.messages, request.taken
-        stop = start
-        limit = min(len(messages), start + min(room, BLOCK_MESSAGES_MAX - len(self.messages)))
-        size = self.bytes
-        while stop < limit:
-            message = messages[stop]
-            size_after = size + len(message.payload) + _MESSAGE_OVERHEAD
-            if size_after > BLOCK_BYTES_MAX and (stop > start or self.messages):
-                break
-            size = size_after
-            stop += 1
+        before = request.bytes_before(start)
+        fitting = bisect_right(request.ends, before + BLOCK_BYTES_MAX - self.bytes, start)
+        if fitting == start and not self.messages:
+            fitting = start + 1  # a message larger than a block has one to itself
+        stop = min(fitting, start + min(room, BLOCK_MESSAGES_MAX - len(self.messages)))
         if stop > start:
-            self.messages += messages[start:stop] if (start or stop < len(messages)) else messages
+            whole = stop - start == len(messages)
+            self.messages += messages if whole else messages[start:stop]
             self.spans.append(Span(request, start, stop - start))
-            self.bytes = size
+            self.bytes += request.bytes_before(stop) - before
             request.taken = stop
         return stop == len(messages)
 
@@ -220,28 +227,36 @@ def hash_id(message_id: str, key: bytes) -> bytes:
 
 
 def _ids(messages: list[PublishMessage], key: bytes) -> bytes | None:
-    if not any(message.msg_id for message in messages):
+    texts = [message.msg_id for message in messages]
+    if not any(texts):
         return None
-    return b"".join(
-        [hash_id(message.msg_id, key) if message.msg_id else NO_ID for message in messages]
-    )
+    return b"".join([hash_id(text, key) if text else NO_ID for text in texts])
 
 
 def _expected(messages: list[PublishMessage], key: bytes) -> dict[int, HashedExpected] | None:
-    found: dict[int, HashedExpected] = {}
-    for at, message in enumerate(messages):
-        expected = message.expected
-        if expected is None:
-            continue
-        last_id = expected.last_msg_id
-        found[at] = HashedExpected(
-            expected.stream,
-            expected.last_seq,
-            expected.last_subject_seq,
-            expected.last_subject_seq_subject,
-            None if last_id is None else hash_id(last_id, key) if last_id else NO_ID,
-        )
-    return found or None
+    asked = [message.expected for message in messages]
+    if not any(asked):
+        return None
+    return {at: _hashed(one, key) for at, one in enumerate(asked) if one is not None}
+
+
+def _hashed(expected: Expected, key: bytes) -> HashedExpected:
+    last_id = expected.last_msg_id
+    hashed = None
+    if last_id is not None:
+        hashed = hash_id(last_id, key) if last_id else NO_ID
+    return HashedExpected(
+        expected.stream,
+        expected.last_seq,
+        expected.last_subject_seq,
+        expected.last_subject_seq_subject,
+        hashed,
+    )
+
+
+def _weight(message: PublishMessage) -> int:
+    size = len(message.payload) + len(message.subject) + _MESSAGE_OVERHEAD
+    return size + header_size(message.headers) if message.headers else size
 
 
 @dataclass(slots=True, eq=False)
@@ -259,15 +274,14 @@ class Proposer:
     _scheduled: bool = False
 
     def append(self, shard: int, messages: list[PublishMessage]) -> asyncio.Future[list[PubResult]]:
-        """Propose messages; the future gives a result for each, in order.
+        """Propose messages (at least one); the future gives a result for each, in order.
 
         Raises ApiError (OVERLOADED, NOT_READY) at once, without effect.
         """
-        size = sum(len(message.payload) for message in messages)
-        size += _MESSAGE_OVERHEAD * len(messages)
-        loop = self._admit(size)
+        ends = list(accumulate(map(_weight, messages)))
+        loop = self._admit(ends[-1])
         future: asyncio.Future[list[PubResult]] = loop.create_future()
-        self._queue.append(AppendRequest(shard, messages, size, future))
+        self._queue.append(AppendRequest(shard, messages, ends, future))
         self._schedule(loop)
         return future
 
@@ -298,6 +312,7 @@ class Proposer:
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        """Make entries of what waits and propose them, while the log keeps up."""
         self._scheduled = False
         while self._queue and self._may_propose():
             context = self._next_entry()

@@ -125,7 +125,7 @@ class StreamManager:
         """Create or update; see ``StorageLink.put_stream``."""
         async with self._lock:
             entry = self._meta.streams.get(config.name)
-            if entry is not None and entry.stage != "listed":
+            if entry is not None and not self._is_whole(entry):
                 await self._mend(entry)
                 entry = self._meta.streams.get(config.name)
             if entry is None or entry.stage != "listed":
@@ -200,13 +200,19 @@ class StreamManager:
         """Finish or undo what a crash left half done."""
         async with self._lock:
             for entry in list(self._meta.streams.values()):
-                if entry.stage != "listed":
+                if not self._is_whole(entry):
                     await self._mend(entry)
+
+    def _is_whole(self, entry: StreamEntry) -> bool:
+        """Whether the stream is listed, and under the very subjects that its shard captures."""
+        if entry.stage != "listed":
+            return False
+        return set(entry.subjects) == set(self._shards[entry.shard].machine.config.subjects)
 
     async def _mend(self, entry: StreamEntry) -> None:
         shard = self._shards.get(entry.shard)
-        if entry.stage == "reserved" and shard is not None and shard.machine.exists:
-            await self._list(entry.name, entry.subjects)
+        if entry.stage != "unlisted" and shard is not None and shard.machine.exists:
+            await self._list(entry.name, shard.machine.config.subjects)
         else:
             await self._drop(entry)
 

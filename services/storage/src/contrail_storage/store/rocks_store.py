@@ -235,7 +235,7 @@ class RocksStore:
         finally:
             with self._gate:
                 self._users -= 1
-                if self._closing:
+                if self._users == 0:
                     self._gate.notify_all()
 
 

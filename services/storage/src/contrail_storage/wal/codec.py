@@ -37,7 +37,11 @@ class RecordKind(IntEnum):
     BASE = 4
 
 
-@dataclass(frozen=True, slots=True)
+_KINDS: Final = {int(kind): kind for kind in RecordKind}
+_WITH_DATA: Final = frozenset({RecordKind.ENTRY, RecordKind.HARD_STATE})
+
+
+@dataclass(slots=True)
 class Record:
     """One decoded record; `data` is a view into the segment and dies with it.
 
@@ -136,10 +140,11 @@ def records(body: memoryview) -> Iterator[Record]:
         if offset > size:
             raise MalformedRecordError(f"record of {length} bytes goes beyond its batch")
         try:
-            record = Record(RecordKind(kind), group, index, term, body[data_start:offset])
-        except ValueError as error:
-            raise MalformedRecordError(str(error)) from None
-        _check(record)
+            record = Record(_KINDS[kind], group, index, term, body[data_start:offset])
+        except KeyError:
+            raise MalformedRecordError(f"{kind} is no kind of record") from None
+        if length and kind not in _WITH_DATA:
+            raise MalformedRecordError(f"{record.kind.name} carries data")
         yield record
 
 
@@ -149,11 +154,3 @@ def voted_for(record: Record) -> str | None:
         return str(record.data, "utf-8") or None
     except UnicodeDecodeError as error:
         raise MalformedRecordError("vote is not UTF-8") from error
-
-
-def _check(record: Record) -> None:
-    carries_data = record.kind in (RecordKind.ENTRY, RecordKind.HARD_STATE)
-    if record.data and not carries_data:
-        raise MalformedRecordError(f"{record.kind.name} carries data")
-    if record.index == 0 and record.kind in (RecordKind.ENTRY, RecordKind.TRUNCATE):
-        raise MalformedRecordError(f"{record.kind.name} of index 0")

@@ -329,10 +329,12 @@ class NodeLog:
         return batch, {group: self._groups[group].mark() for group in batch.highest}
 
     def _write(self, batch: _Batch, marks: dict[int, _Mark]) -> None:
+        """Write one batch and sync it (the log's own thread), then report what is durable."""
         if self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
         self._put(self._segments[-1], b"".join(batch.parts))
-        self._segments[-1].note(batch.highest)
+        for group, index in batch.highest.items():
+            self._segments[-1].note(group, index)
         with self._lock:
             for group, mark in marks.items():
                 self._groups[group].durable = mark

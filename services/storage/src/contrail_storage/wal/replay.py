@@ -144,7 +144,7 @@ class _Reader:
             for record in codec.records(body):
                 self._apply(record)
                 if record.kind is RecordKind.ENTRY:
-                    segment.note({record.group: record.index})
+                    segment.note(record.group, record.index)
         except MalformedRecordError as error:
             raise _DamageError(offset, f"WAL batch {self.next_batch}: {error}") from error
 
@@ -175,6 +175,8 @@ class _Reader:
 
 
 def _cut(group: RecoveredGroup, record: Record) -> None:
+    if record.index == 0:
+        raise MalformedRecordError("no log has an entry 0 to cut")
     kept = record.index - group.base_index - 1
     if kept < 0:
         # The entries up to there were passed over, or stood in a segment dropped since.

@@ -36,11 +36,10 @@ class Segment:
         """The file's name inside the log's directory."""
         return f"{self.number:012x}-{self.first_batch:016x}-{self.salt.hex()}{SUFFIX}"
 
-    def note(self, highest: dict[int, int]) -> None:
-        """Take over the highest indexes of a batch written here."""
-        for group, index in highest.items():
-            if index > self.highest.get(group, 0):
-                self.highest[group] = index
+    def note(self, group: int, index: int) -> None:
+        """Remember that entry `index` of a group stands here."""
+        if index > self.highest.get(group, 0):
+            self.highest[group] = index
 
 
 def new_segment(number: int, first_batch: int) -> Segment:

@@ -1,0 +1,45 @@
+"""Raft groups of one member for a storage node, made from the replicator's parts."""
+
+from collections.abc import Callable
+from typing import Any
+
+from contrail_replicator.group import GroupBusyError, NotLeaderError, RaftGroup
+from contrail_replicator.transport import NullTransport
+from contrail_storage.node.node import Committed, Group
+from contrail_storage.wal.node_log import NodeLog
+
+
+class SingleMemberGroups:
+    """Makes groups that have this node as their only member."""
+
+    refusals: tuple[type[Exception], ...] = (NotLeaderError, GroupBusyError)
+
+    def __init__(self) -> None:
+        self._transport = NullTransport()
+
+    def make(
+        self,
+        *,
+        group_id: int,
+        node_id: str,
+        log: NodeLog,
+        applied_index: int,
+        on_commit: Callable[[list[Any]], None],
+        on_role: Callable[[bool], None],
+        on_lost: Callable[[list[object]], None],
+    ) -> Group:
+        """A group of one over ``log``, applied up to ``applied_index``."""
+        return RaftGroup(
+            group_id=group_id,
+            node_id=node_id,
+            peers=(),
+            log=log,
+            transport=self._transport,
+            applied_index=applied_index,
+            on_commit=on_commit,
+            on_role=on_role,
+            on_lost=on_lost,
+        )
+
+
+__all__ = ["Committed", "SingleMemberGroups"]

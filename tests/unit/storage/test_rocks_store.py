@@ -1,0 +1,207 @@
+"""RocksDB behind our own interface: atomic batches, honest scans, one set of errors."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contrail_storage.store.rocks_store import (
+    Operation,
+    RocksStore,
+    StoreClosedError,
+    StoreCorruptError,
+    StoreLockedError,
+    StoreOptions,
+    StoreStalledError,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RocksStore]:
+    store = RocksStore.open(tmp_path / "db")
+    yield store
+    store.close()
+
+
+def rows(count: int, value: bytes = b"v" * 100) -> list[Operation]:
+    return [("put", b"k%06d" % number, value) for number in range(count)]
+
+
+def test_batch_is_applied_in_order(store: RocksStore) -> None:
+    store.write(
+        [
+            ("put", b"a", b"1"),
+            ("put", b"b", b"2"),
+            ("put", b"c", b"3"),
+            ("delete_range", b"a", b"c"),
+            ("put", b"a", b"again"),
+            ("delete", b"c"),
+        ]
+    )
+    assert store.get_many([b"a", b"b", b"c"]) == [b"again", None, None]
+    assert store.get(b"a") == b"again"
+    assert store.get(b"none") is None
+
+
+def test_scan_yields_the_range_in_order(store: RocksStore) -> None:
+    store.write(rows(1000))
+    found = list(store.scan(b"k000100", b"k000900"))
+    assert [key for key, _ in found] == [b"k%06d" % number for number in range(100, 900)]
+    assert list(store.scan_keys(b"k000997", b"l")) == [b"k000997", b"k000998", b"k000999"]
+    assert list(store.scan(b"x", b"y")) == []
+
+
+def test_scan_shows_the_store_as_it_was_when_it_began(store: RocksStore) -> None:
+    store.write(rows(1000))
+    scan = store.scan(b"k", b"l")
+    next(scan)
+    store.write([("delete_range", b"k", b"l"), ("put", b"k000500x", b"new")])
+    assert len(list(scan)) == 999
+
+
+def test_reopened_store_holds_what_was_flushed(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "db")
+    store.write(rows(10))
+    store.flush()
+    store.close()
+    again = RocksStore.open(tmp_path / "db")
+    assert len(list(again.scan_keys(b"k", b"l"))) == 10
+    again.close()
+
+
+def write_then_die(path: Path) -> None:
+    store = RocksStore.open(path)
+    store.write(rows(10))
+    store.flush()
+    store.write([("put", b"late", b"lost"), ("delete", b"k000000")])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_killed_process_leaves_the_store_at_its_last_flush(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(
+        target=write_then_die, args=(tmp_path / "db",)
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    store = RocksStore.open(tmp_path / "db")
+    assert store.get_many([b"late", b"k000000"]) == [None, b"v" * 100]
+    store.close()
+
+
+def test_second_opener_is_told_the_store_is_locked(store: RocksStore, tmp_path: Path) -> None:
+    with pytest.raises(StoreLockedError):
+        RocksStore.open(tmp_path / "db")
+
+
+def damage_the_table_file(path: Path) -> None:
+    (table,) = path.glob("*.sst")
+    content = bytearray(table.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 100] = bytes(100)
+    table.write_bytes(content)
+
+
+def test_damaged_table_fails_reads_instead_of_ending_them(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    store = RocksStore.open(path)
+    store.write(rows(3000, os.urandom(100)))
+    store.flush()
+    store.close()
+    damage_the_table_file(path)
+    store = RocksStore.open(path)
+    with pytest.raises(StoreCorruptError):
+        list(store.scan(b"k", b"l"))
+    with pytest.raises(StoreCorruptError):
+        list(store.scan_keys(b"k", b"l"))
+    with pytest.raises(StoreCorruptError):
+        store.get_many([b"k%06d" % number for number in range(3000)])
+    store.close()
+
+
+def test_overload_is_a_refusal_and_the_batch_may_be_built_again(tmp_path: Path) -> None:
+    options = StoreOptions(write_buffer_bytes=64 << 10, write_buffers=2)
+    store = RocksStore.open(tmp_path / "db", options)
+    refused: list[int] = []
+    for number in range(2000):
+        operations: list[Operation] = [("put", b"%d" % number, os.urandom(30_000))]
+        try:
+            store.write(operations)
+        except StoreStalledError:
+            refused.append(number)
+            break
+    assert refused
+    store.flush()
+    while True:
+        try:
+            store.write([("put", b"%d" % refused[0], b"second try")])
+            break
+        except StoreStalledError:
+            store.flush()
+    assert store.get(b"%d" % refused[0]) == b"second try"
+    store.close()
+
+
+def test_closed_store_refuses_everything_and_closes_twice(store: RocksStore) -> None:
+    store.close()
+    store.close()
+    for call in (
+        lambda: store.get(b"a"),
+        lambda: store.write([("put", b"a", b"b")]),
+        store.flush,
+        lambda: list(store.scan(b"a", b"b")),
+        lambda: store.stats,
+    ):
+        with pytest.raises(StoreClosedError):
+            call()
+
+
+def test_close_ends_open_scans_and_lets_go_of_the_files(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "db")
+    store.write(rows(1000))
+    scan = store.scan(b"k", b"l")
+    next(scan)
+    store.close()
+    RocksStore.open(tmp_path / "db").close()
+    with pytest.raises(StoreClosedError):
+        list(scan)
+
+
+def test_close_while_other_threads_work_waits_for_them(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "db")
+    store.write(rows(1000))
+    errors: list[Exception] = []
+    started = threading.Barrier(4)
+
+    def work() -> None:
+        started.wait(30)
+        try:
+            while True:
+                store.write(rows(50))
+                store.get_many([b"k%06d" % number for number in range(50)])
+                list(store.scan_keys(b"k", b"l"))
+                store.flush()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    started.wait(30)
+    store.close()
+    for thread in threads:
+        thread.join(30)
+    assert [type(error) for error in errors] == [StoreClosedError] * 3
+    RocksStore.open(tmp_path / "db").close()
+
+
+def test_stats_name_sizes_and_stalls(store: RocksStore) -> None:
+    store.write(rows(100))
+    stats = store.stats
+    assert stats["memtable_bytes"] > 0
+    assert stats["write_stopped"] == 0
+    assert stats["background_errors"] == 0

@@ -1,0 +1,111 @@
+"""The real disk port and the small node files."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contrail_storage.wal import (
+    Files,
+    NodeFileDamagedError,
+    NodeIdentity,
+    load_identity,
+    read_node_file,
+    save_identity,
+    write_node_file,
+)
+from tests.unit.storage.wal_disk import SimDisk
+
+IDENTITY = NodeIdentity("node-1", 7)
+
+
+def test_write_that_the_system_takes_in_pieces_ends_up_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_writev = os.writev
+
+    def short_writev(descriptor: int, parts: Sequence[memoryview]) -> int:
+        return whole_writev(descriptor, [parts[0][:3]])
+
+    monkeypatch.setattr(os, "writev", short_writev)
+    handle = Files().create(tmp_path / "file")
+    handle.write([b"", b"0123456789", b"abc", b"defg"])
+    handle.sync()
+    handle.close()
+    assert Files().read(tmp_path / "file") == b"0123456789abcdefg"
+
+
+def test_create_refuses_an_existing_file(tmp_path: Path) -> None:
+    Files().create(tmp_path / "file").close()
+    with pytest.raises(FileExistsError):
+        Files().create(tmp_path / "file")
+
+
+def test_directories_truncate_rename_and_unlink_do_what_they_say(tmp_path: Path) -> None:
+    files, folder = Files(), tmp_path / "a" / "b"
+    files.make_directory(folder)
+    files.make_directory(folder)
+    handle = files.create(folder / "old")
+    handle.write([b"12345"])
+    handle.close()
+    files.truncate(folder / "old", 2)
+    files.rename(folder / "old", folder / "new")
+    files.sync_directory(folder)
+    assert files.list_names(folder) == ["new"]
+    assert files.read(folder / "new") == b"12"
+    files.unlink(folder / "new")
+    assert files.list_names(folder) == []
+
+
+def test_identity_comes_back_as_saved(tmp_path: Path) -> None:
+    assert load_identity(Files(), tmp_path) is None
+    save_identity(Files(), tmp_path, IDENTITY)
+    save_identity(Files(), tmp_path, NodeIdentity("node-1", 8))
+    assert load_identity(Files(), tmp_path) == NodeIdentity("node-1", 8)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0", b"CTNF"])
+def test_damaged_identity_is_an_error_not_a_new_node(tmp_path: Path, damage: bytes) -> None:
+    save_identity(Files(), tmp_path, IDENTITY)
+    (tmp_path / "identity").write_bytes(damage)
+    with pytest.raises(NodeFileDamagedError):
+        load_identity(Files(), tmp_path)
+
+
+def test_every_flipped_byte_of_a_node_file_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_node_file(Files(), path, b"payload")
+    content = path.read_bytes()
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(NodeFileDamagedError):
+            read_node_file(Files(), path)
+
+
+def test_sound_file_with_a_foreign_content_is_no_identity(tmp_path: Path) -> None:
+    write_node_file(Files(), tmp_path / "identity", msgspec.msgpack.encode({"node_id": 3}))
+    with pytest.raises(NodeFileDamagedError):
+        load_identity(Files(), tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+def test_power_cut_at_every_call_leaves_the_old_or_the_new_file(keep: float) -> None:
+    folder, newer = Path("/node"), NodeIdentity("node-1", 8)
+    for cut_at in range(1, 20):
+        disk = SimDisk()
+        save_identity(disk, folder, IDENTITY)
+        disk.cut_at = disk.calls + cut_at
+        saved = True
+        try:
+            save_identity(disk, folder, newer)
+        except Exception:
+            saved = False
+        after = disk.survivor(keep)
+        found = load_identity(after, folder)
+        assert found == newer if saved else found in (IDENTITY, newer)
+        save_identity(after, folder, newer)
+        assert load_identity(after, folder) == newer

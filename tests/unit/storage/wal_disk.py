@@ -1,0 +1,157 @@
+"""A disk in memory that knows what is durable, and an event loop that runs when it is told to."""
+
+import errno
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contrail_storage.wal import Files
+
+
+class PowerCutError(Exception):
+    """The disk is gone; whoever still uses it only sees this."""
+
+
+@dataclass(slots=True)
+class Inode:
+    content: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+
+
+class SimDisk(Files):
+    """Files in memory. `cut_at` is the number of the changing call at which the power goes.
+
+    `survivor(keep)` is the disk after the cut: names and bytes that were synced, and `keep`
+    (0.0 to 1.0) of the bytes that were not. With 1.0 the names are kept too, as if only the
+    process had been killed.
+    """
+
+    def __init__(self, *, cut_at: int | None = None, sync_lies: bool = False) -> None:
+        self.names: dict[Path, Inode] = {}
+        self.durable_names: dict[Path, Inode] = {}
+        self.calls = 0
+        self.cut_at = cut_at
+        self.sync_lies = sync_lies
+        self.failing: dict[str, int] = {}
+        self.sync_gate = threading.Event()
+        self.sync_gate.set()
+        self.syncing = threading.Event()
+
+    def fail(self, call: str, number: int = errno.EIO) -> None:
+        """Let `call` (write, sync, create) fail with an error number until `heal`."""
+        self.failing[call] = number
+
+    def heal(self) -> None:
+        self.failing.clear()
+
+    def step(self, call: str) -> None:
+        self.calls += 1
+        if self.cut_at is not None and self.calls >= self.cut_at:
+            raise PowerCutError(f"power cut at {call}")
+        if call in self.failing:
+            number = self.failing[call]
+            raise OSError(number, os.strerror(number))
+
+    def survivor(self, keep: float = 0.0) -> "SimDisk":
+        after = SimDisk()
+        names = self.names if keep == 1.0 else self.durable_names
+        for path, inode in names.items():
+            unsynced = inode.content[len(inode.durable) :]
+            kept = bytes(unsynced[: int(len(unsynced) * keep)])
+            content = inode.durable + kept
+            after.names[path] = Inode(bytearray(content), content)
+        after.durable_names = dict(after.names)
+        return after
+
+    def create(self, path: Path) -> "SimHandle":
+        self.step("create")
+        if path in self.names:
+            raise FileExistsError(path)
+        inode = self.names[path] = Inode()
+        return SimHandle(self, inode)
+
+    def read(self, path: Path) -> bytes:
+        if path not in self.names:
+            raise FileNotFoundError(path)
+        return bytes(self.names[path].content)
+
+    def list_names(self, directory: Path) -> list[str]:
+        return sorted(path.name for path in self.names if path.parent == directory)
+
+    def truncate(self, path: Path, size: int) -> None:
+        self.step("truncate")
+        inode = self.names[path]
+        del inode.content[size:]
+        inode.durable = bytes(inode.content)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.step("rename")
+        self.names[target] = self.names.pop(source)
+
+    def unlink(self, path: Path) -> None:
+        if path not in self.names:
+            raise FileNotFoundError(path)
+        self.step("unlink")
+        del self.names[path]
+
+    def make_directory(self, path: Path) -> None:
+        self.step("make_directory")
+
+    def sync_directory(self, path: Path) -> None:
+        self.step("sync_directory")
+        for name in {*self.names, *self.durable_names}:
+            if name.parent != path:
+                continue
+            if name in self.names:
+                self.durable_names[name] = self.names[name]
+            else:
+                del self.durable_names[name]
+
+
+@dataclass(slots=True)
+class SimHandle:
+    disk: SimDisk
+    inode: Inode
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        data = b"".join(parts)
+        try:
+            self.disk.step("write")
+        except Exception:
+            self.inode.content += data[: len(data) // 2]
+            raise
+        self.inode.content += data
+
+    def sync(self) -> None:
+        self.disk.syncing.set()
+        assert self.disk.sync_gate.wait(30)
+        self.disk.step("sync")
+        if not self.disk.sync_lies:
+            self.inode.durable = bytes(self.inode.content)
+
+    def close(self) -> None:
+        return
+
+
+class HandLoop:
+    """Callbacks given from other threads, run by the test."""
+
+    def __init__(self) -> None:
+        self._callbacks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.handed_over = 0
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.handed_over += 1
+        self._callbacks.put(callback)
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Run callbacks until the condition holds; fails when none comes for 30 s."""
+        while not condition():
+            self._callbacks.get(timeout=30)()
+
+    def run_pending(self) -> None:
+        while not self._callbacks.empty():
+            self._callbacks.get_nowait()()

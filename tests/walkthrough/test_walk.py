@@ -1,0 +1,25 @@
+"""The tour's hops are those of a real run, in the order that the architecture page tells."""
+
+import asyncio
+from pathlib import Path
+
+from tests.walkthrough.tracing import Hop
+from tests.walkthrough.walk import walk
+
+
+def _position(hops: list[Hop], name: str) -> int:
+    return next(at for at, hop in enumerate(hops) if hop.name.endswith(name))
+
+
+def test_one_publish_and_one_delivery_pass_every_hop_of_the_tour(tmp_path: Path) -> None:
+    published, delivered, missing = asyncio.run(walk(tmp_path / "data"))
+
+    assert missing == []
+    order = [
+        "SinglePublish.publish", "Proposer.append", "RaftGroup.propose", "NodeLog._write",
+        "Applier.apply", "Appender.append", "EntryContext.resolve", "Shard.advance",
+    ]  # fmt: skip
+    positions = [_position(published, name) for name in order]
+    assert positions == sorted(positions)
+    assert _position(delivered, "Pulls.next") < _position(delivered, "Acks.ack")
+    assert published[_position(published, "NodeLog._write")].thread == "contrail-wal"

@@ -1,0 +1,164 @@
+"""The walk: a server in this process, one publish, one delivery with its ack, both recorded."""
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+import contrail_api
+import contrail_gateway
+from contrail_api.publish import SinglePublish
+from contrail_common import blocks, publishing
+from contrail_common.ack_tokens import AckTokens
+from contrail_common.edge import delivery as edge_delivery
+from contrail_common.edge.app import EdgeApp, build_app
+from contrail_common.edge.guard import Guard
+from contrail_common.edge.server import EdgeServer, make_server
+from contrail_common.edge.settings import EdgeSettings
+from contrail_gateway.acks import Acks
+from contrail_gateway.pull import Pulls
+from contrail_replicator.group import RaftGroup
+from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.core.appending import Appender
+from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.applier import Applier
+from contrail_storage.node.consumers import ConsumerManager
+from contrail_storage.node.delivery import Desk
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.node.proposer import EntryContext, Proposer
+from contrail_storage.node.reader import Reader
+from contrail_storage.node.shard import Shard
+from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.wal.node_log import NodeLog
+from tests.walkthrough.tracing import Function, Hop, Recorder
+
+PUBLISH: Final[list[Function]] = [
+    EdgeApp.__call__,
+    Guard.check,
+    SinglePublish.publish,
+    publishing.check_message,
+    LocalLink.publish,
+    Proposer.append,
+    Proposer._flush,
+    RaftGroup.propose,
+    NodeLog.append,
+    NodeLog._write,
+    RaftGroup.handle_durable,
+    Applier.apply,
+    StreamMachine.apply,
+    Appender.append,
+    EntryContext.resolve,
+    edge_delivery.deliver,
+    blocks.encode_block,
+    RocksStore.write,
+    Applier.written,
+    Shard.advance,
+]
+DELIVERY: Final[list[Function]] = [
+    EdgeApp.__call__,
+    Pulls.next,
+    LocalLink.pull,
+    ConsumerManager.pull,
+    Desk.pull,
+    Reader.block_at,
+    Reader.select,
+    AckTokens.signer,
+    edge_delivery.deliver,
+    Acks.ack,
+    AckTokens.opener,
+    ConsumerManager.acknowledge,
+    Desk.flush,
+    NodeLog.append,
+    StreamMachine.apply,
+    ConsumerMachine.change,
+    RocksStore.write,
+]
+_SUBJECT: Final = "tour.hello"
+
+
+class _Client:
+    """A bare HTTP/1.1 client on one connection, so that the trace shows the server alone."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def post(self, path: str, body: bytes) -> Any:
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + body)
+        answer = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(answer.lower().split("content-length:")[1].split("\r\n")[0])
+        value = json.loads(await self._reader.readexactly(length))
+        assert answer.split()[1][0] == "2", value
+        return value
+
+
+async def walk(data_dir: Path) -> tuple[list[Hop], list[Hop], list[str]]:
+    """Publish and deliver one message; answers both lists of hops and what was not passed."""
+    recorder = Recorder()
+    recorder.install()
+    try:
+        node = await asyncio.to_thread(
+            StorageNode.open, NodeOptions(data_dir), SingleMemberGroups()
+        )
+        await node.start()
+        try:
+            return await _walk_served(node, recorder)
+        finally:
+            await node.stop()
+    finally:
+        recorder.uninstall()
+
+
+async def _walk_served(
+    node: StorageNode, recorder: Recorder
+) -> tuple[list[Hop], list[Hop], list[str]]:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    listener.setblocking(False)
+    server, serving = _serve(node, listener)
+    try:
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        client = _Client(reader, writer)
+        stream = json.dumps({"name": "TOUR", "subjects": ["tour.>"]}).encode()
+        await client.post("/v1/streams", stream)
+        await client.post("/v1/streams/TOUR/consumers", b'{"durable_name": "walker"}')
+        shard = node.streams.shard("TOUR")
+        recorder.watch(PUBLISH)
+        await client.post(f"/v1/subjects/{_SUBJECT}/messages", b"hello")
+        while shard.written_seq < 1:
+            await shard.wait_for_change(1.0)
+        published, missing = recorder.hops, recorder.missing()
+        recorder.watch(DELIVERY)
+        await _deliver_and_ack(client)
+        delivered = recorder.hops
+        missing += recorder.missing()
+        writer.close()
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+    return published, delivered, missing
+
+
+def _serve(node: StorageNode, listener: socket.socket) -> tuple[EdgeServer, "asyncio.Future[None]"]:
+    settings = EdgeSettings(ack_keys=(b"a key for one walk",))
+    link = LocalLink(node)
+    rooms = [contrail_api.room(link, settings), contrail_gateway.room(link, settings)]
+    server = make_server(build_app(rooms, settings), settings, [listener])
+    return server, asyncio.ensure_future(server.serve())
+
+
+async def _deliver_and_ack(client: _Client) -> None:
+    consumer = "/v1/streams/TOUR/consumers/walker"
+    pulled = await client.post(f"{consumer}/next", b'{"batch": 1, "expires": "5s"}')
+    token = pulled["messages"][0]["ack_token"]
+    acks = json.dumps({"acks": [{"token": token, "kind": "ack"}], "sync": True}).encode()
+    await client.post(f"{consumer}/ack", acks)
