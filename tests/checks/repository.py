@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 # Folders that .gitignore leaves out; a check must not depend on git being installed.
 UNTRACKED = {"__pycache__", "build", "contrail-data", "data", "dist", "reports", "spark-warehouse"}
 TRACKED_DOT_FOLDERS = {".ci", ".github"}
-BINARY_SUFFIXES = {".arrow", ".bin", ".gz", ".ico", ".png", ".zst"}
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,9 @@ def repository_files(root: Path = ROOT) -> Iterator[File]:
         subfolders[:] = sorted(name for name in subfolders if _is_tracked_folder(name))
         for name in sorted(names):
             path = Path(folder, name)
-            if path.suffix not in BINARY_SUFFIXES:
-                yield File(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
+            if b"\0" not in content:
+                yield File(path.relative_to(root).as_posix(), content.decode())
 
 
 def _is_tracked_folder(name: str) -> bool:

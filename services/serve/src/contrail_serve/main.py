@@ -9,23 +9,24 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 import uvloop
-from contrail_common.edge.server import make_server
 
 import contrail_api
 import contrail_gateway
 from contrail_common.edge.app import build_app
+from contrail_common.edge.server import make_server
 from contrail_common.edge.settings import EdgeSettings
 from contrail_serve.groups import SingleMemberGroups
 from contrail_serve.logs import configure_logs
 from contrail_serve.settings import ServeSettings, SettingsError
+from contrail_storage.node.checkpointer import DataLostError
 from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import DataLostError, NodeOptions, StorageNode
+from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_file import read_node_file, write_node_file
 
@@ -57,12 +58,15 @@ def main(values: Mapping[str, Any]) -> int:
 
 
 async def _serve(settings: ServeSettings) -> int:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     listener = _listen(settings.host, settings.port)
     with contextlib.closing(listener):
         node = await asyncio.to_thread(_open_node, settings.data_dir)
         await node.start()
         try:
-            return await _run(settings, node, listener)
+            return await _run(settings, node, listener, stopping)
         finally:
             await node.stop()
 
@@ -74,7 +78,12 @@ def _open_node(data_dir: Path) -> StorageNode:
         raise StartError(f"the data in {data_dir} cannot be opened: {error}") from error
 
 
-async def _run(settings: ServeSettings, node: StorageNode, listener: socket.socket) -> int:
+async def _run(
+    settings: ServeSettings,
+    node: StorageNode,
+    listener: socket.socket,
+    stopping: asyncio.Event,
+) -> int:
     edge = EdgeSettings(
         ack_keys=(_ack_key(settings.data_dir),),
         token=settings.token,
@@ -86,26 +95,28 @@ async def _run(settings: ServeSettings, node: StorageNode, listener: socket.sock
     link = LocalLink(node)
     app = build_app([contrail_api.room(link, edge), contrail_gateway.room(link, edge)], edge)
     server = make_server(app, edge, [listener])
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.005)
+    serving = asyncio.ensure_future(server.serve())
+    await _first_of(serving, server.running.wait())
     # What is alive now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     _announce(settings, listener)
-    waiting = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({waiting, node.fatal, serving}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+    await _first_of(serving, node.fatal, stopping.wait())
     server.should_exit = True
     await serving
     if node.fatal.done():
         _log.critical("stopped", reason=node.fatal.result())
         return EXIT_FAILED
     return EXIT_OK
+
+
+async def _first_of(serving: "asyncio.Future[None]", *others: Awaitable[object]) -> None:
+    """Wait until the server ends or any of ``others`` happens."""
+    waiting = {asyncio.ensure_future(other) for other in others}
+    await asyncio.wait(waiting | {serving}, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        if isinstance(one, asyncio.Task):
+            one.cancel()
 
 
 def _listen(host: str, port: int) -> socket.socket:

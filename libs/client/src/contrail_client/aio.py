@@ -1,0 +1,343 @@
+"""The asynchronous client: `Contrail` with `await`, on the same calls."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Self
+
+from contrail_client import consumers, publishing, reading, replaying, streams
+from contrail_client.calls import Retries
+from contrail_client.errors import ContrailError
+from contrail_client.models import (
+    AtomicAck,
+    BatchResult,
+    ConsumerConfig,
+    ConsumerInfo,
+    Delivery,
+    Duration,
+    Expected,
+    Headers,
+    Message,
+    PubAck,
+    Pull,
+    Range,
+    ReplayPlan,
+    ReplaySplit,
+    StoredMessage,
+    StreamConfig,
+    StreamInfo,
+)
+from contrail_client.transport import DEFAULT_URL, AsyncTransport, Options
+
+
+class AsyncContrail:
+    """As `Contrail`, for asyncio. Tasks of one event loop may share one."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        connections: int = 32,
+        retries: Retries | None = None,
+    ) -> None:
+        """As `Contrail`."""
+        self._retries = retries or Retries()
+        self._transport = AsyncTransport(
+            Options(
+                url=url,
+                token=token,
+                timeout_s=timeout_s,
+                connections=connections,
+                retries=self._retries,
+            )
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # Streams -------------------------------------------------------------------------------------
+
+    async def ensure_stream(
+        self,
+        name: str,
+        config: StreamConfig,
+        *,
+        if_match: str | None = None,
+        only_create: bool = False,
+    ) -> StreamInfo:
+        """As `Contrail.ensure_stream`."""
+        call = streams.ensure(name, config, if_match=if_match, only_create=only_create)
+        return await self._transport.run(call)
+
+    async def update_stream(
+        self, name: str, changes: Mapping[str, Any], *, if_match: str | None = None
+    ) -> StreamInfo:
+        """As `Contrail.update_stream`."""
+        return await self._transport.run(streams.update(name, changes, if_match=if_match))
+
+    async def get_stream(self, name: str) -> StreamInfo:
+        """As `Contrail.get_stream`."""
+        return await self._transport.run(streams.get(name))
+
+    async def list_streams(
+        self, *, subject: str | None = None, prefix: str | None = None
+    ) -> AsyncIterator[StreamInfo]:
+        """As `Contrail.list_streams`."""
+        token: str | None = None
+        while True:
+            call = streams.page(subject=subject, prefix=prefix, limit=None, token=token)
+            page = await self._transport.run(call)
+            for info in page.items:
+                yield info
+            token = page.next_page_token
+            if token is None:
+                return
+
+    async def delete_stream(self, name: str) -> None:
+        """As `Contrail.delete_stream`."""
+        await self._transport.run(streams.delete(name))
+
+    async def purge_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None = None,
+        up_to_seq: int | None = None,
+        keep: int | None = None,
+    ) -> int:
+        """As `Contrail.purge_stream`."""
+        call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
+        return await self._transport.run(call)
+
+    # Publishing ----------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes | str = b"",
+        *,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+        expected: Expected | None = None,
+        ttl: str | None = None,
+    ) -> PubAck:
+        """As `Contrail.publish`."""
+        message = Message(subject, payload, headers, msg_id, expected, ttl)
+        return await self._transport.run(publishing.publish(message))
+
+    async def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
+        """As `Contrail.publish_batch`."""
+        return await self._transport.run(publishing.publish_batch(stream, messages))
+
+    async def publish_atomic(self, stream: str, messages: Sequence[Message]) -> AtomicAck:
+        """As `Contrail.publish_atomic`."""
+        return await self._transport.run(publishing.publish_atomic(stream, messages))
+
+    async def publish_all(
+        self,
+        stream: str,
+        messages: Iterable[Message],
+        *,
+        batch_size: int = publishing.BATCH_MESSAGES,
+        outstanding: int = 1,
+    ) -> AsyncIterator[BatchResult]:
+        """As `Contrail.publish_all`."""
+        under_way: deque[asyncio.Task[BatchResult]] = deque()
+        try:
+            for batch in publishing.batches(messages, size=batch_size):
+                under_way.append(asyncio.create_task(self.publish_batch(stream, batch)))
+                if len(under_way) >= outstanding:
+                    yield await under_way.popleft()
+            while under_way:
+                yield await under_way.popleft()
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def get_message(
+        self, stream: str, seq: int, *, shard: int | None = None
+    ) -> StoredMessage:
+        """As `Contrail.get_message`."""
+        return await self._transport.run(reading.get_message(stream, seq, shard=shard))
+
+    async def read_range(
+        self,
+        stream: str,
+        *,
+        from_seq: int | None = None,
+        start_time: str | None = None,
+        subject: str | None = None,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+        wait: Duration | None = None,
+    ) -> Range:
+        """As `Contrail.read_range`."""
+        call = reading.read_range(
+            stream,
+            from_seq=from_seq,
+            start_time=start_time,
+            subject=subject,
+            limit=limit,
+            max_bytes=max_bytes,
+            wait=wait,
+        )
+        return await self._transport.run(call)
+
+    async def delete_message(self, stream: str, seq: int, *, shard: int | None = None) -> None:
+        """As `Contrail.delete_message`."""
+        await self._transport.run(reading.delete_message(stream, seq, shard=shard))
+
+    # Replay --------------------------------------------------------------------------------------
+
+    async def replay_plan(
+        self, stream: str, bounds: replaying.Bounds | None = None, *, splits: int = 1
+    ) -> ReplayPlan:
+        """As `Contrail.replay_plan`."""
+        call = replaying.plan(stream, bounds or replaying.Bounds(), splits=splits)
+        return await self._transport.run(call)
+
+    async def replay(
+        self, stream: str, bounds: replaying.Bounds | None = None
+    ) -> AsyncIterator[StoredMessage]:
+        """As `Contrail.replay`."""
+        plan = await self.replay_plan(stream, bounds)
+        for split in plan.splits:
+            async for message in self.read_split(split):
+                yield message
+
+    async def read_split(self, split: ReplaySplit) -> AsyncIterator[StoredMessage]:
+        """As `Contrail.read_split`."""
+        reader = replaying.MessageReader(split)
+        while not reader.done:
+            try:
+                async with aclosing(self._read_rest(reader)) as messages:
+                    async for message in messages:
+                        yield message
+            except ContrailError as error:
+                await asyncio.sleep(reader.interrupted(error, self._retries, random.random()))
+
+    async def _read_rest(
+        self, reader: replaying.MessageReader
+    ) -> AsyncGenerator[StoredMessage, None]:
+        async with aclosing(self._transport.stream(reader.request())) as chunks:
+            async for chunk in chunks:
+                for message in reader.feed(chunk):
+                    yield message
+        reader.finish()
+
+    # Consumers -----------------------------------------------------------------------------------
+
+    async def ensure_consumer(
+        self,
+        stream: str,
+        name: str,
+        config: ConsumerConfig | None = None,
+        *,
+        if_match: str | None = None,
+        only_create: bool = False,
+    ) -> "AsyncConsumer":
+        """As `Contrail.ensure_consumer`."""
+        call = consumers.ensure(
+            stream, name, config or {}, if_match=if_match, only_create=only_create
+        )
+        await self._transport.run(call)
+        return AsyncConsumer(self._transport, stream, name)
+
+    async def create_consumer(
+        self, stream: str, config: ConsumerConfig | None = None
+    ) -> "AsyncConsumer":
+        """As `Contrail.create_consumer`."""
+        info = await self._transport.run(consumers.create(stream, config or {}))
+        return AsyncConsumer(self._transport, stream, info.name)
+
+    def consumer(self, stream: str, name: str) -> "AsyncConsumer":
+        """As `Contrail.consumer`."""
+        return AsyncConsumer(self._transport, stream, name)
+
+    async def list_consumers(self, stream: str) -> AsyncIterator[ConsumerInfo]:
+        """As `Contrail.list_consumers`."""
+        token: str | None = None
+        while True:
+            page = await self._transport.run(consumers.page(stream, limit=None, token=token))
+            for info in page.items:
+                yield info
+            token = page.next_page_token
+            if token is None:
+                return
+
+
+class AsyncConsumer:
+    """As `Consumer`, for asyncio."""
+
+    def __init__(self, transport: AsyncTransport, stream: str, name: str) -> None:
+        self._transport = transport
+        self.stream = stream
+        self.name = name
+
+    async def info(self) -> ConsumerInfo:
+        """As `Consumer.info`."""
+        return await self._transport.run(consumers.get(self.stream, self.name))
+
+    async def delete(self) -> None:
+        """As `Consumer.delete`."""
+        await self._transport.run(consumers.delete(self.stream, self.name))
+
+    async def next(
+        self,
+        batch: int = 1,
+        *,
+        expires: Duration | None = "30s",
+        max_bytes: int | None = None,
+        no_wait: bool | None = None,
+    ) -> Pull:
+        """As `Consumer.next`."""
+        call = consumers.pull(
+            self.stream,
+            self.name,
+            batch=batch,
+            expires=None if no_wait else expires,
+            max_bytes=max_bytes,
+            no_wait=no_wait,
+        )
+        return await self._transport.run(call)
+
+    async def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
+        """As `Consumer.ack`."""
+        await self._acknowledge("ack", deliveries, sync=sync)
+
+    async def nak(
+        self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False
+    ) -> None:
+        """As `Consumer.nak`."""
+        await self._acknowledge("nak", deliveries, delay=delay, sync=sync)
+
+    async def term(
+        self, *deliveries: Delivery, reason: str | None = None, sync: bool = False
+    ) -> None:
+        """As `Consumer.term`."""
+        await self._acknowledge("term", deliveries, reason=reason, sync=sync)
+
+    async def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
+        """As `Consumer.in_progress`."""
+        await self._acknowledge("in_progress", deliveries, sync=sync)
+
+    async def _acknowledge(
+        self, kind: consumers.AckKind, deliveries: Sequence[Delivery], **how: Any
+    ) -> None:
+        if deliveries:
+            call = consumers.acknowledge(self.stream, self.name, kind, deliveries, **how)
+            await self._transport.run(call)

@@ -1,0 +1,52 @@
+"""Record batches from the body of an Arrow replay. Needs pyarrow (the extra `arrow`)."""
+
+import io
+from collections.abc import Iterator
+from typing import Any, Final
+
+from contrail_client.errors import ReplayCut
+
+END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""The end-of-stream mark of Arrow IPC."""
+
+READ_BYTES: Final = 1 << 20
+
+
+class _Body(io.RawIOBase):
+    """The chunks of a body as a file; `tail` is its last bytes so far."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+        self.tail = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            chunk = next(self._chunks, b"")
+            self.tail = (self.tail + chunk)[-len(END) :]
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+def record_batches(chunks: Iterator[bytes]) -> Iterator[Any]:
+    """The record batches of an Arrow stream; ReplayCut when it is not whole.
+
+    Arrow's own reader takes a stream that ends between two batches for a whole one, so the end
+    mark is looked for here.
+    """
+    import pyarrow  # noqa: PLC0415 - the SDK is useful without it
+
+    body = _Body(chunks)
+    try:
+        with pyarrow.ipc.open_stream(io.BufferedReader(body, READ_BYTES)) as reader:
+            yield from reader
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ReplayCut(f"the Arrow stream was cut: {error}") from error
+    if body.tail != END:
+        raise ReplayCut("the Arrow stream has no end mark")

@@ -1,0 +1,266 @@
+"""Requests and answers as values, without IO.
+
+A `Call` is a request together with the function that reads its answer. The modules `streams`,
+`publishing`, `consumers`, `reading` and `replaying` build calls; `transport` carries them out. So
+the synchronous and the asynchronous client share every rule.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from contrail_client.errors import (
+    ApiProblem,
+    ContrailError,
+    FieldError,
+    OutcomeUnknown,
+    UnexpectedAnswer,
+    Unreachable,
+)
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/vnd.msgpack"
+MERGE_PATCH: Final = "application/merge-patch+json"
+NDJSON: Final = "application/x-ndjson"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+
+LONG_POLL_S: Final = 60.0
+"""The server ends every long poll after this time, whatever was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request; `path` is percent-encoded. The server may hold the answer back for `wait_s`."""
+
+    method: str
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    wait_s: float = 0.0
+
+    @property
+    def is_read(self) -> bool:
+        """True when the request changes nothing."""
+        return self.method in ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer; the names of `headers` are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+    @property
+    def content_type(self) -> str:
+        """The media type without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """No answer. `sent` is False when the request certainly did not reach the server."""
+
+    sent: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A request and how to read its answer.
+
+    `repeatable`: carrying it out twice has the effect of once.
+    """
+
+    request: Request
+    parse: Callable[[Answer], T]
+    repeatable: bool
+
+
+def call(
+    method: str,
+    path: str,
+    parse: Callable[[Answer], T],
+    *,
+    query: Mapping[str, Any] | None = None,
+    json: Any = None,
+    headers: tuple[tuple[str, str], ...] = (),
+    wait_s: float = 0.0,
+) -> Call[T]:
+    """A call with an optional JSON body. Only reads are repeatable."""
+    body = b""
+    if json is not None:
+        body = msgspec.json.encode(json)
+        if not any(name == "Content-Type" for name, _ in headers):
+            headers = (*headers, ("Content-Type", JSON))
+    request = Request(method, path, query_items(query or {}), headers, body, wait_s)
+    return Call(request, parse, repeatable=request.is_read)
+
+
+def path_of(*segments: str | int) -> str:
+    """The path of `/v1/...`; a segment may hold any character.
+
+    Raises ValueError for a segment that would make it the path of something else: deleting the
+    consumer `..` must not delete the stream.
+    """
+    for segment in segments:
+        if segment in ("", ".", ".."):
+            raise ValueError(f"a name or subject cannot be {segment!r}")
+    return "/v1/" + "/".join(quote(str(segment), safe="") for segment in segments)
+
+
+def query_items(query: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Query parameters that are given: None is left out, booleans are `true` and `false`."""
+    return tuple(
+        (name, str(value).lower() if isinstance(value, bool) else str(value))
+        for name, value in query.items()
+        if value is not None
+    )
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields of a JSON body that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def conclude(of: Call[T], outcome: Answer | Failure) -> T:
+    """The parsed answer of a call; raises `ContrailError` for anything else."""
+    if isinstance(outcome, Failure):
+        raise _no_answer(of.request, outcome)
+    if not 200 <= outcome.status < 300:  # noqa: PLR2004 - the class of success
+        raise refusal(outcome)
+    try:
+        return of.parse(outcome)
+    except (msgspec.DecodeError, KeyError, ValueError) as error:
+        raise UnexpectedAnswer(f"{of.request.method} {of.request.path}: {error}") from error
+
+
+def _no_answer(request: Request, failure: Failure) -> ContrailError:
+    what = f"{request.method} {request.path}: {failure.reason}"
+    if failure.sent and not request.is_read:
+        return OutcomeUnknown(what)
+    return Unreachable(what)
+
+
+class _Problem(msgspec.Struct):
+    status: int = 0
+    code: int = 0
+    name: str = ""
+    title: str = ""
+    detail: str = ""
+    retryable: bool = False
+    applied: bool | None = None
+    errors: tuple[FieldError, ...] = ()
+    request_id: str = ""
+
+
+_problem_decoder = msgspec.json.Decoder(_Problem)
+
+
+def refusal(answer: Answer) -> ContrailError:
+    """The error that an answer outside 2xx stands for."""
+    try:
+        problem = _to_error(_problem_decoder.decode(answer.body), answer)
+    except msgspec.DecodeError:
+        text = answer.body[:200].decode(errors="replace")
+        return UnexpectedAnswer(f"status {answer.status} without a problem document: {text!r}")
+    if problem.name == "outcome_unknown":
+        return OutcomeUnknown(str(problem), problem)
+    return problem
+
+
+def item_problem(document: Mapping[str, Any]) -> ApiProblem:
+    """The refusal of one item of a batch."""
+    return _to_error(msgspec.convert(document, _Problem), Answer(0, {}))
+
+
+def _to_error(problem: _Problem, answer: Answer) -> ApiProblem:
+    retry_after = answer.headers.get("retry-after", "")
+    return ApiProblem(
+        problem.status or answer.status,
+        problem.code,
+        problem.name,
+        problem.detail or problem.title,
+        retryable=problem.retryable,
+        applied=problem.applied,
+        errors=problem.errors,
+        retry_after_s=float(retry_after) if retry_after.isdecimal() else None,
+        request_id=problem.request_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """When to try again: `attempts` in all, with a growing, jittered pause between them.
+
+    A call is tried again only if the failed attempt certainly had no effect, or if carrying it out
+    twice has the effect of once; and only for failures that may pass.
+    """
+
+    attempts: int = 4
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 5.0
+
+    def pause_s(
+        self, of: Call[Any], error: ContrailError, attempt: int, chance: float
+    ) -> float | None:
+        """Seconds to wait after failed attempt number `attempt` (from 1); None to give up.
+
+        `chance` is uniform in [0, 1): many clients must not return at the same moment.
+        """
+        if attempt >= self.attempts or not _may_pass(of, error):
+            return None
+        asked = error.retry_after_s if isinstance(error, ApiProblem) else None
+        if asked is not None and asked > self.longest_pause_s:
+            return None
+        return max(asked or 0.0, self.backoff_s(attempt, chance))
+
+    def backoff_s(self, attempt: int, chance: float) -> float:
+        """The pause after failed attempt number `attempt` when the server does not name one."""
+        pause = min(self.longest_pause_s, self.first_pause_s * 2.0 ** (attempt - 1))
+        return pause * (0.5 + chance / 2)
+
+
+def _may_pass(of: Call[Any], error: ContrailError) -> bool:
+    match error:
+        case ApiProblem(retryable=retryable, applied=applied):
+            return retryable and (applied is False or of.repeatable)
+        case Unreachable():
+            return True
+        case OutcomeUnknown():
+            return of.repeatable
+    return False
+
+
+def json_as(kind: type[T]) -> Callable[[Answer], T]:
+    """A parser of JSON answers of the given type."""
+    decoder = msgspec.json.Decoder(kind)
+    return lambda answer: decoder.decode(answer.body)
+
+
+def with_etag(parse: Callable[[Answer], S]) -> Callable[[Answer], S]:
+    """A parser that also puts the answer's ETag into the field `etag`."""
+
+    def parse_both(answer: Answer) -> S:
+        return msgspec.structs.replace(parse(answer), etag=answer.headers.get("etag", ""))
+
+    return parse_both
+
+
+def nothing(answer: Answer) -> None:
+    """The parser of answers whose status says it all."""
+
+
+def precondition(if_match: str | None, only_create: bool) -> tuple[tuple[str, str], ...]:
+    """The headers of a guarded PUT."""
+    if only_create:
+        return (("If-None-Match", "*"),)
+    return (("If-Match", if_match),) if if_match else ()

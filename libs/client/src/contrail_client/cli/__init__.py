@@ -1,0 +1,1 @@
+"""The `contrail` command line."""

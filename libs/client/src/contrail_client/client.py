@@ -1,0 +1,351 @@
+"""The synchronous client."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import Any, Self
+
+from contrail_client import consumers, publishing, reading, replaying, streams
+from contrail_client.arrow import record_batches
+from contrail_client.calls import Retries
+from contrail_client.errors import ContrailError
+from contrail_client.models import (
+    AtomicAck,
+    BatchResult,
+    ConsumerConfig,
+    ConsumerInfo,
+    Delivery,
+    Duration,
+    Expected,
+    Headers,
+    Message,
+    PubAck,
+    Pull,
+    Range,
+    ReplayPlan,
+    ReplaySplit,
+    StoredMessage,
+    StreamConfig,
+    StreamInfo,
+)
+from contrail_client.transport import DEFAULT_URL, Options, Transport
+
+
+class Contrail:
+    """A server, addressed by its URL. Threads may share one.
+
+    Every method raises `ContrailError` (see `contrail_client.errors`). Reads, and publishes whose
+    messages have ids, are tried again when the failure may pass; other requests only when the
+    failed attempt certainly had no effect.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        connections: int = 32,
+        retries: Retries | None = None,
+    ) -> None:
+        """Connect lazily; raises ValueError for an address that is none.
+
+        `timeout_s` is the longest silence of the server beyond what a long poll asked for.
+        """
+        self._retries = retries or Retries()
+        self._transport = Transport(
+            Options(
+                url=url,
+                token=token,
+                timeout_s=timeout_s,
+                connections=connections,
+                retries=self._retries,
+            )
+        )
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Streams -------------------------------------------------------------------------------------
+
+    def ensure_stream(
+        self,
+        name: str,
+        config: StreamConfig,
+        *,
+        if_match: str | None = None,
+        only_create: bool = False,
+    ) -> StreamInfo:
+        """Create the stream, or replace its configuration; identical is fine.
+
+        With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
+        """
+        call = streams.ensure(name, config, if_match=if_match, only_create=only_create)
+        return self._transport.run(call)
+
+    def update_stream(
+        self, name: str, changes: Mapping[str, Any], *, if_match: str | None = None
+    ) -> StreamInfo:
+        """Change the given fields of the configuration; None restores a default."""
+        return self._transport.run(streams.update(name, changes, if_match=if_match))
+
+    def get_stream(self, name: str) -> StreamInfo:
+        """Configuration and state."""
+        return self._transport.run(streams.get(name))
+
+    def list_streams(
+        self, *, subject: str | None = None, prefix: str | None = None
+    ) -> Iterator[StreamInfo]:
+        """Streams by name, page by page."""
+        token: str | None = None
+        while True:
+            call = streams.page(subject=subject, prefix=prefix, limit=None, token=token)
+            page = self._transport.run(call)
+            yield from page.items
+            token = page.next_page_token
+            if token is None:
+                return
+
+    def delete_stream(self, name: str) -> None:
+        """Remove the stream with its messages and consumers."""
+        self._transport.run(streams.delete(name))
+
+    def purge_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None = None,
+        up_to_seq: int | None = None,
+        keep: int | None = None,
+    ) -> int:
+        """Remove messages (`up_to_seq` is exclusive); answers how many."""
+        call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
+        return self._transport.run(call)
+
+    # Publishing ----------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        subject: str,
+        payload: bytes | str = b"",
+        *,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+        expected: Expected | None = None,
+        ttl: str | None = None,
+    ) -> PubAck:
+        """Store one message in the stream that captures `subject`; durable when this returns."""
+        message = Message(subject, payload, headers, msg_id, expected, ttl)
+        return self._transport.run(publishing.publish(message))
+
+    def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
+        """Store up to 10,000 messages in order with one request, each stored or refused."""
+        return self._transport.run(publishing.publish_batch(stream, messages))
+
+    def publish_atomic(self, stream: str, messages: Sequence[Message]) -> AtomicAck:
+        """Store all messages or none (at most 1,000 and 2 MiB)."""
+        return self._transport.run(publishing.publish_atomic(stream, messages))
+
+    def publish_all(
+        self,
+        stream: str,
+        messages: Iterable[Message],
+        *,
+        batch_size: int = publishing.BATCH_MESSAGES,
+        outstanding: int = 1,
+    ) -> Iterator[BatchResult]:
+        """Publish any number of messages in batches; yields a result for each, in order.
+
+        Nothing is sent unless the results are iterated. Up to `outstanding` batches are under way
+        at once; with more than one, batches may be stored in any order.
+        """
+        batches = publishing.batches(messages, size=batch_size)
+        with ThreadPoolExecutor(outstanding) as pool:
+            under_way: deque[Future[BatchResult]] = deque()
+            for batch in batches:
+                under_way.append(pool.submit(self.publish_batch, stream, batch))
+                if len(under_way) >= outstanding:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+
+    # Reading -------------------------------------------------------------------------------------
+
+    def get_message(self, stream: str, seq: int, *, shard: int | None = None) -> StoredMessage:
+        """One message by its sequence."""
+        return self._transport.run(reading.get_message(stream, seq, shard=shard))
+
+    def read_range(
+        self,
+        stream: str,
+        *,
+        from_seq: int | None = None,
+        start_time: str | None = None,
+        subject: str | None = None,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+        wait: Duration | None = None,
+    ) -> Range:
+        """Messages in order; with `wait` the server waits for the first."""
+        call = reading.read_range(
+            stream,
+            from_seq=from_seq,
+            start_time=start_time,
+            subject=subject,
+            limit=limit,
+            max_bytes=max_bytes,
+            wait=wait,
+        )
+        return self._transport.run(call)
+
+    def delete_message(self, stream: str, seq: int, *, shard: int | None = None) -> None:
+        """Make one message unreadable."""
+        self._transport.run(reading.delete_message(stream, seq, shard=shard))
+
+    # Replay --------------------------------------------------------------------------------------
+
+    def replay_plan(
+        self, stream: str, bounds: replaying.Bounds | None = None, *, splits: int = 1
+    ) -> ReplayPlan:
+        """Pin a range of the stream, by default all of it, and cut it into about `splits` parts."""
+        call = replaying.plan(stream, bounds or replaying.Bounds(), splits=splits)
+        return self._transport.run(call)
+
+    def replay(
+        self, stream: str, bounds: replaying.Bounds | None = None
+    ) -> Iterator[StoredMessage]:
+        """Every message of a range, by default of what the stream holds now."""
+        for split in self.replay_plan(stream, bounds).splits:
+            yield from self.read_split(split)
+
+    def read_split(self, split: ReplaySplit) -> Iterator[StoredMessage]:
+        """Every message of a split, once and in order, also across broken connections."""
+        reader = replaying.MessageReader(split)
+        while not reader.done:
+            try:
+                with closing(self._transport.stream(reader.request())) as chunks:
+                    for chunk in chunks:
+                        yield from reader.feed(chunk)
+                reader.finish()
+            except ContrailError as error:
+                time.sleep(reader.interrupted(error, self._retries, random.random()))
+
+    def read_split_arrow(self, split: ReplaySplit, columns: Sequence[str] = ()) -> Iterator[Any]:
+        """A split as `pyarrow.RecordBatch`es (`columns` empty means all).
+
+        Raises `ReplayCut` when the connection breaks: read the split again from its beginning.
+        """
+        return record_batches(self._transport.stream(replaying.arrow_request(split, columns)))
+
+    # Consumers -----------------------------------------------------------------------------------
+
+    def ensure_consumer(
+        self,
+        stream: str,
+        name: str,
+        config: ConsumerConfig | None = None,
+        *,
+        if_match: str | None = None,
+        only_create: bool = False,
+    ) -> "Consumer":
+        """Create a durable consumer, or replace its configuration; identical is fine."""
+        call = consumers.ensure(
+            stream, name, config or {}, if_match=if_match, only_create=only_create
+        )
+        self._transport.run(call)
+        return Consumer(self._transport, stream, name)
+
+    def create_consumer(self, stream: str, config: ConsumerConfig | None = None) -> "Consumer":
+        """Create an ephemeral consumer, which the server names and removes when unused."""
+        info = self._transport.run(consumers.create(stream, config or {}))
+        return Consumer(self._transport, stream, info.name)
+
+    def consumer(self, stream: str, name: str) -> "Consumer":
+        """A consumer that exists; nothing is asked of the server yet."""
+        return Consumer(self._transport, stream, name)
+
+    def list_consumers(self, stream: str) -> Iterator[ConsumerInfo]:
+        """Consumers by name, page by page."""
+        token: str | None = None
+        while True:
+            page = self._transport.run(consumers.page(stream, limit=None, token=token))
+            yield from page.items
+            token = page.next_page_token
+            if token is None:
+                return
+
+
+class Consumer:
+    """A consumer of a stream: pull deliveries, then acknowledge them."""
+
+    def __init__(self, transport: Transport, stream: str, name: str) -> None:
+        self._transport = transport
+        self.stream = stream
+        self.name = name
+
+    def info(self) -> ConsumerInfo:
+        """Configuration and progress."""
+        return self._transport.run(consumers.get(self.stream, self.name))
+
+    def delete(self) -> None:
+        """Remove the consumer; its waiting pulls end."""
+        self._transport.run(consumers.delete(self.stream, self.name))
+
+    def next(
+        self,
+        batch: int = 1,
+        *,
+        expires: Duration | None = "30s",
+        max_bytes: int | None = None,
+        no_wait: bool | None = None,
+    ) -> Pull:
+        """Lease up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
+
+        The result is empty when none came. After an `OutcomeUnknown` the messages come again once
+        the consumer's `ack_wait` is over.
+        """
+        call = consumers.pull(
+            self.stream,
+            self.name,
+            batch=batch,
+            expires=None if no_wait else expires,
+            max_bytes=max_bytes,
+            no_wait=no_wait,
+        )
+        return self._transport.run(call)
+
+    def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
+        """These are done. With `sync`, return only once that is durable.
+
+        Raises `AcksRefused` when any was not taken, for this and the next three methods.
+        """
+        self._acknowledge("ack", deliveries, sync=sync)
+
+    def nak(self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False) -> None:
+        """Deliver these again, at once or after `delay`."""
+        self._acknowledge("nak", deliveries, delay=delay, sync=sync)
+
+    def term(self, *deliveries: Delivery, reason: str | None = None, sync: bool = False) -> None:
+        """Never deliver these again."""
+        self._acknowledge("term", deliveries, reason=reason, sync=sync)
+
+    def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
+        """Still working: start the `ack_wait` of these anew."""
+        self._acknowledge("in_progress", deliveries, sync=sync)
+
+    def _acknowledge(
+        self, kind: consumers.AckKind, deliveries: Sequence[Delivery], **how: Any
+    ) -> None:
+        if deliveries:
+            call = consumers.acknowledge(self.stream, self.name, kind, deliveries, **how)
+            self._transport.run(call)

@@ -1,0 +1,150 @@
+"""Calls that manage consumers, pull from them and acknowledge."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from contrail_client.calls import (
+    JSON,
+    LONG_POLL_S,
+    Answer,
+    Call,
+    call,
+    given,
+    item_problem,
+    json_as,
+    nothing,
+    path_of,
+    precondition,
+    with_etag,
+)
+from contrail_client.errors import AcksRefused
+from contrail_client.models import ConsumerConfig, ConsumerInfo, Delivery, Duration, Pull
+
+AckKind = Literal["ack", "nak", "term", "in_progress"]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page of consumers; `next_page_token` None is the last."""
+
+    items: tuple[ConsumerInfo, ...]
+    next_page_token: str | None = None
+
+
+class _AckResult(msgspec.Struct):
+    ok: bool = False
+    problem: dict[str, Any] | None = None
+
+
+class _AckResults(msgspec.Struct):
+    results: list[_AckResult]
+
+
+_info = with_etag(json_as(ConsumerInfo))
+_page = json_as(Page)
+_pull = json_as(Pull)
+_ack_results = json_as(_AckResults)
+
+
+def ensure(
+    stream: str,
+    name: str,
+    config: ConsumerConfig,
+    *,
+    if_match: str | None = None,
+    only_create: bool = False,
+) -> Call[ConsumerInfo]:
+    """Create the durable consumer, or replace its configuration; identical is fine."""
+    return call(
+        "PUT",
+        path_of("streams", stream, "consumers", name),
+        _info,
+        json=config,
+        headers=precondition(if_match, only_create),
+    )
+
+
+def create(stream: str, config: ConsumerConfig) -> Call[ConsumerInfo]:
+    """Create an ephemeral consumer; the server names it."""
+    return call("POST", path_of("streams", stream, "consumers"), _info, json=config)
+
+
+def get(stream: str, name: str) -> Call[ConsumerInfo]:
+    """Configuration and progress."""
+    return call("GET", path_of("streams", stream, "consumers", name), _info)
+
+
+def page(stream: str, *, limit: int | None, token: str | None) -> Call[Page]:
+    """A page of the list."""
+    query = {"limit": limit, "page_token": token}
+    return call("GET", path_of("streams", stream, "consumers"), _page, query=query)
+
+
+def delete(stream: str, name: str) -> Call[None]:
+    """Remove the consumer; its waiting pulls end."""
+    return call("DELETE", path_of("streams", stream, "consumers", name), nothing)
+
+
+def pull(
+    stream: str,
+    name: str,
+    *,
+    batch: int,
+    expires: Duration | None,
+    max_bytes: int | None,
+    no_wait: bool | None,
+) -> Call[Pull]:
+    """Lease up to `batch` messages; the server waits up to `expires` for the first."""
+    body = given(batch=batch, expires=expires, max_bytes=max_bytes, no_wait=no_wait)
+    return call(
+        "POST",
+        path_of("streams", stream, "consumers", name, "next"),
+        _deliveries,
+        json=body,
+        headers=(("Accept", JSON),),
+        wait_s=LONG_POLL_S,
+    )
+
+
+def acknowledge(
+    stream: str,
+    name: str,
+    kind: AckKind,
+    deliveries: Sequence[Delivery],
+    *,
+    delay: Duration | None = None,
+    reason: str | None = None,
+    sync: bool = False,
+) -> Call[None]:
+    """Acknowledge deliveries in one request; raises `AcksRefused` if any was not taken.
+
+    With `sync` the answer comes once all of them are durable.
+    """
+
+    def parse(answer: Answer) -> None:
+        results = _ack_results(answer).results
+        if len(results) != len(deliveries):
+            raise ValueError(f"{len(results)} results for {len(deliveries)} acknowledgements")
+        refused = {
+            position: item_problem(result.problem or {})
+            for position, result in enumerate(results)
+            if not result.ok
+        }
+        if refused:
+            raise AcksRefused(refused)
+
+    acks = [
+        given(token=delivery.ack_token, kind=kind, delay=delay, reason=reason)
+        for delivery in deliveries
+    ]
+    return call(
+        "POST",
+        path_of("streams", stream, "consumers", name, "ack"),
+        parse,
+        json={"acks": acks, "sync": sync},
+    )
+
+
+def _deliveries(answer: Answer) -> Pull:
+    return _pull(answer) if answer.body else Pull()  # 204: nothing came in time

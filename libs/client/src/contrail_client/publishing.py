@@ -1,0 +1,166 @@
+"""Calls that publish."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from contrail_client.calls import (
+    MSGPACK,
+    Answer,
+    Call,
+    Request,
+    T,
+    item_problem,
+    json_as,
+    path_of,
+    query_items,
+)
+from contrail_client.errors import ApiProblem
+from contrail_client.models import AtomicAck, BatchResult, Headers, Message, PubAck
+
+BATCH_MESSAGES: Final = 1_000
+BATCH_BYTES: Final = 4 << 20
+BATCH_FORMAT: Final = 1
+"""The version that begins a msgpack batch."""
+
+_HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_EXPECTED_HEADERS: Final = {
+    "stream": "Nats-Expected-Stream",
+    "last_seq": "Nats-Expected-Last-Sequence",
+    "last_subject_seq": "Nats-Expected-Last-Subject-Sequence",
+    "last_subject_seq_subject": "Nats-Expected-Last-Subject-Sequence-Subject",
+    "last_msg_id": "Nats-Expected-Last-Msg-Id",
+}
+
+
+class _Ack(msgspec.Struct):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    shard: int | None = None
+    problem: dict[str, Any] | None = None
+
+
+class _Acks(msgspec.Struct):
+    results: list[_Ack]
+
+
+_ack = json_as(_Ack)
+_acks = json_as(_Acks)
+_atomic_ack = json_as(AtomicAck)
+
+
+def publish(message: Message) -> Call[PubAck]:
+    """Store one message in whichever stream captures its subject; the body is the payload."""
+    headers = tuple(
+        _http_header(name, value)
+        for name, values in (_headers(message) or {}).items()
+        for value in values
+    )
+    request = Request(
+        "POST",
+        path_of("subjects", message.subject, "messages"),
+        headers=(*headers, ("Content-Type", "application/octet-stream")),
+        body=_payload(message),
+    )
+    return Call(request, _one_ack, repeatable=message.msg_id is not None)
+
+
+def publish_batch(stream: str, messages: Sequence[Message]) -> Call[BatchResult]:
+    """Store messages in order, each stored or refused for itself."""
+
+    def parse(answer: Answer) -> BatchResult:
+        durability = answer.headers.get("durability", "")
+        results = tuple(_result(stream, ack, durability) for ack in _acks(answer).results)
+        if len(results) != len(messages):
+            raise ValueError(f"{len(results)} results for {len(messages)} messages")
+        return BatchResult(results)
+
+    return _batch(stream, messages, parse)
+
+
+def publish_atomic(stream: str, messages: Sequence[Message]) -> Call[AtomicAck]:
+    """Store all messages or none (at most 1,000 and 2 MiB)."""
+    return _batch(stream, messages, _atomic_ack, atomic=True)
+
+
+def batches(
+    messages: Iterable[Message], *, size: int = BATCH_MESSAGES, size_bytes: int = BATCH_BYTES
+) -> Iterator[list[Message]]:
+    """Cut messages into batches of at most `size` messages and about `size_bytes`.
+
+    A message that is larger than `size_bytes` makes a batch of its own.
+    """
+    batch: list[Message] = []
+    used = 0
+    for message in messages:
+        weight = len(message.payload) + len(message.subject)
+        if batch and (len(batch) >= size or used + weight > size_bytes):
+            yield batch
+            batch, used = [], 0
+        batch.append(message)
+        used += weight
+    if batch:
+        yield batch
+
+
+def _batch(
+    stream: str,
+    messages: Sequence[Message],
+    parse: Callable[[Answer], T],
+    *,
+    atomic: bool | None = None,
+) -> Call[T]:
+    items = [(message.subject, _headers(message), _payload(message)) for message in messages]
+    request = Request(
+        "POST",
+        path_of("streams", stream, "messages"),
+        query=query_items({"atomic": atomic}),
+        headers=(("Content-Type", MSGPACK),),
+        body=msgspec.msgpack.encode((BATCH_FORMAT, items)),
+    )
+    return Call(request, parse, repeatable=all(each.msg_id is not None for each in messages))
+
+
+def _one_ack(answer: Answer) -> PubAck:
+    ack = _ack(answer)
+    durability = answer.headers.get("durability", "")
+    return PubAck(ack.stream, ack.seq, ack.duplicate, durability, ack.shard)
+
+
+def _result(stream: str, ack: _Ack, durability: str) -> PubAck | ApiProblem:
+    if ack.problem is not None:
+        return item_problem(ack.problem)
+    return PubAck(ack.stream or stream, ack.seq, ack.duplicate, durability, ack.shard)
+
+
+def _payload(message: Message) -> bytes:
+    payload = message.payload
+    return payload.encode() if isinstance(payload, str) else payload
+
+
+def _headers(message: Message) -> Headers | None:
+    """The message's headers, with its id, expectations and time to live written in."""
+    if message.msg_id is None and message.expected is None and message.ttl is None:
+        return message.headers
+    headers = dict(message.headers or {})
+    if message.msg_id is not None:
+        headers["Nats-Msg-Id"] = [message.msg_id]
+    if message.ttl is not None:
+        headers["Nats-TTL"] = [message.ttl]
+    for field, name in _EXPECTED_HEADERS.items():
+        value = getattr(message.expected, field, None)
+        if value is not None:
+            headers[name] = [str(value)]
+    return headers
+
+
+def _http_header(name: str, value: str) -> tuple[str, str]:
+    """The message header as an HTTP header; ValueError for what only a batch can carry."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be the name of an HTTP header; publish it in a batch")
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError(f"header {name}: only printable ASCII here; publish it in a batch")
+    return (name if name.lower().startswith("nats-") else f"Msg-Header-{name}", value)

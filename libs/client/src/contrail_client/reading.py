@@ -1,0 +1,72 @@
+"""Calls that read and delete messages without a consumer."""
+
+from typing import Any, Final
+
+from contrail_client.calls import (
+    JSON,
+    LONG_POLL_S,
+    Answer,
+    Call,
+    call,
+    json_as,
+    nothing,
+    path_of,
+)
+from contrail_client.models import Duration, Range, StoredMessage
+
+_message = json_as(StoredMessage)
+_range = json_as(Range)
+_ACCEPT_JSON: Final = (("Accept", JSON),)
+
+
+def get_message(stream: str, seq: int, *, shard: int | None = None) -> Call[StoredMessage]:
+    """One message by its sequence."""
+    return call(
+        "GET",
+        path_of("streams", stream, "messages", seq),
+        _message,
+        query={"shard": shard},
+        headers=_ACCEPT_JSON,
+    )
+
+
+def read_range(
+    stream: str,
+    *,
+    from_seq: int | None,
+    start_time: str | None,
+    subject: str | None,
+    limit: int | None,
+    max_bytes: int | None,
+    wait: Duration | None,
+) -> Call[Range]:
+    """Messages in order; with `wait` the server waits for the first."""
+
+    def parse(answer: Answer) -> Range:
+        if not answer.body:  # 204: nothing came within `wait`
+            return Range((), from_seq or 0)
+        return _range(answer)
+
+    query: dict[str, Any] = {
+        "from_seq": from_seq,
+        "start_time": start_time,
+        "subject": subject,
+        "limit": limit,
+        "max_bytes": max_bytes,
+        "wait": wait,
+    }
+    return call(
+        "GET",
+        path_of("streams", stream, "messages"),
+        parse,
+        query=query,
+        headers=_ACCEPT_JSON,
+        wait_s=LONG_POLL_S if wait else 0.0,
+    )
+
+
+def delete_message(stream: str, seq: int, *, shard: int | None = None) -> Call[None]:
+    """Make one message unreadable."""
+    return call(
+        "DELETE", path_of("streams", stream, "messages", seq), nothing, query={"shard": shard}
+    )

@@ -1,0 +1,184 @@
+"""Bulk replay: the plan, and reading a split to its end across broken connections."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from contrail_client.calls import (
+    ARROW,
+    NDJSON,
+    Call,
+    Request,
+    Retries,
+    call,
+    json_as,
+    path_of,
+    query_items,
+)
+from contrail_client.errors import (
+    ApiProblem,
+    ContrailError,
+    ReplayCut,
+    UnexpectedAnswer,
+    Unreachable,
+)
+from contrail_client.models import ReplayPlan, ReplaySplit, StoredMessage
+
+_plan = json_as(ReplayPlan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What of a stream to replay; None is open."""
+
+    from_seq: int | None = None
+    to_seq: int | None = None
+    start_time: str | None = None
+    end_time: str | None = None
+    subject: str | None = None
+
+
+def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
+    """Pin a range and cut it into about `splits` parts."""
+    query = {
+        "splits": splits,
+        "from_seq": bounds.from_seq,
+        "to_seq": bounds.to_seq,
+        "start_time": bounds.start_time,
+        "end_time": bounds.end_time,
+        "subject": bounds.subject,
+    }
+
+    def complete(found: ReplayPlan) -> ReplayPlan:
+        splits = (
+            replace(
+                split,
+                stream=found.stream,
+                incarnation=found.incarnation,
+                subject=bounds.subject,
+            )
+            for split in found.splits
+        )
+        return replace(found, splits=tuple(splits))
+
+    return call(
+        "GET",
+        path_of("streams", stream, "replay", "plan"),
+        lambda answer: complete(_plan(answer)),
+        query=query,
+    )
+
+
+def arrow_request(split: ReplaySplit, columns: Sequence[str]) -> Request:
+    """The request for a split as an Arrow stream; no columns are all columns."""
+    return _request(split, ARROW, columns)
+
+
+class _End(msgspec.Struct):
+    """The record that ends a whole body."""
+
+    end: Literal[True]
+    messages: int
+
+
+_message_decoder = msgspec.json.Decoder(StoredMessage)
+_end_decoder = msgspec.json.Decoder(_End)
+
+
+class MessageReader:
+    """Reads one split: bytes in, messages out, without IO.
+
+    Send `request()` and `feed` the chunks of its answer; call `finish` at its end. When the
+    connection breaks, tell `interrupted`, and `request()` asks for the rest.
+    """
+
+    def __init__(self, split: ReplaySplit) -> None:
+        self._split = split
+        self._failures = 0
+        self._failed_at = split.from_seq
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tail = b""
+        self._count = 0
+        self._ended = False
+
+    @property
+    def done(self) -> bool:
+        """True when nothing is left to read: the end mark came, or the last sequence did."""
+        return self._ended or self._split.from_seq > self._split.to_seq
+
+    def request(self) -> Request:
+        """The request for what has not been read yet; forgets a half-received line."""
+        self._begin()
+        return _request(self._split, NDJSON, ())
+
+    def feed(self, chunk: bytes) -> list[StoredMessage]:
+        """The messages that are complete now; UnexpectedAnswer when the body is not a replay."""
+        if self._ended and chunk:
+            raise UnexpectedAnswer("the replay went on after its end mark")
+        complete, _, self._tail = (self._tail + chunk).rpartition(b"\n")
+        before, _, last = complete.rpartition(b"\n")
+        end = _end_mark(last)
+        try:
+            messages = _message_decoder.decode_lines(before if end else complete)
+        except msgspec.DecodeError as error:
+            raise UnexpectedAnswer(f"a line of the replay cannot be read: {error}") from error
+        if messages:
+            self._count += len(messages)
+            self._split = replace(self._split, from_seq=messages[-1].seq + 1)
+        if end:
+            self._finish(end)
+        return messages
+
+    def finish(self) -> None:
+        """The body is over; ReplayCut when it lacks its end mark."""
+        if not self.done:
+            raise ReplayCut(f"the replay was cut before sequence {self._split.to_seq}")
+
+    def interrupted(self, error: ContrailError, retries: Retries, chance: float) -> float:
+        """Seconds to wait before asking for the rest.
+
+        Raises `error` when it will not pass, or after too many attempts that brought nothing.
+        """
+        if self._split.from_seq > self._failed_at:
+            self._failures = 0
+        self._failures += 1
+        self._failed_at = self._split.from_seq
+        may_pass = isinstance(error, ReplayCut | Unreachable) or (
+            isinstance(error, ApiProblem) and error.retryable
+        )
+        if not may_pass or self._failures >= retries.attempts:
+            raise error
+        return retries.backoff_s(self._failures, chance)
+
+    def _finish(self, end: _End) -> None:
+        # What is missing may lie anywhere, so this is not a cut that reading on could mend.
+        if end.messages != self._count:
+            raise UnexpectedAnswer(
+                f"the replay announced {end.messages} messages and sent {self._count}"
+            )
+        self._ended = True
+
+
+def _end_mark(line: bytes) -> _End | None:
+    try:
+        return _end_decoder.decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def _request(split: ReplaySplit, accept: str, columns: Sequence[str]) -> Request:
+    query = {
+        "shard": split.shard,
+        "from_seq": split.from_seq,
+        "to_seq": split.to_seq,
+        "subject": split.subject,
+        "incarnation": split.incarnation or None,
+        "columns": ",".join(columns) or None,
+    }
+    path = path_of("streams", split.stream, "replay")
+    return Request("GET", path, query_items(query), (("Accept", accept),))

@@ -1,0 +1,78 @@
+"""Calls that manage streams."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from contrail_client.calls import (
+    MERGE_PATCH,
+    Answer,
+    Call,
+    call,
+    given,
+    json_as,
+    nothing,
+    path_of,
+    precondition,
+    with_etag,
+)
+from contrail_client.models import StreamConfig, StreamInfo
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page of streams; `next_page_token` None is the last."""
+
+    items: tuple[StreamInfo, ...]
+    next_page_token: str | None = None
+
+
+class _Purged(msgspec.Struct):
+    purged: int
+
+
+_info = with_etag(json_as(StreamInfo))
+_page = json_as(Page)
+_purged = json_as(_Purged)
+
+
+def ensure(
+    name: str, config: StreamConfig, *, if_match: str | None = None, only_create: bool = False
+) -> Call[StreamInfo]:
+    """Create the stream, or replace its configuration; identical is fine."""
+    headers = precondition(if_match, only_create)
+    return call("PUT", path_of("streams", name), _info, json=config, headers=headers)
+
+
+def update(name: str, changes: Mapping[str, Any], *, if_match: str | None) -> Call[StreamInfo]:
+    """Change the given fields; None takes a field back to its default (RFC 7396)."""
+    headers = (("Content-Type", MERGE_PATCH), *precondition(if_match, only_create=False))
+    return call("PATCH", path_of("streams", name), _info, json=changes, headers=headers)
+
+
+def get(name: str) -> Call[StreamInfo]:
+    """Configuration and state."""
+    return call("GET", path_of("streams", name), _info)
+
+
+def page(
+    *, subject: str | None, prefix: str | None, limit: int | None, token: str | None
+) -> Call[Page]:
+    """A page of the list."""
+    query = {"subject": subject, "prefix": prefix, "limit": limit, "page_token": token}
+    return call("GET", path_of("streams"), _page, query=query)
+
+
+def delete(name: str) -> Call[None]:
+    """Remove the stream with its messages and consumers."""
+    return call("DELETE", path_of("streams", name), nothing)
+
+
+def purge(name: str, *, subject: str | None, up_to_seq: int | None, keep: int | None) -> Call[int]:
+    """Remove messages; answers how many."""
+    body = given(subject=subject, up_to_seq=up_to_seq, keep=keep)
+    return call("POST", path_of("streams", name, "purge"), _purged_count, json=body)
+
+
+def _purged_count(answer: Answer) -> int:
+    return _purged(answer).purged

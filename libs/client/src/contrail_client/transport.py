@@ -1,0 +1,174 @@
+"""Carries out calls over HTTP. The only module that knows httpx."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from contrail_client.calls import Answer, Call, Failure, Request, Retries, T, conclude, refusal
+from contrail_client.errors import ContrailError, Unreachable
+
+DEFAULT_URL: Final = "http://127.0.0.1:7420"
+LOOPBACK: Final = {"localhost", "127.0.0.1", "::1"}
+CONNECT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to reach a server.
+
+    `timeout_s` is the longest silence of the server beyond what a long poll asked for.
+    `connections` bounds what is open at once; further requests wait.
+    """
+
+    url: str
+    token: str | None = None
+    timeout_s: float = 30.0
+    connections: int = 32
+    retries: Retries = field(default_factory=Retries)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an address that is none."""
+        parts = urlsplit(self.url)
+        if (
+            parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+        ):  # .port raises too
+            raise ValueError(f"{self.url!r} is not an address such as http://127.0.0.1:7420")
+
+    def for_httpx(self) -> dict[str, Any]:
+        """Arguments of an httpx client."""
+        headers = {"Accept-Encoding": "identity"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        return {
+            "base_url": self.url,
+            "headers": headers,
+            "limits": httpx.Limits(max_connections=self.connections),
+            "timeout": self.timeout(0.0),
+            # A proxy of the environment cannot reach this machine's loopback.
+            "trust_env": urlsplit(self.url).hostname not in LOOPBACK,
+        }
+
+    def timeout(self, wait_s: float) -> httpx.Timeout:
+        """Deadlines of one request that the server may hold for `wait_s`."""
+        return httpx.Timeout(
+            connect=CONNECT_S, read=self.timeout_s + wait_s, write=self.timeout_s, pool=None
+        )
+
+
+class Transport:
+    """Synchronous; may be used by several threads."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._http = httpx.Client(**options.for_httpx())
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def run(self, call: Call[T]) -> T:
+        """Carry out a call, again where that is safe; raises ContrailError."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return conclude(call, self._exchange(call.request))
+            except ContrailError as error:
+                pause_s = _pause_s(self._options, call, error, attempt)
+                if pause_s is None:
+                    raise
+            time.sleep(pause_s)
+
+    def stream(self, request: Request) -> Generator[bytes, None, None]:
+        """The body of a read in chunks; raises ContrailError, also between chunks."""
+        try:
+            with self._http.stream(**_arguments(self._options, request)) as response:
+                if not response.is_success:
+                    response.read()
+                    raise refusal(_answer(response))
+                yield from response.iter_raw()
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{request.path}: {_reason(error)}") from error
+
+    def _exchange(self, request: Request) -> Answer | Failure:
+        try:
+            return _answer(self._http.request(**_arguments(self._options, request)))
+        except httpx.HTTPError as error:
+            return _failure(error)
+
+
+class AsyncTransport:
+    """The same for asyncio."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._http = httpx.AsyncClient(**options.for_httpx())
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def run(self, call: Call[T]) -> T:
+        """As `Transport.run`."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return conclude(call, await self._exchange(call.request))
+            except ContrailError as error:
+                pause_s = _pause_s(self._options, call, error, attempt)
+                if pause_s is None:
+                    raise
+            await asyncio.sleep(pause_s)
+
+    async def stream(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """As `Transport.stream`."""
+        try:
+            async with self._http.stream(**_arguments(self._options, request)) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise refusal(_answer(response))
+                async for chunk in response.aiter_raw():
+                    yield chunk
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{request.path}: {_reason(error)}") from error
+
+    async def _exchange(self, request: Request) -> Answer | Failure:
+        try:
+            return _answer(await self._http.request(**_arguments(self._options, request)))
+        except httpx.HTTPError as error:
+            return _failure(error)
+
+
+def _arguments(options: Options, request: Request) -> dict[str, Any]:
+    return {
+        "method": request.method,
+        "url": request.path,
+        "params": request.query or None,
+        "headers": list(request.headers),
+        "content": request.body or None,
+        "timeout": options.timeout(request.wait_s),
+    }
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return Answer(response.status_code, response.headers, response.content)
+
+
+def _failure(error: httpx.HTTPError) -> Failure:
+    not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+    return Failure(sent=not not_sent, reason=_reason(error))
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__
+
+
+def _pause_s(options: Options, call: Call[Any], error: ContrailError, attempt: int) -> float | None:
+    return options.retries.pause_s(call, error, attempt, random.random())

@@ -1,0 +1,160 @@
+"""The public ASGI application: guard, one table of all routes, fast lane or FastAPI, metrics."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
+
+from contrail_common import errors
+from contrail_common.edge.declared import REQUEST_KEY, declared_app
+from contrail_common.edge.delivery import Wire, deliver
+from contrail_common.edge.document import finished, shapes_of
+from contrail_common.edge.guard import Guard
+from contrail_common.edge.metrics import UNMATCHED, EdgeMetrics
+from contrail_common.edge.paths import canonical_path, split_path
+from contrail_common.edge.probes import Probes
+from contrail_common.edge.problems import refusal
+from contrail_common.edge.requests import ClientGoneError, EdgeState, Request
+from contrail_common.edge.responses import Header, Response
+from contrail_common.edge.routing import PathTable, Room, Route
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError
+
+_log: Final = structlog.get_logger(__name__)
+
+CLIENT_GONE_STATUS: Final = 499
+"""What the metrics show for a request whose client left before the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a method and path lead to; ``route`` None is a management route, which FastAPI runs."""
+
+    template: str
+    route: Route | None
+
+
+class EdgeApp:
+    """The public interface as an ASGI application, over the rooms it was given."""
+
+    def __init__(self, rooms: Sequence[Room], settings: EdgeSettings) -> None:
+        self._settings = settings
+        self._state = EdgeState(settings.bodies_in_flight_bytes_max, settings.waiting_max)
+        self._guard = Guard(settings)
+        self._rooms = tuple(rooms)
+        self.metrics = EdgeMetrics(self._state)
+        links = list({id(room.link): room.link for room in rooms}.values())
+        probes = Probes(links, self.metrics, self.document).routes()
+        self._routes = (*probes, *(route for room in rooms for route in room.routes))
+        self._declared = declared_app((room.router for room in rooms), self._routes, settings)
+        self._tables = self._make_tables()
+        self._document: dict[str, Any] | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document of everything that is served."""
+        if self._document is None:
+            operations = [route.operation for route in self._routes if route.operation is not None]
+            shapes = shapes_of(operations)
+            shapes.update(shape for room in self._rooms for shape in room.shapes)
+            self._document = finished(self._declared.openapi(), shapes)
+        return self._document
+
+    def drain(self) -> None:
+        """End all long polls; called when the process begins to stop."""
+        self._state.drain()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request."""
+        begun = time.perf_counter()
+        request = Request(scope, receive, self._state)
+        label, status = UNMATCHED, CLIENT_GONE_STATUS
+        try:
+            try:
+                target = self._target(request)
+                label = target.template
+                if target.route is None or not self._settings.fast_lane:
+                    status = await self._run_declared(request, send)
+                    return
+                answer = await target.route.handler(request)
+            except ApiError as error:
+                answer = self._refusal(request, error)
+            except ClientGoneError:
+                raise
+            except Exception:
+                _log.exception("request_failed", request_id=request.request_id.decode())
+                answer = self._refusal(request, ApiError(errors.INTERNAL))
+            status = answer.status
+            await deliver(request, answer, send, self._settings.linger_s)
+        except ClientGoneError:
+            status = CLIENT_GONE_STATUS
+        finally:
+            request.release()
+            self.metrics.answered(request.method, label, status, time.perf_counter() - begun)
+
+    def _target(self, request: Request) -> _Target:
+        self._guard.check(request)
+        if request.method == "HEAD":
+            request.head_only = True
+            request.method = "GET"
+        segments = split_path(request.raw_path)
+        table = self._tables.get(request.method)
+        found = None if table is None else table.match(segments)
+        if found is None:
+            known = self._allowed(segments)
+            raise ApiError(errors.METHOD_NOT_ALLOWED if known else errors.NOT_FOUND, applied=False)
+        target, request.path_values = found
+        return target
+
+    def _allowed(self, segments: list[str]) -> list[str]:
+        methods = {method for method, table in self._tables.items() if table.match(segments)}
+        if "GET" in methods:
+            methods.add("HEAD")
+        return sorted(methods)
+
+    async def _run_declared(self, request: Request, send: Send) -> int:
+        raw = request.raw_path
+        path = canonical_path(split_path(raw)) if b"%" in raw else raw.decode("ascii")
+        scope = {
+            **request.scope, "method": request.method, "path": path, REQUEST_KEY: request,
+        }  # fmt: skip
+        wire = Wire(request, send, self._settings.linger_s)
+        try:
+            await self._declared(scope, request.receive, wire.send)
+        except ClientGoneError:
+            raise
+        except Exception:
+            if wire.status is None:
+                raise
+            _log.exception("request_failed", request_id=request.request_id.decode())
+        return CLIENT_GONE_STATUS if wire.status is None else wire.status
+
+    def _refusal(self, request: Request, error: ApiError) -> Response:
+        headers: tuple[Header, ...] = ()
+        if error.spec is errors.METHOD_NOT_ALLOWED:
+            allowed = ", ".join(self._allowed(split_path(request.raw_path)))
+            headers = ((b"allow", allowed.encode()),)
+        return refusal(request, error, headers)
+
+    def _make_tables(self) -> dict[str, PathTable[_Target]]:
+        tables: dict[str, PathTable[_Target]] = {}
+
+        def add(method: str, target: _Target) -> None:
+            tables.setdefault(method, PathTable()).add(target.template, target)
+
+        for route in self._routes:
+            add(route.method, _Target(route.template, route))
+        for room in self._rooms:
+            for managed in room.router.routes:
+                assert isinstance(managed, APIRoute)
+                for method in managed.methods or ():
+                    add(method, _Target(managed.path, None))
+        return tables
+
+
+def build_app(rooms: Sequence[Room], settings: EdgeSettings) -> EdgeApp:
+    """The ASGI application that serves ``rooms`` on one origin."""
+    return EdgeApp(rooms, settings)

@@ -1,0 +1,213 @@
+"""The FastAPI side: the routes as declared, for the document and as the reference lane."""
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, FastAPI, Path
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BeforeValidator
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response as StarletteResponse
+from starlette.types import Receive, Scope, Send
+
+from contrail_common import __version__, errors
+from contrail_common.edge.delivery import send_answer
+from contrail_common.edge.document import documented, parameters_and_body
+from contrail_common.edge.json_body import decode_untyped, escape_pointer
+from contrail_common.edge.negotiation import JSON_TYPE, content_type
+from contrail_common.edge.paths import percent_decode
+from contrail_common.edge.problems import refusal
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer
+from contrail_common.edge.routing import Operation, Route
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError, FieldProblem
+
+REQUEST_KEY: Final = "contrail.request"
+"""Where the ASGI scope holds the kit's request."""
+
+StreamName = Annotated[
+    str,
+    BeforeValidator(percent_decode),
+    Path(description="Name of the stream.", examples=["ORDERS"]),
+]
+ConsumerName = Annotated[
+    str,
+    BeforeValidator(percent_decode),
+    Path(description="Name of the consumer.", examples=["billing"]),
+]
+
+
+class KitResponse(StarletteResponse):
+    """An answer of the kit, as FastAPI wants to see it."""
+
+    media_type = None
+
+    def __init__(self, request: Request, answer: Answer) -> None:
+        super().__init__(status_code=answer.status)
+        self._request = request
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        await send_answer(self._request, self._answer, send)
+
+
+def kit_request(request: StarletteRequest) -> Request:
+    """The kit's view of a request that came through FastAPI."""
+    inner: Request = request.scope[REQUEST_KEY]
+    return inner
+
+
+def answer(request: StarletteRequest, response: Answer) -> KitResponse:
+    """``response`` as what a management route returns."""
+    return KitResponse(kit_request(request), response)
+
+
+class _ParsedRequest(StarletteRequest):
+    """A request whose JSON body was read and decoded under the kit's bounds."""
+
+    def __init__(self, outer: StarletteRequest, raw: bytes, value: Any) -> None:
+        super().__init__(outer.scope, outer.receive)
+        self._raw = raw
+        self._value = value
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> Any:
+        return self._value
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by the kit: bounded, of the declared type, nested not too deep."""
+
+    def get_route_handler(
+        self,
+    ) -> Callable[[StarletteRequest], Coroutine[Any, Any, StarletteResponse]]:
+        """The handler, with the body parsed before FastAPI asks for it."""
+        handle = super().get_route_handler()
+        field = self.body_field
+        if field is None:
+            return handle
+        media_type = getattr(field.field_info, "media_type", JSON_TYPE)
+        required = field.field_info.is_required()
+
+        async def handle_parsed(request: StarletteRequest) -> StarletteResponse:
+            inner = kit_request(request)
+            settings: EdgeSettings = request.app.state.settings
+            raw = await inner.body(settings.json_body_bytes_max)
+            if not raw:
+                if required:
+                    raise ApiError(errors.MALFORMED_BODY, f"a body of {media_type} is needed")
+                return await handle(_ParsedRequest(request, raw, None))
+            content_type(inner.headers.get(b"content-type"), (media_type,))
+            return await handle(_ParsedRequest(request, raw, decode_untyped(raw)))
+
+        return handle_parsed
+
+
+def management_router() -> APIRouter:
+    """A router for routes with pydantic bodies."""
+    return APIRouter(route_class=JsonRoute)
+
+
+def declared_app(
+    routers: Iterable[APIRouter], routes: Iterable[Route], settings: EdgeSettings
+) -> FastAPI:
+    """The FastAPI application over the management routers and the declared data-plane routes."""
+    app = FastAPI(
+        title="Contrail",
+        version=__version__,
+        redirect_slashes=False,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.settings = settings
+    for route in routes:
+        app.router.add_api_route(
+            route.template,
+            _endpoint(route),
+            methods=[route.method],
+            **_declared(route),
+        )
+    for router in routers:
+        app.include_router(router)
+    app.add_exception_handler(ApiError, _on_refusal)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(Exception, _on_failure)
+    return app
+
+
+def manage(
+    router: APIRouter,
+    method: str,
+    template: str,
+    endpoint: Callable[..., Coroutine[Any, Any, KitResponse]],
+    operation: Operation,
+) -> None:
+    """Add a management route; its parameters and body are documented by the function itself."""
+    router.add_api_route(template, endpoint, methods=[method], **_answers(operation))
+
+
+def _answers(operation: Operation) -> dict[str, Any]:
+    return {**documented(operation), "response_class": KitResponse}
+
+
+def _declared(route: Route) -> dict[str, Any]:
+    if route.operation is None:
+        return {"include_in_schema": False}
+    extra = parameters_and_body(route.template, route.operation)
+    return {**_answers(route.operation), "openapi_extra": extra}
+
+
+def _endpoint(route: Route) -> Callable[[StarletteRequest], Coroutine[Any, Any, StarletteResponse]]:
+    async def endpoint(request: StarletteRequest) -> StarletteResponse:
+        inner = kit_request(request)
+        inner.path_values = {
+            name: percent_decode(value) for name, value in request.path_params.items()
+        }
+        return KitResponse(inner, await route.handler(inner))
+
+    return endpoint
+
+
+def _refused(request: StarletteRequest, error: ApiError) -> KitResponse:
+    inner = kit_request(request)
+    return KitResponse(inner, refusal(inner, error))
+
+
+async def _on_refusal(request: StarletteRequest, error: Exception) -> StarletteResponse:
+    assert isinstance(error, ApiError)
+    return _refused(request, error)
+
+
+async def _on_invalid(request: StarletteRequest, error: Exception) -> StarletteResponse:
+    assert isinstance(error, RequestValidationError)
+    return _refused(request, invalid_model(error.errors()))
+
+
+async def _on_failure(request: StarletteRequest, error: Exception) -> StarletteResponse:
+    del error  # logged where it ends up, outside FastAPI
+    return _refused(request, ApiError(errors.INTERNAL))
+
+
+def invalid_model(found: Iterable[Any]) -> ApiError:
+    """The refusal for pydantic's list of errors: pointers for the body, names for parameters."""
+    fields = [FieldProblem(_pointer(one["loc"]), _message(one)) for one in found]
+    first = fields[0]
+    detail = f"{first.pointer}: {first.message}" if first.pointer else first.message
+    return ApiError(errors.INVALID_FIELD, detail, fields)
+
+
+def _pointer(location: tuple[str | int, ...]) -> str:
+    if location and location[0] == "body":
+        return "".join(f"/{escape_pointer(str(step))}" for step in location[1:])
+    return str(location[-1]) if location else ""
+
+
+def _message(found: Any) -> str:
+    message: str = found["msg"]
+    return message.removeprefix("Value error, ")

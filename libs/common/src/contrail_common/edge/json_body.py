@@ -1,0 +1,112 @@
+"""JSON and msgpack bodies: nesting bound, decoding, and errors as pointers into the body."""
+
+import re
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.errors import ApiError, FieldProblem
+
+NESTING_MAX: Final = 64
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+_QUOTE: Final = ord('"')
+_NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[]{}'))
+_STEP: Final = np.zeros(256, np.int8)
+_STEP[list(b"[{")] = 1
+_STEP[list(b"]}")] = -1
+_PATH: Final = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_PATH_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `([^`]*)`")
+_MISSING_FIELD: Final = re.compile(r"missing required field `([^`]*)`")
+_NUMBER_TOO_LARGE: Final = ("Integer value out of range", "Number out of range")
+
+_untyped: Final = msgspec.json.Decoder()
+
+
+class Decoder(Protocol[_T_co]):
+    """A msgspec decoder, JSON or msgpack."""
+
+    def decode(self, buf: bytes, /) -> _T_co:
+        """The decoded value."""
+        ...
+
+
+def check_nesting(text: bytes, limit: int = NESTING_MAX) -> None:
+    """Refuse JSON that nests arrays and objects deeper than ``limit`` (MALFORMED_BODY).
+
+    Whether ``text`` is JSON at all is left to the decoder.
+    """
+    if text.count(b"[") + text.count(b"{") <= limit:
+        return
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    structure = np.frombuffer(unescaped.translate(None, _NOT_STRUCTURE), np.uint8)
+    in_string = np.bitwise_xor.accumulate(structure == _QUOTE)
+    depth = np.cumsum(np.where(in_string, 0, _STEP[structure]), dtype=np.int32)
+    if depth.max(initial=0) > limit:
+        raise ApiError(errors.MALFORMED_BODY, f"the JSON nests deeper than {limit}")
+
+
+def decode_untyped(body: bytes) -> Any:
+    """The value of a JSON body within the nesting bound; MALFORMED_BODY otherwise."""
+    check_nesting(body)
+    try:
+        return _untyped.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error) from None
+
+
+def decode(decoder: "Decoder[_T_co]", body: bytes, at: str = "") -> _T_co:
+    """``body`` as the decoder's type.
+
+    Raises MALFORMED_BODY for what cannot be parsed and INVALID_FIELD, with a JSON Pointer below
+    ``at``, for what parses but is not of the type.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise mistyped(error, at) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error) from None
+
+
+def malformed(error: Exception) -> ApiError:
+    """The refusal of a body that is not what its Content-Type says."""
+    return ApiError(errors.MALFORMED_BODY, str(error))
+
+
+def mistyped(error: msgspec.ValidationError, at: str = "") -> ApiError:
+    """The refusal of a value of the wrong shape, with its place as a JSON Pointer below ``at``."""
+    found = _PATH.match(str(error))
+    assert found is not None
+    message = found["message"]
+    if message.startswith(_NUMBER_TOO_LARGE):
+        return malformed(error)
+    pointer = at + json_pointer(found["path"] or "")
+    named = _UNKNOWN_FIELD.search(message) or _MISSING_FIELD.search(message)
+    if named is not None:
+        pointer += "/" + escape_pointer(named[1])
+    return ApiError(
+        errors.INVALID_FIELD,
+        f"{pointer}: {message}" if pointer else message,
+        fields=[FieldProblem(pointer, message)],
+    )
+
+
+def json_pointer(path: str) -> str:
+    """The JSON Pointer (RFC 6901) of a msgspec path such as ``$.messages[3].data``.
+
+    A key of a mapping is not named by msgspec; the pointer then ends at the mapping.
+    """
+    pointer = ""
+    for step in _PATH_STEP.finditer(path.partition("[...]")[0]):
+        pointer += "/" + escape_pointer(step[1] if step[1] is not None else step[2])
+    return pointer
+
+
+def escape_pointer(token: str) -> str:
+    """``token`` as one reference token of a JSON Pointer."""
+    return token.replace("~", "~0").replace("/", "~1")

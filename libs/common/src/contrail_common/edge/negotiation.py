@@ -1,0 +1,93 @@
+"""Content negotiation: which body form a request has, and which its answer should have."""
+
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+
+JSON_TYPE: Final = "application/json"
+MERGE_PATCH_TYPE: Final = "application/merge-patch+json"
+NDJSON_TYPE: Final = "application/x-ndjson"
+MSGPACK_TYPE: Final = "application/vnd.msgpack"
+ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
+BYTES_TYPE: Final = "application/octet-stream"
+
+_CACHED_BYTES_MAX: Final = 256
+"""Longer header values come from odd clients; the cache is not spent on them."""
+
+
+def content_type(header: bytes | None, offers: tuple[str, ...]) -> str:
+    """The one of ``offers`` that the Content-Type names; UNSUPPORTED_MEDIA otherwise."""
+    listed = ", ".join(offers)
+    if header is None:
+        raise ApiError(errors.UNSUPPORTED_MEDIA, f"a Content-Type is needed: {listed}")
+    kind, _, parameters = header.decode("latin-1").lower().partition(";")
+    if kind.strip() not in offers:
+        raise ApiError(errors.UNSUPPORTED_MEDIA, f"the Content-Type must be {listed}")
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.strip().partition("=")
+        if name == "charset" and value.strip('"') not in ("utf-8", "utf8"):
+            raise ApiError(errors.UNSUPPORTED_MEDIA, "the only charset is UTF-8")
+    return kind.strip()
+
+
+def acceptable(header: bytes | None, offers: tuple[str, ...]) -> str:
+    """The best of ``offers`` by the Accept header, the first when it does not say.
+
+    Raises NOT_ACCEPTABLE when the header excludes them all (RFC 9110 section 12.5.1).
+    """
+    if not header:
+        return offers[0]
+    ranges = _accept_ranges(header)
+
+    def quality(offer: str) -> float:
+        for candidate in (offer, offer.partition("/")[0] + "/*", "*/*"):
+            if candidate in ranges:
+                return ranges[candidate]
+        return 0.0
+
+    # max() keeps the first of equals, which is the server's own preference.
+    best = max(offers, key=quality)
+    if quality(best) <= 0:
+        raise ApiError(errors.NOT_ACCEPTABLE, f"this resource is offered as {', '.join(offers)}")
+    return best
+
+
+def names_json(header: bytes | None) -> bool:
+    """Whether the Accept header asks for JSON by name, no lower than for anything else."""
+    if not header:
+        return False
+    ranges = _accept_ranges(header)
+    json = ranges.get(JSON_TYPE, 0.0)
+    return json > 0 and json >= ranges.get(BYTES_TYPE, 0.0) and json >= ranges.get("*/*", 0.0)
+
+
+def _accept_ranges(header: bytes) -> Mapping[str, float]:
+    return _cached_ranges(header) if len(header) <= _CACHED_BYTES_MAX else _parse_ranges(header)
+
+
+def _parse_ranges(header: bytes) -> Mapping[str, float]:
+    ranges: dict[str, float] = {}
+    for element in header.decode("latin-1").lower().split(","):
+        name, _, parameters = element.partition(";")
+        quality = 1.0
+        for parameter in parameters.split(";"):
+            key, _, value = parameter.strip().partition("=")
+            if key == "q":
+                quality = _quality(value)
+        if name.strip():
+            ranges[name.strip()] = quality
+    return ranges
+
+
+_cached_ranges: Final = functools.lru_cache(maxsize=256)(_parse_ranges)
+
+
+def _quality(text: str) -> float:
+    try:
+        quality = float(text)
+    except ValueError:
+        return 0.0
+    return quality if 0.0 <= quality <= 1.0 else 0.0

@@ -1,0 +1,137 @@
+"""The unversioned routes: liveness, readiness, metrics, and the document with a page to read it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.edge.docs_page import DOCS_PAGE
+from contrail_common.edge.metrics import EdgeMetrics
+from contrail_common.edge.query import parse_query
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer, Response, json_response
+from contrail_common.edge.routing import Answered, Body, Operation, Route
+from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.link import StorageLink
+
+_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+# The page runs its own inline script and style, and fetches nothing but the document beside it.
+_PAGE_POLICY: Final = (
+    b"default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
+    b"style-src 'unsafe-inline'; frame-ancestors 'none'"
+)
+
+
+class Liveness(msgspec.Struct, frozen=True):
+    """The process runs its loop."""
+
+    status: str
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """The process serves everything; with ``verbose`` also what was asked."""
+
+    status: str
+    components: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ReadinessQuery(msgspec.Struct):
+    """Parameters of the readiness probe."""
+
+    verbose: bool = False
+
+
+class Probes:
+    """Answers about the process itself, from its distinct links and counters."""
+
+    def __init__(
+        self,
+        links: Sequence[StorageLink],
+        metrics: EdgeMetrics,
+        document: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._links = links
+        self._metrics = metrics
+        self._document = document
+
+    def routes(self) -> tuple[Route, ...]:
+        """The routes, with their documents."""
+        return (
+            Route("GET", "/livez", self._livez, _LIVEZ),
+            Route("GET", "/readyz", self._readyz, _READYZ),
+            Route("GET", "/metrics", self._metrics_text, _METRICS),
+            Route("GET", "/openapi.json", self._openapi),
+            Route("GET", "/docs", self._docs),
+        )
+
+    async def _livez(self, request: Request) -> Answer:
+        del request
+        return json_response(200, Liveness("ok"))
+
+    async def _readyz(self, request: Request) -> Answer:
+        verbose = parse_query(request.query_string, ReadinessQuery).verbose
+        reasons: dict[str, str] = {}
+        for link in self._links:
+            reasons.update(link.readiness())
+        if not reasons:
+            return json_response(
+                200, Readiness("ready", {"storage": "ready"} if verbose else msgspec.UNSET)
+            )
+        fields = [FieldProblem(name, why) for name, why in reasons.items()] if verbose else []
+        raise ApiError(errors.NOT_READY, f"not ready: {', '.join(reasons)}", fields, applied=False)
+
+    async def _metrics_text(self, request: Request) -> Answer:
+        del request
+        texts = [self._metrics.text(), *(link.metrics_text().encode() for link in self._links)]
+        return Response(200, b"".join(texts), _METRICS_TYPE.encode())
+
+    async def _openapi(self, request: Request) -> Answer:
+        del request
+        return json_response(200, self._document())
+
+    async def _docs(self, request: Request) -> Answer:
+        del request
+        headers = [(b"content-security-policy", _PAGE_POLICY)]
+        return Response(200, DOCS_PAGE, b"text/html; charset=utf-8", headers)
+
+
+_LIVEZ: Final = Operation(
+    operation_id="livez",
+    tag="service",
+    summary="Liveness",
+    description="Answers as long as the process runs; needs no token.",
+    answers={
+        200: Answered(
+            description="Alive.",
+            content={"application/json": Body(shape=Liveness, example={"status": "ok"})},
+        )
+    },
+)
+_READYZ: Final = Operation(
+    operation_id="readyz",
+    tag="service",
+    summary="Readiness",
+    description="Whether the process serves everything; with `verbose` why it does not. "
+    "Needs no token.",
+    query=ReadinessQuery,
+    answers={
+        200: Answered(
+            description="Ready.",
+            content={"application/json": Body(shape=Readiness, example={"status": "ready"})},
+        )
+    },
+    errors=(errors.INVALID_FIELD,),
+)
+_METRICS: Final = Operation(
+    operation_id="metrics",
+    tag="service",
+    summary="Prometheus metrics",
+    description="Counters of this process and of its storage, as Prometheus exposition text.",
+    answers={
+        200: Answered(
+            description="The metrics.",
+            content={_METRICS_TYPE: Body(shape={"type": "string"})},
+        )
+    },
+)

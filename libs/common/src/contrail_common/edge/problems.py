@@ -1,0 +1,100 @@
+"""Refusals on the wire: ``application/problem+json`` (RFC 9457), built from the error registry."""
+
+import functools
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Header, Response
+from contrail_common.errors import ApiError, ErrorSpec
+
+PROBLEM_TYPE = "application/problem+json"
+_RETRY_AFTER_S = 1
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """One bad field: a JSON Pointer into the body, or the name of a parameter or header."""
+
+    pointer: str
+    message: str
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """A refusal. ``code`` and ``name`` are stable; ``detail`` is for people and may change."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | msgspec.UnsetType = msgspec.UNSET
+    code: int
+    name: str
+    retryable: bool
+    errors: list[FieldError]
+    request_id: str | msgspec.UnsetType = msgspec.UNSET
+    applied: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+def problem(error: ApiError) -> Problem:
+    """The problem object of ``error``, as it stands in the results of a batch."""
+    spec = error.spec
+    return Problem(
+        type=f"urn:contrail:error:{spec.name}",
+        title=spec.title,
+        status=spec.status,
+        detail=error.detail or spec.title,
+        code=spec.code,
+        name=spec.name,
+        retryable=spec.retryable,
+        errors=[FieldError(one.pointer, one.message) for one in error.fields],
+        applied=msgspec.UNSET if error.applied is None else error.applied,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def result_problem(code: int, detail: str) -> Problem:
+    """The problem of one result of a batch, from the registry code that storage answered."""
+    return problem(ApiError(errors.REGISTRY.get(code, errors.INTERNAL), detail))
+
+
+def problem_body(
+    error: ApiError,
+    *,
+    instance: str | msgspec.UnsetType = msgspec.UNSET,
+    request_id: str | msgspec.UnsetType = msgspec.UNSET,
+) -> bytes:
+    """The JSON document that answers a refused request."""
+    answer = problem(error)
+    answer.instance = instance
+    answer.request_id = request_id
+    return msgspec.json.encode(answer)
+
+
+def problem_headers(error: ApiError) -> list[Header]:
+    """The headers that belong to a refusal besides its body's own."""
+    headers: list[Header] = []
+    if error.spec.status in (429, 503):
+        seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
+        headers.append((b"retry-after", str(seconds).encode()))
+    elif error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if error.spec is errors.UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b'Bearer realm="contrail"'))
+    return headers
+
+
+def refusal(request: Request, error: ApiError, headers: tuple[Header, ...] = ()) -> Response:
+    """The answer to a refused request; ``headers`` are added to those every refusal has."""
+    body = problem_body(
+        error,
+        instance=request.raw_path.decode("latin-1"),
+        request_id=request.request_id.decode("ascii"),
+    )
+    all_headers = [*problem_headers(error), *headers]
+    return Response(error.spec.status, body, PROBLEM_TYPE.encode(), all_headers)
+
+
+def invalid_field(pointer: str, message: str, spec: ErrorSpec = errors.INVALID_FIELD) -> ApiError:
+    """The refusal of one field or parameter."""
+    return ApiError(spec, f"{pointer}: {message}", fields=[errors.FieldProblem(pointer, message)])

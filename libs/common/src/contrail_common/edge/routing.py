@@ -1,0 +1,124 @@
+"""Routes of the data plane: one declaration for the fast lane, the FastAPI route and its document.
+
+A handler takes a :class:`Request` and gives an answer or raises ApiError. The dispatcher calls it
+straight; the FastAPI route of the same declaration calls it too and documents it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from fastapi import APIRouter
+
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer
+from contrail_common.errors import ErrorSpec
+from contrail_common.link import StorageLink
+
+_T = TypeVar("_T")
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """One form of a body: its schema (a struct type or a JSON Schema) and an example."""
+
+    shape: type[msgspec.Struct] | Mapping[str, Any]
+    example: Any = None
+
+
+Content = Mapping[str, Body]
+"""Bodies by media type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderDoc:
+    """A request or response header, as the document shows it."""
+
+    name: str
+    description: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One successful answer of an operation."""
+
+    description: str
+    content: Content = field(default_factory=dict)
+    headers: tuple[HeaderDoc, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What the OpenAPI document says of a route; ``errors`` are those beyond the common ones."""
+
+    operation_id: str
+    tag: str
+    summary: str
+    description: str
+    answers: Mapping[int, Answered]
+    query: type[msgspec.Struct] | None = None
+    headers: tuple[HeaderDoc, ...] = ()
+    body: Content = field(default_factory=dict)
+    body_required: bool = True
+    errors: tuple[ErrorSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path template; without an operation it stays out of the document."""
+
+    method: str
+    template: str
+    handler: Handler
+    operation: Operation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a service brings to the edge: its storage, data plane and management routes.
+
+    ``shapes`` are the structs that the documents of its management routes refer to.
+    """
+
+    link: StorageLink
+    routes: tuple[Route, ...]
+    router: APIRouter
+    shapes: tuple[type[msgspec.Struct], ...] = ()
+
+
+class PathTable(Generic[_T]):
+    """Finds what was put under a path template by the path's length and literal segments."""
+
+    def __init__(self) -> None:
+        self._patterns: Final[dict[int, list[_Pattern[_T]]]] = {}
+
+    def add(self, template: str, value: _T) -> None:
+        """Put ``value`` under ``template``, such as ``/v1/streams/{stream}``."""
+        parts = template.split("/")
+        named = [(at, part[1:-1]) for at, part in enumerate(parts) if part[:1] == "{"]
+        fixed = [(at, part) for at, part in enumerate(parts) if part[:1] not in ("{", "")]
+        pattern = _Pattern(value, tuple(fixed), tuple(named))
+        self._patterns.setdefault(len(parts), []).append(pattern)
+
+    def match(self, segments: list[str]) -> tuple[_T, dict[str, str]] | None:
+        """The value for the decoded path and its parameters, which are never empty; or None."""
+        for pattern in self._patterns.get(len(segments), ()):
+            for at, literal in pattern.literals:
+                if segments[at] != literal:
+                    break
+            else:
+                values = {name: segments[at] for at, name in pattern.names}
+                if "" not in values.values():
+                    return pattern.value, values
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern(Generic[_T]):
+    value: _T
+    literals: tuple[tuple[int, str], ...]
+    names: tuple[tuple[int, str], ...]

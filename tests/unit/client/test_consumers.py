@@ -1,0 +1,103 @@
+"""Calls that manage consumers, pull and acknowledge."""
+
+import msgspec
+import pytest
+
+from contrail_client import consumers
+from contrail_client.calls import Answer, conclude
+from contrail_client.errors import AcksRefused, UnexpectedAnswer
+from contrail_client.models import Delivery, Pull
+
+INFO = b"""{"stream": "S", "name": "c", "created": "2026-01-31T08:00:00.000000000Z",
+  "config": {"name": "c", "ack_wait": "30s"},
+  "delivered": {"consumer_seq": 5, "stream_seq": 9, "last_active": null},
+  "ack_floor": {"consumer_seq": 4, "stream_seq": 8}, "num_ack_pending": 1, "num_redelivered": 0,
+  "num_waiting": 0, "num_pending": 3, "push_bound": false, "paused": false}"""
+PULLED = b"""{"messages": [{"stream": "S", "seq": 9, "subject": "a",
+  "time": "2026-01-31T08:00:00.000000000Z", "headers": {}, "data": "x", "consumer_seq": 5,
+  "num_delivered": 2, "num_pending": 3, "ack_token": "t9"}], "num_pending": 3}"""
+REFUSED = b"""{"results": [{"ok": true}, {"problem": {"title": "stale token", "status": 409,
+  "detail": "the consumer was reset", "code": 20010, "name": "stale_token", "retryable": false,
+  "errors": []}}]}"""
+
+
+def pull(**changes: object) -> "consumers.Call[Pull]":
+    fields = dict.fromkeys(("expires", "max_bytes", "no_wait")) | {"batch": 1}
+    return consumers.pull("S", "c", **(fields | changes))  # type: ignore[arg-type]
+
+
+def delivery(token: str) -> Delivery:
+    return Delivery(
+        stream="S",
+        seq=1,
+        subject="a",
+        time="",
+        consumer_seq=1,
+        num_delivered=1,
+        num_pending=0,
+        ack_token=token,
+    )
+
+
+def test_durable_consumer_is_put_under_its_name() -> None:
+    request = consumers.ensure("S", "c", {"filter_subject": "a.>"}).request
+    assert (request.method, request.path) == ("PUT", "/v1/streams/S/consumers/c")
+    assert request.body == b'{"filter_subject":"a.>"}'
+
+
+def test_ephemeral_consumer_is_posted_without_a_name() -> None:
+    request = consumers.create("S", {"deliver_policy": "new"}).request
+    assert (request.method, request.path) == ("POST", "/v1/streams/S/consumers")
+
+
+def test_info_is_read_with_its_etag() -> None:
+    info = conclude(consumers.get("S", "c"), Answer(200, {"etag": '"1"'}, INFO))
+    assert (info.name, info.etag, info.num_pending) == ("c", '"1"', 3)
+    assert (info.delivered.stream_seq, info.ack_floor.consumer_seq) == (9, 4)
+
+
+def test_pull_sends_what_is_given() -> None:
+    request = pull(batch=10, expires="5s").request
+    assert request.path == "/v1/streams/S/consumers/c/next"
+    assert msgspec.json.decode(request.body) == {"batch": 10, "expires": "5s"}
+
+
+def test_pull_is_never_repeated_by_itself() -> None:
+    assert not pull().repeatable
+
+
+def test_pulled_messages_carry_their_delivery_facts() -> None:
+    found = conclude(pull(), Answer(200, {}, PULLED))
+    assert (len(found), found.num_pending) == (1, 3)
+    [message] = found
+    assert (message.seq, message.payload, message.ack_token) == (9, b"x", "t9")
+    assert (message.consumer_seq, message.num_delivered, message.num_pending) == (5, 2, 3)
+
+
+def test_pull_that_waited_in_vain_is_empty() -> None:
+    assert conclude(pull(), Answer(204, {})) == Pull()
+
+
+def test_acknowledgements_go_into_one_request() -> None:
+    call = consumers.acknowledge("S", "c", "nak", [delivery("t1"), delivery("t2")], delay="5s")
+    assert call.request.path == "/v1/streams/S/consumers/c/ack"
+    assert msgspec.json.decode(call.request.body) == {
+        "acks": [
+            {"token": "t1", "kind": "nak", "delay": "5s"},
+            {"token": "t2", "kind": "nak", "delay": "5s"},
+        ],
+        "sync": False,
+    }
+
+
+def test_refused_acknowledgements_are_raised_by_position() -> None:
+    call = consumers.acknowledge("S", "c", "ack", [delivery("t1"), delivery("t2")])
+    with pytest.raises(AcksRefused, match="1 acknowledgements refused") as caught:
+        conclude(call, Answer(200, {}, REFUSED))
+    assert {at: each.name for at, each in caught.value.refused.items()} == {1: "stale_token"}
+
+
+def test_acknowledgement_answer_of_another_length_is_unexpected() -> None:
+    call = consumers.acknowledge("S", "c", "ack", [delivery("t1")], sync=True)
+    with pytest.raises(UnexpectedAnswer, match="2 results for 1"):
+        conclude(call, Answer(200, {}, REFUSED))

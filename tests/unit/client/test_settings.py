@@ -1,0 +1,50 @@
+"""Settings of the server: which source wins, and what cannot be read."""
+
+from pathlib import Path
+
+import pytest
+
+from contrail_client.cli.settings import DEFAULTS, Setting, SettingError, read_settings
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "contrail.toml"
+    path.write_text('port = 1111\nhost = "10.0.0.1"\nallowed_hosts = ["a.example"]\n')
+    return path
+
+
+def test_defaults_are_named_as_such() -> None:
+    settings = read_settings({}, {}, None)
+    assert settings["port"] == Setting(7420, "default")
+    assert settings.keys() == DEFAULTS.keys()
+
+
+def test_flag_beats_variable_beats_file_beats_default(config: Path) -> None:
+    environ = {"CONTRAIL_PORT": "2222", "CONTRAIL_HOST": "10.0.0.2"}
+    settings = read_settings({"port": "3333", "host": None}, environ, config)
+    assert settings["port"] == Setting("3333", "flag")
+    assert settings["host"] == Setting("10.0.0.2", "CONTRAIL_HOST")
+    assert settings["allowed_hosts"] == Setting(["a.example"], str(config))
+    assert settings["log_level"] == Setting("info", "default")
+
+
+def test_list_in_a_variable_is_separated_by_commas() -> None:
+    settings = read_settings({}, {"CONTRAIL_ALLOWED_HOSTS": "a.example, b.example,"}, None)
+    assert settings["allowed_hosts"].value == ("a.example", "b.example")
+
+
+def test_unknown_setting_in_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "contrail.toml"
+    path.write_text("prot = 1\n")
+    with pytest.raises(SettingError, match="no setting is called 'prot'"):
+        read_settings({}, {}, path)
+
+
+@pytest.mark.parametrize("content", [b"port = \n", b"\xff\xfe", None])
+def test_file_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "contrail.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingError, match=r"contrail\.toml"):
+        read_settings({}, {}, path)

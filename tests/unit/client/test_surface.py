@@ -1,0 +1,42 @@
+"""The public surface: both clients offer the same, and the whole tree of errors has one root."""
+
+import inspect
+
+import pytest
+
+import contrail_client
+from contrail_client import AsyncConsumer, AsyncContrail, Consumer, Contrail, errors
+
+# Arrow's reader pulls from a file, so it has no asynchronous form.
+ONLY_SYNC = {"read_split_arrow"}
+
+
+def methods(of: type) -> dict[str, list[str]]:
+    return {
+        name: list(inspect.signature(method).parameters)
+        for name, method in inspect.getmembers(of, inspect.isfunction)
+        if not name.startswith("_") and name not in ONLY_SYNC
+    }
+
+
+@pytest.mark.parametrize(
+    ("sync", "asynchronous"), [(Contrail, AsyncContrail), (Consumer, AsyncConsumer)]
+)
+def test_both_clients_have_the_same_methods(sync: type, asynchronous: type) -> None:
+    assert methods(sync) == methods(asynchronous)
+
+
+def test_everything_exported_exists() -> None:
+    assert all(hasattr(contrail_client, name) for name in contrail_client.__all__)
+
+
+def test_every_error_is_a_contrail_error() -> None:
+    found = [each for _, each in inspect.getmembers(errors, inspect.isclass)]
+    exceptions = [each for each in found if issubclass(each, Exception)]
+    assert all(issubclass(each, errors.ContrailError) for each in exceptions)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:7420", "ftp://x", "http://", "http://x:99999"])
+def test_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"address|[Pp]ort"):
+        Contrail(url)
