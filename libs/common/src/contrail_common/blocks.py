@@ -37,8 +37,12 @@ FLAG_HEADERS: Final = 1
 _HEADER: Final = struct.Struct("<HBBIQqIII12sIHHQ")
 _HEADER_SIZES: Final = struct.Struct("<IIII")
 _CRC: Final = struct.Struct("<I")
+_PAIR: Final = struct.Struct("<II")
 _CRC_AT: Final = 48
 assert _HEADER.size == 8 * 8  # columns behind it stay aligned
+
+_CONTINUATION: Final = 0b1000_0000
+"""The two high bits of a byte of UTF-8 that does not begin a character."""
 
 U32Array = NDArray[np.uint32]
 I64Array = NDArray[np.int64]
@@ -74,6 +78,19 @@ class HeaderColumns(msgspec.Struct, array_like=True, gc=False):
             ]
         return headers
 
+    def is_sound(self, count: int) -> bool:
+        """Whether the offsets fit each other, the heaps and ``count`` messages."""
+        entries = len(self.name_offsets) // 4 - 1
+        values = len(self.text_offsets) // 4 - 1
+        return (
+            _are_offsets(self.entry_offsets, count, entries)
+            and _are_offsets(self.name_offsets, entries, len(self.names))
+            and _are_offsets(self.value_offsets, entries, values)
+            and _are_offsets(self.text_offsets, values, len(self.texts))
+            and _is_utf8(self.names, self.name_offsets)
+            and _is_utf8(self.texts, self.text_offsets)
+        )
+
     def sizes(self) -> I64Array:
         """Bytes that each message's headers count: name + value + 4 for each value."""
         value_offsets = _u32(self.value_offsets).astype(np.int64)
@@ -95,6 +112,14 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
     payload: bytes
     headers: HeaderColumns | None = None
 
+    def is_sound(self) -> bool:
+        """Whether there are messages and all offsets fit what they point into."""
+        return (
+            self.count > 0
+            and _are_offsets(self.offsets, self.count, len(self.payload))
+            and (self.headers is None or self.headers.is_sound(self.count))
+        )
+
     def sizes(self) -> I64Array:
         """Bytes that each message counts for limits (payload and headers)."""
         offsets = _u32(self.offsets).astype(np.int64)
@@ -115,6 +140,33 @@ def _u32(data: bytes | memoryview) -> U32Array:
     return np.frombuffer(data, np.uint32)
 
 
+def _are_offsets(data: bytes, count: int, end: int) -> bool:
+    """Whether ``data`` is ``count + 1`` ascending offsets from 0 to ``end``."""
+    if count == 1:
+        return data == _PAIR.pack(0, end)
+    if count < 0 or len(data) != 4 * (count + 1):
+        return False
+    offsets = _u32(data)
+    return (
+        int(offsets[0]) == 0
+        and int(offsets[-1]) == end
+        and bool((offsets[1:] >= offsets[:-1]).all())
+    )
+
+
+def _is_utf8(heap: bytes, offsets: bytes) -> bool:
+    """Whether ``heap`` is UTF-8 and every text in it begins with a character."""
+    if heap.isascii():
+        return True
+    try:
+        heap.decode()
+    except UnicodeDecodeError:
+        return False
+    starts = _u32(offsets)
+    first = np.frombuffer(heap, np.uint8)[starts[starts < len(heap)]]
+    return not bool((first & 0b1100_0000 == _CONTINUATION).any())
+
+
 def _offsets(lengths: Iterable[int], count: int) -> bytes:
     offsets = np.zeros(count + 1, np.uint32)
     np.cumsum(np.fromiter(lengths, np.uint32, count), out=offsets[1:])
@@ -127,7 +179,7 @@ def columns_of(
     """Columns of messages given by payload and headers (None: no message has any)."""
     count = len(payloads)
     if count == 1:
-        offsets = struct.pack("<II", 0, len(payloads[0]))
+        offsets = _PAIR.pack(0, len(payloads[0]))
         payload = payloads[0]
     else:
         offsets = _offsets(map(len, payloads), count)

@@ -14,10 +14,11 @@ def name_problem(name: str) -> str | None:
     """Why ``name`` is not a valid stream or consumer name, or None when it is one."""
     if not name:
         return "a name must not be empty"
-    if len(name.encode()) > NAME_BYTES_MAX:
-        return f"a name must not be longer than {NAME_BYTES_MAX} bytes"
+    # First of all: lone surrogates are not printable, and cannot be encoded.
     if not name.isprintable() or any(char.isspace() for char in name):
         return "a name must not hold white space or control characters"
+    if len(name.encode()) > NAME_BYTES_MAX:
+        return f"a name must not be longer than {NAME_BYTES_MAX} bytes"
     bad = _FORBIDDEN.intersection(name)
     if bad:
         return f"a name must not hold {' '.join(sorted(bad))}"

@@ -16,10 +16,11 @@ RESERVED_PREFIX: Final = "$CONTRAIL"
 def _token_problem(text: str, what: str) -> str | None:
     if not text:
         return f"{what} must not be empty"
+    # First of all: lone surrogates are not printable, and cannot be encoded.
+    if not text.isprintable() or any(char.isspace() for char in text):
+        return f"{what} must not hold white space or control characters"
     if len(text.encode()) > SUBJECT_BYTES_MAX:
         return f"{what} must not be longer than {SUBJECT_BYTES_MAX} bytes"
-    if not text.isprintable() or " " in text or any(char.isspace() for char in text):
-        return f"{what} must not hold white space or control characters"
     if text[0] == "." or text[-1] == "." or ".." in text:
         return f"{what} must not hold an empty token"
     return None

@@ -13,6 +13,7 @@ _UNITS: Final = {
     "ns": 1,
     "us": NS_PER_US,
     "µs": NS_PER_US,
+    "\u03bcs": NS_PER_US,  # mu, which looks like the micro sign
     "ms": NS_PER_MS,
     "s": NS_PER_S,
     "m": 60 * NS_PER_S,
@@ -20,7 +21,7 @@ _UNITS: Final = {
     "d": 86_400 * NS_PER_S,
 }
 _CANONICAL: Final = ("d", "h", "m", "s", "ms", "us")
-_PART: Final = re.compile(r"(\d{1,20})(?:\.(\d{1,9}))?(ns|us|µs|ms|s|m|h|d)")
+_PART: Final = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?(ns|us|µs|\u03bcs|ms|s|m|h|d)")
 _TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
@@ -79,8 +80,7 @@ def parse_time(text: str) -> int:
         raise ValueError('a time is RFC 3339 with an offset, such as "2026-01-31T08:00:00.5Z"')
     date, clock, fraction, offset = match.groups()
     offset = "+00:00" if offset in "Zz" else offset
-    moment = datetime.fromisoformat(f"{date}T{clock}{offset}").astimezone(UTC)
-    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    delta = datetime.fromisoformat(f"{date}T{clock}{offset}") - datetime(1970, 1, 1, tzinfo=UTC)
     seconds = delta.days * 86_400 + delta.seconds
     total = seconds * NS_PER_S + int((fraction or "0").ljust(9, "0"))
     if not 0 <= total <= INT64_MAX:

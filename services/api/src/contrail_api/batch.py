@@ -1,0 +1,140 @@
+"""Publishing many messages to one stream in one request: JSON, NDJSON and msgpack."""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from contrail_api.batch_items import (
+    BatchItem,
+    BatchResult,
+    Candidate,
+    PackedItem,
+    json_candidate,
+    packed_candidates,
+    payload_of,
+    results_of,
+    sifted,
+)
+from contrail_api.ndjson_batch import NdjsonBatch
+from contrail_common import errors
+from contrail_common.edge.json_body import NESTING_MAX, decode
+from contrail_common.edge.negotiation import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+    NDJSON_TYPE,
+    acceptable,
+    content_type,
+)
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.query import parse_query
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer, json_response
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError
+from contrail_common.link import StorageLink
+from contrail_common.model import BATCH_MESSAGES_MAX
+
+_FORMS: Final = (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE)
+_ITEM_DEPTH: Final = 3
+"""Levels of a JSON batch around the value of an item's ``json``."""
+_PACKED_VERSION: Final = 1
+_LENGTH_ENDS: Final = {0xDC: 3, 0xDD: 5}
+"""Where the length ends in the head of a msgpack array 16 and array 32."""
+
+
+class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
+    """A batch of messages for one stream."""
+
+    messages: list[BatchItem]
+
+
+class BatchResults(msgspec.Struct):
+    """The result of each message, in order."""
+
+    results: list[BatchResult]
+
+
+class BatchQuery(msgspec.Struct):
+    """Parameters of a batch publish."""
+
+    atomic: Annotated[bool, msgspec.Meta(description="All messages or none.")] = False
+
+
+_json_decoder: Final = msgspec.json.Decoder(JsonBatch)
+_packed_frame: Final = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_packed_items: Final = msgspec.msgpack.Decoder(list[PackedItem])
+
+
+class BatchPublish:
+    """``POST /v1/streams/{stream}/messages``."""
+
+    def __init__(self, link: StorageLink, settings: EdgeSettings) -> None:
+        self._link = link
+        self._payload_bytes_max = settings.payload_bytes_max
+        self._body_bytes_max = settings.body_bytes_max
+        self._ndjson = NdjsonBatch(link, settings)
+
+    async def publish(self, request: Request) -> Answer:
+        """Store the messages of the body, each for itself."""
+        form = content_type(request.headers.get(b"content-type"), _FORMS)
+        stream = request.path_values["stream"]
+        if parse_query(request.query_string, BatchQuery).atomic:
+            await self._link.stream_info(stream)
+            raise ApiError(errors.ATOMIC_DISABLED, applied=False)
+        accept = request.headers.get(b"accept")
+        if form == NDJSON_TYPE:
+            if acceptable(accept, (JSON_TYPE, NDJSON_TYPE)) == NDJSON_TYPE:
+                return await self._ndjson.publish_streaming(request, stream)
+            piece = await self._ndjson.publish_all(request, stream)
+            return _batch_response(piece.results, piece.all_stored, piece.durability)
+        acceptable(accept, (JSON_TYPE,))
+        body = await request.body(self._body_bytes_max)
+        if form == MSGPACK_TYPE:
+            candidates, messages = packed_candidates(_packed(body), self._payload_bytes_max)
+        else:
+            candidates, messages = sifted(self._json_candidates(body))
+        ack = await self._link.publish(stream, messages)
+        results, all_stored = results_of(candidates, ack.results)
+        return _batch_response(results, all_stored, ack.durability)
+
+    def _json_candidates(self, body: bytes) -> list[Candidate]:
+        items = decode(_json_decoder, body).messages
+        check_count(len(items))
+        # Every payload first: a body of the wrong form is refused before anything is stored.
+        payloads = [
+            payload_of(item, f"/messages/{position}", NESTING_MAX - _ITEM_DEPTH)
+            for position, item in enumerate(items)
+        ]
+        return [
+            json_candidate(item, payload, self._payload_bytes_max)
+            for item, payload in zip(items, payloads, strict=True)
+        ]
+
+
+def _batch_response(results: list[BatchResult], all_stored: bool, durability: str) -> Answer:
+    headers = [(b"durability", durability.encode())]
+    return json_response(201 if all_stored else 207, BatchResults(results), headers)
+
+
+def check_count(count: int) -> None:
+    """Refuse more messages than a request may hold."""
+    if count > BATCH_MESSAGES_MAX:
+        raise ApiError(
+            errors.BATCH_TOO_LARGE, f"at most {BATCH_MESSAGES_MAX} messages", applied=False
+        )
+
+
+def _packed(body: bytes) -> list[PackedItem]:
+    version, raw = decode(_packed_frame, body)
+    if version != _PACKED_VERSION:
+        raise invalid_field("/0", f"the batch version must be {_PACKED_VERSION}")
+    items = bytes(raw)
+    # The count stands before the items: a body of tiny ones is refused before they are made.
+    check_count(_array_length(items))
+    return decode(_packed_items, items, "/1")
+
+
+def _array_length(packed: bytes) -> int:
+    """Elements of the msgpack array that ``packed`` is; 0 when it is short or no array."""
+    end = _LENGTH_ENDS.get(packed[0])
+    return 0 if end is None else int.from_bytes(packed[1:end])

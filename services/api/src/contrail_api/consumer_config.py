@@ -1,0 +1,245 @@
+"""A consumer's configuration in JSON: what is accepted, what it becomes, how it is shown."""
+
+from typing import Any, Final, Literal, cast
+
+import msgspec
+from pydantic import ConfigDict, Field
+
+from contrail_api.fields import DurationNs, Int64, Metadata, RequestModel, TimeNs
+from contrail_api.stream_config import stands_at_default, unavailable
+from contrail_common import errors
+from contrail_common.config_rules import ConsumerDraft
+from contrail_common.edge.problems import invalid_field
+from contrail_common.model import ConsumerConfig, ConsumerInfo, SequencePair
+from contrail_common.timeunits import format_duration, format_time
+
+
+class ConsumerConfigBody(RequestModel):
+    """A consumer's configuration; an omitted field takes its default."""
+
+    model_config = ConfigDict(
+        title="ConsumerConfigBody",
+        json_schema_extra={
+            "examples": [{"filter_subject": "orders.eu.*", "ack_wait": "30s", "max_deliver": 5}]
+        },
+    )
+
+    name: str = Field(default="", description="Name; on a PUT the path gives it.")
+    durable_name: str | None = Field(default=None, description="The name again, as JetStream's.")
+    description: str = ""
+    deliver_policy: Literal[
+        "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
+    ] = "all"
+    opt_start_seq: Int64 = Field(default=0, ge=0)
+    opt_start_time: TimeNs | None = None
+    ack_policy: Literal["none", "all", "explicit"] = "explicit"
+    ack_wait: DurationNs = Field(default=0, description="0 is the default: 30s.")
+    max_deliver: Int64 = -1
+    backoff: list[DurationNs] = Field(default_factory=list)
+    filter_subject: str | None = None
+    filter_subjects: list[str] = Field(default_factory=list)
+    replay_policy: Literal["instant", "original"] = "instant"
+    rate_limit_bps: Int64 = 0
+    sample_freq: str = ""
+    max_waiting: Int64 = Field(default=0, description="0 is the default: 512.")
+    max_ack_pending: Int64 = Field(default=0, description="0 is the default: 1000.")
+    headers_only: bool = False
+    max_batch: Int64 = 0
+    max_expires: DurationNs = 0
+    max_bytes: Int64 = 0
+    inactive_threshold: DurationNs = 0
+    num_replicas: Int64 = 0
+    mem_storage: bool = False
+    pause_until: TimeNs | None = None
+    priority_groups: list[str] | None = None
+    priority_policy: Literal["none", "overflow", "pinned_client", "prioritized"] = "none"
+    metadata: Metadata = Field(default_factory=dict)
+    dead_letter: dict[str, Any] | None = None
+    ordered_by: str | Int64 | None = None
+    replay_speed: str | Int64 | None = None
+
+
+_DRAFT_KEYS: Final = {
+    **{
+        name: name
+        for name in ConsumerDraft.__annotations__
+        if name in ConsumerConfigBody.model_fields and name != "filter_subjects"
+    },
+    "opt_start_time": "opt_start_time_ns",
+    "ack_wait": "ack_wait_ns",
+    "backoff": "backoff_ns",
+    "max_expires": "max_expires_ns",
+    "inactive_threshold": "inactive_threshold_ns",
+}
+_ONLY_DEFAULT: Final = (
+    "replay_policy",
+    "rate_limit_bps",
+    "sample_freq",
+    "num_replicas",
+    "mem_storage",
+    "pause_until",
+    "priority_groups",
+    "priority_policy",
+    "dead_letter",
+    "ordered_by",
+    "replay_speed",
+)
+"""Fields that may only stand at their default here."""
+
+
+def consumer_draft(body: ConsumerConfigBody, *, durable: bool) -> ConsumerDraft:
+    """What ``body`` gives of the fields that a consumer has here.
+
+    Raises CONSUMER_CONFIG_INVALID for a field that may only stand at its default and does not, and
+    FILTER_TWICE and FILTER_EMPTY.
+    """
+    for name in _ONLY_DEFAULT:
+        if not stands_at_default(body, name):
+            raise unavailable(errors.CONSUMER_CONFIG_INVALID, name)
+    draft = {
+        _DRAFT_KEYS[name]: getattr(body, name)
+        for name in body.model_fields_set
+        if name in _DRAFT_KEYS
+    }
+    draft["backoff_ns"] = tuple(body.backoff)
+    draft["opt_start_time_ns"] = body.opt_start_time or 0
+    draft["filter_subjects"] = _filters(body)
+    draft["durable"] = durable
+    return cast(ConsumerDraft, draft)
+
+
+def _filters(body: ConsumerConfigBody) -> tuple[str, ...]:
+    if not body.filter_subject:
+        return tuple(body.filter_subjects)
+    # A configuration that is sent back as it was shown has the one filter in both fields.
+    if body.filter_subjects and body.filter_subjects != [body.filter_subject]:
+        raise invalid_field("/filter_subjects", "excludes filter_subject", errors.FILTER_TWICE)
+    return (body.filter_subject,)
+
+
+class ConsumerConfigJson(msgspec.Struct, kw_only=True):
+    """A consumer's complete configuration."""
+
+    name: str
+    durable_name: str | None
+    description: str
+    deliver_policy: str
+    opt_start_seq: int
+    opt_start_time: str | None
+    ack_policy: str
+    ack_wait: str
+    max_deliver: int
+    backoff: list[str]
+    filter_subject: str | None
+    filter_subjects: tuple[str, ...]
+    replay_policy: str
+    rate_limit_bps: int
+    sample_freq: str
+    max_waiting: int
+    max_ack_pending: int
+    headers_only: bool
+    max_batch: int
+    max_expires: str
+    max_bytes: int
+    inactive_threshold: str
+    num_replicas: int
+    mem_storage: bool
+    pause_until: str | None
+    priority_groups: list[str]
+    priority_policy: str
+    metadata: dict[str, str]
+    dead_letter: dict[str, Any] | None
+    ordered_by: str | int | None
+    replay_speed: str | int | None
+
+
+class SequencePairJson(msgspec.Struct):
+    """A position: the consumer's own sequence and the stream's, and when it last moved."""
+
+    consumer_seq: int
+    stream_seq: int
+    last_active: str | None
+
+
+class ConsumerInfoJson(msgspec.Struct, kw_only=True):
+    """A consumer: configuration and progress."""
+
+    stream: str
+    name: str
+    created: str
+    config: ConsumerConfigJson
+    delivered: SequencePairJson
+    ack_floor: SequencePairJson
+    num_ack_pending: int
+    num_redelivered: int
+    num_waiting: int
+    num_pending: int
+    push_bound: bool
+    paused: bool
+
+
+class ConsumerPage(msgspec.Struct):
+    """One page of consumers."""
+
+    items: list[ConsumerInfoJson]
+    next_page_token: str | None
+
+
+def config_json(config: ConsumerConfig) -> ConsumerConfigJson:
+    """The configuration as it is shown; sent back in a PUT it changes nothing."""
+    return ConsumerConfigJson(
+        name=config.name,
+        durable_name=config.name if config.durable else None,
+        description=config.description,
+        deliver_policy=config.deliver_policy,
+        opt_start_seq=config.opt_start_seq,
+        opt_start_time=format_time(config.opt_start_time_ns) if config.opt_start_time_ns else None,
+        ack_policy=config.ack_policy,
+        ack_wait=format_duration(config.ack_wait_ns),
+        max_deliver=config.max_deliver,
+        backoff=[format_duration(delay_ns) for delay_ns in config.backoff_ns],
+        filter_subject=config.filter_subjects[0] if len(config.filter_subjects) == 1 else None,
+        filter_subjects=config.filter_subjects,
+        replay_policy="instant",
+        rate_limit_bps=0,
+        sample_freq="",
+        max_waiting=config.max_waiting,
+        max_ack_pending=config.max_ack_pending,
+        headers_only=config.headers_only,
+        max_batch=config.max_batch,
+        max_expires=format_duration(config.max_expires_ns),
+        max_bytes=config.max_bytes,
+        inactive_threshold=format_duration(config.inactive_threshold_ns),
+        num_replicas=0,
+        mem_storage=False,
+        pause_until=None,
+        priority_groups=[],
+        priority_policy="none",
+        metadata=config.metadata,
+        dead_letter=None,
+        ordered_by=None,
+        replay_speed=None,
+    )
+
+
+def info_json(info: ConsumerInfo) -> ConsumerInfoJson:
+    """A consumer as it is shown."""
+    return ConsumerInfoJson(
+        stream=info.stream,
+        name=info.config.name,
+        created=format_time(info.created_ns),
+        config=config_json(info.config),
+        delivered=_pair_json(info.delivered),
+        ack_floor=_pair_json(info.ack_floor),
+        num_ack_pending=info.num_ack_pending,
+        num_redelivered=info.num_redelivered,
+        num_waiting=info.num_waiting,
+        num_pending=info.num_pending,
+        push_bound=False,
+        paused=False,
+    )
+
+
+def _pair_json(pair: SequencePair) -> SequencePairJson:
+    last_active = format_time(pair.last_active_ns) if pair.last_active_ns else None
+    return SequencePairJson(pair.consumer_seq, pair.stream_seq, last_active)

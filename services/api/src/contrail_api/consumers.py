@@ -1,0 +1,181 @@
+"""Management of consumers: create, ensure, change, list, delete."""
+
+import secrets
+from typing import Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from contrail_api import consumer_docs as docs
+from contrail_api.consumer_config import (
+    ConsumerConfigBody,
+    ConsumerPage,
+    config_json,
+    consumer_draft,
+    info_json,
+)
+from contrail_api.merge_patch import as_document, merged, unless_overtaken
+from contrail_api.streams import Limit, PageToken, Patch, Pedantic
+from contrail_common import errors
+from contrail_common.config_rules import normalise_consumer
+from contrail_common.edge.declared import (
+    ConsumerName,
+    KitResponse,
+    StreamName,
+    answer,
+    invalid_model,
+    kit_request,
+    manage,
+)
+from contrail_common.edge.preconditions import etag, preconditions
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.responses import Response, json_response, no_content
+from contrail_common.errors import ApiError
+from contrail_common.link import StorageLink
+from contrail_common.model import ConsumerConfig, ConsumerInfo
+
+COLLECTION: Final = "/v1/streams/{stream}/consumers"
+RESOURCE: Final = "/v1/streams/{stream}/consumers/{consumer}"
+_EPHEMERAL_NAME_BYTES: Final = 8
+
+
+class ConsumerRoutes:
+    """The management routes of consumers, over one storage link."""
+
+    def __init__(self, link: StorageLink) -> None:
+        self._link = link
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes, with their documents."""
+        manage(router, "GET", COLLECTION, self.list_consumers, docs.LIST)
+        manage(router, "POST", COLLECTION, self.create_consumer, docs.CREATE)
+        manage(router, "PUT", RESOURCE, self.put_consumer, docs.PUT)
+        manage(router, "PATCH", RESOURCE, self.patch_consumer, docs.PATCH)
+        manage(router, "GET", RESOURCE, self.get_consumer, docs.GET)
+        manage(router, "DELETE", RESOURCE, self.delete_consumer, docs.DELETE)
+
+    async def list_consumers(
+        self, request: Request, stream: StreamName, limit: Limit = 256, page_token: PageToken = ""
+    ) -> KitResponse:
+        """Consumers of a stream by name, a page at a time."""
+        page = await self._link.list_consumers(stream, limit, page_token)
+        items = [info_json(info) for info in page.consumers]
+        return answer(request, json_response(200, ConsumerPage(items, page.next_token)))
+
+    async def create_consumer(
+        self,
+        request: Request,
+        stream: StreamName,
+        config: ConsumerConfigBody,
+        pedantic: Pedantic = False,
+    ) -> KitResponse:
+        """Create a consumer: durable when it has a name, ephemeral otherwise."""
+        name = config.name or config.durable_name or ""
+        _check_durable_name(config, name)
+        durable = bool(name)
+        named = config.model_copy(update={"name": name or secrets.token_hex(_EPHEMERAL_NAME_BYTES)})
+        complete = normalise_consumer(consumer_draft(named, durable=durable), pedantic=pedantic)
+        info, created = await self._link.put_consumer(stream, complete, "create", None, False)
+        return answer(request, info_response(info, created=created))
+
+    async def put_consumer(
+        self,
+        request: Request,
+        stream: StreamName,
+        consumer: ConsumerName,
+        config: ConsumerConfigBody,
+        pedantic: Pedantic = False,
+    ) -> KitResponse:
+        """Create a durable consumer, or replace its configuration."""
+        complete = _normalised(config, consumer, durable=True, pedantic=pedantic)
+        wanted = preconditions(kit_request(request))
+        if_match, if_none = await wanted.for_put(lambda: self._version(stream, consumer))
+        info, created = await self._link.put_consumer(stream, complete, "put", if_match, if_none)
+        return answer(request, info_response(info, created=created))
+
+    async def patch_consumer(
+        self,
+        request: Request,
+        stream: StreamName,
+        consumer: ConsumerName,
+        patch: Patch,
+        pedantic: Pedantic = False,
+    ) -> KitResponse:
+        """Change some fields of a consumer's configuration."""
+        wanted = preconditions(kit_request(request))
+
+        async def read_and_write() -> ConsumerInfo:
+            current = await self._link.consumer_info(stream, consumer)
+            wanted.check(current.version)
+            config, durable = _patched(current.config, patch), current.config.durable
+            complete = _normalised(config, consumer, durable=durable, pedantic=pedantic)
+            info, _ = await self._link.put_consumer(stream, complete, "put", current.version, False)
+            return info
+
+        return answer(request, info_response(await unless_overtaken(read_and_write), created=False))
+
+    async def get_consumer(
+        self, request: Request, stream: StreamName, consumer: ConsumerName
+    ) -> KitResponse:
+        """A consumer's configuration and progress."""
+        info = await self._link.consumer_info(stream, consumer)
+        return answer(request, info_response(info, created=False))
+
+    async def delete_consumer(
+        self, request: Request, stream: StreamName, consumer: ConsumerName
+    ) -> KitResponse:
+        """Remove a consumer; pulls that wait on it end."""
+        wanted = preconditions(kit_request(request))
+        wanted.check((await self._link.consumer_info(stream, consumer)).version)
+        await self._link.delete_consumer(stream, consumer)
+        return answer(request, no_content())
+
+    async def _version(self, stream: str, consumer: str) -> int | None:
+        try:
+            return (await self._link.consumer_info(stream, consumer)).version
+        except ApiError as error:
+            if error.spec is errors.CONSUMER_NOT_FOUND:
+                return None
+            raise
+
+
+def info_response(info: ConsumerInfo, *, created: bool) -> Response:
+    """A consumer's info with its ETag; 201 and its place when it is new."""
+    headers = [etag(info.version)]
+    if created:
+        stream, name = quote(info.stream, safe=""), quote(info.config.name, safe="")
+        headers.append((b"location", f"/v1/streams/{stream}/consumers/{name}".encode()))
+    return json_response(201 if created else 200, info_json(info), headers)
+
+
+def _normalised(
+    config: ConsumerConfigBody, consumer: str, *, durable: bool, pedantic: bool
+) -> ConsumerConfig:
+    if "name" in config.model_fields_set and config.name != consumer:
+        raise invalid_field(
+            "/name", f'is not the path\'s "{consumer}"', errors.CONSUMER_PATH_MISMATCH
+        )
+    _check_durable_name(config, consumer)
+    named = config.model_copy(update={"name": consumer})
+    return normalise_consumer(consumer_draft(named, durable=durable), pedantic=pedantic)
+
+
+def _check_durable_name(config: ConsumerConfigBody, name: str) -> None:
+    if config.durable_name and config.durable_name != name:
+        raise invalid_field("/durable_name", f'is not "{name}"', errors.CONSUMER_NAME_MISMATCH)
+
+
+def _patched(config: ConsumerConfig, patch: dict[str, Any]) -> ConsumerConfigBody:
+    shown = as_document(config_json(config))
+    if "filter_subject" in patch or "filter_subjects" in patch:
+        # The filters are shown in two fields; a patch of one replaces both.
+        shown.update(filter_subject=None, filter_subjects=[])
+    document = merged(shown, patch)
+    try:
+        return ConsumerConfigBody.model_validate(document)
+    except ValidationError as error:
+        raise invalid_model(
+            {**one, "loc": ("body", *one["loc"])} for one in error.errors()
+        ) from None

@@ -1,0 +1,140 @@
+"""Message headers on raw HTTP: which request headers become them, and how they are sent back.
+
+``Nats-*`` headers travel under their own names, ``Idempotency-Key`` is ``Nats-Msg-Id``,
+``traceparent`` is kept, every other message header travels as ``Msg-Header-<Name>``.
+"""
+
+import functools
+import re
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
+
+from contrail_common import model
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.responses import Header
+from contrail_common.model import Headers, StoredMessage
+from contrail_common.timeunits import format_time
+
+PREFIX: Final = "Msg-Header-"
+_PREFIX: Final = b"msg-header-"
+_NATS: Final = b"nats-"
+_IDEMPOTENCY_KEY: Final = b"idempotency-key"
+_TRACEPARENT: Final = b"traceparent"
+_LEADING: Final = (_PREFIX, _NATS, _IDEMPOTENCY_KEY, _TRACEPARENT)
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
+_BAD_VALUE: Final = re.compile(r"[\x00\r\n]")
+_PLAIN_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
+_EXTENDED: Final = re.compile(rb"(?i:utf-8)'[A-Za-z0-9-]*'((?:[\x21-\x24\x26\x2b\x2d\x2e\x30-\x39"
+                              rb"\x41-\x5a\x5e-\x7a\x7c\x7e]|%[0-9A-Fa-f]{2})*)")  # fmt: skip
+_EXTENDED_SAFE: Final = "!#$&+-.^_`|~"
+_METADATA: Final = frozenset({"nats-stream", "nats-subject", "nats-sequence", "nats-time-stamp"})
+
+# JetStream's spellings that Title-Case would not give.
+_SPELLINGS: Final = {b"nats-ttl": "Nats-TTL", _TRACEPARENT: "traceparent"}
+
+
+def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
+    """The message headers that an HTTP request carries; None when there are none.
+
+    Raises INVALID_FIELD for a header that cannot be one of a message, and when Idempotency-Key and
+    Nats-Msg-Id disagree.
+    """
+    headers: Headers | None = None
+    for name, value in raw_headers:
+        if name.startswith(_LEADING):
+            if headers is None:
+                headers = {}
+            stored, text = _stored_header(name, value)
+            values = headers.setdefault(stored, [])
+            if stored == model.MSG_ID and values:
+                if values != [text]:
+                    raise invalid_field("Idempotency-Key", "disagrees with Nats-Msg-Id")
+            else:
+                values.append(text)
+    return headers
+
+
+def _stored_header(name: bytes, value: bytes) -> tuple[str, str]:
+    shown = name.decode("latin-1")
+    if name == _IDEMPOTENCY_KEY:
+        return model.MSG_ID, _text(shown, value)
+    stored = name
+    if name.startswith(_PREFIX):
+        stored = name[len(_PREFIX) :]
+        if stored.endswith(b"*"):
+            return stored_name(stored[:-1], shown), _extended_text(shown, value)
+    return stored_name(stored, shown), _text(shown, value)
+
+
+@functools.lru_cache(maxsize=1024)
+def stored_name(lowered: bytes, shown: str) -> str:
+    """The name under which a header of raw HTTP is stored: JetStream's spelling or Title-Case."""
+    spelling = _SPELLINGS.get(lowered)
+    if spelling is not None:
+        return spelling
+    text = lowered.decode("latin-1")
+    if _NAME.fullmatch(text) is None:
+        raise invalid_field(shown, "names no message header")
+    return "-".join(part.capitalize() for part in text.split("-"))
+
+
+def _text(shown: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise invalid_field(shown, f"is not UTF-8; {shown}* takes the RFC 8187 form") from None
+
+
+def _extended_text(shown: str, value: bytes) -> str:
+    found = _EXTENDED.fullmatch(value)
+    try:
+        if found is not None:
+            text = unquote_to_bytes(found[1]).decode()
+            if _BAD_VALUE.search(text) is None:
+                return text
+    except UnicodeDecodeError:
+        pass
+    raise invalid_field(shown, "is not the RFC 8187 form, such as UTF-8''na%C3%AFve")
+
+
+def header_problem(headers: Headers) -> str | None:
+    """Why ``headers``, given as they are, cannot be stored with a message; None when they can."""
+    for name, values in headers.items():
+        if not _valid_name(name):
+            return f"{name!r} is not a header name: 1 to 128 token characters, none of them * last"
+        if not values:
+            return f"{name} has no value"
+        for value in values:
+            if not value.isprintable() and _BAD_VALUE.search(value):
+                return f"{name} holds a line break or NUL"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _valid_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def to_response(stream: str, stored: StoredMessage) -> list[Header]:
+    """The response headers of a raw message: its metadata, then its own headers."""
+    sent: list[Header] = [
+        *_sent("Nats-Stream", [stream]),
+        *_sent("Nats-Subject", [stored.subject]),
+        (b"nats-sequence", b"%d" % stored.seq),
+        (b"nats-time-stamp", format_time(stored.time_ns).encode()),
+    ]
+    for name, values in (stored.headers or {}).items():
+        lowered = name.lower()
+        # A stored header must not pass for the metadata above.
+        own = lowered.startswith("nats-") and lowered not in _METADATA
+        sent.extend(_sent(name if own else PREFIX + name, values))
+    return sent
+
+
+def _sent(name: str, values: list[str]) -> list[Header]:
+    if all(_PLAIN_VALUE.fullmatch(value) for value in values):
+        return [(name.lower().encode(), value.encode()) for value in values]
+    # All values of a name in one form, so that their order stays.
+    extended = f"{name.lower()}*".encode()
+    return [(extended, f"UTF-8''{quote(value, safe=_EXTENDED_SAFE)}".encode()) for value in values]

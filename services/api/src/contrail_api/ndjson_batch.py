@@ -1,0 +1,207 @@
+"""NDJSON batches: consumed as a stream, published piece by piece, acked as they are stored."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from contrail_api.batch_items import (
+    BatchItem,
+    BatchResult,
+    Candidate,
+    json_candidate,
+    payload_of,
+    results_of,
+    sifted,
+)
+from contrail_common import errors
+from contrail_common.edge.json_body import NESTING_MAX, decode
+from contrail_common.edge.negotiation import NDJSON_TYPE
+from contrail_common.edge.problems import problem
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Response, StreamResponse
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError
+from contrail_common.link import StorageLink
+from contrail_common.model import BATCH_MESSAGES_MAX
+
+PIECE_LINES_MAX: Final = 2_000
+PIECE_BYTES_MAX: Final = 256 * 1024
+"""A piece is about what one entry of the log takes."""
+
+_ITEM_DEPTH: Final = 1
+"""Levels of a line around the value of an item's ``json``."""
+
+_decoder: Final = msgspec.json.Decoder(BatchItem)
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Lines:
+    """Cuts a body into lines that are not blank, however it arrives."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._ready: list[bytes] = []
+        self._ready_bytes = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Take a chunk of the body."""
+        end = chunk.rfind(b"\n")
+        if end < 0:
+            self._parts.append(chunk)
+            return
+        complete = b"".join([*self._parts, chunk[:end]])
+        self._parts = [chunk[end + 1 :]]
+        lines = [line for line in complete.split(b"\n") if line.strip()]
+        self._ready += lines
+        self._ready_bytes += sum(map(len, lines))
+
+    def finish(self) -> None:
+        """Take the last line, which may lack its end."""
+        self.feed(b"\n")
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    @property
+    def fill_a_piece(self) -> bool:
+        """Whether enough lines are there to be worth publishing on their own."""
+        return len(self._ready) >= PIECE_LINES_MAX or self._ready_bytes >= PIECE_BYTES_MAX
+
+    def take(self) -> list[bytes]:
+        """The next lines, at most what makes a piece."""
+        count, size = 0, 0
+        for line in self._ready[:PIECE_LINES_MAX]:
+            count += 1
+            size += len(line)
+            if size >= PIECE_BYTES_MAX:
+                break
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        self._ready_bytes -= size
+        return taken
+
+
+@dataclass(slots=True)
+class Piece:
+    """The outcome of messages that were published together; ``last`` when none follow.
+
+    ``durability`` is that of their acks, empty when they have none.
+    """
+
+    results: list[BatchResult]
+    all_stored: bool
+    durability: str
+    last: bool
+
+
+class NdjsonBatch:
+    """Publishes the lines of a body.
+
+    A body of declared length is read first, and refused as a whole when it holds too many lines. A
+    chunked body is taken as it comes: what was stored before a limit was met stays stored, and the
+    last result tells where it ended.
+    """
+
+    def __init__(self, link: StorageLink, settings: EdgeSettings) -> None:
+        self._link = link
+        self._payload_bytes_max = settings.payload_bytes_max
+        self._body_bytes_max = settings.body_bytes_max
+
+    async def publish_all(self, request: Request, stream: str) -> Piece:
+        """Store every line; the results of all of them as one piece."""
+        async with aclosing(self._pieces(request, stream, eager=False)) as pieces:
+            total = await anext(pieces)
+            async for piece in pieces:
+                total.results += piece.results
+                total.all_stored &= piece.all_stored
+        return total
+
+    async def publish_streaming(self, request: Request, stream: str) -> Response | StreamResponse:
+        """Store every line, answering each with a line as soon as it is durable.
+
+        When all was stored before the answer begins, its status says so; otherwise it is 200 and
+        each line speaks for itself.
+        """
+        pieces = self._pieces(request, stream, eager=True)
+        first = await anext(pieces)
+        headers = [(b"durability", first.durability.encode())]
+        if first.last:
+            body = _encoder.encode_lines(first.results)
+            status = 201 if first.all_stored else 207
+            return Response(status, body, NDJSON_TYPE.encode(), headers)
+        return StreamResponse(200, _encoded(first, pieces), NDJSON_TYPE.encode(), headers)
+
+    async def _pieces(
+        self, request: Request, stream: str, *, eager: bool
+    ) -> AsyncGenerator[Piece, None]:
+        lines = Lines()
+        position = 0
+        begun = False
+        try:
+            async for complete in self._arrivals(request, lines):
+                if position + len(lines) > BATCH_MESSAGES_MAX:
+                    message = f"at most {BATCH_MESSAGES_MAX} messages"
+                    raise ApiError(errors.BATCH_TOO_LARGE, message, applied=False)
+                while lines.fill_a_piece or (lines and eager) or complete:
+                    taken = lines.take()
+                    piece = await self._publish_piece(stream, taken, position)
+                    piece.last = complete and not lines
+                    position += len(taken)
+                    begun = True
+                    request.consumed(sum(map(len, taken)))
+                    yield piece
+                    if piece.last:
+                        return
+        except ApiError as error:
+            if not begun:
+                raise
+            yield Piece([BatchResult(problem=problem(error))], False, "", last=True)
+
+    async def _arrivals(self, request: Request, lines: Lines) -> AsyncGenerator[bool, None]:
+        """Feed ``lines`` from the body; yields whether the body is complete."""
+        if b"content-length" in request.headers:
+            lines.feed(await request.body(self._body_bytes_max))
+        else:
+            async with aclosing(request.chunks(self._body_bytes_max)) as chunks:
+                async for chunk in chunks:
+                    lines.feed(chunk)
+                    if request.body_pending:
+                        yield False
+        lines.finish()
+        yield True
+
+    async def _publish_piece(self, stream: str, taken: list[bytes], position: int) -> Piece:
+        """Publish some lines, the first of them at ``position`` of the body."""
+        candidates, messages = sifted(
+            [self._candidate(line, position + offset) for offset, line in enumerate(taken)]
+        )
+        try:
+            ack = await self._link.publish(stream, messages)
+        except ApiError as error:
+            if position == 0:
+                raise
+            # What was stored before keeps its acks: the failure is told line by line.
+            return Piece(
+                [BatchResult(problem=problem(error)) for _ in taken], False, "", last=False
+            )
+        results, all_stored = results_of(candidates, ack.results)
+        return Piece(results, all_stored, ack.durability, last=False)
+
+    def _candidate(self, line: bytes, position: int) -> Candidate:
+        try:
+            item = decode(_decoder, line)
+            payload = payload_of(item, "", NESTING_MAX - _ITEM_DEPTH)
+        except ApiError as error:
+            if position == 0 and error.spec is errors.MALFORMED_BODY:
+                raise  # the body is not NDJSON at all
+            return error
+        return json_candidate(item, payload, self._payload_bytes_max)
+
+
+async def _encoded(first: Piece, pieces: AsyncGenerator[Piece, None]) -> AsyncIterator[bytes]:
+    async with aclosing(pieces):
+        yield _encoder.encode_lines(first.results)
+        async for piece in pieces:
+            yield _encoder.encode_lines(piece.results)

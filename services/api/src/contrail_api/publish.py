@@ -1,0 +1,102 @@
+"""Publishing one message: the request body is the payload."""
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from contrail_api.message_headers import from_request
+from contrail_common import errors
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.query import parse_query
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import JSON, Answer, Response
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError
+from contrail_common.link import PubResult, StorageLink
+from contrail_common.model import PublishMessage
+from contrail_common.publishing import check_message
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+class PublishQuery(msgspec.Struct):
+    """Parameters of a single publish."""
+
+    ack: str = ""
+
+
+class PublishAckJson(msgspec.Struct):
+    """Where a message was stored; ``duplicate`` when its id had been stored before."""
+
+    stream: str
+    seq: int
+    duplicate: bool
+
+
+class SinglePublish:
+    """``POST /v1/subjects/{subject}/messages``."""
+
+    def __init__(self, link: StorageLink, settings: EdgeSettings) -> None:
+        self._link = link
+        self._payload_bytes_max = settings.payload_bytes_max
+        self._unanswered_max = settings.unanswered_publishes_max
+        self._unanswered_bytes_max = settings.unanswered_bytes_max
+        self._unanswered: set[asyncio.Task[None]] = set()
+        self._unanswered_bytes = 0
+
+    async def publish(self, request: Request) -> Answer:
+        """Store the body under the path's subject in the stream that captures it."""
+        payload = await request.body(self._payload_bytes_max, errors.MESSAGE_TOO_LARGE)
+        headers = from_request(request.raw_headers)
+        message = PublishMessage(request.path_values["subject"], headers, payload)
+        refusal = check_message(message, self._payload_bytes_max)
+        if refusal is not None:
+            raise refusal
+        stream = self._link.stream_for_subject(message.subject)
+        if stream is None:
+            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
+        if request.query_string and self._wants_no_ack(request):
+            self._publish_unanswered(stream, message)
+            return Response(202)
+        ack = await self._link.publish(stream, [message])
+        result = ack.results[0]
+        if result.code:
+            raise refused(result)
+        body = _encoder.encode(PublishAckJson(ack.stream, result.seq, result.duplicate))
+        durability = (b"durability", ack.durability.encode())
+        return Response(200 if result.duplicate else 201, body, JSON, [durability])
+
+    @staticmethod
+    def _wants_no_ack(request: Request) -> bool:
+        wanted = parse_query(request.query_string, PublishQuery).ack
+        if wanted not in ("", "none"):
+            raise invalid_field("ack", 'must be "none" when it is given')
+        return wanted == "none"
+
+    def _publish_unanswered(self, stream: str, message: PublishMessage) -> None:
+        size = len(message.payload)
+        if (
+            len(self._unanswered) >= self._unanswered_max
+            or self._unanswered_bytes + size > self._unanswered_bytes_max
+        ):
+            raise ApiError(errors.OVERLOADED, "too many publishes without ack", applied=False)
+        self._unanswered_bytes += size
+        task = asyncio.create_task(self._swallow(stream, message))
+        self._unanswered.add(task)
+        task.add_done_callback(self._unanswered.discard)
+
+    async def _swallow(self, stream: str, message: PublishMessage) -> None:
+        try:
+            await self._link.publish(stream, [message])
+        except ApiError:
+            pass  # the publisher asked not to be told
+        finally:
+            self._unanswered_bytes -= len(message.payload)
+
+
+def refused(result: PubResult) -> ApiError:
+    """The refusal that storage answered for one message."""
+    spec = errors.REGISTRY.get(result.code, errors.INTERNAL)
+    # Only an unknown outcome may have had an effect.
+    return ApiError(spec, result.detail, applied=None if spec is errors.OUTCOME_UNKNOWN else False)

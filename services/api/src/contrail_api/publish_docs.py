@@ -1,0 +1,195 @@
+"""What the OpenAPI document says of publishing."""
+
+from typing import Final
+
+from contrail_api.batch import BatchQuery, BatchResults, JsonBatch
+from contrail_api.batch_items import BatchItem
+from contrail_api.publish import PublishAckJson, PublishQuery
+from contrail_common import errors
+from contrail_common.edge.document import BODY_ERRORS
+from contrail_common.edge.negotiation import BYTES_TYPE, JSON_TYPE, MSGPACK_TYPE, NDJSON_TYPE
+from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
+
+_TAG: Final = "publishing"
+
+DURABILITY: Final = HeaderDoc(
+    name="Durability",
+    description="What the ack means: `memory`, `fsync` or `quorum-fsync`.",
+    example="fsync",
+)
+_MESSAGE_HEADERS: Final = (
+    HeaderDoc(
+        name="Idempotency-Key",
+        description="The message id, as Nats-Msg-Id: a second publish of it within the stream's "
+        "duplicate window stores nothing.",
+        example="order-1017-created",
+    ),
+    HeaderDoc(name="Nats-Msg-Id", description="The message id.", example="order-1017-created"),
+    HeaderDoc(
+        name="Nats-Expected-Stream", description="The stream that must take it.", example="ORDERS"
+    ),
+    HeaderDoc(
+        name="Nats-Expected-Last-Sequence",
+        description="The stream's last sequence must be this.",
+        example="41",
+    ),
+    HeaderDoc(
+        name="Nats-Expected-Last-Subject-Sequence",
+        description="The subject's last sequence must be this; 0 is none.",
+        example="40",
+    ),
+    HeaderDoc(
+        name="Nats-Expected-Last-Subject-Sequence-Subject",
+        description="The subject, or filter, that the former is about.",
+        example="orders.eu.*",
+    ),
+    HeaderDoc(
+        name="Nats-Expected-Last-Msg-Id",
+        description="The id of the stream's last message must be this.",
+        example="order-1016-created",
+    ),
+    HeaderDoc(
+        name="Msg-Header-Name",
+        description="Any message header: `Msg-Header-<Name>`, or `Msg-Header-<Name>*` in RFC 8187 "
+        "form.",
+        example="application/json",
+    ),
+    HeaderDoc(
+        name="traceparent",
+        description="W3C trace context, stored with the message.",
+        example="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    ),
+)
+_MESSAGE_ERRORS: Final = (
+    errors.INVALID_SUBJECT,
+    errors.MESSAGE_TOO_LARGE,
+    errors.HEADERS_TOO_LARGE,
+    errors.EXPECTED_STREAM,
+    errors.WRONG_LAST_SEQUENCE,
+    errors.WRONG_LAST_MSG_ID,
+    errors.EXPECTED_SUBJECT_ALONE,
+    errors.FEATURE_HEADER,
+    errors.ROLLUP_REFUSED,
+    errors.TTL_DISABLED,
+    errors.STREAM_SEALED,
+    errors.STORE_FAILED,
+    errors.STORAGE_FULL,
+    errors.STORAGE_FAILED,
+    errors.OUTCOME_UNKNOWN,
+)
+
+PUBLISH: Final = Operation(
+    operation_id="publish",
+    tag=_TAG,
+    summary="Publish one message",
+    description="The body is the payload, of any content type. The message goes to the stream that "
+    "captures the subject and is durable when the answer comes. With `ack=none` the answer comes "
+    "at once and promises nothing.",
+    query=PublishQuery,
+    headers=_MESSAGE_HEADERS,
+    body={BYTES_TYPE: Body(shape={"type": "string", "format": "binary"})},
+    body_required=False,
+    answers={
+        201: Answered(
+            description="Stored.",
+            content={
+                JSON_TYPE: Body(
+                    shape=PublishAckJson,
+                    example={"stream": "ORDERS", "seq": 42, "duplicate": False},
+                )
+            },
+            headers=(DURABILITY,),
+        ),
+        200: Answered(
+            description="A message with this id was stored before, under this sequence.",
+            content={
+                JSON_TYPE: Body(
+                    shape=PublishAckJson, example={"stream": "ORDERS", "seq": 17, "duplicate": True}
+                )
+            },
+            headers=(DURABILITY,),
+        ),
+        202: Answered(description="Taken without a promise (`ack=none`)."),
+    },
+    errors=(errors.NO_STREAM_FOR_SUBJECT, *_MESSAGE_ERRORS),
+)
+
+_RESULTS: Final = {
+    "results": [
+        {"seq": 43, "duplicate": False},
+        {
+            "problem": {
+                "type": "urn:contrail:error:subject_not_captured",
+                "title": "the stream does not capture the subject",
+                "status": 409,
+                "detail": "the stream does not capture the subject",
+                "code": 20002,
+                "name": "subject_not_captured",
+                "retryable": False,
+                "errors": [],
+            }
+        },
+    ]
+}
+BATCH: Final = Operation(
+    operation_id="publish_batch",
+    tag=_TAG,
+    summary="Publish many messages",
+    description="Each message is stored or refused for itself; the results are in order. At most "
+    "10,000 messages or 16 MiB. NDJSON bodies are consumed as a stream and, when NDJSON is "
+    "accepted, acked line by line. The msgpack form is "
+    "`[1, [[subject, headers or nil, payload], ...]]`.",
+    query=BatchQuery,
+    body={
+        JSON_TYPE: Body(
+            shape=JsonBatch,
+            example={
+                "messages": [
+                    {"subject": "orders.eu.created", "json": {"id": 1017}},
+                    {"subject": "orders.eu.paid", "data": "1017", "msg_id": "paid-1017"},
+                ]
+            },
+        ),
+        NDJSON_TYPE: Body(
+            shape=BatchItem, example='{"subject":"orders.eu.created","json":{"id":1017}}\n'
+        ),
+        MSGPACK_TYPE: Body(shape={"type": "string", "format": "binary"}),
+    },
+    answers={
+        201: Answered(
+            description="All were stored.",
+            content={
+                JSON_TYPE: Body(
+                    shape=BatchResults, example={"results": [{"seq": 43, "duplicate": False}]}
+                ),
+                NDJSON_TYPE: Body(
+                    shape={"type": "string"}, example='{"seq":43,"duplicate":false}\n'
+                ),
+            },
+            headers=(DURABILITY,),
+        ),
+        207: Answered(
+            description="Some were refused, or their outcome is unknown.",
+            content={
+                JSON_TYPE: Body(shape=BatchResults, example=_RESULTS),
+                NDJSON_TYPE: Body(shape={"type": "string"}),
+            },
+            headers=(DURABILITY,),
+        ),
+        200: Answered(
+            description="Acks as they come; each line speaks for itself.",
+            content={NDJSON_TYPE: Body(shape={"type": "string"})},
+            headers=(DURABILITY,),
+        ),
+    },
+    errors=(
+        *BODY_ERRORS,
+        errors.STREAM_NOT_FOUND,
+        errors.NOT_ACCEPTABLE,
+        errors.BATCH_TOO_LARGE,
+        errors.ATOMIC_DISABLED,
+        errors.STORAGE_FULL,
+        errors.STORAGE_FAILED,
+        errors.OUTCOME_UNKNOWN,
+    ),
+)

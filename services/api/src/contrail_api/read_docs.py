@@ -1,0 +1,223 @@
+"""What the OpenAPI document says of reading, removing and replaying messages."""
+
+from typing import Any, Final
+
+from contrail_api.reads import (
+    LastMessages,
+    LastQuery,
+    MessageRange,
+    RangeQuery,
+    ReadQuery,
+    SubjectPage,
+    SubjectsQuery,
+)
+from contrail_api.replay import PlanJson, PlanQuery, ReplayQuery
+from contrail_common import errors
+from contrail_common.edge.messages import Message
+from contrail_common.edge.negotiation import (
+    ARROW_TYPE,
+    BYTES_TYPE,
+    JSON_TYPE,
+    MSGPACK_TYPE,
+    NDJSON_TYPE,
+)
+from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
+
+_READING: Final = "reading"
+_REPLAY: Final = "replay"
+_BINARY: Final = Body(shape={"type": "string", "format": "binary"})
+
+MESSAGE: Final[dict[str, Any]] = {
+    "stream": "ORDERS",
+    "seq": 42,
+    "subject": "orders.eu.created",
+    "time": "2026-01-31T08:00:00.500000000Z",
+    "headers": {"Nats-Msg-Id": ["order-1017-created"]},
+    "data": '{"id":1017}',
+}
+_MESSAGE_HEADERS: Final = (
+    HeaderDoc(name="Nats-Stream", description="The stream.", example="ORDERS"),
+    HeaderDoc(name="Nats-Subject", description="The subject.", example="orders.eu.created"),
+    HeaderDoc(name="Nats-Sequence", description="The sequence.", example="42"),
+    HeaderDoc(
+        name="Nats-Time-Stamp",
+        description="When it was stored.",
+        example="2026-01-31T08:00:00.500000000Z",
+    ),
+    HeaderDoc(
+        name="Msg-Header-Name",
+        description="A header of the message; `Msg-Header-<Name>*` in RFC 8187 form where it is "
+        "not plain ASCII.",
+        example="application/json",
+    ),
+)
+
+GET: Final = Operation(
+    operation_id="get_message",
+    tag=_READING,
+    summary="Read one message",
+    description="The body is the payload; with `Accept: application/json` it is the message in "
+    "JSON.",
+    query=ReadQuery,
+    answers={
+        200: Answered(
+            description="The message.",
+            content={BYTES_TYPE: _BINARY, JSON_TYPE: Body(shape=Message, example=MESSAGE)},
+            headers=_MESSAGE_HEADERS,
+        )
+    },
+    errors=(errors.STREAM_NOT_FOUND, errors.MESSAGE_NOT_FOUND, errors.INVALID_FIELD),
+)
+DELETE: Final = Operation(
+    operation_id="delete_message",
+    tag=_READING,
+    summary="Delete one message",
+    description="It is unreadable when the answer comes.",
+    query=ReadQuery,
+    answers={204: Answered(description="It is unreadable.")},
+    errors=(
+        errors.STREAM_NOT_FOUND,
+        errors.SEQUENCE_NOT_FOUND,
+        errors.DELETE_DENIED,
+        errors.STREAM_SEALED,
+        errors.INVALID_FIELD,
+        errors.OUTCOME_UNKNOWN,
+    ),
+)
+RANGE: Final = Operation(
+    operation_id="read_messages",
+    tag=_READING,
+    summary="Read messages in order",
+    description="From a sequence or a time on. With `wait` a long poll: 204 when nothing came. As "
+    "NDJSON each line is a message.",
+    query=RangeQuery,
+    answers={
+        200: Answered(
+            description="The messages; `next_seq` continues.",
+            content={
+                JSON_TYPE: Body(
+                    shape=MessageRange,
+                    example={"messages": [MESSAGE], "next_seq": 43, "num_pending": 0},
+                ),
+                NDJSON_TYPE: Body(shape=Message),
+            },
+            headers=(
+                HeaderDoc(
+                    name="Contrail-Next-Seq", description="NDJSON: what continues.", example="43"
+                ),
+                HeaderDoc(
+                    name="Nats-Num-Pending", description="NDJSON: what remains.", example="0"
+                ),
+            ),
+        ),
+        204: Answered(description="Nothing came within `wait`."),
+    },
+    errors=(
+        errors.STREAM_NOT_FOUND,
+        errors.NOT_ACCEPTABLE,
+        errors.INVALID_FIELD,
+        errors.INVALID_SUBJECT,
+        errors.CONFLICTING_FIELDS,
+        errors.TOO_MANY_WAITERS,
+    ),
+)
+LAST: Final = Operation(
+    operation_id="last_messages",
+    tag=_READING,
+    summary="Newest message of each subject",
+    description="By sequence, a page at a time.",
+    query=LastQuery,
+    answers={
+        200: Answered(
+            description="A page of messages, empty when nothing matches.",
+            content={
+                JSON_TYPE: Body(
+                    shape=LastMessages, example={"messages": [MESSAGE], "next_page_token": None}
+                )
+            },
+        )
+    },
+    errors=(errors.STREAM_NOT_FOUND, errors.INVALID_FIELD, errors.INVALID_SUBJECT),
+)
+SUBJECTS: Final = Operation(
+    operation_id="list_subjects",
+    tag=_READING,
+    summary="Subjects of a stream",
+    description="Subjects that hold messages, in byte order, a page at a time.",
+    query=SubjectsQuery,
+    answers={
+        200: Answered(
+            description="A page of subjects.",
+            content={
+                JSON_TYPE: Body(
+                    shape=SubjectPage,
+                    example={
+                        "items": [{"subject": "orders.eu.created", "messages": 42}],
+                        "next_page_token": None,
+                    },
+                )
+            },
+        )
+    },
+    errors=(errors.STREAM_NOT_FOUND, errors.INVALID_FIELD, errors.INVALID_SUBJECT),
+)
+PLAN: Final = Operation(
+    operation_id="plan_replay",
+    tag=_REPLAY,
+    summary="Plan a bulk replay",
+    description="Pins a range and cuts it into splits: reading a split twice gives the same "
+    "messages while they are retained.",
+    query=PlanQuery,
+    answers={
+        200: Answered(
+            description="The splits.",
+            content={
+                JSON_TYPE: Body(
+                    shape=PlanJson,
+                    example={
+                        "stream": "ORDERS",
+                        "incarnation": "5f1c0a9be2d34876",
+                        "splits": [
+                            {
+                                "shard": 0,
+                                "from_seq": 1,
+                                "to_seq": 42,
+                                "messages": 42,
+                                "bytes": 5120,
+                            }
+                        ],
+                    },
+                )
+            },
+        )
+    },
+    errors=(errors.STREAM_NOT_FOUND, errors.INVALID_FIELD, errors.INVALID_SUBJECT),
+)
+REPLAY: Final = Operation(
+    operation_id="replay",
+    tag=_REPLAY,
+    summary="Replay a closed range",
+    description="All messages of the range, in the form that is accepted. NDJSON and msgpack end "
+    'with `{"end":true,"messages":n}`, Arrow with its end-of-stream mark: a body without it was '
+    "cut.",
+    query=ReplayQuery,
+    answers={
+        200: Answered(
+            description="The messages.",
+            content={
+                ARROW_TYPE: _BINARY,
+                NDJSON_TYPE: Body(shape={"type": "string"}),
+                MSGPACK_TYPE: _BINARY,
+            },
+        )
+    },
+    errors=(
+        errors.STREAM_NOT_FOUND,
+        errors.NOT_ACCEPTABLE,
+        errors.REPLAY_GONE,
+        errors.INCARNATION_CHANGED,
+        errors.REPLAY_AHEAD,
+        errors.INVALID_FIELD,
+        errors.INVALID_SUBJECT,
+    ),
+)

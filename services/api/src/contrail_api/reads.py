@@ -1,0 +1,223 @@
+"""Reading and removing messages without a consumer."""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from contrail_api.message_headers import to_response
+from contrail_common import errors
+from contrail_common.edge.messages import Message, message_json, messages_json, payload_form
+from contrail_common.edge.negotiation import JSON_TYPE, NDJSON_TYPE, acceptable, names_json
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.query import (
+    duration_parameter,
+    filter_parameter,
+    parse_query,
+    time_parameter,
+)
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer, Response, json_response, no_content
+from contrail_common.link import RangeRequest, RangeResult, StorageLink
+from contrail_common.timeunits import INT64_MAX
+
+RANGE_LIMIT_MAX: Final = 10_000
+RANGE_BYTES_MAX: Final = 16 << 20
+_BYTES: Final = b"application/octet-stream"
+_SEQ_DIGITS_MAX: Final = 19
+
+Payload = Annotated[str, msgspec.Meta(description="`base64` shows every payload as data_base64.")]
+Consistency = Annotated[
+    str, msgspec.Meta(description="`leader` (default) or `any`: which replica may answer.")
+]
+Shard = Annotated[
+    int, msgspec.Meta(ge=0, description="Shard of a sharded stream; 0 for any other.")
+]
+_encoder: Final = msgspec.json.Encoder()
+
+
+class ReadQuery(msgspec.Struct):
+    """Parameters that all reads have."""
+
+    payload: Payload = ""
+    consistency: Consistency = "leader"
+    shard: Shard = 0
+
+
+class RangeQuery(ReadQuery):
+    """Parameters of a range read."""
+
+    from_seq: Annotated[
+        int, msgspec.Meta(ge=0, le=INT64_MAX, description="First sequence; 0 is the first kept.")
+    ] = 0
+    start_time: Annotated[
+        str, msgspec.Meta(description="First time (RFC 3339), instead of from_seq.")
+    ] = ""
+    subject: Annotated[str, msgspec.Meta(description="Only matching subjects.")] = ""
+    limit: Annotated[
+        int, msgspec.Meta(ge=1, le=RANGE_LIMIT_MAX, description="Messages at most.")
+    ] = 256
+    max_bytes: Annotated[
+        int, msgspec.Meta(ge=1, le=RANGE_BYTES_MAX, description="Payload bytes at most, about.")
+    ] = 1 << 20
+    wait: Annotated[
+        str, msgspec.Meta(description="Wait so long for a first message, at most 60s.")
+    ] = ""
+
+
+class LastQuery(ReadQuery):
+    """Parameters of a read of the newest messages."""
+
+    subject: Annotated[str, msgspec.Meta(description="Only matching subjects.")] = ">"
+    up_to_seq: Annotated[
+        int, msgspec.Meta(ge=0, le=INT64_MAX, description="As of this sequence.")
+    ] = 0
+    up_to_time: Annotated[str, msgspec.Meta(description="As of this time, exclusive.")] = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Entries of a page.")] = 256
+    page_token: Annotated[
+        str, msgspec.Meta(description="`next_page_token` of the page before.")
+    ] = ""
+
+
+class SubjectsQuery(msgspec.Struct):
+    """Parameters of a listing of subjects."""
+
+    filter: Annotated[str, msgspec.Meta(description="Only matching subjects.")] = ">"
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Entries of a page.")] = 256
+    page_token: Annotated[
+        str, msgspec.Meta(description="`next_page_token` of the page before.")
+    ] = ""
+
+
+class MessageRange(msgspec.Struct):
+    """Messages in order; ``next_seq`` continues, ``num_pending`` remain."""
+
+    messages: list[Message]
+    next_seq: int
+    num_pending: int
+
+
+class LastMessages(msgspec.Struct):
+    """The newest message of each subject, a page at a time."""
+
+    messages: list[Message]
+    next_page_token: str | None
+
+
+class SubjectCount(msgspec.Struct):
+    """How many messages a subject has."""
+
+    subject: str
+    messages: int
+
+
+class SubjectPage(msgspec.Struct):
+    """One page of subjects."""
+
+    items: list[SubjectCount]
+    next_page_token: str | None
+
+
+class Reads:
+    """The read routes, and the removal of one message."""
+
+    def __init__(self, link: StorageLink) -> None:
+        self._link = link
+
+    async def get(self, request: Request) -> Answer:
+        """One message: its payload as the body, or as JSON when that is asked for."""
+        query = parse_query(request.query_string, ReadQuery)
+        base64 = check_read(query)
+        stream = request.path_values["stream"]
+        stored = await self._link.get_message(stream, path_seq(request))
+        if names_json(request.headers.get(b"accept")):
+            return json_response(200, message_json(stream, stored, base64=base64))
+        headers = to_response(stream, stored)
+        headers.append((b"x-content-type-options", b"nosniff"))
+        return Response(200, stored.payload, _BYTES, headers)
+
+    async def delete(self, request: Request) -> Answer:
+        """Make one message unreadable."""
+        check_read(parse_query(request.query_string, ReadQuery))
+        await self._link.delete_message(request.path_values["stream"], path_seq(request))
+        return no_content()
+
+    async def range(self, request: Request) -> Answer:
+        """Messages from a position on, waiting for the first when asked to."""
+        query = parse_query(request.query_string, RangeQuery)
+        base64 = check_read(query)
+        form = acceptable(request.headers.get(b"accept"), (JSON_TYPE, NDJSON_TYPE))
+        if query.from_seq and query.start_time:
+            raise invalid_field("start_time", "excludes from_seq", errors.CONFLICTING_FIELDS)
+        wait_ns = duration_parameter("wait", query.wait)
+        asked = RangeRequest(
+            stream=request.path_values["stream"],
+            from_seq=query.from_seq,
+            start_time_ns=time_parameter("start_time", query.start_time),
+            subject=filter_parameter("subject", query.subject),
+            limit=query.limit,
+            max_bytes=query.max_bytes,
+            wait_ns=wait_ns,
+        )
+        read = self._link.read_range(asked)
+        found = await (request.while_wanted(read) if wait_ns else read)
+        if wait_ns and not found.messages:
+            return no_content()
+        return _range_response(asked.stream, found, form, base64=base64)
+
+    async def last(self, request: Request) -> Answer:
+        """The newest message of each matching subject."""
+        query = parse_query(request.query_string, LastQuery)
+        base64 = check_read(query)
+        for name in ("up_to_seq", "up_to_time"):
+            if getattr(query, name):
+                raise invalid_field(name, "not available in this version")
+        stream = request.path_values["stream"]
+        subject = filter_parameter("subject", query.subject)
+        found, token = await self._link.last_messages(
+            stream, subject, query.limit, query.page_token
+        )
+        return json_response(200, LastMessages(messages_json(stream, found, base64=base64), token))
+
+    async def subjects(self, request: Request) -> Answer:
+        """Subjects and their number of messages."""
+        query = parse_query(request.query_string, SubjectsQuery)
+        subject = filter_parameter("filter", query.filter)
+        counts, token = await self._link.subject_counts(
+            request.path_values["stream"], subject, query.limit, query.page_token
+        )
+        items = [SubjectCount(name, messages) for name, messages in counts]
+        return json_response(200, SubjectPage(items, token))
+
+
+def path_seq(request: Request) -> int:
+    """The sequence in the path."""
+    text = request.path_values["seq"]
+    if not (text.isascii() and text.isdigit() and len(text) <= _SEQ_DIGITS_MAX):
+        raise invalid_field("seq", "must be a sequence number")
+    seq = int(text)
+    if seq > INT64_MAX:
+        raise invalid_field("seq", "must fit 64 bits")
+    return seq
+
+
+def check_read(query: ReadQuery) -> bool:
+    """Check what all reads have in common; answers whether payloads are shown as base64."""
+    if query.consistency not in ("leader", "any"):
+        raise invalid_field("consistency", "must be leader or any")
+    if query.shard:
+        raise invalid_field("shard", "the stream has one shard, 0")
+    try:
+        return payload_form(query.payload)
+    except ValueError as error:
+        raise invalid_field("payload", str(error)) from None
+
+
+def _range_response(stream: str, found: RangeResult, form: str, *, base64: bool) -> Response:
+    messages = messages_json(stream, found.messages, base64=base64)
+    if form == JSON_TYPE:
+        return json_response(200, MessageRange(messages, found.next_seq, found.num_pending))
+    headers = [
+        (b"contrail-next-seq", b"%d" % found.next_seq),
+        (b"nats-num-pending", b"%d" % found.num_pending),
+    ]
+    return Response(200, _encoder.encode_lines(messages), NDJSON_TYPE.encode(), headers)

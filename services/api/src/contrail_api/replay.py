@@ -1,0 +1,138 @@
+"""Bulk replay: plan a pinned range, then stream each split of it."""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from contrail_common.edge.negotiation import ARROW_TYPE, MSGPACK_TYPE, NDJSON_TYPE, acceptable
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.query import filter_parameter, parse_query, time_parameter
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer, StreamResponse, json_response
+from contrail_common.link import ReplayFormat, ReplayPlanRequest, ReplayRequest, StorageLink
+from contrail_common.timeunits import INT64_MAX
+
+SPLITS_MAX: Final = 1024
+COLUMNS: Final = ("shard", "seq", "time", "subject", "headers", "data")
+FORMATS: Final[dict[str, ReplayFormat]] = {
+    ARROW_TYPE: "arrow",
+    NDJSON_TYPE: "ndjson",
+    MSGPACK_TYPE: "msgpack",
+}
+
+FromSeq = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX, description="First sequence.")]
+ToSeq = Annotated[
+    int, msgspec.Meta(ge=0, le=INT64_MAX, description="Last sequence; 0 is the newest.")
+]
+Filter = Annotated[str, msgspec.Meta(description="Only matching subjects.")]
+
+
+class PlanQuery(msgspec.Struct):
+    """Parameters of a replay plan."""
+
+    splits: Annotated[
+        int, msgspec.Meta(ge=1, le=SPLITS_MAX, description="Parts to cut the range into, about.")
+    ] = 1
+    from_seq: FromSeq = 0
+    to_seq: ToSeq = 0
+    start_time: Annotated[str, msgspec.Meta(description="First time (RFC 3339).")] = ""
+    end_time: Annotated[str, msgspec.Meta(description="End (RFC 3339), exclusive.")] = ""
+    subject: Filter = ""
+
+
+class ReplayQuery(msgspec.Struct):
+    """Parameters of a replay."""
+
+    shard: Annotated[int, msgspec.Meta(ge=0, description="Shard of a split.")] = 0
+    from_seq: FromSeq = 0
+    to_seq: ToSeq = 0
+    subject: Filter = ""
+    columns: Annotated[
+        str, msgspec.Meta(description="Comma-separated columns, by default all.")
+    ] = ""
+    incarnation: Annotated[
+        str, msgspec.Meta(description="The plan's; another one of the stream is refused.")
+    ] = ""
+    schema: Annotated[
+        Literal["contrail", "spark"],
+        msgspec.Meta(description="`spark`: Arrow types that Spark takes without a cast."),
+    ] = "contrail"
+    clamp: Annotated[
+        bool, msgspec.Meta(description="Begin at the first kept sequence if that is higher.")
+    ] = False
+
+
+class SplitJson(msgspec.Struct):
+    """A closed range of one shard; ``messages`` and ``bytes`` are estimates."""
+
+    shard: int
+    from_seq: int
+    to_seq: int
+    messages: int
+    bytes: int
+
+
+class PlanJson(msgspec.Struct):
+    """The pinned splits of a stream's incarnation."""
+
+    stream: str
+    incarnation: str
+    splits: list[SplitJson]
+
+
+class Replays:
+    """The replay routes."""
+
+    def __init__(self, link: StorageLink) -> None:
+        self._link = link
+
+    async def plan(self, request: Request) -> Answer:
+        """Pin a range and cut it into splits."""
+        query = parse_query(request.query_string, PlanQuery)
+        plan = await self._link.replay_plan(
+            ReplayPlanRequest(
+                stream=request.path_values["stream"],
+                splits=query.splits,
+                from_seq=query.from_seq,
+                to_seq=query.to_seq,
+                start_time_ns=time_parameter("start_time", query.start_time),
+                end_time_ns=time_parameter("end_time", query.end_time),
+                subject=filter_parameter("subject", query.subject),
+            )
+        )
+        splits = [
+            SplitJson(one.shard, one.from_seq, one.to_seq, one.messages, one.bytes)
+            for one in plan.splits
+        ]
+        return json_response(200, PlanJson(plan.stream, plan.incarnation, splits))
+
+    async def replay(self, request: Request) -> Answer:
+        """All messages of a closed range."""
+        query = parse_query(request.query_string, ReplayQuery)
+        media_type = acceptable(request.headers.get(b"accept"), tuple(FORMATS))
+        if query.shard:
+            raise invalid_field("shard", "the stream has one shard, 0")
+        if query.schema == "spark" and media_type != ARROW_TYPE:
+            raise invalid_field("schema", "spark is a schema of the Arrow form")
+        chunks = await self._link.replay(
+            ReplayRequest(
+                stream=request.path_values["stream"],
+                format=FORMATS[media_type],
+                from_seq=query.from_seq,
+                to_seq=query.to_seq,
+                subject=filter_parameter("subject", query.subject),
+                columns=_columns(query.columns),
+                incarnation=query.incarnation,
+                schema=query.schema,
+                clamp=query.clamp,
+            )
+        )
+        return StreamResponse(200, chunks, media_type.encode())
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    columns = tuple(text.split(",")) if text else ()
+    unknown = [column for column in columns if column not in COLUMNS]
+    if unknown or len(set(columns)) != len(columns):
+        raise invalid_field("columns", f"must be some of {', '.join(COLUMNS)}, each once")
+    return columns

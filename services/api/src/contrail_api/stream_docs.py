@@ -1,0 +1,153 @@
+"""What the OpenAPI document says of the management of streams."""
+
+from typing import Any, Final
+
+import msgspec
+
+from contrail_api.stream_config import Purged, StreamInfoJson, StreamPage, info_json
+from contrail_common import errors, model
+from contrail_common.edge.document import BODY_ERRORS
+from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
+from contrail_common.timeunits import parse_time
+
+_TAG: Final = "streams"
+
+_EXAMPLE: Final[Any] = msgspec.to_builtins(
+    info_json(
+        model.StreamInfo(
+            config=model.StreamConfig(name="ORDERS", subjects=("orders.>",)),
+            created_ns=parse_time("2026-01-31T08:00:00Z"),
+            state=model.StreamState(
+                messages=2,
+                bytes=64,
+                first_seq=1,
+                first_ts_ns=parse_time("2026-01-31T08:01:00Z"),
+                last_seq=2,
+                last_ts_ns=parse_time("2026-01-31T08:02:00.5Z"),
+                num_subjects=1,
+                num_deleted=0,
+                consumer_count=0,
+            ),
+            incarnation="",
+            version=1,
+            leader="n1",
+        )
+    )
+)
+ETAG: Final = HeaderDoc(
+    name="ETag", description="The configuration's version, for If-Match.", example='"3"'
+)
+LOCATION: Final = HeaderDoc(
+    name="Location", description="Where the new resource is.", example="/v1/streams/ORDERS"
+)
+_INFO: Final = {"application/json": Body(shape=StreamInfoJson, example=_EXAMPLE)}
+_FOUND: Final = Answered(description="The stream.", content=_INFO, headers=(ETAG,))
+_CREATED: Final = Answered(
+    description="The stream was created.", content=_INFO, headers=(ETAG, LOCATION)
+)
+_CONFIG_ERRORS: Final = (
+    *BODY_ERRORS,
+    errors.STREAM_CONFIG_INVALID,
+    errors.REPLICAS_UNSUPPORTED,
+    errors.PEDANTIC,
+    errors.SUBJECT_OVERLAP,
+    errors.STREAM_LIMIT,
+    errors.OUTCOME_UNKNOWN,
+)
+_UPDATE_ERRORS: Final = (
+    *_CONFIG_ERRORS,
+    errors.STREAM_NAME_MISMATCH,
+    errors.STREAM_UPDATE_REFUSED,
+    errors.PRECONDITION_FAILED,
+)
+
+LIST: Final = Operation(
+    operation_id="list_streams",
+    tag=_TAG,
+    summary="List streams",
+    description="Streams by name, a page at a time.",
+    answers={
+        200: Answered(
+            description="A page of streams.",
+            content={
+                "application/json": Body(
+                    shape=StreamPage, example={"items": [_EXAMPLE], "next_page_token": None}
+                )
+            },
+        )
+    },
+    errors=(errors.INVALID_FIELD, errors.INVALID_SUBJECT),
+)
+CREATE: Final = Operation(
+    operation_id="create_stream",
+    tag=_TAG,
+    summary="Create a stream",
+    description="An identical stream that is there already is answered with 200, a different one "
+    "under the name is refused.",
+    answers={201: _CREATED, 200: _FOUND},
+    errors=(*_CONFIG_ERRORS, errors.STREAM_EXISTS),
+)
+PUT: Final = Operation(
+    operation_id="put_stream",
+    tag=_TAG,
+    summary="Create or replace a stream's configuration",
+    description="An omitted field takes its default. `If-None-Match: *` only creates, `If-Match` "
+    "only replaces the version it names.",
+    answers={200: _FOUND, 201: _CREATED},
+    errors=_UPDATE_ERRORS,
+)
+PATCH: Final = Operation(
+    operation_id="patch_stream",
+    tag=_TAG,
+    summary="Change fields of a stream's configuration",
+    description="A JSON merge patch over the configuration.",
+    answers={200: _FOUND},
+    errors=(*_UPDATE_ERRORS, errors.STREAM_NOT_FOUND),
+)
+GET: Final = Operation(
+    operation_id="get_stream",
+    tag=_TAG,
+    summary="A stream's configuration and state",
+    description="The ETag is the configuration's version; the state does not change it.",
+    answers={200: _FOUND},
+    errors=(errors.STREAM_NOT_FOUND,),
+)
+DELETE: Final = Operation(
+    operation_id="delete_stream",
+    tag=_TAG,
+    summary="Delete a stream",
+    description="Removes the stream with its messages and consumers.",
+    answers={204: Answered(description="It is gone.")},
+    errors=(errors.STREAM_NOT_FOUND, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
+)
+PURGE: Final = Operation(
+    operation_id="purge_stream",
+    tag=_TAG,
+    summary="Remove messages of a stream",
+    description="All messages, those of a subject, those below `up_to_seq` (exclusive), or all but "
+    "the newest `keep`. Message ids are remembered beyond a purge.",
+    answers={
+        200: Answered(
+            description="How many were removed.",
+            content={"application/json": Body(shape=Purged, example={"purged": 2})},
+        )
+    },
+    errors=(
+        *BODY_ERRORS,
+        errors.STREAM_NOT_FOUND,
+        errors.STREAM_SEALED,
+        errors.PURGE_DENIED,
+        errors.CONFLICTING_FIELDS,
+        errors.INVALID_SUBJECT,
+        errors.OUTCOME_UNKNOWN,
+    ),
+)
+SEAL: Final = Operation(
+    operation_id="seal_stream",
+    tag=_TAG,
+    summary="Seal a stream",
+    description="For good: nothing is published, ages out or is removed any more.",
+    answers={200: _FOUND},
+    errors=(errors.STREAM_NOT_FOUND, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
+)
+SHAPES: Final = (StreamInfoJson, StreamPage, Purged)

@@ -1,0 +1,214 @@
+"""Management of streams: create, ensure, change, list, delete, purge, seal."""
+
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Body, Query
+from pydantic import Field, ValidationError, WithJsonSchema
+from starlette.requests import Request
+
+from contrail_api import stream_docs as docs
+from contrail_api.fields import Int64, RequestModel
+from contrail_api.merge_patch import as_document, merged, unless_overtaken
+from contrail_api.stream_config import (
+    Purged,
+    StreamConfigBody,
+    StreamPage,
+    config_json,
+    info_json,
+    stream_draft,
+)
+from contrail_common import errors
+from contrail_common.config_rules import normalise_stream, sealed
+from contrail_common.edge.declared import (
+    KitResponse,
+    StreamName,
+    answer,
+    invalid_model,
+    kit_request,
+    manage,
+)
+from contrail_common.edge.negotiation import MERGE_PATCH_TYPE
+from contrail_common.edge.preconditions import etag, preconditions
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.query import filter_parameter
+from contrail_common.edge.responses import Response, json_response, no_content
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.link import StorageLink
+from contrail_common.model import StreamConfig, StreamInfo
+
+COLLECTION: Final = "/v1/streams"
+RESOURCE: Final = "/v1/streams/{stream}"
+
+Pedantic = Annotated[bool, Query(description="Refuse a value that would be stored as another.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Entries of a page.")]
+PageToken = Annotated[str, Query(description="`next_page_token` of the page before.")]
+Patch = Annotated[
+    dict[str, Any],
+    Body(media_type=MERGE_PATCH_TYPE, examples=[{"max_age": "14d", "description": None}]),
+    WithJsonSchema({"type": "object", "description": "RFC 7396: null resets a field."}),
+]
+
+
+class PurgeBody(RequestModel):
+    """Which messages to remove; all of them when nothing is given."""
+
+    subject: str = Field(default="", description="Only messages of matching subjects.")
+    up_to_seq: Int64 | None = Field(default=None, ge=1, description="Only below this sequence.")
+    keep: Int64 | None = Field(default=None, ge=0, description="Keep this many of the newest.")
+
+
+class StreamRoutes:
+    """The management routes of streams, over one storage link."""
+
+    def __init__(self, link: StorageLink, settings: EdgeSettings) -> None:
+        self._link = link
+        self._clustered = settings.clustered
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes, with their documents."""
+        manage(router, "GET", COLLECTION, self.list_streams, docs.LIST)
+        manage(router, "POST", COLLECTION, self.create_stream, docs.CREATE)
+        manage(router, "PUT", RESOURCE, self.put_stream, docs.PUT)
+        manage(router, "PATCH", RESOURCE, self.patch_stream, docs.PATCH)
+        manage(router, "GET", RESOURCE, self.get_stream, docs.GET)
+        manage(router, "DELETE", RESOURCE, self.delete_stream, docs.DELETE)
+        manage(router, "POST", f"{RESOURCE}/purge", self.purge_stream, docs.PURGE)
+        manage(router, "POST", f"{RESOURCE}/seal", self.seal_stream, docs.SEAL)
+
+    async def list_streams(
+        self,
+        request: Request,
+        subject: Annotated[str, Query(description="Only streams that overlap it.")] = "",
+        prefix: Annotated[str, Query(description="Only names that begin so.")] = "",
+        limit: Limit = 256,
+        page_token: PageToken = "",
+    ) -> KitResponse:
+        """Streams by name, a page at a time."""
+        filter_parameter("subject", subject)
+        page = await self._link.list_streams(subject, prefix, limit, page_token)
+        items = [info_json(info) for info in page.streams]
+        return answer(request, json_response(200, StreamPage(items, page.next_token)))
+
+    async def create_stream(
+        self, request: Request, config: StreamConfigBody, pedantic: Pedantic = False
+    ) -> KitResponse:
+        """Create a stream; an identical one is found."""
+        if not config.name:
+            raise invalid_field("/name", "is needed", errors.STREAM_CONFIG_INVALID)
+        complete = self._normalised(config, pedantic=pedantic)
+        info, created = await self._link.put_stream(complete, "create", None, False)
+        return answer(request, info_response(info, created=created))
+
+    async def put_stream(
+        self,
+        request: Request,
+        stream: StreamName,
+        config: StreamConfigBody,
+        pedantic: Pedantic = False,
+    ) -> KitResponse:
+        """Create a stream, or replace its configuration."""
+        _check_name(config, stream)
+        complete = self._normalised(named(config, stream), pedantic=pedantic)
+        wanted = preconditions(kit_request(request))
+        if_match, if_none = await wanted.for_put(lambda: self._version(stream))
+        info, created = await self._link.put_stream(complete, "put", if_match, if_none)
+        return answer(request, info_response(info, created=created))
+
+    async def patch_stream(
+        self, request: Request, stream: StreamName, patch: Patch, pedantic: Pedantic = False
+    ) -> KitResponse:
+        """Change some fields of a stream's configuration."""
+        wanted = preconditions(kit_request(request))
+
+        async def read_and_write() -> StreamInfo:
+            current = await self._link.stream_info(stream)
+            wanted.check(current.version)
+            config = _patched(current.config, patch)
+            _check_name(config, stream)
+            complete = self._normalised(config, pedantic=pedantic)
+            info, _ = await self._link.put_stream(complete, "put", current.version, False)
+            return info
+
+        return answer(request, info_response(await unless_overtaken(read_and_write), created=False))
+
+    async def get_stream(self, request: Request, stream: StreamName) -> KitResponse:
+        """A stream's configuration and state."""
+        return answer(request, info_response(await self._link.stream_info(stream), created=False))
+
+    async def delete_stream(self, request: Request, stream: StreamName) -> KitResponse:
+        """Remove a stream with its messages and consumers."""
+        wanted = preconditions(kit_request(request))
+        wanted.check((await self._link.stream_info(stream)).version)
+        await self._link.delete_stream(stream)
+        return answer(request, no_content())
+
+    async def purge_stream(
+        self, request: Request, stream: StreamName, purge: PurgeBody | None = None
+    ) -> KitResponse:
+        """Remove messages of a stream."""
+        asked = purge or PurgeBody()
+        if asked.keep is not None and asked.up_to_seq is not None:
+            message = "keep and up_to_seq exclude each other"
+            raise ApiError(
+                errors.CONFLICTING_FIELDS, message, [FieldProblem("/keep", message)], applied=False
+            )
+        filter_parameter("/subject", asked.subject)
+        purged = await self._link.purge_stream(
+            stream, asked.subject, asked.up_to_seq or 0, asked.keep or 0
+        )
+        return answer(request, json_response(200, Purged(purged)))
+
+    async def seal_stream(self, request: Request, stream: StreamName) -> KitResponse:
+        """Close a stream for good: no message comes, ages out or is removed."""
+
+        async def read_and_write() -> StreamInfo:
+            current = await self._link.stream_info(stream)
+            config = sealed(current.config)
+            info, _ = await self._link.put_stream(config, "put", current.version, False)
+            return info
+
+        return answer(request, info_response(await unless_overtaken(read_and_write), created=False))
+
+    def _normalised(self, body: StreamConfigBody, *, pedantic: bool) -> StreamConfig:
+        return normalise_stream(stream_draft(body), pedantic=pedantic, clustered=self._clustered)
+
+    async def _version(self, stream: str) -> int | None:
+        try:
+            return (await self._link.stream_info(stream)).version
+        except ApiError as error:
+            if error.spec is errors.STREAM_NOT_FOUND:
+                return None
+            raise
+
+
+def info_response(info: StreamInfo, *, created: bool) -> Response:
+    """A stream's info with its ETag; 201 and its place when it is new."""
+    headers = [etag(info.version)]
+    if created:
+        location = f"{COLLECTION}/{quote(info.config.name, safe='')}"
+        headers.append((b"location", location.encode()))
+    return json_response(201 if created else 200, info_json(info), headers)
+
+
+def named(config: StreamConfigBody, stream: str) -> StreamConfigBody:
+    """``config`` under the name that the path gives."""
+    return config.model_copy(update={"name": stream})
+
+
+def _check_name(config: StreamConfigBody, stream: str) -> None:
+    if "name" in config.model_fields_set and config.name != stream:
+        raise invalid_field("/name", f'is not the path\'s "{stream}"', errors.STREAM_NAME_MISMATCH)
+
+
+def _patched(config: StreamConfig, patch: dict[str, Any]) -> StreamConfigBody:
+    # `name` put back by the patch's null is the path's again.
+    document = merged(as_document(config_json(config)), patch)
+    document.setdefault("name", config.name)
+    try:
+        return StreamConfigBody.model_validate(document)
+    except ValidationError as error:
+        raise invalid_model(
+            {**one, "loc": ("body", *one["loc"])} for one in error.errors()
+        ) from None

@@ -1,0 +1,115 @@
+"""Acknowledgements over HTTP: signed tokens in, one result each."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.ack_tokens import AckTokens
+from contrail_common.edge.json_body import decode
+from contrail_common.edge.negotiation import JSON_TYPE, acceptable, content_type
+from contrail_common.edge.problems import Problem, problem, result_problem
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer, json_response
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError
+from contrail_common.link import AckItem, AckResult, StorageLink
+from contrail_gateway.core.pull_rules import ACKS_MAX, AckBody, AckRequest, ack_delay_ns
+
+
+class AckOutcome(msgspec.Struct, frozen=True):
+    """``ok`` when the acknowledgement was taken, otherwise the ``problem``."""
+
+    ok: bool | msgspec.UnsetType = msgspec.UNSET
+    problem: Problem | msgspec.UnsetType = msgspec.UNSET
+
+
+class AckResults(msgspec.Struct):
+    """The result of each acknowledgement, in order."""
+
+    results: list[AckOutcome]
+
+
+_ACKED: Final = AckOutcome(ok=True)
+_decoder: Final = msgspec.json.Decoder(AckBody)
+
+
+class Acks:
+    """Applies acknowledgements to a consumer."""
+
+    def __init__(self, link: StorageLink, tokens: AckTokens, settings: EdgeSettings) -> None:
+        self._link = link
+        self._tokens = tokens
+        self._body_bytes_max = settings.body_bytes_max
+
+    async def ack(self, request: Request) -> Answer:
+        """``POST .../ack``."""
+        acceptable(request.headers.get(b"accept"), (JSON_TYPE,))
+        content_type(request.headers.get(b"content-type"), (JSON_TYPE,))
+        body = decode(_decoder, await request.body(self._body_bytes_max))
+        stream, consumer = request.path_values["stream"], request.path_values["consumer"]
+        results = await self.apply(stream, consumer, body.acks, sync=body.sync)
+        return json_response(200, AckResults(results))
+
+    async def apply(
+        self, stream: str, consumer: str, acks: Sequence[AckRequest], *, sync: bool
+    ) -> list[AckOutcome]:
+        """The result of each of ``acks``; ApiError when none of them could be tried."""
+        if len(acks) > ACKS_MAX:
+            raise ApiError(errors.BATCH_TOO_LARGE, f"at most {ACKS_MAX} acks", applied=False)
+        opened = self._open(stream, consumer, acks)
+        items = [item for item in opened if isinstance(item, AckItem)]
+        if items:
+            outcomes = iter(await self._acknowledge(stream, consumer, items, sync=sync))
+        else:
+            await self._link.consumer_info(stream, consumer)
+            outcomes = iter(())
+        return [
+            AckOutcome(problem=problem(item))
+            if isinstance(item, ApiError)
+            else _outcome(next(outcomes))
+            for item in opened
+        ]
+
+    def _open(
+        self, stream: str, consumer: str, acks: Sequence[AckRequest]
+    ) -> list[AckItem | ApiError]:
+        open_token = self._tokens.opener(stream, consumer)
+        delays_ns = [ack_delay_ns(ack, f"acks/{at}") for at, ack in enumerate(acks)]
+        opened: list[AckItem | ApiError] = []
+        for ack, delay_ns in zip(acks, delays_ns, strict=True):
+            try:
+                address = open_token(ack.token)
+            except ApiError as error:
+                opened.append(error)
+                continue
+            opened.append(
+                AckItem(
+                    address.shard,
+                    address.consumer_id,
+                    address.epoch,
+                    address.seq,
+                    ack.kind,
+                    delay_ns,
+                    ack.reason or "",
+                )
+            )
+        return opened
+
+    async def _acknowledge(
+        self, stream: str, consumer: str, items: list[AckItem], *, sync: bool
+    ) -> list[AckResult]:
+        try:
+            return await self._link.acknowledge(stream, consumer, items, sync)
+        except ApiError as error:
+            # The tokens are genuine, so there was such a consumer: it has been deleted since.
+            if error.spec is not errors.CONSUMER_NOT_FOUND:
+                raise
+            return [AckResult(errors.TOKEN_STALE.code, "the consumer was deleted") for _ in items]
+
+
+def _outcome(result: AckResult) -> AckOutcome:
+    if result.code:
+        return AckOutcome(problem=result_problem(result.code, result.detail))
+    return _ACKED

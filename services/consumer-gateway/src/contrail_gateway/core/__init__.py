@@ -1,0 +1,1 @@
+"""The rules of delivery at the edge, free of IO."""

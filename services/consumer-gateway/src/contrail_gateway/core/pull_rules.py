@@ -1,0 +1,124 @@
+"""What a pull may ask for."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
+from contrail_common.timeunits import INT64_MAX, NS_PER_MS, NS_PER_S, parse_duration
+
+EXPIRES_MAX_NS: Final = 60 * NS_PER_S
+EXPIRES_DEFAULT_NS: Final = 5 * NS_PER_S
+HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS
+BATCH_MAX: Final = 10_000
+ACKS_MAX: Final = 10_000
+
+DurationText = str | int
+AckKindText = Literal["ack", "nak", "term", "in_progress"]
+
+
+class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """One acknowledgement: ``delay`` belongs to nak, ``reason`` to term."""
+
+    token: str
+    kind: AckKindText = "ack"
+    delay: DurationText | None = None
+    reason: str | None = None
+
+
+class AckBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Acknowledgements of one consumer's deliveries; ``sync`` answers once they are durable."""
+
+    acks: list[AckRequest]
+    sync: bool = False
+
+
+class PullBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A pull; ``acks`` of an earlier batch are applied first."""
+
+    batch: Annotated[int, msgspec.Meta(ge=1, le=BATCH_MAX)] = 1
+    expires: DurationText | None = None
+    max_bytes: Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)] = 0
+    no_wait: bool = False
+    idle_heartbeat: DurationText | None = None
+    min_pending: int | None = None
+    min_ack_pending: int | None = None
+    group: str | None = None
+    id: str | None = None
+    priority: int | None = None
+    acks: list[AckRequest] = []
+
+
+@dataclass(frozen=True, slots=True)
+class PullTerms:
+    """A valid pull. ``expires_given`` tells a chosen expiry from the default."""
+
+    batch: int
+    max_bytes: int
+    no_wait: bool
+    expires_ns: int
+    expires_given: bool
+    heartbeat_ns: int
+
+
+_PRIORITY_FIELDS: Final = ("min_pending", "min_ack_pending", "group", "id", "priority")
+
+
+def pull_terms(body: PullBody, *, heartbeats: bool) -> PullTerms:
+    """The terms of ``body``; ``heartbeats`` is whether its answer has a place for them.
+
+    Raises PULL_INVALID with a pointer.
+    """
+    for name in _PRIORITY_FIELDS:
+        if getattr(body, name) is not None:
+            raise _invalid(name, "belongs to a priority policy that the consumer does not have")
+    expires_ns = _duration("expires", body.expires)
+    if expires_ns > EXPIRES_MAX_NS:
+        raise _invalid("expires", "must not be longer than 60s")
+    expires_given = expires_ns > 0
+    if not expires_given and not body.no_wait:
+        expires_ns = EXPIRES_DEFAULT_NS
+    heartbeat_ns = _duration("idle_heartbeat", body.idle_heartbeat)
+    if heartbeat_ns:
+        if not heartbeats:
+            raise _invalid("idle_heartbeat", "needs an NDJSON answer or a WebSocket")
+        if heartbeat_ns < HEARTBEAT_MIN_NS:
+            raise _invalid("idle_heartbeat", "must be at least 100ms")
+        if heartbeat_ns * 2 > expires_ns:
+            raise _invalid("idle_heartbeat", "must not be longer than half of expires")
+    return PullTerms(
+        batch=body.batch,
+        max_bytes=body.max_bytes,
+        no_wait=body.no_wait,
+        expires_ns=expires_ns,
+        expires_given=expires_given,
+        heartbeat_ns=heartbeat_ns,
+    )
+
+
+def ack_delay_ns(ack: AckRequest, at: str) -> int:
+    """The delay of a nak at the pointer ``at``; INVALID_FIELD for what does not go together."""
+    if ack.delay is not None and ack.kind != "nak":
+        raise _invalid(f"{at}/delay", "belongs to nak", errors.INVALID_FIELD)
+    if ack.reason is not None and ack.kind != "term":
+        raise _invalid(f"{at}/reason", "belongs to term", errors.INVALID_FIELD)
+    return _duration(f"{at}/delay", ack.delay, errors.INVALID_FIELD)
+
+
+def _duration(field: str, value: DurationText | None, spec: ErrorSpec = errors.PULL_INVALID) -> int:
+    if value is None:
+        return 0
+    try:
+        duration_ns = parse_duration(value)
+    except ValueError as error:
+        raise _invalid(field, str(error), spec) from None
+    if duration_ns < 0:
+        raise _invalid(field, "must not be negative", spec)
+    return duration_ns
+
+
+def _invalid(field: str, message: str, spec: ErrorSpec = errors.PULL_INVALID) -> ApiError:
+    pointer = f"/{field}"
+    return ApiError(spec, f"{field}: {message}", [FieldProblem(pointer, message)], applied=False)

@@ -1,0 +1,241 @@
+"""Pulls over HTTP: a long poll that answers as soon as there is something."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.ack_tokens import AckTokens
+from contrail_common.edge.json_body import decode
+from contrail_common.edge.messages import payload_form
+from contrail_common.edge.negotiation import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+    NDJSON_TYPE,
+    acceptable,
+    content_type,
+)
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.query import parse_query
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import (
+    Answer,
+    Response,
+    StreamResponse,
+    json_response,
+    no_content,
+)
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError
+from contrail_common.link import PullRequest, PullResult, StorageLink
+from contrail_common.timeunits import NS_PER_S
+from contrail_gateway.acks import AckOutcome, Acks
+from contrail_gateway.core.pull_rules import PullBody, PullTerms, pull_terms
+from contrail_gateway.deliveries import (
+    PackedMessages,
+    PulledMessages,
+    SignToken,
+    delivered_message,
+    packed_message,
+)
+
+_decoder: Final = msgspec.json.Decoder(PullBody)
+_json: Final = msgspec.json.Encoder()
+_msgpack: Final = msgspec.msgpack.Encoder()
+
+_DELIVERED: Final = (200, "OK")
+_TIMED_OUT: Final = (408, "Request Timeout")
+
+
+class PullQuery(msgspec.Struct):
+    """Parameters of a pull."""
+
+    payload: Annotated[
+        str, msgspec.Meta(description="`base64` shows every payload as data_base64.")
+    ] = ""
+
+
+class Heartbeat(msgspec.Struct):
+    """A line of an NDJSON pull: nothing came for a while; how far the consumer has delivered."""
+
+    hb: bool
+    last_consumer_seq: int
+    last_stream_seq: int
+
+
+class PullStatus(msgspec.Struct):
+    """How an NDJSON pull ended; ``code`` as in JetStream's status messages."""
+
+    code: int
+    description: str
+    num_pending: int
+
+
+class StatusLine(msgspec.Struct):
+    """The last line of an NDJSON pull."""
+
+    status: PullStatus
+
+
+class AckResultsLine(msgspec.Struct):
+    """The first line of an NDJSON pull that brought acknowledgements."""
+
+    ack_results: list[AckOutcome]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """One pull under way. ``acked`` are the results of its acknowledgements, if it brought any."""
+
+    request: Request
+    stream: str
+    consumer: str
+    terms: PullTerms
+    form: str
+    base64: bool
+    acked: list[AckOutcome] | None
+
+    def asked(self, *, no_wait: bool, expires_ns: int) -> PullRequest:
+        """The pull as the storage link takes it."""
+        return PullRequest(
+            stream=self.stream,
+            consumer=self.consumer,
+            batch=self.terms.batch,
+            expires_ns=expires_ns,
+            max_bytes=self.terms.max_bytes,
+            no_wait=no_wait,
+        )
+
+
+class Pulls:
+    """``POST .../next``."""
+
+    def __init__(
+        self, link: StorageLink, tokens: AckTokens, acks: Acks, settings: EdgeSettings
+    ) -> None:
+        self._link = link
+        self._tokens = tokens
+        self._acks = acks
+        self._body_bytes_max = settings.body_bytes_max
+
+    async def next(self, request: Request) -> Answer:
+        """Apply the acknowledgements of the body, then deliver, waiting for the first message."""
+        pull = await self._begin(request)
+        terms = pull.terms
+        result = await self._link.pull(
+            pull.asked(no_wait=True, expires_ns=terms.expires_ns if terms.expires_given else 0)
+        )
+        if not result.deliveries and terms.expires_ns:
+            if terms.heartbeat_ns:
+                lines = self._lines_with_heartbeats(pull, result)
+                return StreamResponse(200, lines, NDJSON_TYPE.encode())
+            result = await self._wait(pull, result)
+        if not result.deliveries and pull.acked is None:
+            return no_content()
+        return self._response(pull, result)
+
+    async def _begin(self, request: Request) -> _Pull:
+        form = acceptable(request.headers.get(b"accept"), (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE))
+        try:
+            base64 = payload_form(parse_query(request.query_string, PullQuery).payload)
+        except ValueError as error:
+            raise invalid_field("payload", str(error)) from None
+        body = await self._body(request)
+        terms = pull_terms(body, heartbeats=form == NDJSON_TYPE)
+        stream, consumer = request.path_values["stream"], request.path_values["consumer"]
+        acked = None
+        if body.acks:
+            acked = await self._acks.apply(stream, consumer, body.acks, sync=False)
+        return _Pull(request, stream, consumer, terms, form, base64, acked)
+
+    async def _body(self, request: Request) -> PullBody:
+        raw = await request.body(self._body_bytes_max)
+        if not raw:
+            return PullBody()
+        content_type(request.headers.get(b"content-type"), (JSON_TYPE,))
+        return decode(_decoder, raw)
+
+    async def _wait(self, pull: _Pull, nothing: PullResult) -> PullResult:
+        try:
+            return await pull.request.while_wanted(self._waiting_pull(pull))
+        except ApiError as error:
+            # The acknowledgements were applied: their results must not be lost in a shutdown.
+            if error.spec is errors.SHUTTING_DOWN and pull.acked is not None:
+                return nothing
+            raise
+
+    async def _waiting_pull(self, pull: _Pull) -> PullResult:
+        expires_ns = pull.terms.expires_ns
+        if not pull.terms.expires_given:
+            # The default gives way to a consumer that allows less.
+            config = (await self._link.consumer_info(pull.stream, pull.consumer)).config
+            expires_ns = min(expires_ns, config.max_expires_ns or expires_ns)
+        return await self._link.pull(pull.asked(no_wait=False, expires_ns=expires_ns))
+
+    def _response(self, pull: _Pull, result: PullResult) -> Response:
+        if pull.form == NDJSON_TYPE:
+            body = self._head_line(pull) + self._last_lines(pull, result)
+            return Response(200, body, NDJSON_TYPE.encode())
+        acked = msgspec.UNSET if pull.acked is None else pull.acked
+        sign = self._signer(pull, result)
+        if pull.form == MSGPACK_TYPE:
+            packed = [packed_message(pull.stream, one, sign) for one in result.deliveries]
+            body = _msgpack.encode(PackedMessages(packed, result.num_pending, acked))
+            return Response(200, body, MSGPACK_TYPE.encode())
+        messages = [
+            delivered_message(pull.stream, one, sign, base64=pull.base64)
+            for one in result.deliveries
+        ]
+        return json_response(200, PulledMessages(messages, result.num_pending, acked))
+
+    async def _lines_with_heartbeats(
+        self, pull: _Pull, nothing: PullResult
+    ) -> AsyncGenerator[bytes, None]:
+        head = self._head_line(pull)
+        if head:
+            yield head
+        task = asyncio.create_task(pull.request.while_wanted(self._waiting_pull(pull)))
+        try:
+            while not (await asyncio.wait({task}, timeout=pull.terms.heartbeat_ns / NS_PER_S))[0]:
+                yield await self._heartbeat_line(pull)
+            yield self._last_lines(pull, task.result())
+        except ApiError as error:
+            yield _status_line(error.spec.status, error.spec.title, nothing.num_pending)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _heartbeat_line(self, pull: _Pull) -> bytes:
+        delivered = (await self._link.consumer_info(pull.stream, pull.consumer)).delivered
+        return _line(Heartbeat(True, delivered.consumer_seq, delivered.stream_seq))
+
+    def _last_lines(self, pull: _Pull, result: PullResult) -> bytes:
+        sign = self._signer(pull, result)
+        lines = _json.encode_lines(
+            [
+                delivered_message(pull.stream, one, sign, base64=pull.base64)
+                for one in result.deliveries
+            ]
+        )
+        code, description = _DELIVERED if result.deliveries else _TIMED_OUT
+        return lines + _status_line(code, description, result.num_pending)
+
+    @staticmethod
+    def _head_line(pull: _Pull) -> bytes:
+        return b"" if pull.acked is None else _line(AckResultsLine(pull.acked))
+
+    def _signer(self, pull: _Pull, result: PullResult) -> SignToken:
+        return self._tokens.signer(
+            pull.stream, pull.consumer, result.shard, result.consumer_id, result.epoch
+        )
+
+
+def _line(value: msgspec.Struct) -> bytes:
+    return _json.encode(value) + b"\n"
+
+
+def _status_line(code: int, description: str, num_pending: int) -> bytes:
+    return _line(StatusLine(PullStatus(code, description, num_pending)))

@@ -1,0 +1,27 @@
+"""The gateway's room at the edge: pulls and acknowledgements, over a storage link."""
+
+from contrail_common.ack_tokens import AckTokens
+from contrail_common.edge.declared import management_router
+from contrail_common.edge.routing import Room, Route
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.link import StorageLink
+from contrail_gateway import docs
+from contrail_gateway.acks import Acks
+from contrail_gateway.pull import Pulls
+
+_CONSUMER = "/v1/streams/{stream}/consumers/{consumer}"
+
+
+def room(link: StorageLink, settings: EdgeSettings) -> Room:
+    """Delivery to consumers."""
+    tokens = AckTokens(settings.account, settings.ack_keys)
+    acks = Acks(link, tokens, settings)
+    pulls = Pulls(link, tokens, acks, settings)
+    return Room(
+        link=link,
+        routes=(
+            Route("POST", f"{_CONSUMER}/next", pulls.next, docs.NEXT),
+            Route("POST", f"{_CONSUMER}/ack", acks.ack, docs.ACK),
+        ),
+        router=management_router(),
+    )
