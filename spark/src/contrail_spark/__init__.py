@@ -1,0 +1,1 @@
+"""Contrail streams as Spark DataFrames, and the jobs built on them."""

@@ -1,0 +1,41 @@
+"""What a read of a stream can fail with; every message is a sentence for the person who ran it."""
+
+
+class ContrailSparkError(Exception):
+    """Base of all errors that the data source raises itself."""
+
+
+class OptionError(ContrailSparkError, ValueError):
+    """An option of ``spark.read`` is missing, unknown or not valid."""
+
+
+class SchemaError(ContrailSparkError, ValueError):
+    """A projection names a column that does not exist, or asks for another type."""
+
+
+class ServerRefusedError(ContrailSparkError):
+    """The server answered with a refusal that a retry cannot change.
+
+    ``status`` is the HTTP status and ``name`` the problem's name, such as ``stream_not_found``.
+    """
+
+    def __init__(self, message: str, status: int, name: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.name = name
+
+
+class StreamChangedError(ServerRefusedError):
+    """The stream was deleted and made anew since the snapshot of this DataFrame was taken."""
+
+
+class DataLossError(ServerRefusedError):
+    """Messages of the pinned range are gone: retention was faster than the job."""
+
+
+class UnavailableError(ContrailSparkError):
+    """The server could not be reached, or did not answer in full, after all retries."""
+
+
+class ProtocolError(ContrailSparkError):
+    """The server's answer does not follow the replay contract."""

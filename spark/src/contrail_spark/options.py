@@ -1,0 +1,244 @@
+"""The options of ``spark.read.format("contrail")``: names, defaults, a sentence per mistake."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+from contrail_common.names import name_problem
+from contrail_common.subjects import filter_problem
+from contrail_common.timeunits import NS_PER_MS, format_time, parse_time
+from contrail_spark.errors import OptionError
+
+DEFAULT_URL: Final = "http://127.0.0.1:7420"
+DEFAULT_SPLITS: Final = 8
+SPLITS_MAX: Final = 1_024
+DEFAULT_RETRIES: Final = 5
+RETRIES_MAX: Final = 100
+DEFAULT_TIMEOUT_MS: Final = 30_000
+TIMEOUT_MS_MAX: Final = 3_600_000
+SEQ_MAX: Final = (1 << 63) - 1
+
+NAMES: Final = (
+    "url",
+    "stream",
+    "subject",
+    "startingSequence",
+    "endingSequence",
+    "startingTimestamp",
+    "endingTimestamp",
+    "splits",
+    "minPartitions",
+    "columns",
+    "failOnDataLoss",
+    "fetchRetries",
+    "requestTimeoutMs",
+    "token",
+    "tokenFile",
+)
+_CANONICAL: Final = {name.lower(): name for name in NAMES}
+_EXCLUSIVE: Final = (
+    ("startingSequence", "startingTimestamp"),
+    ("endingSequence", "endingTimestamp"),
+    ("splits", "minPartitions"),
+    ("token", "tokenFile"),
+)
+_BOOLEANS: Final = {"true": True, "false": False}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """Checked options.  Times are RFC 3339; None leaves a limit open.
+
+    ``token`` is kept out of ``repr``, so that it cannot reach a log line or an error.
+    """
+
+    url: str
+    stream: str
+    subject: str | None = None
+    from_seq: int | None = None
+    to_seq: int | None = None
+    start_time: str | None = None
+    end_time: str | None = None
+    splits: int = DEFAULT_SPLITS
+    columns: tuple[str, ...] | None = None
+    fail_on_data_loss: bool = True
+    retries: int = DEFAULT_RETRIES
+    timeout_s: float = DEFAULT_TIMEOUT_MS / 1_000
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+
+    def bearer(self) -> str | None:
+        """The token to send.  A token file is read each time, so a renewed token is picked up."""
+        if self.token_file is None:
+            return self.token
+        try:
+            token = Path(self.token_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"option tokenFile: cannot read {self.token_file}: {error}") from None
+        if not _sendable(token):
+            raise OptionError(f"option tokenFile: {self.token_file} holds no token")
+        return token
+
+
+def parse_options(given: Mapping[str, str]) -> ReplayOptions:
+    """Check what the user gave to ``.option(...)``; names are matched without case.
+
+    Raises OptionError for an unknown name, a bad value, or two options that exclude each other.
+    """
+    options = _by_canonical_name(given)
+    for left, right in _EXCLUSIVE:
+        if left in options and right in options:
+            raise OptionError(f"options {left} and {right} exclude each other; give one of them")
+    if "stream" not in options:
+        raise OptionError('option stream is missing: .option("stream", "NAME")')
+
+    def read(name: str, convert: Callable[[str], _T]) -> _T | None:
+        try:
+            return convert(options[name]) if name in options else None
+        except ValueError as error:
+            raise OptionError(f"option {name}: {error}") from None
+
+    parsed = ReplayOptions(
+        url=read("url", _url) or DEFAULT_URL,
+        stream=read("stream", _stream) or "",
+        subject=read("subject", _subject),
+        from_seq=read("startingSequence", _sequence),
+        to_seq=read("endingSequence", _sequence),
+        start_time=read("startingTimestamp", _time),
+        end_time=read("endingTimestamp", _time),
+        splits=read("splits", _splits) or read("minPartitions", _splits) or DEFAULT_SPLITS,
+        columns=read("columns", _columns),
+        fail_on_data_loss=read("failOnDataLoss", _boolean) is not False,
+        retries=_or(read("fetchRetries", _retries), DEFAULT_RETRIES),
+        timeout_s=_or(read("requestTimeoutMs", _timeout_ms), DEFAULT_TIMEOUT_MS) / 1_000,
+        token=read("token", _token),
+        token_file=read("tokenFile", _not_empty),
+    )
+    _check_order(parsed)
+    return parsed
+
+
+def _by_canonical_name(given: Mapping[str, str]) -> dict[str, str]:
+    options = {}
+    for name, value in given.items():
+        canonical = _CANONICAL.get(name.lower())
+        if canonical is None:
+            near = difflib.get_close_matches(name.lower(), _CANONICAL, n=1)
+            hint = f"did you mean {_CANONICAL[near[0]]}?" if near else f"known: {', '.join(NAMES)}"
+            raise OptionError(f"unknown option {name}; {hint}")
+        options[canonical] = value
+    return options
+
+
+def _check_order(options: ReplayOptions) -> None:
+    first, last = options.from_seq, options.to_seq
+    if first is not None and last is not None and first > last:
+        raise OptionError(f"startingSequence {first} lies above endingSequence {last}")
+    start, end = options.start_time, options.end_time
+    if start is not None and end is not None and start > end:
+        raise OptionError(f"startingTimestamp {start} lies after endingTimestamp {end}")
+
+
+def _or(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text.strip()
+
+
+def _url(text: str) -> str:
+    url = _not_empty(text).rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"an http:// or https:// origin such as {DEFAULT_URL} is expected")
+    if parts.username or parts.password:
+        raise ValueError("credentials do not belong in a URL; use token or tokenFile")
+    if parts.path or parts.query or parts.fragment:
+        raise ValueError("only scheme, host and port are expected, without a path or query")
+    if parts.port == 0:
+        raise ValueError("port 0 cannot be connected to")
+    return url
+
+
+def _stream(text: str) -> str:
+    if problem := name_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _subject(text: str) -> str:
+    if problem := filter_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _integer(text: str, least: int, most: int) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(SEQ_MAX))):
+        raise ValueError(f"an integer from {least} to {most} is expected, not {text!r}")
+    value = int(digits)
+    if not least <= value <= most:
+        raise ValueError(f"an integer from {least} to {most} is expected, not {text!r}")
+    return value
+
+
+def _sequence(text: str) -> int:
+    return _integer(text, 1, SEQ_MAX)
+
+
+def _splits(text: str) -> int:
+    return _integer(text, 1, SPLITS_MAX)
+
+
+def _retries(text: str) -> int:
+    return _integer(text, 0, RETRIES_MAX)
+
+
+def _timeout_ms(text: str) -> int:
+    return _integer(text, 1, TIMEOUT_MS_MAX)
+
+
+def _time(text: str) -> str:
+    stripped = text.strip()
+    if stripped.isascii() and stripped.isdigit():
+        return format_time(_integer(stripped, 0, SEQ_MAX // NS_PER_MS) * NS_PER_MS)
+    try:
+        return format_time(parse_time(stripped))
+    except ValueError:
+        raise ValueError(
+            "milliseconds since 1970, or RFC 3339 with an offset such as "
+            f'"2026-01-31T08:00:00Z", is expected, not {text!r}'
+        ) from None
+
+
+def _boolean(text: str) -> bool:
+    value = _BOOLEANS.get(text.strip().lower())
+    if value is None:
+        raise ValueError(f"true or false is expected, not {text!r}")
+    return value
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    columns = tuple(name.strip() for name in text.split(","))
+    if not all(columns):
+        raise ValueError('a comma-separated list such as "subject,seq" is expected')
+    if len(set(columns)) < len(columns):
+        raise ValueError("a column is named twice")
+    return columns
+
+
+def _token(text: str) -> str:
+    if not _sendable(text.strip()):
+        raise ValueError("a token is printable ASCII without spaces")
+    return text.strip()
+
+
+def _sendable(token: str) -> bool:
+    return token != "" and all("!" <= char <= "~" for char in token)

@@ -1,0 +1,124 @@
+"""Pure rules between a replay plan and the requests that read it.  No Spark, no Arrow, no IO."""
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from contrail_spark.errors import ProtocolError
+from contrail_spark.options import ReplayOptions
+
+SEQ: Final = "seq"
+Query = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A closed range of sequences of one shard; ``messages`` and ``bytes`` are estimates."""
+
+    shard: int
+    from_seq: int
+    to_seq: int
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """The pinned snapshot: what every read of one DataFrame, and every retry, returns.
+
+    ``incarnation`` guards against a stream that was deleted and made anew in between.
+    """
+
+    stream: str
+    incarnation: str
+    splits: tuple[Split, ...]
+
+
+def plan_path(options: ReplayOptions) -> str:
+    """The path of the request that pins the snapshot."""
+    return f"/v1/streams/{quote(options.stream, safe='')}/replay/plan"
+
+
+def plan_query(options: ReplayOptions) -> Query:
+    """The query of the request that pins the snapshot: only the limits the caller gave."""
+    asked = {
+        "splits": options.splits,
+        "from_seq": options.from_seq,
+        "to_seq": options.to_seq,
+        "start_time": options.start_time,
+        "end_time": options.end_time,
+        "subject": options.subject,
+    }
+    return [(name, str(value)) for name, value in asked.items() if value is not None]
+
+
+def parse_plan(document: object) -> ReplayPlan:
+    """The plan in the server's JSON answer; ProtocolError when it is not one."""
+    try:
+        fields = _object(document)
+        splits = fields["splits"]
+        if not isinstance(splits, list):
+            raise TypeError("splits is not a list")
+        plan = ReplayPlan(
+            stream=str(fields["stream"]),
+            incarnation=str(fields["incarnation"]),
+            splits=tuple(_parse_split(split) for split in splits),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the server's replay plan cannot be read: {error!r}") from error
+    return plan
+
+
+def _parse_split(document: object) -> Split:
+    fields = _object(document)
+    split = Split(
+        shard=_integer(fields["shard"]),
+        from_seq=_integer(fields["from_seq"]),
+        to_seq=_integer(fields["to_seq"]),
+        messages=_integer(fields["messages"]),
+        bytes=_integer(fields["bytes"]),
+    )
+    if split.from_seq > split.to_seq:
+        raise ValueError(f"the split {split.from_seq}..{split.to_seq} is backwards")
+    return split
+
+
+def _object(document: object) -> dict[str, object]:
+    if not isinstance(document, dict):
+        raise TypeError("not a JSON object")
+    return document
+
+
+def _integer(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def replay_path(plan: ReplayPlan) -> str:
+    """The path of the requests that read the splits of ``plan``."""
+    return f"/v1/streams/{quote(plan.stream, safe='')}/replay"
+
+
+def wire_columns(wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns to ask for: a read that resumes must know the sequence it stopped at."""
+    return wanted if SEQ in wanted else (*wanted, SEQ)
+
+
+def replay_query(
+    options: ReplayOptions, plan: ReplayPlan, split: Split, from_seq: int, columns: tuple[str, ...]
+) -> Query:
+    """The query that reads ``from_seq`` to the end of ``split``, in the types Spark takes."""
+    query = [
+        ("shard", str(split.shard)),
+        ("from_seq", str(from_seq)),
+        ("to_seq", str(split.to_seq)),
+        ("incarnation", plan.incarnation),
+        ("columns", ",".join(columns)),
+        ("schema", "spark"),
+    ]
+    if options.subject is not None:
+        query.append(("subject", options.subject))
+    if not options.fail_on_data_loss:
+        query.append(("clamp", "true"))
+    return query

@@ -1,0 +1,116 @@
+"""The columns of a stream: Spark types, Arrow types on the wire, and projections of them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from contrail_spark.errors import ProtocolError, SchemaError
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; ``arrow`` is its type in a replay asked for with ``schema=spark``."""
+
+    spark: DataType
+    arrow: pa.DataType
+    nullable: bool = False
+
+
+COLUMNS: Final[dict[str, Column]] = {
+    "shard": Column(IntegerType(), pa.int32()),
+    "seq": Column(LongType(), pa.int64()),
+    "time": Column(TimestampType(), pa.timestamp("us", tz="UTC")),
+    "subject": Column(StringType(), pa.string()),
+    "headers": Column(
+        MapType(StringType(), ArrayType(StringType())),
+        pa.map_(pa.string(), pa.list_(pa.string())),
+        nullable=True,
+    ),
+    "data": Column(BinaryType(), pa.binary(), nullable=True),
+}
+"""All columns, in the order they have when nothing else is asked for."""
+
+
+def spark_schema(columns: tuple[str, ...] | None = None) -> StructType:
+    """The Spark schema of ``columns``, or of all of them; SchemaError for an unknown one."""
+    return StructType(
+        [
+            StructField(name, _known(name).spark, _known(name).nullable)
+            for name in columns or COLUMNS
+        ]
+    )
+
+
+def checked_projection(schema: StructType, columns: tuple[str, ...] | None) -> StructType:
+    """``schema`` as given to ``.schema(...)``, when it selects known columns in their own types.
+
+    ``columns`` is the option of that name: given as well, it has to name the same columns.
+    Raises SchemaError with the column at fault.
+    """
+    names = schema.fieldNames()
+    if not names:
+        raise SchemaError(f"the schema selects no column; there are: {', '.join(COLUMNS)}")
+    if len(set(names)) < len(names):
+        raise SchemaError(f"the schema names a column twice: {', '.join(names)}")
+    for field in schema.fields:
+        own = _known(field.name).spark
+        if field.dataType != own:
+            raise SchemaError(
+                f"column {field.name} is {own.simpleString()}, not "
+                f"{field.dataType.simpleString()}; select it as it is and cast it in the query"
+            )
+    if columns is not None and set(columns) != set(names):
+        raise SchemaError(
+            f"option columns ({', '.join(columns)}) and the schema ({', '.join(names)}) "
+            "name different columns; give one of them"
+        )
+    return schema
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """What Spark compares the first record batch with: names, order, types and nullability."""
+    return pa.schema(
+        [pa.field(field.name, COLUMNS[field.name].arrow, field.nullable) for field in schema.fields]
+    )
+
+
+def check_wire(schema: pa.Schema, columns: tuple[str, ...]) -> None:
+    """ProtocolError unless the server's stream holds every one of ``columns`` in its type."""
+    for name in columns:
+        position = schema.get_field_index(name)
+        if position < 0:
+            raise ProtocolError(f"the server's answer lacks column {name}: {schema.names}")
+        if schema.field(position).type != COLUMNS[name].arrow:
+            raise ProtocolError(
+                f"the server sent column {name} as {schema.field(position).type}, "
+                f"where {COLUMNS[name].arrow} is expected"
+            )
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of ``schema`` cut out of a wire batch, without a copy.
+
+    Spark compares schemas including nullability, which the server need not send the same.
+    """
+    arrays = [batch.column(name) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _known(name: str) -> Column:
+    column = COLUMNS.get(name)
+    if column is None:
+        raise SchemaError(f"unknown column {name}; a stream has: {', '.join(COLUMNS)}")
+    return column

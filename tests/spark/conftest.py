@@ -1,0 +1,36 @@
+"""Fixtures of the Spark tests: a replay server on loopback, the flights, one Spark session."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from contrail_spark.flights.dataset import Dataset, load_dataset
+from contrail_spark.session import JavaNotFoundError, local_session
+from tests.spark.replay_server import ReplayServer
+
+
+@pytest.fixture
+def server() -> Iterator[ReplayServer]:
+    """Stream FLIGHTS with 100 messages in one shard, in record batches of 10."""
+    server = ReplayServer(rows_per_shard=100)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def dataset() -> Dataset:
+    """The whole year of flights, as the package holds it."""
+    return load_dataset()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One ``local[2]`` session with the quick profile, shared by all tests."""
+    warehouse = str(tmp_path_factory.mktemp("warehouse"))
+    try:
+        session = local_session("tests", settings={"spark.sql.warehouse.dir": warehouse})
+    except JavaNotFoundError as error:
+        pytest.skip(str(error))
+    yield session
+    session.stop()

@@ -1,0 +1,117 @@
+"""Options of the data source: what is accepted, and the sentence for each mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from contrail_spark.errors import OptionError
+from contrail_spark.options import DEFAULT_SPLITS, DEFAULT_URL, ReplayOptions, parse_options
+
+
+def test_only_the_stream_given_takes_every_default() -> None:
+    assert parse_options({"stream": "FLIGHTS"}) == ReplayOptions(url=DEFAULT_URL, stream="FLIGHTS")
+
+
+def test_names_in_any_case_are_the_same_option() -> None:
+    options = parse_options({"STREAM": "S", "startingsequence": "3", "EndingSequence": "9"})
+    assert (options.from_seq, options.to_seq) == (3, 9)
+
+
+def test_every_option_given_is_taken() -> None:
+    options = parse_options(
+        {
+            "url": "https://events.example:8443/",
+            "stream": "S",
+            "subject": "flights.JFK.*.>",
+            "startingTimestamp": "1357034400000",
+            "endingTimestamp": "2013-01-01T12:00:00.5+02:00",
+            "minPartitions": "3",
+            "columns": "seq, data",
+            "failOnDataLoss": "FALSE",
+            "fetchRetries": "0",
+            "requestTimeoutMs": "1500",
+            "token": "secret",
+        }
+    )
+    assert options == ReplayOptions(
+        url="https://events.example:8443",
+        stream="S",
+        subject="flights.JFK.*.>",
+        start_time="2013-01-01T10:00:00.000000000Z",
+        end_time="2013-01-01T10:00:00.500000000Z",
+        splits=3,
+        columns=("seq", "data"),
+        fail_on_data_loss=False,
+        retries=0,
+        timeout_s=1.5,
+        token="secret",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "option stream is missing"),
+        ({"stream": "a.b"}, "option stream: a name must not hold ."),
+        ({"startingSequnce": "1"}, "unknown option startingSequnce; did you mean startingSeq"),
+        ({"zz": "red"}, "unknown option zz; known: url, stream"),
+        ({"url": "ftp://host"}, "option url: an http"),
+        ({"url": "http://host/base"}, "option url: only scheme, host and port"),
+        ({"url": "http://user:pw@host"}, "option url: credentials do not belong"),
+        ({"url": "http://host:99999"}, "option url: Port out of range"),
+        ({"url": ""}, "option url: must not be empty"),
+        ({"subject": "a..b"}, "option subject: a subject filter must not hold an empty token"),
+        ({"startingSequence": "0"}, "option startingSequence: an integer from 1"),
+        ({"startingSequence": "x"}, "option startingSequence: an integer from 1"),
+        ({"endingSequence": "9" * 30}, "option endingSequence: an integer from 1"),
+        ({"splits": "1025"}, "option splits: an integer from 1 to 1024"),
+        ({"startingTimestamp": "yesterday"}, "option startingTimestamp: milliseconds since"),
+        ({"endingTimestamp": "2013-01-01T10:00:00"}, "RFC 3339 with an offset"),
+        ({"failOnDataLoss": "yes"}, "option failOnDataLoss: true or false"),
+        ({"columns": "seq,,data"}, "option columns: a comma-separated list"),
+        ({"columns": "seq,seq"}, "option columns: a column is named twice"),
+        ({"token": "two words"}, "option token: a token is printable ASCII"),
+        ({"startingSequence": "9", "endingSequence": "3"}, "startingSequence 9 lies above"),
+        ({"startingTimestamp": "9", "endingTimestamp": "3"}, "lies after endingTimestamp"),
+        ({"startingSequence": "9", "startingTimestamp": "3"}, "exclude each other"),
+        ({"splits": "2", "minPartitions": "3"}, "exclude each other"),
+        ({"token": "a", "tokenFile": "b"}, "options token and tokenFile exclude each other"),
+    ],
+)
+def test_a_mistake_is_named_in_one_sentence(given: dict[str, str], sentence: str) -> None:
+    options = {"stream": "FLIGHTS", **given} if given else {}
+    with pytest.raises(OptionError) as refused:
+        parse_options(options)
+    assert sentence in str(refused.value)
+
+
+def test_a_bad_token_is_not_repeated_in_the_error() -> None:
+    with pytest.raises(OptionError) as refused:
+        parse_options({"stream": "S", "token": "very secret"})
+    assert "very" not in str(refused.value)
+
+
+def test_the_token_is_no_part_of_the_options_text() -> None:
+    assert "hidden" not in repr(parse_options({"stream": "S", "token": "hidden"}))
+
+
+def test_a_token_file_is_read_again_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    options = parse_options({"stream": "S", "tokenFile": str(file)})
+    assert options.bearer() == "first"
+    file.write_text("second")
+    assert options.bearer() == "second"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two words", b"\xff\xfe"])
+def test_a_useless_token_file_is_an_option_error(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(OptionError, match="option tokenFile"):
+        parse_options({"stream": "S", "tokenFile": str(file)}).bearer()
+
+
+def test_default_number_of_splits_is_asked_for() -> None:
+    assert parse_options({"stream": "S"}).splits == DEFAULT_SPLITS
