@@ -142,10 +142,10 @@ def _u32(data: bytes | memoryview) -> U32Array:
 
 def _are_offsets(data: bytes, count: int, end: int) -> bool:
     """Whether ``data`` is ``count + 1`` ascending offsets from 0 to ``end``."""
+    if min(count, end) < 0 or len(data) != 4 * (count + 1):
+        return False
     if count == 1:
         return data == _PAIR.pack(0, end)
-    if count < 0 or len(data) != 4 * (count + 1):
-        return False
     offsets = _u32(data)
     return (
         int(offsets[0]) == 0
@@ -238,6 +238,15 @@ class Block:
     def last_seq(self) -> int:
         """Sequence of the last message."""
         return self.base_seq + self.columns.count - 1
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the stored form."""
+        columns = self.columns
+        size = _HEADER.size + 12 * columns.count + len(columns.offsets) + len(columns.payload)
+        if columns.headers is not None:
+            size += sum(map(len, _header_parts(columns.headers)))
+        return size
 
     def payload(self, position: int) -> bytes:
         """Payload of the message at ``position``."""

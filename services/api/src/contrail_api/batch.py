@@ -17,7 +17,7 @@ from contrail_api.batch_items import (
 )
 from contrail_api.ndjson_batch import NdjsonBatch
 from contrail_common import errors
-from contrail_common.edge.json_body import NESTING_MAX, decode
+from contrail_common.edge.json_body import NESTING_MAX, decode_json, decode_msgpack
 from contrail_common.edge.negotiation import (
     JSON_TYPE,
     MSGPACK_TYPE,
@@ -98,7 +98,7 @@ class BatchPublish:
         return _batch_response(results, all_stored, ack.durability)
 
     def _json_candidates(self, body: bytes) -> list[Candidate]:
-        items = decode(_json_decoder, body).messages
+        items = decode_json(_json_decoder, body).messages
         check_count(len(items))
         # Every payload first: a body of the wrong form is refused before anything is stored.
         payloads = [
@@ -125,13 +125,13 @@ def check_count(count: int) -> None:
 
 
 def _packed(body: bytes) -> list[PackedItem]:
-    version, raw = decode(_packed_frame, body)
+    version, raw = decode_msgpack(_packed_frame, body)
     if version != _PACKED_VERSION:
         raise invalid_field("/0", f"the batch version must be {_PACKED_VERSION}")
     items = bytes(raw)
     # The count stands before the items: a body of tiny ones is refused before they are made.
     check_count(_array_length(items))
-    return decode(_packed_items, items, "/1")
+    return decode_msgpack(_packed_items, items, "/1")
 
 
 def _array_length(packed: bytes) -> int:

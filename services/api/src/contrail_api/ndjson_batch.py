@@ -17,7 +17,7 @@ from contrail_api.batch_items import (
     sifted,
 )
 from contrail_common import errors
-from contrail_common.edge.json_body import NESTING_MAX, decode
+from contrail_common.edge.json_body import NESTING_MAX, decode_json
 from contrail_common.edge.negotiation import NDJSON_TYPE
 from contrail_common.edge.problems import problem
 from contrail_common.edge.requests import Request
@@ -191,7 +191,7 @@ class NdjsonBatch:
 
     def _candidate(self, line: bytes, position: int) -> Candidate:
         try:
-            item = decode(_decoder, line)
+            item = decode_json(_decoder, line)
             payload = payload_of(item, "", NESTING_MAX - _ITEM_DEPTH)
         except ApiError as error:
             if position == 0 and error.spec is errors.MALFORMED_BODY:

@@ -7,7 +7,7 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.json_body import decode
+from contrail_common.edge.json_body import decode_json
 from contrail_common.edge.negotiation import JSON_TYPE, acceptable, content_type
 from contrail_common.edge.problems import Problem, problem, result_problem
 from contrail_common.edge.requests import Request
@@ -47,7 +47,7 @@ class Acks:
         """``POST .../ack``."""
         acceptable(request.headers.get(b"accept"), (JSON_TYPE,))
         content_type(request.headers.get(b"content-type"), (JSON_TYPE,))
-        body = decode(_decoder, await request.body(self._body_bytes_max))
+        body = decode_json(_decoder, await request.body(self._body_bytes_max))
         stream, consumer = request.path_values["stream"], request.path_values["consumer"]
         results = await self.apply(stream, consumer, body.acks, sync=body.sync)
         return json_response(200, AckResults(results))

@@ -9,7 +9,7 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.json_body import decode
+from contrail_common.edge.json_body import decode_json
 from contrail_common.edge.messages import payload_form
 from contrail_common.edge.negotiation import (
     JSON_TYPE,
@@ -156,7 +156,7 @@ class Pulls:
         if not raw:
             return PullBody()
         content_type(request.headers.get(b"content-type"), (JSON_TYPE,))
-        return decode(_decoder, raw)
+        return decode_json(_decoder, raw)
 
     async def _wait(self, pull: _Pull, nothing: PullResult) -> PullResult:
         try:

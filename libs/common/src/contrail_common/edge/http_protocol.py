@@ -3,12 +3,13 @@
 uvicorn leaves a connection alone that sends nothing, half a head or half a body, takes any number
 of headers, and answers what it cannot parse in plain text. The bounds are enforced here, below
 ASGI, so that the application needs no timers. Built on uvicorn 0.54: its private attributes used
-here are ``cycle``, ``pipeline``, ``flow`` and ``send_400_response``.
+here are ``cycle``, ``pipeline`` and ``flow``.
 """
 
 import asyncio
 from typing import Any, ClassVar, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from contrail_common import errors
@@ -24,6 +25,22 @@ _PHRASES: Final = {
     431: b"Request Header Fields Too Large",
     503: b"Service Unavailable",
 }
+_LINE_OVERHEAD: Final = 4
+_UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
+
+
+def _too_long_target(limits: EdgeSettings) -> ApiError:
+    detail = f"at most {limits.target_bytes_max} bytes"
+    return ApiError(errors.URI_TOO_LONG, detail, applied=False)
+
+
+def _too_large_head(limits: EdgeSettings) -> ApiError:
+    detail = f"at most {limits.head_bytes_max} bytes and {limits.head_lines_max} lines"
+    return ApiError(errors.REQUEST_HEADERS_TOO_LARGE, detail, applied=False)
+
+
+def _bad_request(detail: str) -> ApiError:
+    return ApiError(errors.BAD_REQUEST, detail, applied=False)
 
 
 class _RefusedError(Exception):
@@ -40,10 +57,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     _begun = False  # and its first byte has come
     _body_open = False  # the head is complete, the body is not
     _refused = False  # an error was answered; what still comes is dropped
-    _head_fed = 0
-    _head_bytes = 0
-    _head_lines = 0
-    _hosts: tuple[bytes, ...] = ()
+    _unparsed = 0  # bytes fed to the parser since it last gave something complete
     _refusal: ApiError | None = None
     _deadline: asyncio.TimerHandle | None = None
     _armed_at = 0.0
@@ -74,96 +88,121 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser and watch over what is still missing."""
-        if not self._refused:
-            self._feed(data)
-
-    def _feed(self, data: bytes) -> None:
-        if self._body_open:
-            self._progress_at = self.loop.time()
-        fed_before = self._head_open and self._begun
-        super().data_received(data)
-        if self._refused:
+        dropped = self._refused
+        if dropped:
             return
-        if self._head_open and fed_before:
-            # The parser keeps an unfinished header line to itself: bound what it was fed.
-            self._head_fed += len(data)
-            if self._head_fed > self.settings.head_bytes_max + self.settings.target_bytes_max:
-                self._refuse(ApiError(errors.REQUEST_HEADERS_TOO_LARGE, applied=False))
-                return
-        if self._app_at_work():
-            self._disarm()
-        elif self._deadline is None:
+        if self._begun or self._body_open:
+            self._unparsed += len(data)
+            self._progress_at = self.loop.time()
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or _bad_request("the request is not HTTP/1.1"))
+            return
+        if not self._head_open and not self._body_open and not self.cycle.response_complete:
+            self._disarm()  # the application is at work
+        elif not self._too_much_unparsed() and self._deadline is None:
             self._arm()
 
-    def _app_at_work(self) -> bool:
-        complete = not self._head_open and not self._body_open
-        return complete and self.cycle is not None and not self.cycle.response_complete
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                self._read_without_upgrade(data[upgrade.args[0] :])
+
+    def _too_much_unparsed(self) -> bool:
+        """Refuse a line that never ends: the parser keeps it to itself, without a bound."""
+        limits = self.settings
+        if self._head_open and self._begun and len(self.url) > limits.target_bytes_max:
+            self._refuse(_too_long_target(limits))
+        elif self._unparsed > limits.head_bytes_max + limits.target_bytes_max:
+            self._refuse(_too_large_head(limits))
+        elif len(self.headers or ()) > limits.head_lines_max:
+            self._refuse(_too_large_head(limits))
+        else:
+            return False
+        return True
 
     # Parser callbacks ----------------------------------------------------------------------------
     def on_message_begin(self) -> None:
         """A request's first byte."""
         super().on_message_begin()
         self._head_open = self._begun = True
-        self._head_fed = self._head_bytes = self._head_lines = 0
-        self._hosts = ()
+        self._unparsed = 0
         self._disarm()
-
-    def on_url(self, url: bytes) -> None:
-        """A piece of the request target."""
-        super().on_url(url)
-        if len(self.url) > self.settings.target_bytes_max:
-            self._stop(errors.URI_TOO_LONG, f"at most {self.settings.target_bytes_max} bytes")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header line, or a trailer line, which is counted and dropped."""
-        self._head_lines += 1
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_lines > self.settings.head_lines_max:
-            self._stop(
-                errors.REQUEST_HEADERS_TOO_LARGE, f"at most {self.settings.head_lines_max} lines"
-            )
-        if self._head_bytes > self.settings.head_bytes_max:
-            self._stop(
-                errors.REQUEST_HEADERS_TOO_LARGE, f"at most {self.settings.head_bytes_max} bytes"
-            )
-        if self._head_open:
-            super().on_header(name, value)
-            if len(name) == 4 and name.lower() == b"host":  # noqa: PLR2004
-                self._hosts += (value,)
 
     def on_headers_complete(self) -> None:
-        """The head is complete: check its Host and start the application."""
-        if len(self._hosts) != 1:
-            self._stop(errors.BAD_REQUEST, "exactly one Host header is needed")
-        if not self.url.startswith(b"/"):
-            self._check_absolute_target()
+        """The head is complete: check it and start the application."""
+        self._check_head()
         self._head_open = self._begun = False
         self._body_open = True
+        self._unparsed = 0
         self._disarm()
-        super().on_headers_complete()
-        if self.parser.should_upgrade():
-            # The parser stops for good after an upgrade that nobody takes up.
-            self.cycle.keep_alive = False
+        if not self._asks_for_an_upgrade():
+            super().on_headers_complete()
+            self.headers = []  # of trailers, which nobody sees
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._unparsed = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The body is complete."""
         self._body_open = False
         self._disarm()
-        super().on_message_complete()
+        if not self._asks_for_an_upgrade():
+            super().on_message_complete()
 
-    def _check_absolute_target(self) -> None:
-        # RFC 9112 section 3.2.2: the target's authority, not the Host header, would count.
-        authority = self.url.partition(b"://")[2].partition(b"/")[0]
-        if authority.lower() != self._hosts[0].lower():
-            self._stop(errors.BAD_REQUEST, "the target is not a path of the Host header's server")
+    def _check_head(self) -> None:
+        limits = self.settings
+        size, hosts = 0, []
+        for name, value in self.headers:
+            size += len(name) + len(value) + _LINE_OVERHEAD
+            if name == b"host":
+                hosts.append(value)
+        if len(self.url) > limits.target_bytes_max:
+            self._stop(_too_long_target(limits))
+        if size > limits.head_bytes_max or len(self.headers) > limits.head_lines_max:
+            self._stop(_too_large_head(limits))
+        if len(hosts) != 1:
+            self._stop(_bad_request("exactly one Host header is needed"))
+        if not self.url.startswith(b"/"):
+            # RFC 9112 section 3.2.2: the target's authority, not the Host header, would count.
+            authority = self.url.partition(b"://")[2].partition(b"/")[0]
+            if authority.lower() != hosts[0].lower():
+                self._stop(_bad_request("the target is not a path of the Host header's server"))
 
-    def _stop(self, spec: ErrorSpec, detail: str) -> None:
-        self._refusal = ApiError(spec, detail, applied=False)
+    def _stop(self, refusal: ApiError) -> None:
+        self._refusal = refusal
         raise _RefusedError
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _asks_for_an_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and not self._should_upgrade()
+
+    def _read_without_upgrade(self, rest: bytes) -> None:
+        """Read the request again as a plain one; a server may ignore Upgrade (RFC 9110, 7.8).
+
+        The parser takes what follows the head for another protocol's and drops the body; some
+        clients offer HTTP/2 with every request.
+        """
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [one.strip() for one in value.lower().split(b",")]
+                value = b", ".join(one for one in tokens if one not in _UPGRADE_TOKENS)  # noqa: PLW2901
+            if name != b"upgrade":
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]) + rest)
 
     # Deadlines -----------------------------------------------------------------------------------
     def _arm(self) -> None:
@@ -223,14 +262,6 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     # Refusals ------------------------------------------------------------------------------------
-    def send_400_response(self, msg: str) -> None:
-        """Answer what the parser did not take; uvicorn calls this for every parser error."""
-        del msg
-        refusal, self._refusal = self._refusal, None
-        self._refuse(
-            refusal or ApiError(errors.BAD_REQUEST, "the request is not HTTP/1.1", applied=False)
-        )
-
     def _refuse(self, error: ApiError) -> None:
         self._refused = True
         self._disarm()

@@ -22,7 +22,6 @@ _PATH: Final = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.
 _PATH_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]*)`")
-_NUMBER_TOO_LARGE: Final = ("Integer value out of range", "Number out of range")
 
 _untyped: Final = msgspec.json.Decoder()
 
@@ -59,12 +58,23 @@ def decode_untyped(body: bytes) -> Any:
         raise malformed(error) from None
 
 
-def decode(decoder: "Decoder[_T_co]", body: bytes, at: str = "") -> _T_co:
-    """``body`` as the decoder's type.
+def decode_json(decoder: Decoder[_T_co], body: bytes) -> _T_co:
+    """A JSON body as the decoder's type.
 
-    Raises MALFORMED_BODY for what cannot be parsed and INVALID_FIELD, with a JSON Pointer below
-    ``at``, for what parses but is not of the type.
+    Raises MALFORMED_BODY for what is not JSON or nests too deep, and INVALID_FIELD with a JSON
+    Pointer for JSON of another shape.
     """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        decode_untyped(body)  # the wrong shape was met first, but is the rest JSON at all?
+        raise mistyped(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error) from None
+
+
+def decode_msgpack(decoder: Decoder[_T_co], body: bytes, at: str = "") -> _T_co:
+    """A msgpack body as the decoder's type; as :func:`decode_json`, with pointers below ``at``."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -83,8 +93,6 @@ def mistyped(error: msgspec.ValidationError, at: str = "") -> ApiError:
     found = _PATH.match(str(error))
     assert found is not None
     message = found["message"]
-    if message.startswith(_NUMBER_TOO_LARGE):
-        return malformed(error)
     pointer = at + json_pointer(found["path"] or "")
     named = _UNKNOWN_FIELD.search(message) or _MISSING_FIELD.search(message)
     if named is not None:

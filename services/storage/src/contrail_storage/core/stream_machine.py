@@ -159,9 +159,7 @@ class StreamMachine:
         self.dedupe.expire(now_ns, self.config.duplicate_window_ns, writes)
         return self._dispatch(index, now_ns, command, writes)
 
-    def _dispatch(
-        self, index: int, now_ns: int, command: cmd.Command, writes: Writes
-    ) -> Result:
+    def _dispatch(self, index: int, now_ns: int, command: cmd.Command, writes: Writes) -> Result:
         if isinstance(command, cmd.Append):
             return self._append(index, now_ns, command, writes)
         if isinstance(command, cmd.Deliver | cmd.Acknowledge | cmd.Exhaust):
@@ -172,9 +170,7 @@ class StreamMachine:
             return self._drop_consumer(command, writes)
         return self._remove(index, now_ns, command, writes)
 
-    def _remove(
-        self, index: int, now_ns: int, command: cmd.Command, writes: Writes
-    ) -> Result:
+    def _remove(self, index: int, now_ns: int, command: cmd.Command, writes: Writes) -> Result:
         match command:
             case cmd.ExpireAge():
                 return self._expire_age(command, index, now_ns, writes)

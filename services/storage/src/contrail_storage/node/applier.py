@@ -18,7 +18,7 @@ from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Refused, Result, Writes
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.proposer import EntryContext
-from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard import Shard, SmallRun
 from contrail_storage.node.store_writer import Job, MergeJob, StoreWriter, WriteJob, merge_job
 from contrail_storage.store.block_store import (
     UNREADABLE,
@@ -43,14 +43,18 @@ class Applier:
         meta: MetaMachine,
         blocks: BlockStore,
         writer: StoreWriter,
+        on_written: Callable[[], None],
         merge_blocks: int = MERGE_BLOCKS,
     ) -> None:
         self.meta = meta
+        self.written_indexes: dict[int, int] = {}
+        """Of each group, the index up to which everything is applied and in the store."""
         self.shards: dict[int, Shard] = {}
         self.last_entry_ns = 0
         self.unwritten_bytes = 0
         self._blocks = blocks
         self._writer = writer
+        self._on_written = on_written
         self._merge_blocks = merge_blocks
 
     def new_shard(self, number: int) -> Shard:
@@ -69,9 +73,16 @@ class Applier:
             self._fill(job, writes)
             job.bytes = len(data)
             self.unwritten_bytes += job.bytes
-            self._writer.submit(job)
+            self._hand_over(job)
             if own is not None:
                 own.resolve(results)
+        else:
+            self._hand_over(job)
+
+    def _hand_over(self, job: Job) -> None:
+        # A small job is written here: two thread switches would cost more than the write.
+        if self._writer.write_now(job):
+            self.written([job])
         else:
             self._writer.submit(job)
 
@@ -124,7 +135,7 @@ class Applier:
 
     # Written -----------------------------------------------------------------------------------
 
-    def written(self, jobs: list[Job], applied: Callable[[int, int], None]) -> None:
+    def written(self, jobs: list[Job]) -> None:
         """Jobs reached the store: their messages may be read now. Runs on the event loop."""
         touched: dict[int, int] = {}
         for job in jobs:
@@ -132,7 +143,7 @@ class Applier:
                 self._blocks.written(job.shard, job.merged)
                 continue
             self.unwritten_bytes -= job.bytes
-            applied(job.group, job.index)
+            self.written_indexes[job.group] = job.index
             for number, block, span in job.blocks:
                 self._blocks.written(number, block)
                 touched[number] = block.last_seq
@@ -141,6 +152,7 @@ class Applier:
             shard = self.shards.get(number)
             if shard is not None:
                 shard.advance(last_seq)
+        self._on_written()
 
     def _note_small(self, number: int, span: BlockSpan, level: int = 0) -> None:
         """Remember a small block; when a run of them is worth a block, have it merged.
@@ -154,15 +166,15 @@ class Applier:
         if span.bytes > _SMALL_BYTES or span.count > _SMALL_MESSAGES:
             shard.small_runs.clear()
             return
-        run = shard.small_runs.setdefault(level, [])
-        run.append(span)
+        run = shard.small_runs.setdefault(level, SmallRun())
+        run.add(span)
         if (
-            len(run) >= self._merge_blocks
-            or sum(small.bytes for small in run) >= MERGE_BYTES
-            or sum(small.count for small in run) >= MERGE_MESSAGES
+            len(run.base_seqs) >= self._merge_blocks
+            or run.bytes >= MERGE_BYTES
+            or run.count >= MERGE_MESSAGES
         ):
             del shard.small_runs[level]
-            merged = self._merge(number, [small.base_seq for small in run])
+            merged = self._merge(number, run.base_seqs)
             if merged is not None:
                 self._note_small(number, merged, level + 1)
 
@@ -177,5 +189,5 @@ class Applier:
         # The directory names the merged block from now on; its body stands in memory until the
         # writer has stored it.
         self._blocks.overlay(number, job.merged)
-        self._writer.submit(job)
+        self._hand_over(job)
         return job.span

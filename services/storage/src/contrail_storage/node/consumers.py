@@ -110,6 +110,7 @@ class ConsumerManager:
 
     async def _info(self, shard: Shard, consumer: ConsumerMachine) -> ConsumerInfo:
         desk = self._desk(shard, consumer)
+        await desk.settle()
         return ConsumerInfo(
             stream=shard.name,
             config=consumer.config,
@@ -213,6 +214,7 @@ class ConsumerManager:
             applied = self._shard_log.command(
                 shard.machine.shard, _command(consumer, taken), _ACK_BYTES * len(taken)
             )
+            desk.track(applied)
             postponed = [item.seq for item in taken if item.kind in ("nak", "in_progress")]
             applied.add_done_callback(lambda done: _acknowledged(desk, postponed, done))
             if sync:

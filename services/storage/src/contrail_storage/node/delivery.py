@@ -6,6 +6,7 @@ once and are joined into one command; with ``max_deliver`` they leave after thei
 """
 
 import asyncio
+import contextlib
 import heapq
 from collections import deque
 from collections.abc import Callable
@@ -20,12 +21,13 @@ from contrail_common.link import Delivery, PullRequest, PullResult
 from contrail_common.model import StoredMessage
 from contrail_storage.core.commands import Deliver, Exhaust, StreamCommand
 from contrail_storage.core.consumer_machine import ConsumerMachine
-from contrail_storage.core.results import Result
+from contrail_storage.core.results import Refused, Result
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.reader import Found, Reader
 from contrail_storage.node.shard import Shard
 
 JOIN_S: Final = 0.005
+_JOIN_AGAIN_S: Final = 0.1
 PULL_BYTES_MAX: Final = 8 << 20
 _STALE_DEADLINES_MAX: Final = 4_096
 _MESSAGE_SIZE_HEADER: Final = "Nats-Msg-Size"
@@ -43,16 +45,12 @@ class Chosen:
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
-    """A pull that waits for messages."""
-
-    request: PullRequest
-    future: asyncio.Future[None]
-
-
-@dataclass(slots=True, eq=False)
 class Desk:
-    """Deliveries of one consumer. ``position`` and ``consumer_seq`` run ahead of the machine."""
+    """Deliveries of one consumer. ``position`` and ``consumer_seq`` run ahead of the machine.
+
+    ``in_flight`` are the sequences chosen whose deliveries the machine does not have yet, and
+    ``waiters`` the pulls that wait, in the order they came.
+    """
 
     shard: Shard
     consumer: ConsumerMachine
@@ -61,12 +59,14 @@ class Desk:
     log_time_ns: Callable[[], int]
     position: int = 0
     consumer_seq: int = 0
-    in_flight: dict[int, int] = field(default_factory=dict)
-    waiters: deque[Waiter] = field(default_factory=deque)
+    in_flight: set[int] = field(default_factory=set)
+    waiters: deque[asyncio.Event] = field(default_factory=deque)
     deadlines: list[tuple[int, int]] = field(default_factory=list)
     last_active_s: float = 0.0
     closed: bool = False
+    _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
     _joined: list[int] = field(default_factory=list)
+    _joined_position: int = 0
     _join_timer: asyncio.TimerHandle | None = None
     _deadline_timer: asyncio.TimerHandle | None = None
     _filter: SubjectFilter = field(default_factory=lambda: SubjectFilter(()))
@@ -74,7 +74,6 @@ class Desk:
     _count: int = 0
     _counted_to: int = -1
     _deletions: int = 0
-    _fresh_in_flight: int = 0
 
     def __post_init__(self) -> None:
         self.position = self.consumer.next_seq
@@ -93,6 +92,7 @@ class Desk:
         """The consumer's configuration changed."""
         self._filter = SubjectFilter(self.consumer.config.filter_subjects)
         self._counted_to = -1
+        self.wake()
 
     def close(self) -> None:
         """The consumer or its stream is gone: waiting pulls end."""
@@ -107,9 +107,10 @@ class Desk:
 
     def wake(self) -> None:
         """Something changed that may give the first waiting pull a message."""
-        for waiter in self.waiters if self.closed else list(self.waiters)[:1]:
-            if not waiter.future.done():
-                waiter.future.set_result(None)
+        for waiter in self.waiters:
+            waiter.set()
+            if not self.closed:
+                return
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Serve a pull: what there is now, or wait for the first message up to ``expires``."""
@@ -119,6 +120,7 @@ class Desk:
         self.touch()
         # First come, first served: who asks while others wait goes behind them.
         queue_first = bool(self.waiters)
+        waiter: asyncio.Event | None = None
         try:
             while True:
                 self._check_open()
@@ -127,11 +129,15 @@ class Desk:
                 left = deadline - loop.time()
                 if deliveries or request.no_wait or left <= 0:
                     break
-                if not await self._wait(request, left):
+                waiter = waiter or self._queue_up()
+                self._arm_deadline()
+                if not await _woken(waiter, left):
                     break
         finally:
+            if waiter is not None:
+                self.waiters.remove(waiter)
             self.touch()
-            if self.waiters and not self.closed:
+            if not self.closed:
                 self.wake()
         pending = deliveries[-1].num_pending if deliveries else await self.num_pending()
         return PullResult(
@@ -142,20 +148,12 @@ class Desk:
             self.consumer.epoch,
         )
 
-    async def _wait(self, request: PullRequest, timeout_s: float) -> bool:
+    def _queue_up(self) -> asyncio.Event:
         if len(self.waiters) >= max(self.consumer.config.max_waiting, 1):
             raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
-        waiter = Waiter(request, asyncio.get_running_loop().create_future())
+        waiter = asyncio.Event()
         self.waiters.append(waiter)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter.future
-        except TimeoutError:
-            return False
-        finally:
-            if waiter in self.waiters:
-                self.waiters.remove(waiter)
-        return True
+        return waiter
 
     def _check_open(self) -> None:
         if not self.shard.machine.exists:
@@ -181,51 +179,52 @@ class Desk:
         async with self._lock:
             self._check_open()
             batch = _Batch(request)
-            exhausted = await self._choose_again(batch)
-            pending = await self._count_pending()
-            if not batch.full:
-                await self._choose_new(batch)
-            if exhausted:
-                await self.propose(
-                    Exhaust(self.consumer.consumer_id, self.consumer.epoch, exhausted)
-                )
-            if not batch.chosen:
-                if batch.too_large:
-                    raise ApiError(
-                        errors.PULL_TOO_SMALL,
-                        f"the next message has {batch.too_large} bytes",
-                    )
-                return []
-            self._count -= sum(1 for chosen in batch.chosen if chosen.attempt == 1)
+            try:
+                await self._choose(batch)
+                pending = await self._count_pending() if batch.chosen else 0
+                committed = self._record([chosen.seq for chosen in batch.chosen])
+            except BaseException:
+                # Also when the pull was cancelled: what it would have got is for the next one.
+                self._undo([chosen.seq for chosen in batch.chosen])
+                raise
             deliveries = self._to_deliveries(batch.chosen, pending)
-            await self._record([chosen.seq for chosen in batch.chosen])
-            return deliveries
+        if batch.too_large:
+            raise ApiError(errors.PULL_TOO_SMALL, f"the next message has {batch.too_large} bytes")
+        if committed is not None and isinstance(await asyncio.shield(committed), Refused):
+            raise ApiError(errors.CONSUMER_DELETED)
+        return deliveries
+
+    async def _choose(self, batch: "_Batch") -> None:
+        """Choose what is due again, then new messages; they are in flight from here on."""
+        exhausted = await self._choose_again(batch)
+        if exhausted:
+            await asyncio.shield(self._exhaust(exhausted))
+        # Nothing may be awaited behind the last look at what is new, or a wake would be missed.
+        if not batch.full:
+            await self._choose_new(batch)
 
     async def _choose_again(self, batch: "_Batch") -> list[int]:
         """Choose expired deliveries again, ascending; answers those that had their last chance."""
-        due = self._take_due()
         exhausted: list[int] = []
         limit = self.consumer.config.max_deliver
-        try:
-            for seq in due:
-                pending = self.consumer.pending.get(seq)
-                if pending is None or batch.full:
-                    continue
-                if 0 < limit <= pending.attempts:
-                    exhausted.append(seq)
-                    continue
-                block = await self.reader.block_at(self.shard, seq)
-                if block is None or block.base_seq > seq or not self.shard.machine.is_live(seq):
-                    exhausted.append(seq)
-                    continue
-                position = seq - block.base_seq
-                message = self.reader.message(self.shard, block, position)
-                chosen = Chosen(seq, message, pending.attempts + 1)
-                batch.take(chosen, int(block.sizes()[position]))
-        finally:
-            if batch.full or len(batch.chosen) + len(exhausted) < len(due):
-                # Some were not taken (or the pull was cancelled): their deadlines stand.
-                self._rebuild_deadlines()
+        for seq in self._take_due():
+            if batch.full:
+                break
+            block = await self.reader.block_at(self.shard, seq)
+            pending = self.consumer.pending.get(seq)
+            if pending is None:
+                continue  # acknowledged meanwhile
+            gone = block is None or block.base_seq > seq or not self.shard.machine.is_live(seq)
+            if block is None or gone or 0 < limit <= pending.attempts:
+                exhausted.append(seq)
+                continue
+            position = seq - block.base_seq
+            message = self.reader.message(self.shard, block, position)
+            chosen = Chosen(seq, message, pending.attempts + 1)
+            if batch.take(chosen, int(block.sizes()[position])):
+                self.in_flight.add(seq)
+        if batch.full:
+            self._rebuild_deadlines()  # some may be due still
         return exhausted
 
     def _take_due(self) -> list[int]:
@@ -243,22 +242,36 @@ class Desk:
         limit = self.consumer.config.max_ack_pending
         if limit < 0 or self.consumer.config.ack_policy == "none":
             return PULL_BYTES_MAX
-        return limit - len(self.consumer.pending) - self._fresh_in_flight
+        return limit - len(self.consumer.pending) - self._fresh_in_flight()
+
+    def _fresh_in_flight(self) -> int:
+        return sum(1 for seq in self.in_flight if seq not in self.consumer.pending)
 
     async def _choose_new(self, batch: "_Batch") -> None:
         room = self._room()
         while room > 0 and not batch.full:
-            seq = max(self.position, self.shard.machine.counters.first_seq)
-            if seq > self.shard.written_seq:
+            position = self._catch_up()
+            if position > self.shard.written_seq:
                 return
-            block = await self.reader.block_at(self.shard, seq)
+            block = await self.reader.block_at(self.shard, position)
             if block is None:
                 return
-            found = self.reader.select(self.shard, block, seq, self._filter)
+            self._check_open()
+            if self._catch_up() != position:
+                continue  # messages went away meanwhile, or deliveries were undone
+            found = self.reader.select(self.shard, block, position, self._filter)
             taken = self._take_found(batch, found, room)
             if taken is None:
                 return
             room -= taken
+
+    def _catch_up(self) -> int:
+        """The position, moved over what limits and purges took away."""
+        first_seq = self.shard.machine.counters.first_seq
+        if first_seq > self.position:
+            self.position = first_seq
+            self._counted_to = -1
+        return self.position
 
     def _take_found(self, batch: "_Batch", found: Found, room: int) -> int | None:
         """Take found messages while they fit; None when the batch ended inside the block."""
@@ -267,21 +280,28 @@ class Desk:
         sizes = found.block.sizes()
         for position in found.positions.tolist():
             seq = base_seq + position
-            if seq in self.consumer.acked_ahead:
-                continue
-            if taken >= room or batch.full:
+            if not self._is_out(seq):
                 self.position = seq
-                return None
-            message = self.reader.message(self.shard, found.block, position)
-            if not batch.take(Chosen(seq, message, 1), int(sizes[position])):
-                self.position = seq
-                return None
-            taken += 1
+                if taken >= room or batch.full:
+                    return None
+                message = self.reader.message(self.shard, found.block, position)
+                if not batch.take(Chosen(seq, message, 1), int(sizes[position])):
+                    return None
+                self.in_flight.add(seq)
+                taken += 1
+            if seq <= self._counted_to:
+                self._count -= 1
         self.position = found.next_seq
         return taken
 
+    def _is_out(self, seq: int) -> bool:
+        """Whether a message from ``position`` on was delivered all the same, before an undo."""
+        consumer = self.consumer
+        return seq in consumer.acked_ahead or seq in consumer.pending or seq in self.in_flight
+
     def _to_deliveries(self, chosen: list[Chosen], pending: int) -> list[Delivery]:
         deliveries = []
+        pending += sum(1 for item in chosen if item.attempt == 1)
         for item in chosen:
             self.consumer_seq += 1
             if item.attempt == 1:
@@ -289,52 +309,66 @@ class Desk:
             message = item.message
             if self.consumer.config.headers_only:
                 message = _without_payload(message)
-            deliveries.append(Delivery(message, self.consumer_seq, item.attempt, max(pending, 0)))
+            deliveries.append(Delivery(message, self.consumer_seq, item.attempt, pending))
         return deliveries
 
     # Recording -----------------------------------------------------------------------------------
 
-    async def _record(self, seqs: list[int]) -> None:
-        """Propose the deliveries; wait for the commit only where the consumer's rules need it."""
-        for seq in seqs:
-            self.in_flight[seq] = self.in_flight.get(seq, 0) + 1
-            if seq not in self.consumer.pending:
-                self._fresh_in_flight += 1
+    def _record(self, seqs: list[int]) -> "asyncio.Future[Result] | None":
+        """Have the deliveries recorded; a future is to be awaited before they are sent."""
+        if not seqs:
+            return None
         self._joined += seqs
+        # The position may move on to messages of a pull that is not recorded yet; one that was
+        # sent with these would skip them if the node went down now.
+        self._joined_position = self.position
         if self.consumer.config.max_deliver > 0:
-            committed = self._send_joined()
-            if committed is not None:
-                await committed
-        elif self._join_timer is None:
+            return self._send_joined()
+        if self._join_timer is None:
             loop = asyncio.get_running_loop()
-            self._join_timer = loop.call_later(JOIN_S, self._send_joined)
+            self._join_timer = loop.call_later(JOIN_S, self.flush)
+        return None
 
     def flush(self) -> None:
         """Propose joined deliveries now: what follows in the log relies on them."""
-        if self._joined:
+        try:
             self._send_joined()
+        except ApiError:
+            # Refused for now, but the clients have them: they are recorded with the next ones.
+            loop = asyncio.get_running_loop()
+            self._join_timer = loop.call_later(_JOIN_AGAIN_S, self.flush)
 
     def _send_joined(self) -> "asyncio.Future[Result] | None":
         if self._join_timer is not None:
             self._join_timer.cancel()
             self._join_timer = None
-        seqs, self._joined = self._joined, []
+        consumer, seqs = self.consumer, self._joined
         if not seqs or self.closed:
             return None
-        command = Deliver(self.consumer.consumer_id, self.consumer.epoch, seqs, self.position)
-        try:
-            future = self.propose(command)
-        except ApiError:
-            self._undo(seqs)
-            return None
+        future = self.propose(
+            Deliver(consumer.consumer_id, consumer.epoch, seqs, self._joined_position)
+        )
+        self._joined = []
+        self.track(future)
         future.add_done_callback(lambda done: self._recorded(seqs, done))
         return future
+
+    def track(self, proposed: "asyncio.Future[Result]") -> None:
+        """A change of the consumer is on its way."""
+        self._proposed.add(proposed)
+        proposed.add_done_callback(self._proposed.discard)
+
+    async def settle(self) -> None:
+        """Wait until the consumer's state holds all that this desk sent and took so far."""
+        self.flush()
+        if self._proposed:
+            await asyncio.wait(set(self._proposed))
 
     def _recorded(self, seqs: list[int], done: "asyncio.Future[Result]") -> None:
         if done.cancelled() or done.exception() is not None:
             self._undo(seqs)
             return
-        self._land(seqs)
+        self.in_flight.difference_update(seqs)
         for seq in seqs:
             pending = self.consumer.pending.get(seq)
             if pending is not None:
@@ -348,23 +382,20 @@ class Desk:
         self.deadlines = [(item.deadline_ns, seq) for seq, item in self.consumer.pending.items()]
         heapq.heapify(self.deadlines)
 
-    def _land(self, seqs: list[int]) -> None:
-        for seq in seqs:
-            left = self.in_flight.get(seq, 1) - 1
-            if left > 0:
-                self.in_flight[seq] = left
-            else:
-                self.in_flight.pop(seq, None)
-        self._fresh_in_flight = sum(1 for seq in self.in_flight if seq not in self.consumer.pending)
-
     def _undo(self, seqs: list[int]) -> None:
-        # The deliveries were not recorded: they come again, from the machine's own position.
-        self._land(seqs)
-        self._rebuild_deadlines()
-        if not self.in_flight:
-            self.position = self.consumer.next_seq
-            self.consumer_seq = self.consumer.delivered.consumer_seq
+        """Deliveries that were chosen but not recorded are to be chosen again."""
+        self.in_flight.difference_update(seqs)
+        self._joined = [seq for seq in self._joined if seq in self.in_flight]
+        fresh = [seq for seq in seqs if seq not in self.consumer.pending]
+        if fresh:
+            self.position = min(self.position, *fresh)
+            self._joined_position = min(self._joined_position, self.position)
             self._counted_to = -1
+        if not self.in_flight:
+            self.consumer_seq = self.consumer.delivered.consumer_seq
+        self._rebuild_deadlines()
+        self._arm_deadline()
+        self.wake()
 
     def postponed(self, seqs: list[int]) -> None:
         """Deadlines of ``seqs`` moved (nak, in_progress)."""
@@ -410,10 +441,20 @@ class Desk:
             for seq, pending in self.consumer.pending.items()
             if pending.deadline_ns <= now_ns and pending.attempts >= limit
         ]
-        if over and not self.closed:
-            exhausted = Exhaust(self.consumer.consumer_id, self.consumer.epoch, over)
-            # Unknown is fine: the next deadline that passes gives up on them again.
-            self.propose(exhausted).add_done_callback(lambda done: done.exception())
+        if over:
+            with contextlib.suppress(ApiError):  # then the next pull gives up on them
+                self._exhaust(over)
+
+    def _exhaust(self, seqs: list[int]) -> "asyncio.Future[Result]":
+        consumer = self.consumer
+        future = self.propose(Exhaust(consumer.consumer_id, consumer.epoch, seqs))
+        future.add_done_callback(self._exhausted)
+        return future
+
+    def _exhausted(self, done: "asyncio.Future[Result]") -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._rebuild_deadlines()
+        self._arm_deadline()
 
     # Counting ------------------------------------------------------------------------------------
 
@@ -425,18 +466,30 @@ class Desk:
     async def _count_pending(self) -> int:
         # Counted once, then kept up: new messages are added as they come, deliveries taken off.
         machine, written_seq = self.shard.machine, self.shard.written_seq
-        low = max(self.position, machine.counters.first_seq)
+        low = self._catch_up()
         if self._filter.matches_all:
             return await self.reader.count(self.shard, low, written_seq, self._filter)
-        stale = low > self.position or self._deletions != machine.deletions
-        if self._counted_to < 0 or stale:
+        if self._counted_to < 0 or self._deletions != machine.deletions:
             self._deletions = machine.deletions
             self._count = await self.reader.count(self.shard, low, written_seq, self._filter)
         else:
             begin = max(self._counted_to + 1, low)
             self._count += await self.reader.count(self.shard, begin, written_seq, self._filter)
-        self._counted_to = written_seq
+        if self.position == low:  # otherwise deliveries were undone meanwhile: count anew
+            self._counted_to = written_seq
         return self._count
+
+
+async def _woken(waiter: asyncio.Event, timeout_s: float) -> bool:
+    """Wait to be woken; False when ``timeout_s`` passed first."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waiter.wait()
+    except TimeoutError:
+        return False
+    # From here on a wake is noted, so that none is missed while the pull looks.
+    waiter.clear()
+    return True
 
 
 class _Batch:

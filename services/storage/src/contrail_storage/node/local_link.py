@@ -1,6 +1,5 @@
 """The service link of one process: a direct call into the node."""
 
-import base64
 from collections.abc import AsyncIterator
 
 from contrail_common import errors
@@ -29,6 +28,7 @@ from contrail_common.model import (
 )
 from contrail_common.subjects import overlaps
 from contrail_storage.node.node import StorageNode
+from contrail_storage.node.page_tokens import decode_token, encode_token
 from contrail_storage.node.shard import Shard
 
 _UNKNOWN = errors.OUTCOME_UNKNOWN.code
@@ -63,7 +63,7 @@ class LocalLink:
         """Streams by name, paged."""
         streams = self._node.streams
         infos = []
-        after = _decode(token)
+        after = decode_token(token)
         for name in streams.names():
             if name <= after or not name.startswith(prefix):
                 continue
@@ -72,7 +72,7 @@ class LocalLink:
                 continue
             infos.append(info)
             if len(infos) > limit:
-                return Page(streams=infos[:limit], next_token=_encode(infos[-2].config.name))
+                return Page(streams=infos[:limit], next_token=encode_token(infos[-2].config.name))
         return Page(streams=infos)
 
     async def delete_stream(self, name: str) -> None:
@@ -161,12 +161,12 @@ class LocalLink:
 
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
         """Consumers of a stream by name, paged."""
-        after = _decode(token)
+        after = decode_token(token)
         infos = [
             info for info in await self._node.consumers.infos(stream) if info.config.name > after
         ]
         more = len(infos) > limit
-        next_token = _encode(infos[limit - 1].config.name) if more else None
+        next_token = encode_token(infos[limit - 1].config.name) if more else None
         return Page(consumers=infos[:limit], next_token=next_token)
 
     async def delete_consumer(self, stream: str, consumer: str) -> None:
@@ -195,14 +195,3 @@ class LocalLink:
     def metrics_text(self) -> str:
         """The node's metrics."""
         return self._node.metrics_text()
-
-
-def _encode(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
-
-
-def _decode(token: str) -> str:
-    try:
-        return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
-    except ValueError:
-        raise ApiError(errors.BAD_REQUEST, "the page token is not one of ours") from None

@@ -33,10 +33,21 @@ from contrail_storage.node.shard import Shard
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.store.block_store import BlockStore, ShardFacts
-from contrail_storage.store.rocks_store import RocksStore, StoreStalledError
+from contrail_storage.store.rocks_store import (
+    RocksStore,
+    StoreCorruptError,
+    StoreError,
+    StoreStalledError,
+)
+from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_file import NodeIdentity, load_identity, save_identity
-from contrail_storage.wal.node_log import LogOptions, NodeLog
+from contrail_storage.wal.node_file import (
+    NodeFileDamagedError,
+    NodeIdentity,
+    load_identity,
+    save_identity,
+)
+from contrail_storage.wal.node_log import LogOptions, LogRottenError, NodeLog
 
 META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
@@ -153,14 +164,15 @@ class StorageNode:
         self.writer = StoreWriter(
             store, StoreStalledError, self._written_soon, self._store_failed_soon
         )
-        self.applier = Applier(self.meta, self.blocks, self.writer, options.merge_blocks)
+        self.applier = Applier(
+            self.meta, self.blocks, self.writer, self._write_noted, options.merge_blocks
+        )
         self.reader = Reader(self.blocks)
         self.replayer = Replayer(self.blocks, self.reader)
         self.log: NodeLog
         self.groups: dict[int, Group] = {}
         self.failure = ""
         self.fatal: asyncio.Future[str]
-        self._applied: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._ready = False
@@ -172,6 +184,15 @@ class StorageNode:
     @classmethod
     def open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
         """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
+        try:
+            return cls._open(options, groups)
+        except (NodeFileDamagedError, StoreCorruptError) as error:
+            raise DataLostError(f"stored data is damaged: {error}") from error
+        except (StoreError, UnsupportedVersionError) as error:
+            raise OSError(str(error)) from error
+
+    @classmethod
+    def _open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
         files = options.files or Files()
         files.make_directory(options.data_dir)
         store = options.open_store(options.data_dir / "store")
@@ -189,20 +210,22 @@ class StorageNode:
 
     def _recover(self, files: Files) -> None:
         for key, value in self._scan(keys.APPLIED):
-            self._applied[keys.last_number(key, 4)] = int.from_bytes(value[:8], "big")
+            self.applier.written_indexes[keys.last_number(key, 4)] = int.from_bytes(
+                value[:8], "big"
+            )
         self._checkpointer = Checkpointer(self._store, files, self._options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(
             self._options.data_dir / "wal",
             files=files,
             options=self._options.log,
-            keep_from=self._applied,
+            keep_from=self.applier.written_indexes,
         )
         if self.log.recovery.rot is not None:
             raise DataLostError(f"the write-ahead log is damaged: {self.log.recovery.rot}")
         self.meta.load(self._scan(keys.shard_key(keys.STREAM, META_SHARD)))
         for entry in self.meta.streams.values():
             self._load_shard(entry.shard)
-        self._checkpointer.verify(self.log, self._applied, self._machines())
+        self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
 
     def _machines(self) -> dict[int, StreamMachine]:
         return {number: shard.machine for number, shard in self.applier.shards.items()}
@@ -282,7 +305,7 @@ class StorageNode:
             group_id=group_id,
             node_id=self.identity.node_id,
             log=self.log,
-            applied_index=self._applied.get(group_id, 0),
+            applied_index=self.applier.written_indexes.get(group_id, 0),
             on_commit=commit,
             on_role=role,
             on_lost=lost,
@@ -329,7 +352,11 @@ class StorageNode:
         while True:
             await asyncio.sleep(1.0)
             if self.log.stats.size_bytes >= self._options.checkpoint_bytes:
-                await self.checkpoint()
+                try:
+                    await self.checkpoint()
+                except (OSError, LogRottenError) as error:
+                    # The log is kept until a later one succeeds: a full disk heals by itself.
+                    _log.warning("checkpoint failed", error=str(error))
 
     async def checkpoint(self) -> None:
         """Flush the store, so that the log below may be dropped."""
@@ -337,7 +364,9 @@ class StorageNode:
         await self._checkpointer.run(self.log, self._machines(), applied, self._until_written)
 
     async def _until_written(self, indexes: Mapping[int, int]) -> None:
-        while any(self._applied.get(group, 0) < index for group, index in indexes.items()):
+        while any(
+            self.applier.written_indexes.get(group, 0) < index for group, index in indexes.items()
+        ):
             self._write_seen.clear()
             await self._write_seen.wait()
 
@@ -362,13 +391,12 @@ class StorageNode:
         self._loop.call_soon_threadsafe(self._written, jobs)
 
     def _written(self, jobs: list[Job]) -> None:
-        self.applier.written(jobs, self._note_applied)
-        self._write_seen.set()
-        for proposer in (self.meta_log, self.shard_log):
-            proposer.resume()
+        self.writer.settle(len(jobs))
+        self.applier.written(jobs)
 
-    def _note_applied(self, group: int, index: int) -> None:
-        self._applied[group] = index
+    def _write_noted(self) -> None:
+        self._write_seen.set()
+        self.shard_log.resume()
 
     def _store_failed_soon(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._fail, f"the store failed: {error}")
@@ -419,6 +447,8 @@ class StorageNode:
             problems["storage"] = self.failure
         elif not self._ready:
             problems["storage"] = "recovering"
+        elif not all(group.is_leader for group in self.groups.values()):
+            problems["storage"] = "no leader"
         for shard in self.applier.shards.values():
             if shard.damaged:
                 problems[f"stream {shard.name}"] = shard.damaged
@@ -430,4 +460,4 @@ class StorageNode:
 
     def applied_indexes(self) -> Mapping[int, int]:
         """Applied and written index of each group."""
-        return self._applied
+        return self.applier.written_indexes

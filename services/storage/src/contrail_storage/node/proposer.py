@@ -83,6 +83,11 @@ class AppendRequest:
         """Bytes of all messages; ``ends`` are the sums up to each of them."""
         return self.ends[-1]
 
+    @property
+    def next_size(self) -> int:
+        """Bytes of the first message that is not taken yet."""
+        return self.ends[self.taken] - self.bytes_before(self.taken)
+
     def bytes_before(self, position: int) -> int:
         """Bytes of the messages before ``position``."""
         return self.ends[position - 1] if position else 0
@@ -354,6 +359,8 @@ class Proposer:
                 self._queue_bytes -= request.size
                 queue.popleft()
                 continue
+            if size and request.next_size > ENTRY_BYTES_MAX:
+                break  # it has an entry to itself
             builder = open_builders.get(request.shard)
             if builder is None:
                 builder = open_builders[request.shard] = _AppendBuilder(request.shard)

@@ -1,7 +1,6 @@
 """Reading messages of a shard by sequence, time and subject, up to what is written."""
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from contrail_common.errors import ApiError
 from contrail_common.link import RangeRequest, RangeResult
 from contrail_common.model import StoredMessage, message_size
 from contrail_storage.node.filters import SubjectFilter
+from contrail_storage.node.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_store import BlockMissingError, BlockStore
 from contrail_storage.store.rocks_store import StoreCorruptError
@@ -68,7 +68,7 @@ class Reader:
         seq = max(from_seq, shard.machine.counters.first_seq)
         while seq <= shard.written_seq:
             block = await self.block_at(shard, seq)
-            if block is None:
+            if block is None or not shard.machine.exists:
                 return
             yield self.select(shard, block, seq, subject_filter)
             seq = block.last_seq + 1
@@ -109,7 +109,7 @@ class Reader:
         """The last live message below ``seq`` that has its subject, 0 when there is none."""
         machine = shard.machine
         block = await self.block_at(shard, seq)
-        if block is None or block.base_seq > seq:
+        if block is None or not machine.is_live(seq):
             return 0
         sid = int(block.subject_ids[seq - block.base_seq])
         floor_seq = max(
@@ -206,7 +206,7 @@ class Reader:
     ) -> tuple[list[StoredMessage], str | None]:
         """The newest message of each subject that matches, by sequence, paged by sequence."""
         table = shard.machine.subjects
-        after = _decode_token(token)
+        after = decode_number(token)
         found = SubjectFilter((subject,) if subject else ()).subjects(table)
         seqs = sorted(int(table.last[sid - table.base]) for sid, _ in found)
         wanted = [seq for seq in seqs if after < seq <= shard.written_seq]
@@ -218,14 +218,14 @@ class Reader:
                 if error.spec is not errors.MESSAGE_NOT_FOUND:
                     raise  # otherwise it was removed while we read the others
         more = len(wanted) > limit
-        return messages, _encode_token(wanted[limit - 1]) if more else None
+        return messages, encode_token(str(wanted[limit - 1])) if more else None
 
     def subject_counts(
         self, shard: Shard, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """(subject, messages) of matching subjects in byte order, paged by subject."""
         table = shard.machine.subjects
-        after = _decode_text(token)
+        after = decode_token(token)
         names = sorted(
             name
             for _, name in SubjectFilter((subject,) if subject else ()).subjects(table)
@@ -233,28 +233,4 @@ class Reader:
         )
         page = [(name, table.count(name)) for name in names[:limit]]
         more = len(names) > limit
-        return page, _encode_text(page[-1][0]) if more else None
-
-
-def _encode_text(text: str) -> str:
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def _decode_text(token: str) -> str:
-    if not token:
-        return ""
-    try:
-        return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
-    except ValueError:
-        raise ApiError(errors.BAD_REQUEST, "the page token is not one of ours") from None
-
-
-def _encode_token(number: int) -> str:
-    return _encode_text(str(number))
-
-
-def _decode_token(token: str) -> int:
-    text = _decode_text(token)
-    if text and not text.isdigit():
-        raise ApiError(errors.BAD_REQUEST, "the page token is not one of ours")
-    return int(text or 0)
+        return page, encode_token(page[-1][0]) if more else None

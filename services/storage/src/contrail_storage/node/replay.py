@@ -119,8 +119,6 @@ class Replayer:
         """Selections of the next blocks worth a record batch, and the sequence behind them."""
         number = shard.machine.shard
         for _ in range(_RETRIES):
-            if not shard.machine.exists:
-                raise ApiError(errors.STREAM_NOT_FOUND)
             bases = self._next_blocks(number, seq, high)
             if not bases:
                 return [], high + 1
@@ -130,12 +128,16 @@ class Replayer:
                 continue  # merged or trimmed while we asked: look again
             except (BlockCorruptError, StoreCorruptError) as error:
                 raise self._reader.damage(shard, bases[0], error) from error
+            if not shard.machine.exists:
+                raise ApiError(errors.STREAM_NOT_FOUND)
             selections = []
             for block in blocks:
                 selection = self._select(shard, block, seq, high, subject_filter)
                 if selection is not None:
                     selections.append(selection)
-            return selections, min(blocks[-1].last_seq, high) + 1
+                # The first of blocks that were merged meanwhile holds what is in the others too.
+                seq = max(seq, block.last_seq + 1)
+            return selections, seq
         raise ApiError(errors.OVERLOADED, "the range keeps moving", retry_after_s=1)
 
     def _next_blocks(self, number: int, seq: int, high: int) -> list[int]:

@@ -11,6 +11,21 @@ Listener = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
+class SmallRun:
+    """Adjoining small blocks that wait to be merged, with their totals."""
+
+    base_seqs: list[int] = field(default_factory=list)
+    bytes: int = 0
+    count: int = 0
+
+    def add(self, span: BlockSpan) -> None:
+        """One more block at the end."""
+        self.base_seqs.append(span.base_seq)
+        self.bytes += span.bytes
+        self.count += span.count
+
+
+@dataclass(slots=True, eq=False)
 class Shard:
     """Runtime of one shard. Readers see messages up to ``written_seq`` and none above."""
 
@@ -19,7 +34,7 @@ class Shard:
     damaged: str = ""
     listeners: set[Listener] = field(default_factory=set)
     removal: asyncio.Lock = field(default_factory=asyncio.Lock)
-    small_runs: dict[int, list[BlockSpan]] = field(default_factory=dict)
+    small_runs: dict[int, SmallRun] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -1,4 +1,7 @@
-"""The one thread that writes to the store: encoding, then one batch for all that waits, in order.
+"""Writing to the store: encoding, then one batch for all that waits, in order.
+
+Small jobs are written at once by the thread that applies, larger ones and all behind them by a
+thread of their own.
 
 Rows, blocks and the applied index of an entry are always in the same batch, so the store, at
 whatever point it was flushed, is the exact state at its applied index.
@@ -16,9 +19,10 @@ import structlog
 from contrail_common.blocks import Block, encode_block, join_blocks
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Row
-from contrail_storage.store.block_store import BlockSpan, index_row
+from contrail_storage.store.block_store import BlockSpan, index_row, span_of
 
 _BATCH_BYTES: Final = 4 << 20
+_NOW_BYTES_MAX: Final = 32 << 10
 _STALL_WAIT_S: Final = 0.005
 _log = structlog.get_logger("contrail.store")
 
@@ -60,9 +64,7 @@ Job = WriteJob | MergeJob
 def merge_job(shard: int, blocks: list[Block]) -> MergeJob:
     """The job that joins ``blocks`` (adjoining, ascending)."""
     merged = join_blocks(blocks)
-    size = len(merged.columns.payload) + 24 * merged.count
-    span = BlockSpan(merged.base_seq, merged.count, size, int(merged.times_ns[-1]))
-    return MergeJob(shard, blocks, merged, span)
+    return MergeJob(shard, blocks, merged, span_of(merged))
 
 
 class StoreWriter:
@@ -82,6 +84,7 @@ class StoreWriter:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._failed = False
+        self._waiting = 0
         self.batches = 0
         self.seconds = 0.0
         self.stalls = 0
@@ -92,7 +95,28 @@ class StoreWriter:
 
     def submit(self, job: Job) -> None:
         """Queue a job; jobs are written in the order they come."""
+        self._waiting += 1
         self._jobs.put(job)
+
+    def settle(self, jobs: int) -> None:
+        """Queued jobs were reported as written to the thread that submits."""
+        self._waiting -= jobs
+
+    def write_now(self, job: Job) -> bool:
+        """Write a small job in the calling thread if none is queued; False when it is to be."""
+        if self._waiting or self._failed or _size(job) > _NOW_BYTES_MAX:
+            return False
+        started = time.perf_counter()
+        try:
+            self._store.write(_operations([job]))
+        except self._stalled:
+            self.stalls += 1
+            return False
+        except Exception as error:
+            self._fail(error)
+            return False
+        self._note(started)
+        return True
 
     def stop(self) -> None:
         """Write what is queued, then end the thread."""
@@ -109,14 +133,20 @@ class StoreWriter:
             try:
                 self._write(_operations(jobs))
             except Exception as error:
-                # Fail-stop: what is in memory is ahead of the store, only a restart mends that.
-                self._failed = True
-                _log.critical("store write failed", error=str(error))
-                self._on_failure(error)
+                self._fail(error)
                 continue
-            self.batches += 1
-            self.seconds += time.perf_counter() - started
+            self._note(started)
             self._on_written(jobs)
+
+    def _fail(self, error: Exception) -> None:
+        # Fail-stop: what is in memory is ahead of the store, only a restart mends that.
+        self._failed = True
+        _log.critical("store write failed", error=str(error))
+        self._on_failure(error)
+
+    def _note(self, started: float) -> None:
+        self.batches += 1
+        self.seconds += time.perf_counter() - started
 
     def _drain(self) -> tuple[list[Job], bool]:
         job = self._jobs.get()
@@ -124,7 +154,7 @@ class StoreWriter:
         size = 0
         while job is not None:
             jobs.append(job)
-            size += job.bytes if isinstance(job, WriteJob) else job.span.bytes
+            size += _size(job)
             if size >= _BATCH_BYTES:
                 return jobs, True
             try:
@@ -143,6 +173,10 @@ class StoreWriter:
                 time.sleep(_STALL_WAIT_S)
             else:
                 return
+
+
+def _size(job: Job) -> int:
+    return job.bytes if isinstance(job, WriteJob) else job.span.bytes
 
 
 def _operations(jobs: list[Job]) -> list[Row]:

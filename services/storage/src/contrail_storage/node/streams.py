@@ -5,7 +5,7 @@ import secrets
 from typing import Final, TypeVar
 
 from contrail_common import errors
-from contrail_common.config_rules import check_stream_update
+from contrail_common.config_rules import check_stream_create, check_stream_update
 from contrail_common.errors import REGISTRY, ApiError
 from contrail_common.link import CreateMode
 from contrail_common.model import StreamConfig, StreamInfo
@@ -131,6 +131,7 @@ class StreamManager:
             if entry is None or entry.stage != "listed":
                 if if_match is not None:
                     raise ApiError(errors.PRECONDITION_FAILED, "there is no such stream")
+                check_stream_create(config)
                 return await self._create(config), True
             shard = self._shards[entry.shard]
             record = shard.machine.record

@@ -20,6 +20,7 @@ from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.store.rocks_store import StoreCorruptError
 
 CACHE_BYTES: Final = 64 << 20
+_CACHED_OVERHEAD: Final = 512
 _COMPACT_FROM: Final = 1_024
 _INDEX_ROW: Final = struct.Struct("<IIq")
 
@@ -130,6 +131,11 @@ class Directory:
         return sum(self._counts[low:high]), sum(self._sizes[low:high])
 
 
+def span_of(block: Block) -> BlockSpan:
+    """The directory entry of ``block``."""
+    return BlockSpan(block.base_seq, block.count, block.stored_bytes, int(block.times_ns[-1]))
+
+
 def index_row(span: BlockSpan) -> bytes:
     """The stored form of a directory entry."""
     return _INDEX_ROW.pack(span.count, span.bytes, span.last_time_ns)
@@ -162,8 +168,7 @@ class BlockStore:
 
     def add(self, shard: int, block: Block) -> BlockSpan:
         """A block just appended: it is readable from memory until :meth:`written`."""
-        size = len(block.columns.payload) + 24 * block.count
-        span = BlockSpan(block.base_seq, block.count, size, int(block.times_ns[-1]))
+        span = span_of(block)
         self.directory(shard).append(span)
         self._unwritten[shard, block.base_seq] = block
         return span
@@ -172,7 +177,7 @@ class BlockStore:
         """The block is in the store now; it stays in the cache while it is recent."""
         if self._unwritten.get((shard, block.base_seq)) is block:
             del self._unwritten[shard, block.base_seq]
-        self._remember((shard, block.base_seq), block)
+        self._remember((shard, block.base_seq), block, replace=True)
 
     def overlay(self, shard: int, block: Block) -> None:
         """Answer ``block`` for its base sequence from memory until it is written."""
@@ -197,7 +202,7 @@ class BlockStore:
             if data is None:
                 raise BlockMissingError(f"block {base_seq} of shard {shard} is not in the store")
             block = decode_block(data)
-            self._remember(key, block)
+            self._remember(key, block, replace=False)
         return block
 
     def recall(self, shard: int, base_seq: int) -> Block | None:
@@ -228,9 +233,11 @@ class BlockStore:
             self._cache.move_to_end(key)
             return cached[0]
 
-    def _remember(self, key: tuple[int, int], block: Block) -> None:
-        size = len(block.columns.payload) + 16 * block.count + 512
+    def _remember(self, key: tuple[int, int], block: Block, replace: bool) -> None:
+        size = block.stored_bytes + _CACHED_OVERHEAD
         with self._lock:
+            if not replace and (key in self._cache or key in self._unwritten):
+                return  # merged while it was read: what stands there holds more
             previous = self._cache.pop(key, None)
             if previous is not None:
                 self._cache_bytes -= previous[1]

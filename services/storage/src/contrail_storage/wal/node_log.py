@@ -377,10 +377,13 @@ class NodeLog:
             for group, mark in states
         ]
         self._handle = self._files.create(self._directory / segment.name)
+        # Listed before it is sound: if the next call fails, the file is dropped with the others
+        # of its age and can't stay behind to look like a damaged part of the log.
+        with self._lock:
+            self._segments.append(segment)
         self._files.sync_directory(self._directory)
         self._put(segment, b"".join(head))
         with self._lock:
-            self._segments.append(segment)
             self._needs_successor = True
             self._count_segments()
 

@@ -1,0 +1,82 @@
+"""``python -m tests.bench [--quick] [--cases a,b] [--json FILE]``.
+
+A full run takes some minutes and writes its figures into docs/benchmarks.md. Its status is 0 when
+everything could be measured, whether or not the aims were met.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from tests.bench.cases import CASES, with_references
+from tests.bench.figures import FULL, QUICK, Bench, BenchError, Measured, Scale
+from tests.bench.report import Report, now, write_into
+
+ROOT: Final = Path(__file__).parents[2]
+DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
+
+
+def main() -> int:
+    """Measure and report; answers the exit status."""
+    arguments = _arguments()
+    names = with_references(arguments.cases or list(CASES))
+    results: dict[str, Measured | None] = {}
+    command = " ".join(["python -m tests.bench", *sys.argv[1:]])
+    report = Report(CASES, results, command, now())
+    try:
+        _measure(names, QUICK if arguments.quick else FULL, results, report)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    if arguments.json is not None:
+        arguments.json.write_text(report.as_json(), encoding="utf-8")
+    if not (arguments.quick or arguments.cases):
+        write_into(DOCUMENT, report.document())
+        print(f"written to {DOCUMENT.relative_to(ROOT)}")
+    return 0
+
+
+def _measure(
+    names: list[str], scale: Scale, results: dict[str, Measured | None], report: Report
+) -> None:
+    # On the disk of the checkout: the temporary folder of the system may be memory.
+    parent = ROOT / "build"
+    parent.mkdir(exist_ok=True)
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=parent) as folder,
+        ProcessPoolExecutor(1, spawn) as worker,
+    ):
+        bench = Bench(Path(folder), worker, scale)
+        for name in names:
+            try:
+                results[name] = CASES[name].measure(bench)
+            except (BenchError, OSError) as error:
+                raise BenchError(f"{name}: {error}") from error
+            print(report.line(name), flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short run of each case")
+    parser.add_argument(
+        "--cases", type=_names, help=f"only these and what stands beside them: {', '.join(CASES)}"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    return parser.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown case: {', '.join(unknown)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

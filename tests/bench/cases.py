@@ -1,0 +1,221 @@
+"""The list of figures."""
+
+from typing import Final
+
+from tests.bench import cases_publish, cases_read, cases_start, limits, peer_nats, peer_redis
+from tests.bench.figures import Beside, Case
+from tests.bench.http_scripts import JSON, NDJSON, PAYLOAD_BYTES
+
+_KIB: Final = 1 << 10
+_BATCH: Final = 1_000
+_MANY: Final = 64
+_PULL: Final = 100
+
+_DISK_256K: Final = Beside(
+    "disk-256k",
+    256 * _KIB / PAYLOAD_BYTES,
+    "the disk: payload alone, synced every 256 KiB",
+)
+
+_LIMITS: Final = (
+    Case("disk-4k", "disk: append 4 KiB + fdatasync", "/s", limits.synced_appends(4 * _KIB)),
+    Case("disk-64k", "disk: append 64 KiB + fdatasync", "/s", limits.synced_appends(64 * _KIB)),
+    Case("disk-256k", "disk: append 256 KiB + fdatasync", "/s", limits.synced_appends(256 * _KIB)),
+    Case("round-trips", "loopback: 128 B there and back", "/s", limits.loopback_round_trips),
+    Case("stream", "loopback: one way", "B/s", limits.loopback_stream),
+    Case(
+        "imports",
+        "start Python and import the service",
+        "s",
+        cases_start.interpreter_and_imports,
+        smaller_is_better=True,
+    ),
+)
+
+_PEERS: Final = (
+    Case("redis-1", "Redis: XADD, 1 connection", "msg/s", peer_redis.Publish(1, 1)),
+    Case("redis-64", "Redis: XADD, 64 connections", "msg/s", peer_redis.Publish(1, _MANY)),
+    Case(
+        "redis-1000",
+        "Redis: XADD pipelined by 1,000, 4 connections",
+        "msg/s",
+        peer_redis.Publish(_BATCH, cases_publish.BATCH_CONNECTIONS),
+    ),
+    Case("redis-replay", "Redis: XRANGE by 1,000", "msg/s", peer_redis.replay),
+    Case("redis-pull", "Redis: XREADGROUP 100 + XACK", "msg/s", peer_redis.pull),
+    Case("nats-1", "NATS: publish, 1 connection", "msg/s", peer_nats.Publish(1, 1)),
+    Case("nats-64", "NATS: publish, 64 connections", "msg/s", peer_nats.Publish(1, _MANY)),
+    Case(
+        "nats-1000",
+        "NATS: publish, 1,000 outstanding on each of 4 connections",
+        "msg/s",
+        peer_nats.Publish(_BATCH, cases_publish.BATCH_CONNECTIONS),
+    ),
+    Case("nats-replay", "NATS: push consumer from the start", "msg/s", peer_nats.replay),
+    Case("nats-pull", "NATS: pull 100 + acks", "msg/s", peer_nats.pull),
+)
+
+_PUBLISHING: Final = (
+    Case(
+        "batch-1000",
+        "batches of 1,000, msgpack, 4 connections",
+        "msg/s",
+        cases_publish.Batched(_BATCH),
+        aim=250_000,
+        beside=(
+            _DISK_256K,
+            Beside("redis-1000", 1, "Redis, pipelined by 1,000"),
+            Beside("nats-1000", 1, "NATS, 1,000 outstanding"),
+        ),
+    ),
+    Case(
+        "batch-100",
+        "batches of 100, msgpack, 4 connections",
+        "msg/s",
+        cases_publish.Batched(100),
+        beside=(Beside("batch-1000", 1, "batches of 1,000"),),
+    ),
+    Case(
+        "batch-ids",
+        "batches of 1,000 with message ids, msgpack, 4 connections",
+        "msg/s",
+        cases_publish.batches_with_ids,
+        beside=(Beside("batch-1000", 1, "the same without ids"),),
+    ),
+    Case(
+        "batch-json",
+        "batches of 1,000, JSON, 4 connections",
+        "msg/s",
+        cases_publish.Batched(_BATCH, JSON),
+        beside=(Beside("batch-1000", 1, "msgpack"),),
+    ),
+    Case(
+        "batch-ndjson",
+        "batches of 1,000, NDJSON, 4 connections",
+        "msg/s",
+        cases_publish.Batched(_BATCH, NDJSON),
+        beside=(Beside("batch-1000", 1, "msgpack"),),
+    ),
+    Case(
+        "single-64",
+        "one message a request, 64 connections",
+        "msg/s",
+        cases_publish.Single(_MANY),
+        aim=10_000,
+        beside=(
+            Beside("disk-4k", _MANY, "the disk: 64 messages in each sync of 4 KiB"),
+            Beside("redis-64", 1, "Redis, 64 connections"),
+            Beside("nats-64", 1, "NATS, 64 connections"),
+        ),
+    ),
+    Case(
+        "single-1",
+        "one message a request, 1 connection",
+        "msg/s",
+        cases_publish.Single(1),
+        aim=1_500,
+        beside=(
+            Beside("disk-4k", 1, "the disk: a sync of 4 KiB for each message"),
+            Beside("round-trips", 1, "loopback round trips"),
+            Beside("redis-1", 1, "Redis, 1 connection"),
+            Beside("nats-1", 1, "NATS, 1 connection"),
+        ),
+    ),
+)
+
+_READING: Final = (
+    Case(
+        "replay",
+        "replay as Arrow over HTTP, decoded and counted",
+        "msg/s",
+        cases_read.replay_arrow,
+        aim=2_000_000,
+        beside=(
+            Beside("stream", 1 / PAYLOAD_BYTES, "loopback, payload alone"),
+            Beside("redis-replay", 1, "Redis, XRANGE"),
+            Beside("nats-replay", 1, "NATS, push consumer"),
+        ),
+    ),
+    Case(
+        "drain",
+        "the same through the Spark source's client, without Spark",
+        "rows/s",
+        cases_read.replay_client,
+        beside=(Beside("replay", 1, "replay as Arrow"),),
+    ),
+    Case(
+        "spark",
+        "Spark count()",
+        "rows/s",
+        cases_read.SparkCount(),
+        aim=500_000,
+        beside=(Beside("drain", 1, "the client without Spark"),),
+    ),
+    Case(
+        "spark-seq",
+        "Spark count() of the column seq",
+        "rows/s",
+        cases_read.SparkCount("seq"),
+        beside=(Beside("spark", 1, "all columns"),),
+    ),
+    Case(
+        "pull-1",
+        "pull 100, acks in the next pull, 1 connection",
+        "msg/s",
+        cases_read.Pull(1),
+        aim=40_000,
+        beside=(
+            Beside("round-trips", _PULL, "100 messages in each loopback round trip"),
+            Beside("redis-pull", 1, "Redis, XREADGROUP + XACK"),
+            Beside("nats-pull", 1, "NATS, pull + acks"),
+        ),
+    ),
+    Case(
+        "pull-4",
+        "the same on 4 connections",
+        "msg/s",
+        cases_read.Pull(4),
+        beside=(Beside("pull-1", 1, "1 connection"),),
+    ),
+)
+
+_LIVING: Final = (
+    Case(
+        "start",
+        "start without data",
+        "s",
+        cases_start.start_empty,
+        smaller_is_better=True,
+        beside=(Beside("imports", 1, "Python and imports alone"),),
+    ),
+    Case(
+        "restart",
+        "restart with all messages after kill -9",
+        "s",
+        cases_start.restart_after_kill,
+        aim=2.0,
+        smaller_is_better=True,
+        beside=(Beside("imports", 1, "Python and imports alone"),),
+    ),
+    Case(
+        "subjects",
+        "memory of each of as many subjects as messages",
+        "B",
+        cases_publish.distinct_subjects,
+        smaller_is_better=True,
+    ),
+)
+
+CASES: Final = {case.name: case for case in (*_LIMITS, *_PEERS, *_PUBLISHING, *_READING, *_LIVING)}
+
+
+def with_references(names: list[str]) -> list[str]:
+    """``names`` and what stands beside them, in the order of the list."""
+    wanted: set[str] = set()
+    ahead = list(names)
+    while ahead:
+        name = ahead.pop()
+        if name not in wanted:
+            wanted.add(name)
+            ahead += [beside.reference for beside in CASES[name].beside]
+    return [name for name in CASES if name in wanted]

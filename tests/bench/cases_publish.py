@@ -1,0 +1,98 @@
+"""Publishing over HTTP: single messages, batches in every encoding, message ids, many subjects."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tests.bench.figures import Bench, BenchError, Measured
+from tests.bench.http_scripts import MSGPACK, Batches, DistinctSubjects, Singles
+from tests.bench.load import Load, Script
+from tests.bench.processes import rss_bytes
+from tests.bench.server import FILL_BATCH, FILL_CONNECTIONS, drive, fill, fresh_server
+
+_WARM_S: Final = 0.5
+_MIB: Final = 1 << 20
+BATCH_CONNECTIONS: Final = 4
+
+Scripts = Callable[[], Sequence[Script]]
+
+
+def _published(bench: Bench, scripts: Callable[[str, str], Scripts], timed: bool) -> Measured:
+    """Run after run on one server, each on a stream of its own, checked at the end of each."""
+    runs = []
+    with fresh_server(bench) as server:
+        for number in range(bench.scale.runs):
+            stream, prefix = f"BENCH{number}", f"bench{number}"
+            server.create_stream(stream, prefix)
+            load = Load(
+                server.port,
+                server.pid,
+                scripts(stream, prefix),
+                seconds=bench.scale.seconds if timed else None,
+                warm_s=_WARM_S if timed else 0.0,
+            )
+            driven = drive(bench, load)
+            server.check_stored(stream, driven.messages)
+            runs.append(driven.run)
+        rss = rss_bytes(server.pid) / _MIB
+    return Measured(tuple(runs), note=f"server RSS {rss:,.0f} MiB at the end")
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """Messages one by one, the payload as the body."""
+
+    connections: int
+
+    def __call__(self, bench: Bench) -> Measured:
+        """Messages a second."""
+        return _published(bench, lambda _, prefix: Singles(prefix, self.connections), timed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """Batches over four connections."""
+
+    size: int
+    content_type: str = MSGPACK
+
+    def __call__(self, bench: Bench) -> Measured:
+        """Messages a second."""
+        return _published(
+            bench,
+            lambda stream, prefix: Batches(
+                stream, prefix, self.size, BATCH_CONNECTIONS, self.content_type
+            ),
+            timed=True,
+        )
+
+
+def batches_with_ids(bench: Bench) -> Measured:
+    """Batches of 1,000 msgpack messages, each with an id of its own: messages a second."""
+    count = bench.scale.messages // 4 // FILL_BATCH
+    return _published(
+        bench,
+        lambda stream, prefix: Batches(
+            stream, prefix, FILL_BATCH, BATCH_CONNECTIONS, count=count, ids=True
+        ),
+        timed=False,
+    )
+
+
+def distinct_subjects(bench: Bench) -> Measured:
+    """Memory that a subject costs: RSS before and after publishing to each of a million."""
+    count = bench.scale.messages // FILL_BATCH
+    with fresh_server(bench) as server:
+        fill(bench, server, "SAME", "same")
+        before = rss_bytes(server.pid)
+        server.create_stream("DISTINCT", "distinct")
+        scripts = DistinctSubjects("DISTINCT", "distinct", count, FILL_CONNECTIONS)
+        driven = drive(bench, Load(server.port, server.pid, scripts))
+        server.check_stored("DISTINCT", driven.messages)
+        after = rss_bytes(server.pid)
+        state = server.call("GET", "/v1/streams/DISTINCT")["state"]
+    if state["num_subjects"] != driven.messages:
+        raise BenchError(f"{state['num_subjects']} subjects instead of {driven.messages}")
+    per_subject = (after - before) / driven.messages
+    note = f"{driven.run.value:,.0f} msg/s; RSS {before / _MIB:,.0f} to {after / _MIB:,.0f} MiB"
+    return Measured((replace(driven.run, value=per_subject),), note)

@@ -1,0 +1,203 @@
+"""Reading: bulk replay over HTTP, through the Spark source's client, through Spark, and pulls."""
+
+import contextlib
+import http.client
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import pyarrow as pa
+
+from contrail_spark.client import ReplayClient
+from contrail_spark.options import parse_options
+from contrail_spark.session import JavaNotFoundError, Profile, local_session
+from contrail_spark.source import ContrailDataSource
+from tests.bench.figures import Bench, BenchError, Measured, Run
+from tests.bench.http_scripts import Pulls
+from tests.bench.load import Load
+from tests.bench.processes import HOST, Usage
+from tests.bench.server import Server, drive, fill, fresh_server
+
+STREAM: Final = "BENCH"
+_PREFIX: Final = "bench"
+_ARROW: Final = "application/vnd.apache.arrow.stream"
+_TIMEOUT_S: Final = 60.0
+_PULLED_MAX: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a reader finds the messages, and how many there are."""
+
+    port: int
+    server_pid: int
+    messages: int
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return f"http://{HOST}:{self.port}"
+
+
+def replay_arrow(bench: Bench) -> Measured:
+    """One request for the whole stream as Arrow, decoded and counted: messages a second."""
+    return _read(bench, _drain_http)
+
+
+def replay_client(bench: Bench) -> Measured:
+    """The same through the client inside the Spark source, split after split, without Spark."""
+    return _read(bench, _drain_client)
+
+
+def _read(bench: Bench, drain: Callable[[Source], Run]) -> Measured:
+    with fresh_server(bench) as server:
+        fill(bench, server, STREAM, _PREFIX)
+        source = Source(server.port, server.pid, bench.scale.messages)
+        # The first read makes buffers and maps that later ones find.
+        first, *runs = [
+            bench.worker.submit(drain, source).result() for _ in range(1 + bench.scale.runs)
+        ]
+    return Measured(tuple(runs), note=f"first read {first.value:,.0f}/s")
+
+
+def _drain_http(source: Source) -> Run:
+    connection = http.client.HTTPConnection(HOST, source.port, timeout=_TIMEOUT_S)
+    query = urlencode({"from_seq": 1, "to_seq": source.messages})
+    with contextlib.closing(connection):
+        before = Usage.now(source.server_pid)
+        connection.request(
+            "GET", f"/v1/streams/{STREAM}/replay?{query}", headers={"Accept": _ARROW}
+        )
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise BenchError(f"replay: {response.status} {response.read(400)!r}")
+        reader = pa.ipc.open_stream(pa.PythonFile(response, mode="r"))
+        tally = _Tally()
+        for batch in reader:
+            tally.add(batch)
+        after = Usage.now(source.server_pid)
+    tally.check(source.messages)
+    return _run(source, before, after)
+
+
+def _drain_client(source: Source) -> Run:
+    before = Usage.now(source.server_pid)
+    client = ReplayClient(parse_options({"url": source.url, "stream": STREAM}))
+    plan = client.plan()
+    tally = _Tally()
+    for split in plan.splits:
+        for batch in client.read(plan, split, _columns()):
+            tally.add(batch)
+    after = Usage.now(source.server_pid)
+    tally.check(source.messages)
+    return _run(source, before, after)
+
+
+def _columns() -> tuple[str, ...]:
+    return ("shard", "seq", "time", "subject", "headers", "data")
+
+
+class _Tally:
+    """Counts rows and checks that no sequence is missing or comes twice."""
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        sequences = batch.column("seq")
+        first, last = sequences[0].as_py(), sequences[-1].as_py()
+        if first != self._next or last != first + batch.num_rows - 1:
+            raise BenchError(f"sequences {first}..{last} came where {self._next} was due")
+        self._next = last + 1
+
+    def check(self, messages: int) -> None:
+        if self._next != messages + 1:
+            raise BenchError(f"{self._next - 1} of {messages} messages were replayed")
+
+
+def _run(source: Source, before: Usage, after: Usage) -> Run:
+    return Run(
+        value=source.messages / (after.at_s - before.at_s),
+        server_us=(after.server_s - before.server_s) / source.messages * 1e6,
+        client_us=(after.client_s - before.client_s) / source.messages * 1e6,
+        other_cores=before.other_cores(after),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SparkCount:
+    """``count()`` through Spark; with ``columns`` only those are read."""
+
+    columns: str | None = None
+
+    def __call__(self, bench: Bench) -> Measured | None:
+        """Rows a second; None without Java."""
+        with fresh_server(bench) as server:
+            fill(bench, server, STREAM, _PREFIX)
+            source = Source(server.port, server.pid, bench.scale.messages)
+            # A process of its own: the JVM lives as long as the process that started it.
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                runs = process.submit(_count, source, self.columns, bench.scale.runs).result()
+        return Measured(tuple(runs), note="local[2], 8 splits") if runs else None
+
+
+def _count(source: Source, columns: str | None, runs: int) -> list[Run]:
+    try:
+        session = local_session("bench", Profile.BENCH)
+    except JavaNotFoundError:
+        return []
+    try:
+        session.dataSource.register(ContrailDataSource)
+        _counted(session, source, columns)
+        return [_counted(session, source, columns) for _ in range(runs)]
+    finally:
+        session.stop()
+
+
+def _counted(session: Any, source: Source, columns: str | None) -> Run:
+    options = {"url": source.url, "stream": STREAM}
+    if columns is not None:
+        options["columns"] = columns
+    before = Usage.now(source.server_pid)
+    rows = session.read.format("contrail").options(**options).load().count()
+    after = Usage.now(source.server_pid)
+    if rows != source.messages:
+        raise BenchError(f"Spark counted {rows} of {source.messages} messages")
+    return Run(
+        value=rows / (after.at_s - before.at_s),
+        server_us=(after.server_s - before.server_s) / rows * 1e6,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Pulls of 100, each with the acknowledgements of the one before."""
+
+    connections: int
+    batch: int = 100
+
+    def __call__(self, bench: Bench) -> Measured:
+        """Messages acknowledged a second."""
+        with fresh_server(bench) as server:
+            fill(bench, server, STREAM, _PREFIX)
+            runs = [self._pulled(bench, server, f"C{n}") for n in range(bench.scale.runs)]
+        return Measured(tuple(runs))
+
+    def _pulled(self, bench: Bench, server: Server, consumer: str) -> Run:
+        path = f"/v1/streams/{STREAM}/consumers/{consumer}"
+        messages = min(bench.scale.messages, _PULLED_MAX)
+        start = bench.scale.messages - messages + 1
+        config = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
+        server.call("PUT", path, config)
+        scripts = Pulls(STREAM, consumer, messages, self.batch, self.connections)
+        driven = drive(bench, Load(server.port, server.pid, scripts))
+        info = server.call("GET", path)
+        floor = info["ack_floor"]["stream_seq"]
+        if driven.messages != messages or floor != bench.scale.messages or info["num_ack_pending"]:
+            raise BenchError(f"{driven.messages} of {messages} were acknowledged: {info}")
+        return driven.run

@@ -1,0 +1,121 @@
+"""What a benchmark measures, and what it is held against."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+DISTURBED_CORES: Final = 0.25
+"""A run beside which other processes used more CPU than this is marked in the report."""
+
+
+class BenchError(Exception):
+    """A measurement that cannot be trusted: a wrong answer, or a lost or doubled message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: ``value`` in the unit of its case, CPU in microseconds per message.
+
+    ``other_cores`` is the CPU that neither the server nor the client used, in cores.
+    """
+
+    value: float
+    server_us: float | None = None
+    client_us: float | None = None
+    p50_s: float | None = None
+    p99_s: float | None = None
+    other_cores: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The runs of one case; ``note`` says what the numbers alone do not."""
+
+    runs: tuple[Run, ...]
+    note: str = ""
+
+    @property
+    def value(self) -> float:
+        """The median run."""
+        return statistics.median(run.value for run in self.runs)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The lowest and the highest run."""
+        values = [run.value for run in self.runs]
+        return min(values), max(values)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took CPU away from a run."""
+        return any(run.other_cores > DISTURBED_CORES for run in self.runs)
+
+    def median_of(self, quantity: Callable[[Run], float | None]) -> float | None:
+        """The median of a quantity over the runs that have it."""
+        values = [value for run in self.runs if (value := quantity(run)) is not None]
+        return statistics.median(values) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How long and how often to measure."""
+
+    runs: int
+    seconds: float
+    messages: int
+
+
+FULL: Final = Scale(runs=3, seconds=3.0, messages=1_000_000)
+QUICK: Final = Scale(runs=1, seconds=1.0, messages=100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a case measures with.
+
+    ``folder`` lies on the disk that is measured; ``worker`` is the process of the load generator.
+    """
+
+    folder: Path
+    worker: ProcessPoolExecutor
+    scale: Scale
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A figure to hold another one against.
+
+    ``factor`` makes one operation of the ``reference`` comparable: a disk that syncs 5,000 times a
+    second, each time for 64 messages, stores at most 320,000.
+    """
+
+    reference: str
+    factor: float
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One figure: how to measure it, its aim, and what stands beside it.
+
+    ``measure`` returns None when what it needs is not installed.
+    """
+
+    name: str
+    title: str
+    unit: str
+    measure: Callable[[Bench], Measured | None]
+    aim: float | None = None
+    smaller_is_better: bool = False
+    beside: Sequence[Beside] = ()
+
+    def meets_aim(self, measured: Measured) -> bool | None:
+        """Whether the median reaches the aim; None without one."""
+        if self.aim is None:
+            return None
+        if self.smaller_is_better:
+            return measured.value <= self.aim
+        return measured.value >= self.aim

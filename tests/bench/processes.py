@@ -1,0 +1,121 @@
+"""Child processes that are measured: started on a free port, watched through /proc, ended."""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.bench.figures import BenchError
+
+HOST: Final = "127.0.0.1"
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_START_TIMEOUT_S: Final = 60.0
+_STOP_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU seconds so far: of a server, of this process, and of the whole machine."""
+
+    at_s: float
+    server_s: float
+    client_s: float
+    machine_s: float
+
+    @classmethod
+    def now(cls, server_pid: int | None) -> "Usage":
+        """Read the clocks; ``server_pid`` None leaves the server out."""
+        server_s = 0.0 if server_pid is None else cpu_s(server_pid)
+        return cls(time.perf_counter(), server_s, time.process_time(), _machine_s())
+
+    def other_cores(self, later: "Usage") -> float:
+        """Cores that processes other than the server and this one used until ``later``."""
+        busy = later.machine_s - self.machine_s
+        own = later.server_s - self.server_s + later.client_s - self.client_s
+        return max(0.0, busy - own) / (later.at_s - self.at_s)
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process, all threads; the kernel counts in steps of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _machine_s() -> float:
+    with open("/proc/stat") as stat:
+        fields = [int(field) for field in stat.readline().split()[1:9]]
+    idle_and_iowait = fields[3] + fields[4]
+    return (sum(fields) - idle_and_iowait) / _TICKS_PER_S
+
+
+def free_port() -> int:
+    """A port that nobody listens on, for servers that cannot choose one themselves."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child process for as long as the context lasts; its stderr goes to ``log``."""
+    with log.open("ab") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def ready_line(process: subprocess.Popen[bytes]) -> bytes:
+    """The first line of its output; nothing when it ended or the time is over before."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], _START_TIMEOUT_S)
+    return process.stdout.readline() if readable else b""
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Stop in good order, or by force after a while; a process that has ended is left alone."""
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Look again until ``condition`` holds; BenchError when it takes too long."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BenchError(f"{what} took more than {_START_TIMEOUT_S:.0f} s")
+        time.sleep(0.002)
+
+
+def listens(port: int) -> bool:
+    """Whether something accepts connections on ``port``."""
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0

@@ -1,0 +1,181 @@
+"""The report: a table for the terminal, a document, and JSON for machines."""
+
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench.figures import Beside, Case, Measured, Run
+
+_BEGIN: Final = "<!-- figures: written by python -m tests.bench -->"
+_END: Final = "<!-- end of figures -->"
+
+Results = Mapping[str, Measured | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured in one run, by the name of the case."""
+
+    cases: Mapping[str, Case]
+    results: Results
+    command: str
+    begun: datetime
+
+    def line(self, name: str) -> str:
+        """One case on a line of text, and below it what stands beside it."""
+        case, measured = self.cases[name], self.results[name]
+        if measured is None:
+            return f"{case.title:58} not installed"
+        verdict = {None: "", True: f"aim {number(case.aim)} met"}.get(
+            case.meets_aim(measured), f"aim {number(case.aim)} MISSED"
+        )
+        parts = [f"{case.title:58} {_measured(case, measured)}", verdict, _costs(measured)]
+        parts += [measured.note, _disturbed(measured)]
+        lines = ["  ".join(part for part in parts if part)]
+        lines += [f"    {text}" for text in self._besides(case, measured)]
+        return "\n".join(lines)
+
+    def document(self) -> str:
+        """The tables of docs/benchmarks.md."""
+        lines = [*self._circumstances(), "", *self._table()]
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """Everything, for machines."""
+        document: dict[str, Any] = {
+            "begun": self.begun.isoformat(),
+            "command": self.command,
+            "machine": dict(_machine()),
+            "figures": [
+                {
+                    "name": name,
+                    "title": case.title,
+                    "unit": case.unit,
+                    "aim": case.aim,
+                    "met": measured and case.meets_aim(measured),
+                    "median": measured and measured.value,
+                    "note": measured.note if measured else "not installed",
+                    "runs": [asdict(run) for run in measured.runs] if measured else [],
+                    "beside": [
+                        {**asdict(beside), "value": value, "ratio": measured.value / value}
+                        for beside, value in self._references(case)
+                        if measured
+                    ],
+                }
+                for name, measured in self.results.items()
+                for case in [self.cases[name]]
+            ],
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+    def _references(self, case: Case) -> Iterator[tuple[Beside, float]]:
+        for beside in case.beside:
+            measured = self.results.get(beside.reference)
+            if measured is not None:
+                yield beside, measured.value * beside.factor
+
+    def _besides(self, case: Case, measured: Measured) -> Iterator[str]:
+        for beside, value in self._references(case):
+            ratio = measured.value / value
+            shown = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+            yield f"{shown} x {beside.meaning} ({number(value)})"
+
+    def _circumstances(self) -> Iterator[str]:
+        yield f"Measured {self.begun:%Y-%m-%d %H:%M} UTC with `{self.command}`."
+        yield ""
+        for name, value in _machine():
+            yield f"- {name}: {value}"
+
+    def _table(self) -> Iterator[str]:
+        titles = ["Figure", "Measured: median (min to max)", "Aim", "CPU, server + client"]
+        titles += ["p50, p99", "Beside it, in the same run", "Note"]
+        yield "| " + " | ".join(titles) + " |"
+        yield "|" + "---|" * len(titles)
+        for name, measured in self.results.items():
+            case = self.cases[name]
+            if measured is None:
+                yield f"| {case.title} | not installed | | | | | |"
+                continue
+            met = {None: "", True: f"{number(case.aim)}: met"}.get(
+                case.meets_aim(measured), f"{number(case.aim)}: **missed**"
+            )
+            besides = "<br>".join(self._besides(case, measured))
+            note = " ".join(filter(None, (measured.note, _disturbed(measured))))
+            cells = [case.title, _measured(case, measured), met, _cpu(measured)]
+            yield "| " + " | ".join([*cells, _latency(measured), besides, note]) + " |"
+
+
+def number(value: float | None) -> str:
+    """A number as people read it: no more digits than mean something."""
+    if value is None:
+        return ""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _measured(case: Case, measured: Measured) -> str:
+    low, high = measured.spread
+    spread = f" ({number(low)} to {number(high)})" if len(measured.runs) > 1 else ""
+    return f"{number(measured.value)} {case.unit}{spread}"
+
+
+def _costs(measured: Measured) -> str:
+    return "; ".join(filter(None, (_cpu(measured), _latency(measured))))
+
+
+def _cpu(measured: Measured) -> str:
+    server = measured.median_of(lambda run: run.server_us)
+    client = measured.median_of(lambda run: run.client_us)
+    shown = [f"{value:.3g}" for value in (server, client) if value is not None]
+    return " + ".join(shown) + " µs" if shown else ""
+
+
+def _latency(measured: Measured) -> str:
+    percentiles = [measured.median_of(_p50), measured.median_of(_p99)]
+    shown = [f"{value * 1e3:.3g}" for value in percentiles if value is not None]
+    return ", ".join(shown) + " ms" if shown else ""
+
+
+def _p50(run: Run) -> float | None:
+    return run.p50_s
+
+
+def _p99(run: Run) -> float | None:
+    return run.p99_s
+
+
+def _disturbed(measured: Measured) -> str:
+    if not measured.disturbed:
+        return ""
+    cores = max(run.other_cores for run in measured.runs)
+    return f"(disturbed: other processes used up to {cores:.1f} cores)"
+
+
+def _machine() -> Iterator[tuple[str, str]]:
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    cores = len(os.sched_getaffinity(0))
+    yield "machine", f"{cores} cores ({cpu[1] if cpu else platform.machine()}), {memory:.0f} GiB"
+    yield "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def now() -> datetime:
+    """The time of the report."""
+    return datetime.now(UTC)
+
+
+def write_into(path: Path, figures: str) -> None:
+    """Replace the figures between the two marks of the document at ``path``."""
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise ValueError(f"{path} has no place for figures")
+    path.write_text(f"{before}{begin}\n\n{figures}\n\n{end}{after}", encoding="utf-8")

@@ -1,0 +1,132 @@
+"""The service as a child process on data of its own, and the calls that prepare a measurement."""
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from tests.bench import load as load_generator
+from tests.bench.figures import Bench, BenchError
+from tests.bench.http_scripts import Batches
+from tests.bench.load import Driven, Load
+from tests.bench.processes import HOST, ready_line, running
+
+_CALL_TIMEOUT_S: Final = 60.0
+FILL_CONNECTIONS: Final = 4
+FILL_BATCH: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is up; ``start_s`` is the time from its start to its ready line."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    start_s: float
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://{HOST}:{self.port}"
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON answer of a call; BenchError unless its status is in the 200s."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=_CALL_TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.request(
+                method,
+                path,
+                None if body is None else json.dumps(body),
+                {"Content-Type": "application/json", "Accept": "application/json"},
+            )
+            response = connection.getresponse()
+            answer = response.read()
+        if response.status // 100 != 2:
+            raise BenchError(f"{method} {path}: {response.status} {answer[:400]!r}")
+        return json.loads(answer) if answer else None
+
+    def create_stream(self, stream: str, prefix: str) -> None:
+        """A stream with default settings on ``prefix.>``."""
+        self.call("PUT", f"/v1/streams/{stream}", {"subjects": [f"{prefix}.>"]})
+
+    def check_stored(self, stream: str, messages: int) -> None:
+        """BenchError unless the stream holds exactly the messages that were acknowledged."""
+        stored = self.call("GET", f"/v1/streams/{stream}")["state"]["messages"]
+        if stored != messages:
+            raise BenchError(f"{messages} messages were acknowledged, {stored} are stored")
+
+    def kill(self) -> None:
+        """End it without a chance to tidy up."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def started(data_dir: Path) -> Iterator[Server]:
+    """A server on ``data_dir`` while the context lasts; BenchError if it does not start."""
+    command = [sys.executable, "-m", "contrail_serve", f"host={HOST}", "port=0"]
+    command += [f"data_dir={data_dir}", "log_level=warning"]
+    # The arguments decide: settings of another server in the environment must not.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("CONTRAIL_")
+    }
+    log = data_dir.with_suffix(".log")
+    begun = perf_counter()
+    with running(command, log, environment) as process:
+        line = ready_line(process)
+        if not line:
+            raise BenchError(f"the server did not start:\n{log.read_text()[-2_000:]}")
+        port = urlsplit(json.loads(line)["url"]).port
+        assert port is not None
+        yield Server(process, port, perf_counter() - begun)
+
+
+@contextlib.contextmanager
+def data_folder(bench: Bench) -> Iterator[Path]:
+    """An empty folder on the measured disk, removed afterwards."""
+    parent = Path(tempfile.mkdtemp(dir=bench.folder))
+    try:
+        yield parent / "data"
+    finally:
+        shutil.rmtree(parent)
+
+
+@contextlib.contextmanager
+def fresh_server(bench: Bench) -> Iterator[Server]:
+    """A server without data."""
+    with data_folder(bench) as folder, started(folder) as server:
+        yield server
+
+
+def drive(bench: Bench, load: Load) -> Driven:
+    """Carry ``load`` out in the process of the load generator."""
+    return bench.worker.submit(load_generator.drive, load).result()
+
+
+def fill(bench: Bench, server: Server, stream: str, prefix: str) -> Driven:
+    """Make a stream and publish as many messages as the scale says, in batches of 1,000."""
+    server.create_stream(stream, prefix)
+    batches = Batches(
+        stream, prefix, FILL_BATCH, FILL_CONNECTIONS, count=bench.scale.messages // FILL_BATCH
+    )
+    driven = drive(bench, Load(server.port, server.pid, batches))
+    if driven.messages != bench.scale.messages:
+        raise BenchError(f"{driven.messages} of {bench.scale.messages} were published")
+    server.check_stored(stream, driven.messages)
+    return driven

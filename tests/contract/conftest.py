@@ -1,0 +1,114 @@
+"""What the contract tests share: a stream of their own, and problems checked in full."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Stream:
+    """A stream that one test has for itself; it captures every subject below its prefix."""
+
+    client: httpx.Client
+    name: str
+    prefix: str
+
+    @property
+    def path(self) -> str:
+        return f"/v1/streams/{self.name}"
+
+    def subject(self, rest: str = "a") -> str:
+        """A subject that the stream captures."""
+        return f"{self.prefix}.{rest}"
+
+    def publish(self, payload: bytes = b"x", rest: str = "a", **headers: str) -> httpx.Response:
+        """Publish one message; underscores in header names stand for hyphens."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        target = f"/v1/subjects/{self.subject(rest)}/messages"
+        return self.client.post(target, content=payload, headers=given)
+
+    def fill(self, count: int) -> None:
+        """Publish ``count`` messages, on subjects ``0`` to ``4`` in turn, payloads by number."""
+        messages = [
+            {"subject": self.subject(str(number % 5)), "data": str(number)}
+            for number in range(1, count + 1)
+        ]
+        answer = self.client.post(f"{self.path}/messages", json={"messages": messages})
+        assert answer.status_code == 201, answer.text
+
+    def configure(self, **config: Any) -> httpx.Response:
+        """Create the stream or replace its configuration."""
+        return self.client.put(self.path, json={"subjects": [f"{self.prefix}.>"], **config})
+
+    def consumer(self, name: str = "c", **config: Any) -> str:
+        """Create a consumer; answers its path."""
+        path = f"{self.path}/consumers/{name}"
+        answer = self.client.put(path, json=config)
+        assert answer.status_code == 201, answer.text
+        return path
+
+    def next(self, consumer: str, **pull: Any) -> list[dict[str, Any]]:
+        """Pull without waiting unless the pull says otherwise."""
+        pull.setdefault("no_wait", "expires" not in pull)
+        answer = self.client.post(f"{consumer}/next", json=pull)
+        assert answer.status_code in (200, 204), answer.text
+        deliveries: list[dict[str, Any]] = answer.json()["messages"] if answer.content else []
+        return deliveries
+
+    def ack(self, consumer: str, *tokens: str, kind: str = "ack", **more: Any) -> list[Any]:
+        """Acknowledge durably; answers the results."""
+        acks = [{"token": token, "kind": kind, **more} for token in tokens]
+        answer = self.client.post(f"{consumer}/ack", json={"acks": acks, "sync": True})
+        assert answer.status_code == 200, answer.text
+        results: list[Any] = answer.json()["results"]
+        return results
+
+    def state(self) -> dict[str, Any]:
+        """The stream's state."""
+        state: dict[str, Any] = self.client.get(self.path).json()["state"]
+        return state
+
+
+@pytest.fixture
+def unused(client: httpx.Client) -> Stream:
+    """Name and subjects of a stream that is not there yet."""
+    number = next(_numbers)
+    return Stream(client, f"T{number}", f"t{number}")
+
+
+@pytest.fixture
+def stream(unused: Stream) -> Iterator[Stream]:
+    """A stream of the test's own."""
+    answer = unused.configure()
+    assert answer.status_code == 201, answer.text
+    yield unused
+    unused.client.delete(unused.path)
+
+
+PROBLEM_FIELDS = {"type", "title", "status", "detail", "code", "name", "retryable", "errors"}
+
+
+def assert_problem(
+    answer: httpx.Response, status: int, code: int | None = None, pointer: str | None = None
+) -> dict[str, Any]:
+    """The answer is the whole problem document, with ``status``, ``code`` and a bad ``pointer``."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem.keys() >= PROBLEM_FIELDS | {"instance", "request_id"}
+    assert problem["status"] == status
+    assert problem["instance"] == answer.request.url.raw_path.decode().partition("?")[0]
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    if code is not None:
+        assert problem["code"] == code, problem
+    if pointer is not None:
+        assert pointer in [error["pointer"] for error in problem["errors"]], problem
+    if status in (429, 503):
+        assert answer.headers["retry-after"].isdigit()
+    return problem

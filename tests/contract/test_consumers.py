@@ -1,0 +1,210 @@
+"""Consumers: create, ensure, change, list, delete."""
+
+from typing import Any
+
+import pytest
+
+from tests.contract.conftest import Stream, assert_problem
+
+MERGE_PATCH = {"content-type": "application/merge-patch+json"}
+INFO_FIELDS = {
+    "stream", "name", "created", "config", "delivered", "ack_floor", "num_ack_pending",
+    "num_redelivered", "num_waiting", "num_pending", "push_bound", "paused",
+}  # fmt: skip
+
+
+def test_put_creates_a_durable_then_finds_it(stream: Stream) -> None:
+    stream.fill(3)
+    path = f"{stream.path}/consumers/c"
+    created = stream.client.put(path, json={"ack_wait": "45s"})
+    found = stream.client.put(path, json={"ack_wait": "45s", "durable_name": "c"})
+    assert (created.status_code, found.status_code) == (201, 200)
+    assert created.headers["location"] == path
+    assert created.headers["etag"] == found.headers["etag"]
+    info = created.json()
+    assert info.keys() == INFO_FIELDS
+    assert (info["stream"], info["name"], info["num_pending"]) == (stream.name, "c", 3)
+    assert info["config"]["durable_name"] == "c"
+    assert info["config"]["ack_policy"] == "explicit"
+    assert info["delivered"] == {"consumer_seq": 0, "stream_seq": 0, "last_active": None}
+    assert stream.state()["consumer_count"] == 1
+
+
+def test_put_of_what_a_get_answered_changes_nothing(stream: Stream) -> None:
+    path = stream.consumer(
+        filter_subject=stream.subject("1"), backoff=["1s", "5s"], max_deliver=3, metadata={"k": "v"}
+    )
+    shown = stream.client.get(path)
+    again = stream.client.put(path, json=shown.json()["config"])
+    assert (again.status_code, again.headers["etag"]) == (200, shown.headers["etag"])
+    assert again.json()["config"] == shown.json()["config"]
+
+
+def test_post_without_a_name_makes_an_ephemeral(stream: Stream) -> None:
+    created = stream.client.post(f"{stream.path}/consumers", json={})
+    assert created.status_code == 201
+    info = created.json()
+    assert info["config"]["durable_name"] is None
+    assert info["config"]["inactive_threshold"] == "5s"
+    assert stream.client.get(created.headers["location"]).json()["name"] == info["name"]
+
+
+def test_post_with_a_name_only_creates(stream: Stream) -> None:
+    target = f"{stream.path}/consumers"
+    config = {"name": "c"}
+    assert stream.client.post(target, json=config).status_code == 201
+    assert stream.client.post(target, json=config).status_code == 200
+    assert_problem(stream.client.post(target, json={**config, "max_deliver": 3}), 409, 10148)
+
+
+def test_filters_are_shown_as_given(stream: Stream) -> None:
+    one = stream.client.get(stream.consumer("one", filter_subject=stream.subject("1"))).json()
+    assert one["config"]["filter_subject"] == stream.subject("1")
+    two = [stream.subject("1"), stream.subject("2")]
+    several = stream.client.get(stream.consumer("two", filter_subjects=two)).json()
+    assert (several["config"]["filter_subject"], several["config"]["filter_subjects"]) == (
+        None,
+        two,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "pointer"),
+    [
+        ({"name": "other"}, 10056, "/name"),
+        ({"durable_name": "other"}, 10132, "/durable_name"),
+        ({"ack_wait": "-1s"}, None, "/ack_wait"),
+        ({"max_waiting": -1}, None, "/max_waiting"),
+        ({"backoff": ["1s", "2s"], "max_deliver": 1}, 10116, "/backoff"),
+        ({"filter_subjects": [""]}, 10139, "/filter_subjects"),
+        ({"filter_subjects": ["a.>", "a.b"]}, 10138, "/filter_subjects"),
+        ({"filter_subject": "a", "filter_subjects": ["b"]}, 10136, "/filter_subjects"),
+        ({"filter_subject": "a..b"}, None, "/filter_subjects/0"),
+        ({"deliver_policy": "by_start_sequence"}, 10094, "/opt_start_seq"),
+        ({"deliver_policy": "by_start_time"}, 10094, "/opt_start_time"),
+        ({"opt_start_seq": 3}, 10094, "/opt_start_seq"),
+        ({"opt_start_time": "2026-01-01T00:00:00Z"}, 10094, "/opt_start_time"),
+        ({"opt_start_time": "yesterday"}, None, "/opt_start_time"),
+        ({"ack_policy": "maybe"}, None, "/ack_policy"),
+        ({"deliver_policy": "first"}, None, "/deliver_policy"),
+        ({"replay_policy": "original"}, None, "/replay_policy"),
+        ({"priority_groups": ["g"]}, None, "/priority_groups"),
+        ({"dead_letter": {"subject": "x"}}, None, "/dead_letter"),
+        ({"deliver_subject": "x"}, None, "/deliver_subject"),
+        ({"flow_control": True}, None, "/flow_control"),
+        ({"nonsense": 1}, None, "/nonsense"),
+        ({"max_deliver": "3"}, None, "/max_deliver"),
+        ({"backoff": "1s"}, None, "/backoff"),
+        ({"backoff": ["soon"]}, None, "/backoff/0"),
+        ({"headers_only": 1}, None, "/headers_only"),
+    ],
+)
+def test_invalid_config_is_422_at_its_field(
+    stream: Stream, config: dict[str, Any], code: int | None, pointer: str
+) -> None:
+    answer = stream.client.put(f"{stream.path}/consumers/c", json=config)
+    assert_problem(answer, 422, code, pointer)
+    assert stream.state()["consumer_count"] == 0
+
+
+@pytest.mark.parametrize("name", ["a.b", "a*", "a%20b", "a%2Fb", "x" * 256])
+def test_invalid_name_is_422(stream: Stream, name: str) -> None:
+    assert_problem(stream.client.put(f"{stream.path}/consumers/{name}", json={}), 422)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"deliver_policy": "new"}, {"ack_policy": "all"}, {"max_waiting": 3}],
+)
+def test_forbidden_change_is_409(stream: Stream, change: dict[str, Any]) -> None:
+    path = stream.consumer()
+    assert_problem(stream.client.put(path, json=change), 409, 10052)
+
+
+def test_allowed_change_takes_effect(stream: Stream) -> None:
+    stream.fill(10)
+    path = stream.consumer()
+    changed = stream.client.put(
+        path, json={"filter_subject": stream.subject("1"), "max_deliver": 4}
+    )
+    assert changed.status_code == 200
+    assert (changed.json()["config"]["max_deliver"], changed.json()["num_pending"]) == (4, 2)
+
+
+def test_patch_changes_only_what_it_names(stream: Stream) -> None:
+    path = stream.consumer(description="kept", filter_subject=stream.subject("1"))
+    patch = {"max_deliver": 7, "filter_subjects": [stream.subject("2"), stream.subject("3")]}
+    answer = stream.client.patch(path, json=patch, headers=MERGE_PATCH)
+    assert answer.status_code == 200
+    config = answer.json()["config"]
+    assert (config["description"], config["max_deliver"]) == ("kept", 7)
+    assert config["filter_subjects"] == patch["filter_subjects"]
+    assert_problem(stream.client.patch(path, json={"x": 1}, headers=MERGE_PATCH), 422, None, "/x")
+    assert_problem(stream.client.patch(path, json={"max_deliver": 1}), 415)
+
+
+def test_conditions_guard_the_version(stream: Stream) -> None:
+    path = stream.consumer()
+    old = stream.client.get(path).headers["etag"]
+    assert (
+        stream.client.put(path, json={"max_deliver": 2}, headers={"if-match": old}).status_code
+        == 200
+    )
+    assert_problem(stream.client.put(path, json={}, headers={"if-match": old}), 412)
+    assert_problem(stream.client.put(path, json={}, headers={"if-none-match": "*"}), 412)
+    assert_problem(stream.client.delete(path, headers={"if-match": old}), 412)
+
+
+def test_progress_does_not_change_the_etag(stream: Stream) -> None:
+    stream.fill(2)
+    path = stream.consumer()
+    before = stream.client.get(path).headers["etag"]
+    stream.next(path, batch=2)
+    assert stream.client.get(path).headers["etag"] == before
+
+
+def test_list_is_paged(stream: Stream) -> None:
+    names = [f"c{number}" for number in range(5)]
+    for name in names:
+        stream.consumer(name)
+    found: list[str] = []
+    token = ""
+    while token is not None:
+        query = {"limit": 2, "page_token": token}
+        page = stream.client.get(f"{stream.path}/consumers", params=query).json()
+        found += [item["name"] for item in page["items"]]
+        token = page["next_page_token"]
+    assert found == names
+
+
+def test_delete_removes_the_consumer_once(stream: Stream) -> None:
+    path = stream.consumer()
+    assert stream.client.delete(path).status_code == 204
+    assert_problem(stream.client.delete(path), 404, 10014)
+    assert_problem(stream.client.get(path), 404, 10014)
+    assert_problem(stream.client.post(f"{path}/next", json={}), 404, 10014)
+
+
+def test_everything_of_an_unknown_stream_is_404(unused: Stream) -> None:
+    path = f"{unused.path}/consumers/c"
+    for method, target in (
+        ("GET", f"{unused.path}/consumers"),
+        ("GET", path),
+        ("DELETE", path),
+        ("PUT", path),
+        ("POST", f"{path}/next"),
+    ):
+        body = {"json": {}} if method in ("PUT", "POST") else {}
+        assert_problem(unused.client.request(method, target, **body), 404, 10059)
+
+
+def test_max_consumers_is_409(stream: Stream) -> None:
+    stream.configure(max_consumers=1)
+    stream.consumer("one")
+    assert_problem(stream.client.put(f"{stream.path}/consumers/two", json={}), 409, 10026)
+
+
+def test_pedantic_refuses_a_silent_change(stream: Stream) -> None:
+    path = f"{stream.path}/consumers/c?pedantic=true"
+    assert_problem(stream.client.put(path, json={"max_deliver": 0}), 422, 10157)
+    assert stream.client.put(path, json={"max_deliver": -1}).status_code == 201

@@ -1,0 +1,245 @@
+"""Reading and deleting messages without a consumer."""
+
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.contract.conftest import Stream, assert_problem
+
+JSON = {"accept": "application/json"}
+
+
+# One message -------------------------------------------------------------------------------------
+def test_raw_read_has_the_payload_and_the_facts_in_headers(stream: Stream) -> None:
+    stream.publish(b"\x00\xff", rest="x.y")
+    answer = stream.client.get(f"{stream.path}/messages/1")
+    assert (answer.status_code, answer.content) == (200, b"\x00\xff")
+    assert answer.headers["nats-stream"] == stream.name
+    assert answer.headers["nats-subject"] == stream.subject("x.y")
+    assert answer.headers["nats-sequence"] == "1"
+    assert answer.headers["nats-time-stamp"].endswith("Z")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_json_read_has_the_message(stream: Stream) -> None:
+    stream.publish(b"hi", Msg_Header_A="1")
+    message = stream.client.get(f"{stream.path}/messages/1", headers=JSON).json()
+    assert message.keys() == {"stream", "seq", "subject", "time", "headers", "data"}
+    assert (message["seq"], message["data"], message["headers"]) == (1, "hi", {"A": ["1"]})
+
+
+def test_payload_that_is_no_text_is_base64(stream: Stream) -> None:
+    stream.publish(b"\xff")
+    stream.publish(b"text")
+    first, second = (
+        stream.client.get(f"{stream.path}/messages/{seq}?payload=base64", headers=JSON).json()
+        for seq in (1, 2)
+    )
+    assert (first["data_base64"], second["data_base64"]) == ("/w==", "dGV4dA==")
+    assert "data" not in second
+    automatic = stream.client.get(f"{stream.path}/messages/1", headers=JSON).json()
+    assert automatic["data_base64"] == "/w=="
+
+
+def test_missing_message_is_404(stream: Stream) -> None:
+    for seq in (0, 1, 10**18):
+        assert_problem(stream.client.get(f"{stream.path}/messages/{seq}"), 404, 10037)
+
+
+@pytest.mark.parametrize("seq", ["x", "-1", "1.5", "%20", "9" * 30])
+def test_sequence_that_is_none_is_422(stream: Stream, seq: str) -> None:
+    assert_problem(stream.client.get(f"{stream.path}/messages/{seq}"), 422, None, "seq")
+
+
+@pytest.mark.parametrize("query", ["payload=hex", "consistency=some", "shard=1", "shard=x"])
+def test_bad_read_parameter_is_422(stream: Stream, query: str) -> None:
+    stream.publish()
+    answer = stream.client.get(f"{stream.path}/messages/1?{query}")
+    assert_problem(answer, 422, None, query.partition("=")[0])
+
+
+@pytest.mark.parametrize("query", ["consistency=leader", "consistency=any", "shard=0", "else=1"])
+def test_other_read_parameters_are_taken(stream: Stream, query: str) -> None:
+    stream.publish()
+    assert stream.client.get(f"{stream.path}/messages/1?{query}").status_code == 200
+
+
+def test_reads_of_an_unknown_stream_are_404(unused: Stream) -> None:
+    for rest in ("messages/1", "messages", "last", "subjects", "replay", "replay/plan"):
+        assert_problem(unused.client.get(f"{unused.path}/{rest}"), 404, 10059)
+
+
+# Delete ------------------------------------------------------------------------------------------
+def test_deleted_message_is_unreadable_at_once(stream: Stream) -> None:
+    stream.fill(3)
+    answer = stream.client.delete(f"{stream.path}/messages/2")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert_problem(stream.client.get(f"{stream.path}/messages/2"), 404, 10037)
+    found = stream.client.get(f"{stream.path}/messages").json()["messages"]
+    assert [one["seq"] for one in found] == [1, 3]
+    state = stream.state()
+    assert (state["messages"], state["num_deleted"]) == (2, 1)
+    assert_problem(stream.client.delete(f"{stream.path}/messages/2"), 404, 10043)
+
+
+def test_delete_beyond_the_stream_is_404(stream: Stream) -> None:
+    assert_problem(stream.client.delete(f"{stream.path}/messages/7"), 404, 10043)
+
+
+def test_denied_delete_is_409(stream: Stream) -> None:
+    stream.configure(deny_delete=True)
+    stream.publish()
+    assert_problem(stream.client.delete(f"{stream.path}/messages/1"), 409, 10057)
+
+
+# Ranges ------------------------------------------------------------------------------------------
+def test_range_is_read_page_by_page(stream: Stream) -> None:
+    stream.fill(25)
+    seen: list[int] = []
+    next_seq = 0
+    while True:
+        query = {"from_seq": next_seq, "limit": 10}
+        page = stream.client.get(f"{stream.path}/messages", params=query).json()
+        assert page.keys() == {"messages", "next_seq", "num_pending"}
+        if not page["messages"]:
+            break
+        seen += [one["seq"] for one in page["messages"]]
+        assert page["num_pending"] == 25 - len(seen)
+        next_seq = page["next_seq"]
+    assert seen == list(range(1, 26))
+    assert next_seq == 26
+
+
+def test_range_is_filtered_by_subject(stream: Stream) -> None:
+    stream.fill(20)
+    query = {"subject": stream.subject("3")}
+    page = stream.client.get(f"{stream.path}/messages", params=query).json()
+    assert [one["seq"] for one in page["messages"]] == [3, 8, 13, 18]
+
+
+def test_range_begins_at_a_time(stream: Stream) -> None:
+    stream.fill(2)
+    after = stream.client.get(f"{stream.path}/messages/2", headers=JSON).json()["time"]
+    stream.publish(b"later")
+    found = stream.client.get(f"{stream.path}/messages", params={"start_time": after}).json()
+    assert [one["seq"] for one in found["messages"]][-1] == 3
+    future = stream.client.get(f"{stream.path}/messages?start_time=2200-01-01T00:00:00Z").json()
+    assert future["messages"] == []
+
+
+def test_range_ends_at_max_bytes_but_gives_one_message(stream: Stream) -> None:
+    for _ in range(3):
+        stream.publish(b"x" * 1000)
+    page = stream.client.get(f"{stream.path}/messages?max_bytes=1").json()
+    assert len(page["messages"]) == 1
+    page = stream.client.get(f"{stream.path}/messages?max_bytes=2500").json()
+    assert len(page["messages"]) == 2
+
+
+def test_empty_range_is_200_with_the_next_sequence(stream: Stream) -> None:
+    page = stream.client.get(f"{stream.path}/messages").json()
+    assert page == {"messages": [], "next_seq": 1, "num_pending": 0}
+
+
+def test_range_as_ndjson_is_one_message_a_line(stream: Stream) -> None:
+    stream.fill(5)
+    headers = {"accept": "application/x-ndjson"}
+    answer = stream.client.get(f"{stream.path}/messages?limit=3", headers=headers)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert [json.loads(one)["seq"] for one in answer.text.splitlines()] == [1, 2, 3]
+    assert answer.headers["contrail-next-seq"] == "4"
+    assert answer.headers["nats-num-pending"] == "2"
+
+
+def test_long_poll_answers_204_when_nothing_comes(stream: Stream) -> None:
+    begun = time.monotonic()
+    answer = stream.client.get(f"{stream.path}/messages?wait=300ms")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert 0.25 < time.monotonic() - begun < 5
+
+
+def test_long_poll_answers_as_soon_as_something_comes(stream: Stream) -> None:
+    answers: list[httpx.Response] = []
+    poll = threading.Thread(
+        target=lambda: answers.append(
+            httpx.get(f"{stream.client.base_url}{stream.path}/messages?wait=30s", timeout=40)
+        )
+    )
+    begun = time.monotonic()
+    poll.start()
+    stream.publish(b"news")
+    poll.join(20)
+    assert answers[0].json()["messages"][0]["data"] == "news"
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0", "limit=10001", "limit=x", "from_seq=-1", "max_bytes=0", "wait=61s", "wait=soon",
+        "start_time=yesterday", "subject=a..b", "subject=a.%3E.b",
+    ],
+)  # fmt: skip
+def test_bad_range_parameter_is_422(stream: Stream, query: str) -> None:
+    answer = stream.client.get(f"{stream.path}/messages?{query}")
+    assert_problem(answer, 422, None, query.partition("=")[0])
+
+
+def test_range_takes_one_beginning(stream: Stream) -> None:
+    query = "from_seq=2&start_time=2026-01-31T08:00:00Z"
+    assert_problem(stream.client.get(f"{stream.path}/messages?{query}"), 422, 10003)
+
+
+def test_range_in_another_form_is_406(stream: Stream) -> None:
+    answer = stream.client.get(f"{stream.path}/messages", headers={"accept": "text/html"})
+    assert_problem(answer, 406)
+
+
+# Last and subjects -------------------------------------------------------------------------------
+def test_last_is_the_newest_of_each_subject(stream: Stream) -> None:
+    assert stream.client.get(f"{stream.path}/last").json() == {
+        "messages": [],
+        "next_page_token": None,
+    }
+    stream.fill(12)
+    newest = stream.client.get(f"{stream.path}/last").json()["messages"]
+    assert sorted(one["seq"] for one in newest) == [8, 9, 10, 11, 12]
+    one = stream.client.get(f"{stream.path}/last", params={"subject": stream.subject("4")}).json()
+    assert [message["seq"] for message in one["messages"]] == [9]
+
+
+def test_last_is_paged(stream: Stream) -> None:
+    stream.fill(12)
+    seen: list[int] = []
+    token = ""
+    while token is not None:
+        query = {"limit": 2, "page_token": token}
+        page = stream.client.get(f"{stream.path}/last", params=query).json()
+        assert len(page["messages"]) <= 2
+        seen += [one["seq"] for one in page["messages"]]
+        token = page["next_page_token"]
+    assert sorted(seen) == [8, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize("query", ["subject=a..b", "limit=0", "up_to_seq=3"])
+def test_bad_parameter_of_last_is_422(stream: Stream, query: str) -> None:
+    answer = stream.client.get(f"{stream.path}/last?{query}")
+    assert_problem(answer, 422, None, query.partition("=")[0])
+
+
+def test_subjects_are_counted_and_paged(stream: Stream) -> None:
+    stream.fill(12)
+    everything = stream.client.get(f"{stream.path}/subjects").json()
+    assert everything["items"] == [
+        {"subject": stream.subject(str(number)), "messages": 3 if number in (1, 2) else 2}
+        for number in range(5)
+    ]
+    first = stream.client.get(f"{stream.path}/subjects?limit=3").json()
+    rest = {"limit": 3, "page_token": first["next_page_token"]}
+    second = stream.client.get(f"{stream.path}/subjects", params=rest).json()
+    assert first["items"] + second["items"] == everything["items"]
+    one = stream.client.get(f"{stream.path}/subjects", params={"filter": stream.subject("2")})
+    assert one.json()["items"] == [{"subject": stream.subject("2"), "messages": 3}]

@@ -1,0 +1,28 @@
+"""Fixtures of the crash tests: the zygote, and a place for data directories."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.crash.zygote import Zygote
+
+_MEMORY: Final = Path("/dev/shm")
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """A process that forks lives; they cost little then."""
+    with Zygote() as running:
+        yield running
+
+
+@pytest.fixture
+def area() -> Iterator[Path]:
+    """A directory in memory where there is one: what is synced is decided here, not by a disk."""
+    base = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="contrail-", dir=base) as directory:
+        yield Path(directory)

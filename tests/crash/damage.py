@@ -1,0 +1,38 @@
+"""Damage to the files of a node that is not running: single bits, cut ends, missing files."""
+
+import os
+import random
+from pathlib import Path
+
+
+def some_file(data_dir: Path, pattern: str, chance: random.Random) -> Path:
+    """Any file that matches."""
+    return chance.choice(sorted(data_dir.glob(pattern)))
+
+
+def newest_file(data_dir: Path, pattern: str) -> Path:
+    """The last file by name that matches."""
+    return sorted(data_dir.glob(pattern))[-1]
+
+
+def flip_bit(path: Path, chance: random.Random, start: int = 0, stop: int | None = None) -> str:
+    """Turn over one bit of the bytes from `start` to `stop`; answers which."""
+    content = bytearray(path.read_bytes())
+    offset, bit = chance.randrange(start, stop or len(content)), chance.randrange(8)
+    content[offset] ^= 1 << bit
+    path.write_bytes(content)
+    return f"bit {bit} of byte {offset} of {path.name}"
+
+
+def cut_end(path: Path, chance: random.Random, at_most: int | None = None) -> str:
+    """Take at least one byte from the end; answers how many."""
+    size = path.stat().st_size
+    taken = chance.randint(1, min(at_most or size, size))
+    os.truncate(path, size - taken)
+    return f"the last {taken} of {size} bytes of {path.name}"
+
+
+def remove(path: Path) -> str:
+    """Remove the file."""
+    path.unlink()
+    return f"all of {path.name}"

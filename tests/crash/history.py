@@ -1,0 +1,238 @@
+"""What is asked of a node, what came of it, and what was seen: one history over several lives.
+
+Records cross a pipe as msgpack, so everything here is a plain struct.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from contrail_common.link import Delivery, PubResult
+from contrail_common.model import (
+    AckKind,
+    ConsumerConfig,
+    ConsumerInfo,
+    PublishMessage,
+    StoredMessage,
+    StreamConfig,
+    StreamState,
+)
+
+# Calls -------------------------------------------------------------------------------------------
+
+
+class PutStream(msgspec.Struct, frozen=True, tag=True):
+    """Create the stream or replace its configuration."""
+
+    config: StreamConfig
+
+
+class DeleteStream(msgspec.Struct, frozen=True, tag=True):
+    """Remove a stream."""
+
+    stream: str
+
+
+class Publish(msgspec.Struct, frozen=True, tag=True):
+    """One request with one or more messages."""
+
+    stream: str
+    messages: list[PublishMessage]
+
+
+class Remove(msgspec.Struct, frozen=True, tag=True):
+    """Delete one message."""
+
+    stream: str
+    seq: int
+
+
+class Purge(msgspec.Struct, frozen=True, tag=True):
+    """Remove messages below `up_to_seq`, or all but the newest `keep`, or all."""
+
+    stream: str
+    up_to_seq: int = 0
+    keep: int = 0
+
+
+class PutConsumer(msgspec.Struct, frozen=True, tag=True):
+    """Create the consumer or replace its configuration."""
+
+    stream: str
+    config: ConsumerConfig
+
+
+class DropConsumer(msgspec.Struct, frozen=True, tag=True):
+    """Remove a consumer."""
+
+    stream: str
+    consumer: str
+
+
+class Pull(msgspec.Struct, frozen=True, tag=True):
+    """Take up to `batch` messages that are there."""
+
+    stream: str
+    consumer: str
+    batch: int
+
+
+class Ack(msgspec.Struct, frozen=True, tag=True):
+    """Acknowledge deliveries; with `sync` the answer means it is durable."""
+
+    stream: str
+    consumer: str
+    kind: AckKind
+    seqs: list[int]
+    sync: bool
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a consumer's progress."""
+
+    stream: str
+    consumer: str
+
+
+class TakeCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Flush the store and drop the log below."""
+
+
+Call = (
+    PutStream
+    | DeleteStream
+    | Publish
+    | Remove
+    | Purge
+    | PutConsumer
+    | DropConsumer
+    | Pull
+    | Ack
+    | Look
+    | TakeCheckpoint
+)
+
+Step = list[Call]
+"""Calls that are made together, in this order."""
+
+# Outcomes ----------------------------------------------------------------------------------------
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The call succeeded."""
+
+
+class Published(msgspec.Struct, frozen=True, tag=True):
+    """A result for each message; single ones may be refused or unknown."""
+
+    results: list[PubResult]
+
+
+class Delivered(msgspec.Struct, frozen=True, tag=True):
+    """What a pull brought."""
+
+    deliveries: list[Delivery]
+
+
+class Looked(msgspec.Struct, frozen=True, tag=True):
+    """Progress of a consumer."""
+
+    info: ConsumerInfo
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The call had no effect (`applied` False), or that is not said (None)."""
+
+    name: str
+    detail: str
+    applied: bool | None
+
+
+class Unknown(msgspec.Struct, frozen=True, tag=True):
+    """The call may have had its effect or not."""
+
+
+Outcome = Done | Published | Delivered | Looked | Refused | Unknown
+
+# Records -----------------------------------------------------------------------------------------
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """A process opened the data and serves; what the one before had not answered is open."""
+
+
+class Invoked(msgspec.Struct, frozen=True, tag=True):
+    """A call begins."""
+
+    number: int
+    call: Call
+
+
+class Returned(msgspec.Struct, frozen=True, tag=True):
+    """A call ended."""
+
+    number: int
+    outcome: Outcome
+
+
+class StreamView(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """One stream as every way of reading shows it."""
+
+    config: StreamConfig
+    state: StreamState
+    claimed_subjects: tuple[str, ...]
+    messages: list[StoredMessage]
+    fetched: list[StoredMessage]
+    replayed: list[int]
+    consumers: dict[str, ConsumerInfo]
+
+
+class Seen(msgspec.Struct, frozen=True, tag=True):
+    """Everything a node holds; `unreadable` names streams that it does not show, and why not."""
+
+    streams: dict[str, StreamView]
+    listed: list[str]
+    half_made: list[str]
+    unreadable: dict[str, str]
+
+
+class Drained(msgspec.Struct, frozen=True, tag=True):
+    """All that a consumer still delivers once every pending delivery is given back."""
+
+    stream: str
+    consumer: str
+    deliveries: list[Delivery]
+
+
+ChangeKind = Literal["created", "synced", "truncated", "renamed", "unlinked", "directory-synced"]
+
+
+class FileChange(msgspec.Struct, frozen=True, tag=True):
+    """A call to the disk that has returned; `path` and `target` are relative to the data."""
+
+    kind: ChangeKind
+    path: str
+    target: str = ""
+    size: int = 0
+    inode: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """The script came to its end; the kinds of the calls to the disk, in order, per lane."""
+
+    calls: dict[str, list[str]]
+
+
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """The node cannot be opened, or has stopped itself; `reason` says why."""
+
+    reason: str
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """An error that no node may show, with its traceback."""
+
+    trace: str
+
+
+Record = Opened | Invoked | Returned | Seen | Drained | FileChange | Finished | Stopped | Broken

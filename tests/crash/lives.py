@@ -1,0 +1,286 @@
+"""One life of a storage node, inside a process made for it: make calls, look at what is there.
+
+Everything goes out through a reporter as it happens: a call's outcome before the next call.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import AckItem, Delivery, PullRequest, RangeRequest, ReplayRequest
+from contrail_common.model import StoredMessage, StreamInfo
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.commands import META_SHARD
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import StorageNode
+from contrail_storage.store.rocks_store import RocksStore, StoreFailedError
+from tests.crash import history
+from tests.crash.history import (
+    Call,
+    Delivered,
+    Drained,
+    Invoked,
+    Looked,
+    Outcome,
+    Published,
+    Refused,
+    Returned,
+    Seen,
+    Step,
+    StreamView,
+    Unknown,
+)
+from tests.crash.pipe import Reporter
+
+_WAIT_S: Final = 20.0
+_PAUSE_S: Final = 0.0005
+_PAGE: Final = 500
+_NO_CHECKPOINT: Final = "checkpoint_failed"
+_UNAVAILABLE: Final = (
+    errors.STORAGE_FAILED.name,
+    errors.STORAGE_FULL.name,
+    errors.NOT_READY.name,
+    _NO_CHECKPOINT,
+)
+
+
+class NodeStoppedError(Exception):
+    """The node does not go on; the text says why."""
+
+
+class Life:
+    """A node in this process, and what it is asked."""
+
+    def __init__(
+        self,
+        node: StorageNode,
+        reporter: Reporter,
+        first_number: int,
+        log_is_idle: Callable[[], bool],
+    ) -> None:
+        self.node = node
+        self._log_is_idle = log_is_idle
+        self.link = LocalLink(node)
+        self._report = reporter.send
+        self._numbers = itertools.count(first_number)
+
+    async def run(self, script: list[Step], *, insist: bool) -> None:
+        """Make the calls step by step; with `insist` again until the disk has let them pass."""
+        for step in script:
+            outcomes = await self._make_together(step)
+            while insist and any(map(_is_open, outcomes)):
+                await self._wait_until(lambda: not self.node.readiness())
+                outcomes = await self._make_together(step)
+            if not insist:
+                await self._settle(step, outcomes)
+
+    async def _make_together(self, step: Step) -> list[Outcome]:
+        numbers = [next(self._numbers) for _ in step]
+        for number, call in zip(numbers, step, strict=True):
+            self._report(Invoked(number, call))
+        return list(await asyncio.gather(*map(self._make, numbers, step)))
+
+    async def _make(self, number: int, call: Call) -> Outcome:
+        try:
+            outcome = await self._perform(call)
+        except ApiError as error:
+            if error.spec is errors.OUTCOME_UNKNOWN:
+                outcome = Unknown()
+            else:
+                outcome = Refused(error.spec.name, error.detail, error.applied)
+        except (OSError, StoreFailedError) as error:
+            assert isinstance(call, history.TakeCheckpoint), call
+            if isinstance(error, StoreFailedError):
+                raise NodeStoppedError(str(error)) from error
+            outcome = Refused(_NO_CHECKPOINT, str(error), None)
+        self._report(Returned(number, outcome))
+        return outcome
+
+    async def _perform(self, call: Call) -> Outcome:
+        link = self.link
+        match call:
+            case history.Publish():
+                return Published((await link.publish(call.stream, call.messages)).results)
+            case history.Pull():
+                return Delivered(await self._pull(call.stream, call.consumer, call.batch))
+            case history.Look():
+                return Looked(await link.consumer_info(call.stream, call.consumer))
+            case history.PutStream():
+                await link.put_stream(call.config, "put", None, False)
+            case history.DeleteStream():
+                await link.delete_stream(call.stream)
+            case history.Remove():
+                await link.delete_message(call.stream, call.seq)
+            case history.Purge():
+                await link.purge_stream(call.stream, "", call.up_to_seq, call.keep)
+            case history.PutConsumer():
+                await link.put_consumer(call.stream, call.config, "put", None, False)
+            case history.DropConsumer():
+                await link.delete_consumer(call.stream, call.consumer)
+            case history.Ack():
+                await self._acknowledge(call)
+            case history.TakeCheckpoint():
+                await self.node.checkpoint()
+        return history.Done()
+
+    async def _pull(self, stream: str, consumer: str, batch: int) -> list[Delivery]:
+        request = PullRequest(stream=stream, consumer=consumer, batch=batch, no_wait=True)
+        return (await self.link.pull(request)).deliveries
+
+    async def _acknowledge(self, call: history.Ack) -> None:
+        machine = self.node.streams.shard(call.stream).machine
+        consumer = machine.consumer(call.consumer)
+        if consumer is None:
+            raise ApiError(errors.CONSUMER_NOT_FOUND, applied=False)
+        address = (machine.shard, consumer.consumer_id, consumer.epoch)
+        items = [AckItem(*address, seq, call.kind) for seq in call.seqs]
+        results = await self.link.acknowledge(call.stream, call.consumer, items, call.sync)
+        assert all(result.code == 0 for result in results), results
+
+    # Waiting -------------------------------------------------------------------------------------
+
+    async def _settle(self, step: Step, outcomes: list[Outcome]) -> None:
+        """Let everything the step has brought about reach the log and the store.
+
+        Deliveries are recorded a little after they were sent; waiting for that, too, makes every
+        run write the same batches.
+        """
+        for call, outcome in zip(step, outcomes, strict=True):
+            if isinstance(call, history.Pull) and isinstance(outcome, Delivered):
+                await self._wait_recorded(call, outcome.deliveries)
+        await self._wait_until(self._is_quiet)
+
+    async def _wait_recorded(self, pull: history.Pull, deliveries: list[Delivery]) -> None:
+        consumer = self.node.streams.shard(pull.stream).machine.consumer(pull.consumer)
+        assert consumer is not None
+        last = max((delivery.consumer_seq for delivery in deliveries), default=0)
+        await self._wait_until(lambda: consumer.delivered.consumer_seq >= last)
+
+    def _is_quiet(self) -> bool:
+        written = self.node.applied_indexes()
+        return self._log_is_idle() and all(
+            written.get(number) == group.applied_index for number, group in self.node.groups.items()
+        )
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds. Raises TimeoutError or NodeStoppedError."""
+        fatal = self.node.fatal
+        await wait_until(lambda: fatal.done() or condition())
+        if fatal.done():
+            raise NodeStoppedError(fatal.result())
+
+    # Looking -------------------------------------------------------------------------------------
+
+    async def look(self, store: RocksStore) -> None:
+        """Report everything the node holds, read in every way there is."""
+        await self._wait_until(self._is_quiet)
+        unreadable: dict[str, str] = {}
+        streams = {}
+        for name in self.node.streams.names():
+            try:
+                streams[name] = await self._view(await self.link.stream_info(name))
+            except ApiError as error:
+                unreadable[name] = str(error)
+        half_made = self._half_made()
+        if not unreadable:
+            half_made += self._leftovers(store)
+        listed = [] if unreadable else await self._listed()
+        self._report(Seen(streams, listed, half_made, unreadable))
+
+    async def _listed(self) -> list[str]:
+        page = await self.link.list_streams("", "", _PAGE, "")
+        return [info.config.name for info in page.streams]
+
+    async def _view(self, info: StreamInfo) -> StreamView:
+        name = info.config.name
+        messages = await self._read(name)
+        return StreamView(
+            config=info.config,
+            state=info.state,
+            claimed_subjects=self.node.meta.streams[name].subjects,
+            messages=messages,
+            fetched=[await self.link.get_message(name, message.seq) for message in messages],
+            replayed=await self._replay(name),
+            consumers={
+                consumer.config.name: consumer
+                for consumer in (await self.link.list_consumers(name, _PAGE, "")).consumers
+            },
+        )
+
+    async def _read(self, stream: str) -> list[StoredMessage]:
+        messages: list[StoredMessage] = []
+        next_seq = 0
+        while True:
+            request = RangeRequest(stream=stream, from_seq=next_seq, max_bytes=8 << 20)
+            result = await self.link.read_range(request)
+            messages += result.messages
+            if result.num_pending == 0 or not result.messages:
+                return messages
+            next_seq = result.next_seq
+
+    async def _replay(self, stream: str) -> list[int]:
+        chunks = await self.link.replay(ReplayRequest(stream=stream, format="ndjson"))
+        *rows, end = b"".join([chunk async for chunk in chunks]).splitlines()
+        assert json.loads(end) == {"end": True, "messages": len(rows)}
+        return [json.loads(row)["seq"] for row in rows]
+
+    def _half_made(self) -> list[str]:
+        """Streams and shards that a crash left between being there and not."""
+        entries = self.node.meta.streams.values()
+        found = [f"{entry.name} is {entry.stage}" for entry in entries if entry.stage != "listed"]
+        strays = {entry.shard for entry in entries} ^ set(self.node.applier.shards)
+        return found + [f"shard {number} is loaded or listed, not both" for number in strays]
+
+    def _leftovers(self, store: RocksStore) -> list[str]:
+        """Rows of streams that are not there."""
+        rows = {
+            int.from_bytes(key[1:5], "big")
+            for kind in keys.SHARD_KINDS
+            for key in store.scan_keys(kind, keys.prefix_end(kind))
+        }
+        strays = rows - {META_SHARD} - {entry.shard for entry in self.node.meta.streams.values()}
+        return [f"shard {number} is gone and has rows" for number in strays]
+
+    async def drain_all(self) -> None:
+        """Drain every consumer of the streams that can be read."""
+        for name in self.node.streams.names():
+            with suppress(ApiError):
+                seqs = [message.seq for message in await self._read(name)]
+                for consumer in sorted(self.node.streams.shard(name).machine.consumer_ids):
+                    await self._drain(name, consumer, seqs)
+
+    async def _drain(self, stream: str, consumer: str, seqs: list[int]) -> None:
+        """Give back whatever is pending of `seqs`, then take all that the consumer has."""
+        if seqs:
+            await self._acknowledge(history.Ack(stream, consumer, "nak", seqs, sync=True))
+        deliveries: list[Delivery] = []
+        while taken := await self._pull(stream, consumer, _PAGE):
+            deliveries += taken
+        self._report(Drained(stream, consumer, deliveries))
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Return once the condition holds. Raises TimeoutError."""
+    deadline = time.monotonic() + _WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not reached within {_WAIT_S} s")
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _is_open(outcome: Outcome) -> bool:
+    """Whether the call is to be made again: its outcome is unknown, or the disk was refused."""
+    match outcome:
+        case Unknown():
+            return True
+        case Refused(name=name):
+            return name in _UNAVAILABLE
+        case Published(results=results):
+            return any(result.code == errors.OUTCOME_UNKNOWN.code for result in results)
+    return False

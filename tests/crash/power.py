@@ -1,0 +1,124 @@
+"""A simulated power cut: what was not synced is taken back from the node's files.
+
+The dead process has reported every call that returned, and every file has a second link outside
+the data, so the files can be laid out as the disk may hold them: bytes behind the last sync are
+gone, kept in part, or zeros; names created, replaced or removed since the last sync of their
+directory are as before, or, up to some point, as after. The store's files are its own business:
+it has no log here, and syncs what it flushes itself.
+"""
+
+import os
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.crash.history import FileChange
+
+STORE: Final = "store"
+
+
+@dataclass(slots=True, eq=False)
+class _Inode:
+    shadow: Path
+    synced: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Directory:
+    names: dict[str, _Inode] = field(default_factory=dict)
+    durable: dict[str, _Inode] = field(default_factory=dict)
+    unsynced: list[dict[str, _Inode | None]] = field(default_factory=list)
+
+    def change(self, change: dict[str, _Inode | None]) -> None:
+        _update(self.names, change)
+        self.unsynced.append(change)
+
+    def sync(self) -> None:
+        self.durable = dict(self.names)
+        self.unsynced.clear()
+
+
+class PowerCut:
+    """Follows what one process does to the files of `data_dir`, then cuts the power."""
+
+    def __init__(self, data_dir: Path, shadow: Path) -> None:
+        self._data_dir = data_dir
+        self._shadow = shadow
+        self._directories: dict[str, _Directory] = {}
+        shadow.mkdir()
+        for path in _own_files(data_dir):
+            self._adopt(path)
+
+    def _adopt(self, path: Path) -> None:
+        inode = path.stat().st_ino
+        os.link(path, self._shadow / str(inode))
+        directory, name = self._find(str(path.relative_to(self._data_dir)))
+        directory.names[name] = _Inode(self._shadow / str(inode), path.stat().st_size)
+        directory.sync()
+
+    def _find(self, path: str) -> tuple[_Directory, str]:
+        parent, _, name = path.rpartition("/")
+        return self._directories.setdefault(parent, _Directory()), name
+
+    def follow(self, changes: Iterable[FileChange]) -> None:
+        """Take note of calls that have returned, in their order."""
+        for change in changes:
+            self._take(change)
+
+    def _take(self, change: FileChange) -> None:
+        if change.kind == "directory-synced":
+            path = "" if change.path == "." else change.path
+            self._directories.setdefault(path, _Directory()).sync()
+            return
+        directory, name = self._find(change.path)
+        match change.kind:
+            case "created":
+                directory.change({name: _Inode(self._shadow / str(change.inode))})
+            case "synced" | "truncated":
+                directory.names[name].synced = change.size
+            case "unlinked":
+                directory.change({name: None})
+            case "renamed":
+                _, target = self._find(change.target)
+                directory.change({name: None, target: directory.names[name]})
+
+    def cut(self, chance: random.Random) -> None:
+        """Lay the files out as the disk may hold them after the power went."""
+        for path in _own_files(self._data_dir):
+            path.unlink()
+        for parent, directory in self._directories.items():
+            names = dict(directory.durable)
+            for change in directory.unsynced[: chance.randint(0, len(directory.unsynced))]:
+                _update(names, change)
+            for name, inode in names.items():
+                (self._data_dir / parent / name).write_bytes(_survivor(inode, chance))
+
+
+def _survivor(inode: _Inode, chance: random.Random) -> bytes:
+    """The synced bytes, and of the rest nothing, its begin, or zeros with or without its end."""
+    content = inode.shadow.read_bytes()
+    sound, rest = content[: inode.synced], content[inode.synced :]
+    kept = rest[: chance.randint(0, len(rest))]
+    zeros = bytes(len(kept))
+    return sound + chance.choice((b"", kept, zeros, zeros + rest[len(kept) :]))
+
+
+def _update(names: dict[str, _Inode], change: dict[str, _Inode | None]) -> None:
+    for name, inode in change.items():
+        if inode is None:
+            names.pop(name, None)
+        else:
+            names[name] = inode
+
+
+def _own_files(data_dir: Path) -> list[Path]:
+    if not data_dir.is_dir():
+        return []
+    return [
+        Path(folder, name)
+        for folder, _, names in os.walk(data_dir)
+        if STORE not in Path(folder).relative_to(data_dir).parts
+        for name in names
+    ]

@@ -1,0 +1,132 @@
+"""The process is killed, or the power goes, at the calls of a scripted run: every promise holds.
+
+The quick suite takes every rare call and a part of the others, the slow one takes every call.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.crash.disk import Kill, Plan
+from tests.crash.script import script
+from tests.crash.trials import Trial, calls_of, kill_points, sample
+from tests.crash.zygote import Job, Zygote
+
+SEED: Final = 20_250
+POINTS_MIN: Final = 350
+HANG_S: Final = 0.05
+
+
+def whole_run(
+    zygote: Zygote, area: Path, seed: int = SEED, *, successors: bool = False
+) -> dict[str, list[str]]:
+    """The calls of a run that nothing disturbs."""
+    trial = Trial(zygote, area / "whole", seed)
+    ended = trial.live(Job(steps=script(seed), end="stop", successors=successors))
+    trial.look()
+    assert trial.verdict() == []
+    return calls_of(ended)
+
+
+def broken_promises(
+    zygote: Zygote,
+    area: Path,
+    points: Sequence[Kill],
+    *,
+    seed: int = SEED,
+    power_cuts: bool = False,
+    successors: bool = False,
+) -> list[str]:
+    """Kill a run at each of the points and look at what is left."""
+    found = []
+    for at, kill in enumerate(points):
+        trial = Trial(zygote, area / f"{at}", seed, power_cuts=power_cuts)
+        plan = Plan(seed=seed, kill=kill)
+        trial.live(Job(steps=script(seed), end="stop", successors=successors, plan=plan))
+        trial.look()
+        found += [f"seed {seed}, {kill}: {problem}" for problem in trial.verdict()]
+    return found
+
+
+def test_undisturbed_run_keeps_its_promises_and_makes_every_kind_of_call(
+    zygote: Zygote, area: Path
+) -> None:
+    calls = whole_run(zygote, area)
+    assert len(kill_points(calls)) >= POINTS_MIN
+    assert {lane: set(kinds) for lane, kinds in calls.items()} == {
+        "log": {"create", "write", "sync", "unlink"},
+        "files": {"create", "write", "sync", "rename", "unlink"},
+        "store": {"write", "flush"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("power_cuts", "successors", "offset"),
+    [(False, True, 0), (True, False, 4)],
+    ids=["killed", "power cut"],
+)
+def test_sampled_crash_points_lose_renumber_and_double_nothing(
+    zygote: Zygote, area: Path, power_cuts: bool, successors: bool, offset: int
+) -> None:
+    calls = whole_run(zygote, area, successors=successors)
+    points = sample(kill_points(calls), calls, stride=8, offset=offset)
+    assert broken_promises(zygote, area, points, power_cuts=power_cuts, successors=successors) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [SEED, SEED + 1])
+@pytest.mark.parametrize("successors", [False, True], ids=["busy log", "idle log"])
+@pytest.mark.parametrize("power_cuts", [False, True], ids=["killed", "power cut"])
+def test_every_crash_point_loses_renumbers_and_doubles_nothing(
+    zygote: Zygote, area: Path, power_cuts: bool, successors: bool, seed: int
+) -> None:
+    points = kill_points(whole_run(zygote, area, seed, successors=successors))
+    problems = broken_promises(
+        zygote, area, points, seed=seed, power_cuts=power_cuts, successors=successors
+    )
+    assert problems == []
+
+
+def crash_twice(
+    zygote: Zygote, directory: Path, first: Kill, second: Kill, *, power_cuts: bool
+) -> list[str]:
+    trial = Trial(zygote, directory, SEED, power_cuts=power_cuts)
+    trial.live(Job(steps=script(SEED), end="stop", plan=Plan(seed=SEED, kill=first)))
+    trial.look(second)
+    trial.look()
+    return [f"seed {SEED}, {first}, then {second}: {problem}" for problem in trial.verdict()]
+
+
+@pytest.mark.parametrize(
+    ("stride", "deep"),
+    [(40, 5), pytest.param(7, 14, marks=pytest.mark.slow)],
+    ids=["sampled", "all"],
+)
+def test_crash_while_recovering_from_a_crash_loses_nothing(
+    zygote: Zygote, area: Path, stride: int, deep: int
+) -> None:
+    points = kill_points(whole_run(zygote, area))[5::stride]
+    problems = []
+    for at, first in enumerate(points):
+        second = Kill("log", 1 + at % deep, torn=at % 2 == 0)
+        again = Kill("store", 1 + at % deep)
+        for kill in (second, again):
+            problems += crash_twice(
+                zygote, area / f"{at} {kill}", first, kill, power_cuts=at % 3 == 0
+            )
+    assert problems == []
+
+
+def test_disk_that_hangs_before_the_crash_gets_nothing_acknowledged(
+    zygote: Zygote, area: Path
+) -> None:
+    problems = []
+    for number in range(30, 150, 30):
+        trial = Trial(zygote, area / f"{number}", SEED, power_cuts=True)
+        plan = Plan(seed=SEED, kill=Kill("log", number), linger_s=HANG_S)
+        trial.live(Job(steps=script(SEED), plan=plan))
+        trial.look()
+        problems += trial.verdict()
+    assert problems == []

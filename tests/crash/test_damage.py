@@ -1,0 +1,163 @@
+"""Stored files are damaged while the node is down: it says so, and never shows less or other data.
+
+What is allowed: the node refuses to start and says why, or it serves and refuses the damaged stream
+(503 `data_lost`), or the damage hit nothing and all is as it was.
+"""
+
+import copy
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from contrail_storage.wal.codec import BATCH_HEADER_BYTES
+from tests.crash import damage
+from tests.crash.history import Seen, Stopped
+from tests.crash.ledger import Ledger
+from tests.crash.script import archive
+from tests.crash.trials import Trial
+from tests.crash.zygote import Job, Zygote
+
+SEED: Final = 31
+SEGMENT_BYTES: Final = 8_000
+CLEAR_TEXT_MIN: Final = 20
+
+Spoil = Callable[[Path, random.Random], str]
+
+
+class Archive:
+    """A data directory that is copied for every case, and what it holds."""
+
+    def __init__(self, zygote: Zygote, directory: Path) -> None:
+        self._zygote = zygote
+        self._directory = directory
+        self._cases = 0
+        self._built = Trial(zygote, directory / "built", SEED, ledger=Ledger(accept_refusals=True))
+        # With its successor written the last batch of the log is told from a torn one.
+        job = Job(steps=archive(SEED), successors=True, segment_bytes=SEGMENT_BYTES)
+        self._built.live(job)
+        assert self._built.ledger.problems == []
+
+    def spoil(self, spoil: Spoil) -> tuple[str, list[str], list[str]]:
+        """Damage a copy and look at it: what was done, what the node says, what is wrong with that.
+
+        The first answer is for messages of failures, the second holds the refusal to start, or of
+        streams (none when everything is shown), the third the broken promises.
+        """
+        self._cases += 1
+        directory = self._directory / f"{self._cases}"
+        shutil.copytree(self._built.directory, directory)
+        ledger = copy.deepcopy(self._built.ledger)
+        trial = Trial(self._zygote, directory, SEED, ledger=ledger)
+        done = spoil(trial.data_dir, random.Random(f"{SEED} {self._cases}"))
+        records = trial.live(Job(look=True, segment_bytes=SEGMENT_BYTES)).records
+        said = [record.reason for record in records if isinstance(record, Stopped)]
+        for record in records:
+            if isinstance(record, Seen):
+                said += record.unreadable.values()
+        shutil.rmtree(directory)
+        return done, said, trial.ledger.problems
+
+
+@pytest.fixture
+def stored(zygote: Zygote, area: Path) -> Archive:
+    return Archive(zygote, area)
+
+
+def faults(archive: Archive, spoil: Spoil, times: int, *, must_notice: bool) -> list[str]:
+    found = []
+    for _ in range(times):
+        done, said, problems = archive.spoil(spoil)
+        if must_notice and not said:
+            problems = [*problems, "not noticed"]
+        if any(len(text) < CLEAR_TEXT_MIN for text in said):
+            problems = [*problems, f"says only {said}"]
+        found += [f"{done}: {problem}" for problem in problems]
+    return found
+
+
+def any_table(data_dir: Path, chance: random.Random) -> Path:
+    return damage.some_file(data_dir, "store/*.sst", chance)
+
+
+def last_segment(data_dir: Path) -> Path:
+    return damage.newest_file(data_dir, "wal/*.wal")
+
+
+def newest_record(data_dir: Path) -> Path:
+    return damage.newest_file(data_dir, "checkpoints/*")
+
+
+def manifest(data_dir: Path) -> Path:
+    return damage.newest_file(data_dir, "store/MANIFEST-*")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "times"),
+    [
+        pytest.param(lambda d, c: damage.remove(any_table(d, c)), 3, id="missing table"),
+        pytest.param(lambda d, c: damage.cut_end(any_table(d, c), c), 3, id="cut table"),
+        pytest.param(lambda d, c: damage.cut_end(manifest(d), c), 6, id="cut manifest"),
+        pytest.param(lambda d, c: damage.flip_bit(manifest(d), c), 4, id="bit of the manifest"),
+        pytest.param(lambda d, c: damage.remove(manifest(d)), 1, id="missing manifest"),
+        pytest.param(lambda d, c: damage.remove(d / "store/CURRENT"), 1, id="missing CURRENT"),
+        pytest.param(lambda d, c: damage.cut_end(newest_record(d), c), 4, id="cut record"),
+        pytest.param(lambda d, c: damage.flip_bit(newest_record(d), c), 3, id="bit of a record"),
+        pytest.param(lambda d, c: damage.flip_bit(d / "identity", c), 2, id="bit of the identity"),
+        pytest.param(
+            lambda d, c: damage.remove(damage.some_file(d, "wal/*0[0-9a-e]-*.wal", c)),
+            1,
+            id="missing first segment",
+        ),
+    ],
+)
+def test_damage_to_a_needed_file_is_noticed(stored: Archive, spoil: Spoil, times: int) -> None:
+    assert faults(stored, spoil, times, must_notice=True) == []
+
+
+def test_flipped_bits_of_tables_are_never_served(stored: Archive) -> None:
+    found = faults(stored, lambda d, c: damage.flip_bit(any_table(d, c), c), 16, must_notice=False)
+    assert found == []
+
+
+def test_flipped_bit_inside_a_message_block_stops_its_stream_only(stored: Archive) -> None:
+    def spoil(data_dir: Path, chance: random.Random) -> str:
+        # The first file begins with the large blocks of one stream.
+        table = min(data_dir.glob("store/*.sst"))
+        return damage.flip_bit(table, chance, 40_000, 120_000)
+
+    for _ in range(4):
+        done, said, problems = stored.spoil(spoil)
+        assert problems == [], done
+        assert [text.partition(":")[0] for text in said] == ["data_lost"] * 2, (done, said)
+
+
+def test_flipped_bit_of_the_log_before_its_last_batch_refuses_the_start(stored: Archive) -> None:
+    def spoil(data_dir: Path, chance: random.Random) -> str:
+        segment = damage.some_file(data_dir, "wal/*.wal", chance)
+        empty_batch = BATCH_HEADER_BYTES if segment == last_segment(data_dir) else 0
+        return damage.flip_bit(segment, chance, 0, segment.stat().st_size - empty_batch)
+
+    for _ in range(12):
+        done, said, problems = stored.spoil(spoil)
+        assert problems == [], done
+        assert ["write-ahead log is damaged" in text for text in said] == [True], (done, said)
+
+
+def test_damaged_end_of_the_log_is_cut_without_loss(stored: Archive) -> None:
+    def flip(data_dir: Path, chance: random.Random) -> str:
+        segment = last_segment(data_dir)
+        return damage.flip_bit(segment, chance, segment.stat().st_size - BATCH_HEADER_BYTES)
+
+    def cut(data_dir: Path, chance: random.Random) -> str:
+        return damage.cut_end(last_segment(data_dir), chance, BATCH_HEADER_BYTES)
+
+    for spoil in (flip, flip, cut, cut):
+        assert stored.spoil(spoil)[1:] == ([], [])
+
+
+def test_undamaged_copy_is_served_whole(stored: Archive) -> None:
+    assert stored.spoil(lambda _directory, _chance: "nothing")[1:] == ([], [])

@@ -1,0 +1,187 @@
+"""Calls to the disk fail: nothing is acknowledged that is not durable, and the node recovers."""
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from contrail_common import errors
+from contrail_common.errors import ApiError, ErrorSpec
+from contrail_common.link import PublishAck
+from contrail_common.model import PublishMessage, StreamConfig
+from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import NodeOptions, StorageNode
+from tests.crash.disk import CountedFiles, Failure, Kill, Lane, Plan, Switch
+from tests.crash.history import Returned, Stopped, Unknown
+from tests.crash.ledger import Ledger
+from tests.crash.lives import wait_until
+from tests.crash.pipe import Reporter
+from tests.crash.script import script
+from tests.crash.trials import Trial, calls_of
+from tests.crash.zygote import Ended, Job, Zygote
+
+SEED: Final = 99
+UNTIL_HEALED: Final = 1_000_000
+
+
+def failing_trial(zygote: Zygote, directory: Path, plan: Plan) -> tuple[Trial, Ended]:
+    """Run the script over a failing disk, insisting; what was not synced is gone at its end."""
+    trial = Trial(zygote, directory, SEED, power_cuts=True, ledger=Ledger(trust_async=False))
+    return trial, trial.live(Job(steps=script(SEED, all_ids=True), insist=True, plan=plan))
+
+
+def number_of_calls(zygote: Zygote, area: Path, lane: Lane, call: str) -> int:
+    trial = Trial(zygote, area / "whole", SEED)
+    ended = trial.live(Job(steps=script(SEED, all_ids=True)))
+    return calls_of(ended)[lane].count(call)
+
+
+CASES = [
+    ("log", "sync", errno.EIO, 1, 9),
+    ("log", "sync", errno.EIO, 3, 40),
+    ("log", "write", errno.ENOSPC, 1, 9),
+    ("log", "create", errno.ENOSPC, 1, 1),
+    ("log", "create", errno.ENOSPC, 2, 3),
+    ("log", "unlink", errno.EIO, 1, 1),
+    ("files", "create", errno.EMFILE, 1, 2),
+    ("files", "write", errno.ENOSPC, 1, 1),
+    ("files", "sync", errno.EIO, 1, 4),
+    ("files", "rename", errno.EIO, 1, 2),
+    ("store", "write", errno.EIO, 1, 12),
+    ("store", "flush", errno.ENOSPC, 1, 1),
+]
+
+
+def check_failures(
+    zygote: Zygote, area: Path, lane: Lane, call: str, number: int, count: int, stride: int
+) -> list[str]:
+    problems = []
+    for first in range(1, number_of_calls(zygote, area, lane, call) + 1, stride):
+        failure = Failure(lane, call, first, number, count)
+        trial, ended = failing_trial(zygote, area / f"{first}", Plan(failures=(failure,)))
+        stopped = [record.reason for record in ended.records if isinstance(record, Stopped)]
+        if not all(os.strerror(number) in reason for reason in stopped):
+            problems.append(f"{failure}: stopped for another reason: {stopped}")
+        trial.look()
+        problems += [f"{failure}: {problem}" for problem in trial.verdict()]
+    return problems
+
+
+@pytest.mark.parametrize(("lane", "call", "number", "count", "stride"), CASES)
+def test_sampled_failures_of_the_disk_lose_and_double_nothing(
+    zygote: Zygote, area: Path, lane: Lane, call: str, number: int, count: int, stride: int
+) -> None:
+    assert check_failures(zygote, area, lane, call, number, count, stride) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lane", "call", "number", "count", "stride"), CASES)
+def test_every_failure_of_the_disk_loses_and_doubles_nothing(
+    zygote: Zygote, area: Path, lane: Lane, call: str, number: int, count: int, stride: int
+) -> None:
+    assert check_failures(zygote, area, lane, call, number, count, min(stride, count)) == []
+
+
+def test_crash_soon_after_a_failed_sync_loses_nothing(zygote: Zygote, area: Path) -> None:
+    problems, unknown = [], 0
+    for first in range(5, 85, 9):
+        failure = Failure("log", "sync", first, errno.EIO)
+        kill = Kill("log", 2 * first + first % 5, torn=first % 2 == 0)
+        plan = Plan(seed=SEED, kill=kill, failures=(failure,))
+        trial, ended = failing_trial(zygote, area / f"{first}", plan)
+        unknown += sum(
+            isinstance(record, Returned) and isinstance(record.outcome, Unknown)
+            for record in ended.records
+        )
+        trial.look()
+        problems += [f"{failure}, {kill}: {problem}" for problem in trial.verdict()]
+    assert problems == []
+    assert unknown > 0
+
+
+# One failure, step by step ---------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def node_on_a_switched_disk(data_dir: Path) -> AsyncIterator[tuple[StorageNode, Switch]]:
+    reporter = Reporter(os.open(os.devnull, os.O_WRONLY))
+    switch = Switch(Plan(), reporter)
+    files = CountedFiles(switch, data_dir, reporter)
+    node = StorageNode.open(NodeOptions(data_dir, files=files), SingleMemberGroups())
+    await node.start()
+    try:
+        yield node, switch
+    finally:
+        await node.stop()
+
+
+async def refusal(link: LocalLink, message: PublishMessage) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await link.publish("S", [message])
+    return caught.value
+
+
+def note(number: int) -> PublishMessage:
+    return PublishMessage("s.a", None, f"{number}".encode(), f"id-{number}")
+
+
+async def fail_and_heal(data_dir: Path, call: str, number: int, spec: ErrorSpec) -> PublishAck:
+    async with node_on_a_switched_disk(data_dir) as (node, switch):
+        link = LocalLink(node)
+        await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
+        await link.publish("S", [note(1)])
+        switch.plan = Plan(failures=(Failure("log", call, 1, number, UNTIL_HEALED),))
+        assert (await refusal(link, note(2))).spec is errors.OUTCOME_UNKNOWN
+        for message in (note(2), note(3)):
+            refused = await refusal(link, message)
+            assert (refused.spec, refused.applied) == (spec, False)
+        assert "storage" in node.readiness()
+        assert (await link.get_message("S", 1)).payload == b"1"
+        assert (await link.stream_info("S")).state.last_seq == 1
+        switch.plan = Plan()
+        await wait_until(lambda: not node.readiness())
+        await link.publish("S", [note(2)])
+        return await link.publish("S", [note(1), note(2), note(3)])
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "spec"),
+    [
+        ("sync", errno.EIO, errors.STORAGE_FAILED),
+        ("write", errno.EIO, errors.STORAGE_FAILED),
+        ("write", errno.ENOSPC, errors.STORAGE_FULL),
+        ("sync", errno.ENOSPC, errors.STORAGE_FULL),
+    ],
+)
+def test_failed_log_answers_unknown_then_refuses_and_heals_with_the_disk(
+    area: Path, call: str, number: int, spec: ErrorSpec
+) -> None:
+    ack = asyncio.run(fail_and_heal(area / "data", call, number, spec))
+    assert [(result.seq, result.duplicate) for result in ack.results] == [
+        (1, True),
+        (2, True),
+        (3, False),
+    ]
+
+
+async def fill_during_checkpoint(data_dir: Path) -> int:
+    async with node_on_a_switched_disk(data_dir) as (node, switch):
+        link = LocalLink(node)
+        await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
+        switch.plan = Plan(failures=(Failure("files", "write", 1, errno.ENOSPC, UNTIL_HEALED),))
+        with pytest.raises(OSError, match="No space left"):
+            await node.checkpoint()
+        ack = await link.publish("S", [note(1)])
+        switch.plan = Plan()
+        await node.checkpoint()
+        return ack.results[0].seq
+
+
+def test_checkpoint_without_space_stops_nothing_and_succeeds_later(area: Path) -> None:
+    assert asyncio.run(fill_during_checkpoint(area / "data")) == 1

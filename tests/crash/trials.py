@@ -1,0 +1,105 @@
+"""Trials: one life that is cut short, another that looks at what is left, and the verdict."""
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.crash.disk import LANES, Kill, Plan
+from tests.crash.history import FileChange, Finished, Stopped
+from tests.crash.ledger import Ledger
+from tests.crash.power import PowerCut
+from tests.crash.zygote import Ended, Job, Zygote
+
+_FOLLOW_UP_NUMBER: Final = 10_000
+_RARE: Final = 10
+
+
+@dataclass(eq=False)
+class Trial:
+    """One data directory over several lives, with its history."""
+
+    zygote: Zygote
+    directory: Path
+    seed: int
+    power_cuts: bool = False
+    ledger: Ledger = field(default_factory=Ledger)
+    lives: int = 0
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the node keeps its data."""
+        return self.directory / "data"
+
+    def live(self, job: Job) -> Ended:
+        """Live one life on the trial's data; after it, cut the power if this is such a trial."""
+        self.lives += 1
+        cut: PowerCut | None = None
+        plan = job.plan
+        if self.power_cuts:
+            shadow = self.directory / f"shadow-{self.lives}"
+            cut = PowerCut(self.data_dir, shadow)
+            plan = msgspec.structs.replace(plan, shadow=str(shadow))
+        ended = self.zygote.live(
+            msgspec.structs.replace(job, data_dir=str(self.data_dir), plan=plan)
+        )
+        self.ledger.take(ended.records)
+        if cut is not None:
+            cut.follow(record for record in ended.records if isinstance(record, FileChange))
+            cut.cut(random.Random(f"{self.seed} {plan.kill} {self.lives}"))
+        return ended
+
+    def look(self, kill: Kill | None = None) -> Ended:
+        """Open what is left, look, ask again for what is in doubt, look again; then a hard end.
+
+        With `kill` the end comes earlier, at that call.
+        """
+        job = Job(look=True, steps=self.ledger.follow_up(), plan=Plan(seed=self.seed, kill=kill))
+        job = msgspec.structs.replace(job, first_number=_FOLLOW_UP_NUMBER * self.lives)
+        ended = self.live(job)
+        if kill is None:
+            refusals = [r.reason for r in ended.records if isinstance(r, Stopped)]
+            self.ledger.problems += [f"the node does not serve: {reason}" for reason in refusals]
+        return ended
+
+    def verdict(self) -> list[str]:
+        """All broken promises; a trial without any leaves nothing behind."""
+        if not self.ledger.problems:
+            shutil.rmtree(self.directory)
+        return self.ledger.problems
+
+
+def calls_of(ended: Ended) -> dict[str, list[str]]:
+    """The kinds of the calls to the disk that a whole life made, per lane."""
+    return [record for record in ended.records if isinstance(record, Finished)][-1].calls
+
+
+def kill_points(calls: dict[str, list[str]]) -> list[Kill]:
+    """Every call of a life; writes of files twice, the second time torn."""
+    return [
+        Kill(lane, number, torn)
+        for lane in LANES
+        for number, call in enumerate(calls[lane], 1)
+        for torn in ((False, True) if call == "write" and lane != "store" else (False,))
+    ]
+
+
+def sample(
+    points: Sequence[Kill], calls: dict[str, list[str]], stride: int, offset: int
+) -> list[Kill]:
+    """Every point of a rare kind of call, and every `stride`-th of the others."""
+    common = Counter((lane, call) for lane in LANES for call in calls[lane])
+    rare: list[Kill] = []
+    rest: list[Kill] = []
+    for point in points:
+        kind = calls[point.lane][point.number - 1]
+        (rare if common[point.lane, kind] < _RARE else rest).append(point)
+    return rare + rest[offset::stride]

@@ -1,0 +1,185 @@
+"""A process that has everything imported and forks one child per life: a life then costs little.
+
+It opens no store itself: RocksDB's threads do not survive a fork.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Literal, Self
+
+import msgspec
+import numpy as np
+import structlog
+
+from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.node.checkpointer import DataLostError
+from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.wal.node_log import LogOptions
+from tests.crash.disk import CountedFiles, Plan, StoreOpener, Switch
+from tests.crash.eager import EagerGroups
+from tests.crash.history import Broken, Finished, Opened, Record, Step, Stopped
+from tests.crash.lives import Life, NodeStoppedError
+from tests.crash.pipe import Reporter, bodies, read_to_end
+
+_LIFE_S: Final = 60.0
+_NEVER_S: Final = 1_000.0
+_ROOT: Final = Path(__file__).parents[2]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What one life is to do: open `data_dir`, look, make the calls, look again, end."""
+
+    data_dir: str = ""
+    plan: Plan = Plan()
+    steps: list[Step] = []
+    first_number: int = 0
+    insist: bool = False
+    look: bool = False
+    end: Literal["stop", "exit"] = "exit"
+    groups: Literal["sound", "eager"] = "sound"
+    successors: bool = False
+    segment_bytes: int = 4_096
+    merge_blocks: int = 4
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a life ended, and its records (a row of whole ones, as they crossed the pipe)."""
+
+    killed: bool
+    records: list[Record]
+
+
+class Zygote:
+    """The requesting side."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.zygote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=_ROOT,
+            env=environment,
+        )
+
+    def live(self, job: Job) -> Ended:
+        """Have one life lived; raises AssertionError for what no node may do."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        _write_frame(self._process.stdin, msgspec.msgpack.encode(job))
+        ended = msgspec.msgpack.decode(_read_frame(self._process.stdout), type=Ended)
+        for record in ended.records:
+            assert not isinstance(record, Broken), f"{job}\n{record.trace}"
+        return ended
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(10)
+
+
+def _write_frame(stream: IO[bytes], body: bytes) -> None:
+    stream.write(len(body).to_bytes(8, "little") + body)
+    stream.flush()
+
+
+def _read_frame(stream: IO[bytes]) -> bytes:
+    size = stream.read(8)
+    return stream.read(int.from_bytes(size, "little")) if size else b""
+
+
+def _main() -> None:
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    np.unique(np.zeros(1, np.uint32))
+    gc.collect()
+    gc.freeze()
+    while frame := _read_frame(sys.stdin.buffer):
+        ended = _fork(msgspec.msgpack.decode(frame, type=Job))
+        _write_frame(sys.stdout.buffer, msgspec.msgpack.encode(ended))
+
+
+def _fork(job: Job) -> Ended:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _be_born(job, Reporter(writing))
+    os.close(writing)
+    try:
+        data = read_to_end(reading, _LIFE_S)
+        trouble: list[Record] = []
+    except TimeoutError as error:
+        os.kill(child, signal.SIGKILL)
+        data, trouble = b"", [Broken(f"the life goes on and on: {error}")]
+    finally:
+        os.close(reading)
+    _, status = os.waitpid(child, 0)
+    decode = msgspec.msgpack.Decoder(Record).decode
+    return Ended(os.WIFSIGNALED(status), [decode(body) for body in bodies(data)] + trouble)
+
+
+def _be_born(job: Job, reporter: Reporter) -> None:
+    try:
+        asyncio.run(_live(job, reporter))
+    except BaseException:
+        reporter.send(Broken(traceback.format_exc()))
+    finally:
+        os._exit(0)
+
+
+async def _live(job: Job, reporter: Reporter) -> None:
+    switch = Switch(job.plan, reporter)
+    root = Path(job.data_dir)
+    opener = StoreOpener(switch)
+    files = CountedFiles(switch, root, reporter)
+    idle_s = 0.0 if job.successors else _NEVER_S
+    options = NodeOptions(
+        root,
+        log=LogOptions(segment_bytes=job.segment_bytes, keep_bytes=0, idle_s=idle_s),
+        merge_blocks=job.merge_blocks,
+        files=files,
+        open_store=opener,
+    )
+    groups = SingleMemberGroups() if job.groups == "sound" else EagerGroups()
+    try:
+        node = StorageNode.open(options, groups)
+        await node.start()
+    except (DataLostError, OSError) as error:
+        reporter.send(Stopped(str(error)))
+        return
+    reporter.send(Opened())
+    life = Life(node, reporter, job.first_number, lambda: not (job.successors and files.lonely))
+    try:
+        if job.look:
+            await life.look(opener.store)
+        await life.run(job.steps, insist=job.insist)
+        if job.look:
+            await life.drain_all()
+            await life.look(opener.store)
+    except NodeStoppedError as error:
+        reporter.send(Stopped(str(error)))
+        return
+    reporter.send(Finished(switch.calls))
+    if job.end == "stop":
+        await node.stop()
+        reporter.send(Finished(switch.calls))
+
+
+if __name__ == "__main__":
+    _main()

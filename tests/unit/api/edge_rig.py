@@ -1,0 +1,215 @@
+"""The edge without sockets and storage: an ASGI driver, and a link that answers as it is told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import contrail_api
+import contrail_gateway
+from contrail_common import errors
+from contrail_common.edge.app import EdgeApp, build_app
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.errors import ApiError
+from contrail_common.link import (
+    AckItem,
+    AckResult,
+    PublishAck,
+    PubResult,
+    PullRequest,
+    PullResult,
+    RangeRequest,
+    RangeResult,
+    ReplayRequest,
+    StorageLink,
+)
+from contrail_common.model import (
+    ConsumerConfig,
+    ConsumerInfo,
+    PublishMessage,
+    SequencePair,
+)
+
+ACK_KEY = b"k" * 32
+
+
+class LinkDouble:
+    """A storage link of one stream, ``S`` on ``a.>``, whose waits a test ends itself."""
+
+    def __init__(self) -> None:
+        self.published: list[list[PublishMessage]] = []
+        self.pulls: list[PullRequest] = []
+        self.pull_results: list[PullResult] = []
+        self.acked: list[AckItem] = []
+        self.failures: list[Exception | None] = []
+        self.consumer_missing = False
+        self.max_expires_ns = 0
+        self.waiting = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.replay_chunks: list[bytes | Exception] = []
+        self.unready: dict[str, str] = {}
+
+    def _fail(self) -> None:
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            raise failure
+
+    def stream_for_subject(self, subject: str) -> str | None:
+        return "S" if subject.startswith("a.") else None
+
+    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
+        self._fail()
+        first = sum(map(len, self.published)) + 1
+        self.published.append(list(messages))
+        return PublishAck(stream, [PubResult(first + at) for at in range(len(messages))], "fsync")
+
+    async def read_range(self, request: RangeRequest) -> RangeResult:
+        if request.wait_ns:
+            await self._wait_for_ever()
+        return RangeResult([], 1, 0)
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        self._fail()
+        self.pulls.append(request)
+        if self.pull_results:
+            return self.pull_results.pop(0)
+        if not request.no_wait:
+            await self._wait_for_ever()
+        return PullResult([], 0, 1, 7, 1)
+
+    async def _wait_for_ever(self) -> None:
+        self.waiting.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.cancelled.set()
+
+    async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
+        if self.consumer_missing:
+            raise ApiError(errors.CONSUMER_NOT_FOUND)
+        zero = SequencePair(0, 0)
+        config = ConsumerConfig(name=consumer, durable=True, max_expires_ns=self.max_expires_ns)
+        return ConsumerInfo(
+            stream=stream,
+            config=config,
+            created_ns=0,
+            version=1,
+            delivered=zero,
+            ack_floor=zero,
+            num_ack_pending=0,
+            num_redelivered=0,
+            num_waiting=0,
+            num_pending=0,
+        )
+
+    async def acknowledge(
+        self, stream: str, consumer: str, items: list[AckItem], sync: bool
+    ) -> list[AckResult]:
+        if self.consumer_missing:
+            raise ApiError(errors.CONSUMER_NOT_FOUND)
+        self.acked += items
+        return [AckResult() for _ in items]
+
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+        self._fail()
+        return self._chunks()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        for chunk in self.replay_chunks:
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk
+
+    def readiness(self) -> dict[str, str]:
+        return self.unready
+
+    def metrics_text(self) -> str:
+        return "storage_up 1\n"
+
+
+@dataclass
+class Exchange:
+    """What one request was answered, message by message."""
+
+    sent: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        return cast(int, self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent[1:])
+
+    @property
+    def ended(self) -> bool:
+        return len(self.sent) > 1 and not self.sent[-1].get("more_body", False)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Edge:
+    """An edge application over a :class:`LinkDouble`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.link = LinkDouble()
+        self.settings = EdgeSettings(ack_keys=(ACK_KEY,), linger_s=0.05, **settings)
+        link = cast(StorageLink, self.link)
+        rooms = [
+            contrail_api.room(link, self.settings),
+            contrail_gateway.room(link, self.settings),
+        ]
+        self.app: EdgeApp = build_app(rooms, self.settings)
+
+    async def call(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterable[bytes] = b"",
+        headers: dict[str, str] | None = None,
+        gone: asyncio.Event | None = None,
+    ) -> Exchange:
+        """Send one request, chunks of ``body`` one by one; ``gone`` is when the client leaves."""
+        raw_path, _, query = target.partition("?")
+        chunked = not isinstance(body, bytes)
+        chunks = [body] if isinstance(body, bytes) else list(body)
+        given = {"host": "127.0.0.1:7420", **(headers or {})}
+        if chunked:
+            given["transfer-encoding"] = "chunked"
+        elif body:
+            given.setdefault("content-length", str(len(chunks[0])))
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": raw_path,
+            "raw_path": raw_path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
+            "server": ("127.0.0.1", 7420),
+            "client": ("127.0.0.1", 50_000),
+        }
+        left = list(chunks)
+
+        async def receive() -> dict[str, Any]:
+            if left:
+                chunk = left.pop(0)
+                return {"type": "http.request", "body": chunk, "more_body": bool(left)}
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        exchange = Exchange()
+
+        async def send(message: Any) -> None:
+            exchange.sent.append(message)
+
+        await self.app(scope, receive, send)
+        return exchange

@@ -1,0 +1,174 @@
+"""The HTTP protocol on real sockets: deadlines, caps and what a connection may hold."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from contrail_common.edge.server import EdgeServer, make_server
+from tests.unit.api.edge_rig import Edge
+
+SOON_S = 5.0
+HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+PUBLISH = b"POST /v1/subjects/a.b/messages HTTP/1.1\r\nHost: localhost\r\n"
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Look again and again until ``condition`` holds."""
+    async with asyncio.timeout(SOON_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def serving(edge: Edge) -> AsyncIterator[tuple[int, EdgeServer]]:
+    """Serve ``edge`` on a free port until the block ends; answers the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = make_server(edge.app, edge.settings, [listener])
+    task = asyncio.create_task(server.serve())
+    await wait_until(lambda: server.started)
+    try:
+        yield listener.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        await task
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def test_idle_connection_is_closed_after_the_keep_alive_time() -> None:
+    async def scenario() -> None:
+        edge = Edge(keep_alive_s=1)
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD)
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answer.startswith(b"HTTP/1.1 200")
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n\r\n"])
+def test_connection_that_sends_no_request_is_closed_without_a_word(sent: bytes) -> None:
+    async def scenario() -> None:
+        edge = Edge(head_timeout_s=0.2)
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert await asyncio.wait_for(reader.read(), SOON_S) == b""
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"G",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: ",
+        PUBLISH + b"Content-Length: 5\r\n\r\nab",
+        PUBLISH + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab",
+        HEAD + b"GET /l",
+    ],
+)
+def test_half_a_request_is_answered_408_at_its_deadline(half: bytes) -> None:
+    async def scenario() -> None:
+        edge = Edge(head_timeout_s=0.2, body_idle_s=0.2)
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(half)
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert b"HTTP/1.1 408 Request Timeout" in answer
+            assert b"application/problem+json" in answer
+            writer.close()
+        assert edge.link.published == []
+        assert b'contrail_http_refused_total{name="request_timeout"} 1.0' in edge.app.metrics.text()
+
+    run(scenario())
+
+
+def test_body_that_drips_is_ended_at_its_total_time() -> None:
+    async def scenario() -> None:
+        edge = Edge(body_idle_s=0.3, body_total_s=0.6)
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(PUBLISH + b"Content-Length: 1000\r\n\r\n")
+            answer = asyncio.create_task(reader.read())
+            while not answer.done():
+                writer.write(b"x")
+                await asyncio.wait({answer}, timeout=0.05)
+            assert answer.result().startswith(b"HTTP/1.1 408")
+            writer.close()
+
+    run(scenario())
+
+
+def test_connections_beyond_the_cap_are_answered_503() -> None:
+    async def scenario() -> None:
+        edge = Edge(connections_max=2)
+        async with serving(edge) as (port, _):
+            kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for reader, writer in kept:
+                writer.write(HEAD)
+                assert b"200" in await asyncio.wait_for(reader.readline(), SOON_S)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in answer
+            for _, one in [*kept, (reader, writer)]:
+                one.close()
+
+    run(scenario())
+
+
+def test_reader_that_never_reads_is_cut_and_its_stream_given_up() -> None:
+    async def scenario() -> None:
+        edge = Edge(write_stall_s=0.3)
+        edge.link.replay_chunks = [b"x" * (1 << 20)] * 64
+        async with serving(edge) as (port, server):
+            deaf = socket.create_connection(("127.0.0.1", port))
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.sendall(b"GET /v1/streams/S/replay HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            state = server.server_state
+            await wait_until(lambda: bool(state.tasks))
+            await wait_until(lambda: not state.connections and not state.tasks)
+            deaf.close()
+
+    run(scenario())
+
+
+def test_client_that_leaves_behind_a_pipelined_request_is_noticed() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, _):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            wait = b"GET /v1/streams/S/messages?wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            writer.write(wait + HEAD)
+            await asyncio.wait_for(edge.link.waiting.wait(), SOON_S)
+            writer.transport.abort()
+            await asyncio.wait_for(edge.link.cancelled.wait(), SOON_S)
+
+    run(scenario())
+
+
+def test_garbage_behind_a_running_request_lets_its_answer_through() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /v1/streams/S/messages?wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await asyncio.wait_for(edge.link.waiting.wait(), SOON_S)
+            writer.write(b"GARBAGE\r\n\r\n")
+            edge.app.drain()
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answer.count(b"HTTP/1.1") == 1
+            assert b"shutting_down" in answer
+            writer.close()
+
+    run(scenario())
