@@ -16,7 +16,7 @@ from contrail_common import errors
 from contrail_common.edge.metrics import EdgeMetrics
 from contrail_common.edge.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_common.edge.settings import EdgeSettings
-from contrail_common.errors import ApiError, ErrorSpec
+from contrail_common.errors import ApiError
 
 _PHRASES: Final = {
     400: b"Bad Request",
@@ -45,6 +45,48 @@ def _bad_request(detail: str) -> ApiError:
 
 class _RefusedError(Exception):
     """Stops the parser: the request is refused while it is being read."""
+
+
+class _JoinedWrites:
+    """A transport for one answer that sends its head together with the first piece of its body.
+
+    uvicorn writes them apart, and each write is a system call and often a packet of its own. A head
+    that no body follows at once goes out by itself with the next pass of the loop.
+    """
+
+    __slots__ = ("_handle", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+        self._handle: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """Hold the head back, or send what was held with ``data``."""
+        if self._handle is None:
+            self._head = data
+            self._handle = self._loop.call_soon(self._flush)
+        elif self._head is None:
+            self._transport.write(data)
+        else:
+            self._handle.cancel()
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            self._transport.write(head)
+
+    def close(self) -> None:
+        """Close when everything is sent."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection ends."""
+        return self._transport.is_closing()
 
 
 class EdgeHttpProtocol(HttpToolsProtocol):
@@ -117,15 +159,15 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def _too_much_unparsed(self) -> bool:
         """Refuse a line that never ends: the parser keeps it to itself, without a bound."""
         limits = self.settings
-        if self._head_open and self._begun and len(self.url) > limits.target_bytes_max:
+        if self._begun and len(self.url) > limits.target_bytes_max:
             self._refuse(_too_long_target(limits))
-        elif self._unparsed > limits.head_bytes_max + limits.target_bytes_max:
+            return True
+        lines = len(self.headers or ())
+        unparsed_max = limits.head_bytes_max + limits.target_bytes_max
+        if lines > limits.head_lines_max or self._unparsed > unparsed_max:
             self._refuse(_too_large_head(limits))
-        elif len(self.headers or ()) > limits.head_lines_max:
-            self._refuse(_too_large_head(limits))
-        else:
-            return False
-        return True
+            return True
+        return False
 
     # Parser callbacks ----------------------------------------------------------------------------
     def on_message_begin(self) -> None:
@@ -183,6 +225,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.transport = _JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def _asks_for_an_upgrade(self) -> bool:
