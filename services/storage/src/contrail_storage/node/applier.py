@@ -73,11 +73,9 @@ class Applier:
             self._fill(job, writes)
             job.bytes = len(data)
             self.unwritten_bytes += job.bytes
-            self._hand_over(job)
             if own is not None:
                 own.resolve(results)
-        else:
-            self._hand_over(job)
+        self._hand_over(job)
 
     def _hand_over(self, job: Job) -> None:
         # A small job is written here: two thread switches would cost more than the write.
