@@ -154,6 +154,18 @@ def test_broken_chunk_is_refused_and_nothing_stored(
     assert stream.state()["last_seq"] == 0
 
 
+@pytest.mark.parametrize(
+    "endless", [b"3;" + b"x" * MIB, b"0\r\nA: " + b"x" * MIB, b"0\r\n" + b"A: x\r\n" * 99_999]
+)
+def test_chunk_line_or_trailer_without_end_is_refused(raw: RawConnection, endless: bytes) -> None:
+    raw.request("POST", "/v1/subjects/a.b/messages", "Transfer-Encoding: chunked")
+    raw.send(endless)
+    answer = raw.answer()
+    assert answer is not None
+    assert answer.status == 431
+    assert raw.ended()
+
+
 def test_trailers_are_not_headers(stream: Stream, server: ServerProcess) -> None:
     with RawConnection(server.url) as raw:
         target = f"/v1/subjects/{stream.subject()}/messages"

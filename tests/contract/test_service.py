@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import jsonschema_rs
+import openapi_spec_validator
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
@@ -104,6 +105,12 @@ def test_request_id_is_echoed(client: httpx.Client) -> None:
 def test_document_is_the_one_in_the_repository(client: httpx.Client) -> None:
     kept = Path(__file__).parents[2] / "openapi" / "openapi.json"
     assert client.get("/openapi.json").json() == json.loads(kept.read_text(encoding="utf-8"))
+
+
+def test_document_is_valid_openapi(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    openapi_spec_validator.validate(document)
 
 
 def test_every_documented_operation_is_served(client: httpx.Client) -> None:

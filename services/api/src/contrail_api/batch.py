@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from contrail_api.batch_items import (
+from contrail_api.candidates import (
     BatchItem,
     BatchResult,
     Candidate,

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from contrail_api.batch_items import (
+from contrail_api.candidates import (
     BatchItem,
     BatchResult,
     Candidate,

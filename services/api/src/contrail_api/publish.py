@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from contrail_api.candidates import checked
 from contrail_api.message_headers import from_request
 from contrail_common import errors
 from contrail_common.edge.problems import invalid_field
@@ -15,7 +16,6 @@ from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError
 from contrail_common.link import PubResult, StorageLink
 from contrail_common.model import PublishMessage
-from contrail_common.publishing import check_message
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -50,9 +50,9 @@ class SinglePublish:
         payload = await request.body(self._payload_bytes_max, errors.MESSAGE_TOO_LARGE)
         headers = from_request(request.raw_headers)
         message = PublishMessage(request.path_values["subject"], headers, payload)
-        refusal = check_message(message, self._payload_bytes_max)
-        if refusal is not None:
-            raise refusal
+        candidate = checked(message, self._payload_bytes_max)
+        if isinstance(candidate, ApiError):
+            raise candidate
         stream = self._link.stream_for_subject(message.subject)
         if stream is None:
             raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from contrail_api.batch import BatchQuery, BatchResults, JsonBatch
-from contrail_api.batch_items import BatchItem
+from contrail_api.candidates import BatchItem
 from contrail_api.publish import PublishAckJson, PublishQuery
 from contrail_common import errors
 from contrail_common.edge.document import BODY_ERRORS

@@ -92,12 +92,16 @@ class Applier:
                 results.append(self.meta.apply(command, writes))
                 continue
             shard = self.shards.get(number)
-            if shard is None and isinstance(command, ConfigureStream):
+            created = shard is None and isinstance(command, ConfigureStream)
+            if created:
                 shard = self.shards[number] = self.new_shard(number)
             if shard is None:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))
-            else:
-                results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
+                continue
+            results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
+            if created:
+                # Numbering may begin above 1: nothing below waits to be written.
+                shard.written_seq = shard.machine.counters.last_seq
         return results
 
     def _apply_to(

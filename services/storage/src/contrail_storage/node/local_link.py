@@ -46,6 +46,12 @@ class LocalLink:
             raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
         return shard
 
+    async def _readable(self, stream: str) -> Shard:
+        """The shard of a stream once everything acknowledged so far can be read."""
+        shard = self._shard(stream)
+        await shard.catch_up()
+        return shard
+
     # Streams -------------------------------------------------------------------------------------
 
     async def put_stream(
@@ -105,23 +111,25 @@ class LocalLink:
 
     async def get_message(self, stream: str, seq: int) -> StoredMessage:
         """One message."""
-        return await self._node.reader.get(self._shard(stream), seq)
+        return await self._node.reader.get(await self._readable(stream), seq)
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order, waiting for the first when asked to."""
-        return await self._node.reader.read_range(self._shard(request.stream), request)
+        return await self._node.reader.read_range(await self._readable(request.stream), request)
 
     async def last_messages(
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[StoredMessage], str | None]:
         """The newest message of each subject."""
-        return await self._node.reader.last_messages(self._shard(stream), subject, limit, token)
+        return await self._node.reader.last_messages(
+            await self._readable(stream), subject, limit, token
+        )
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Subjects with their number of messages."""
-        return self._node.reader.subject_counts(self._shard(stream), subject, limit, token)
+        return self._node.reader.subject_counts(await self._readable(stream), subject, limit, token)
 
     async def delete_message(self, stream: str, seq: int) -> None:
         """Make one message unreadable."""
@@ -133,11 +141,11 @@ class LocalLink:
 
     async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
         """Pin a range and cut it into splits."""
-        return await self._node.replayer.plan(self._shard(request.stream), request)
+        return await self._node.replayer.plan(await self._readable(request.stream), request)
 
     async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
         """Check the request, then stream the encoded body."""
-        shard = self._shard(request.stream)
+        shard = await self._readable(request.stream)
         low, high = self._node.replayer.check(shard, request)
         return self._node.replayer.stream(shard, request, low, high)
 
@@ -157,6 +165,7 @@ class LocalLink:
 
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Configuration and progress."""
+        await self._readable(stream)
         return await self._node.consumers.info(stream, consumer)
 
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
@@ -177,6 +186,7 @@ class LocalLink:
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
         self._node.check_serving()
+        await self._readable(request.stream)
         return await self._node.consumers.pull(request)
 
     async def acknowledge(

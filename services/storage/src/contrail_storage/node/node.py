@@ -8,9 +8,10 @@ indexes, let the groups replay what the log holds above, then lead.
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -277,15 +278,24 @@ class StorageNode:
     async def _replay(self) -> None:
         """Drive the groups without pause until they lead and the log is replayed."""
         leading = asyncio.ensure_future(self._leading.wait())
+        either: set[asyncio.Future[Any]] = {leading, self.fatal}
         while not leading.done():
             for group in self.groups.values():
                 group.tick()
-            await asyncio.wait({leading}, timeout=0.001)
+            await asyncio.wait(either, timeout=0.001, return_when=asyncio.FIRST_COMPLETED)
+            if self.fatal.done():
+                leading.cancel()
+                raise OSError(f"the log cannot be replayed: {self.failure}")
 
     def _make_group(self, group_id: int) -> Group:
         def commit(entries: list[Committed]) -> None:
             for entry in entries:
-                self.applier.apply(group_id, entry.index, entry.term, entry.data, entry.context)
+                try:
+                    self.applier.apply(group_id, entry.index, entry.term, entry.data, entry.context)
+                except Exception as error:
+                    # No entry may be passed over: what follows would be built on another state.
+                    self._fail(f"entry {entry.index} of group {group_id}: {error!r}")
+                    raise
                 if isinstance(entry.context, EntryContext):
                     self._proposer(group_id).settled()
 
@@ -300,6 +310,8 @@ class StorageNode:
                 self._proposer(group_id).fail_all()
             if all(group.is_leader for group in self.groups.values()):
                 self._leading.set()
+                if self._ready:
+                    self._spawn(self._mend())
 
         return self._factory.make(
             group_id=group_id,
@@ -310,6 +322,11 @@ class StorageNode:
             on_role=role,
             on_lost=lost,
         )
+
+    async def _mend(self) -> None:
+        """Finish what a failed log left half done; should it fail again, the next term tries."""
+        with suppress(ApiError):
+            await self.streams.mend_all()
 
     def _proposer(self, group_id: int) -> Proposer:
         return self.meta_log if group_id == META_GROUP else self.shard_log

@@ -2,6 +2,8 @@
 
 import asyncio
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from contrail_common import errors
@@ -32,6 +34,17 @@ def expect(result: Result, kind: type[ResultT]) -> ResultT:
         raise ApiError(REGISTRY[result.code], result.detail, applied=False)
     assert isinstance(result, kind), f"{result} is not a {kind.__name__}"
     return result
+
+
+@contextmanager
+def _begun(has_effect: bool = True) -> Iterator[None]:
+    """Behind a step that has had its effect no refusal may say that nothing was applied."""
+    try:
+        yield
+    except ApiError as error:
+        if has_effect and error.applied is False:
+            raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
+        raise
 
 
 class StreamManager:
@@ -153,7 +166,8 @@ class StreamManager:
         number = expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
         configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
         expect(await self._shard_log.command(number, configure, 4096), Done)
-        await self._list(config.name, config.subjects)
+        with _begun():
+            await self._list(config.name, config.subjects)
         return self.info(self._shards[number])
 
     async def _update(self, shard: Shard, entry: StreamEntry, config: StreamConfig) -> None:
@@ -164,9 +178,10 @@ class StreamManager:
             await self._list(config.name, tuple(dict.fromkeys(entry.subjects + config.subjects)))
         configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key)
         expect(await self._shard_log.command(entry.shard, configure, 4096), Done)
-        if set(config.subjects) != set(entry.subjects):
-            await self._list(config.name, config.subjects)
-        await self._enforce_limits(shard)
+        with _begun():
+            if set(config.subjects) != set(entry.subjects):
+                await self._list(config.name, config.subjects)
+            await self._enforce_limits(shard)
 
     async def _enforce_limits(self, shard: Shard) -> None:
         """Lowered limits hold at once: trim in slices until they do."""
@@ -189,7 +204,8 @@ class StreamManager:
                 raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
             unlist = cmd.UnlistStream(name)
             expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
-            await self._drop(entry)
+            with _begun():
+                await self._drop(entry)
 
     async def _drop(self, entry: StreamEntry) -> None:
         if entry.shard in self._shards:
@@ -230,7 +246,8 @@ class StreamManager:
             while True:
                 trim = cmd.Trim(to_seq, _SLICE_MESSAGES)
                 number = shard.machine.shard
-                result = expect(await self._shard_log.command(number, trim), Removed)
+                with _begun(removed > 0):
+                    result = expect(await self._shard_log.command(number, trim), Removed)
                 removed += result.count
                 if not result.more:
                     return removed

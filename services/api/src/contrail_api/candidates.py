@@ -1,4 +1,4 @@
-"""Items of a publish batch: their wire forms, and what each becomes or why it cannot be stored."""
+"""What is asked to be published: its wire forms, and what it becomes or why it is refused."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -97,10 +97,10 @@ def json_candidate(item: BatchItem, payload: bytes, payload_bytes_max: int) -> C
     headers = with_control(headers, item.msg_id, item.expected)
     if item.ttl is not None:
         headers = {**(headers or {}), TTL_HEADER: [str(item.ttl)]}
-    return _checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
+    return checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
 
 
-def _checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
+def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
     """``message`` with its headers interpreted, or why it is refused."""
     headers = message.headers
     if headers:
@@ -136,7 +136,7 @@ def packed_candidates(
     plain = not any(item.headers for item in items)
     if plain and _largest(items) <= payload_bytes_max and _subjects_valid(items):
         return items, items  # type: ignore[return-value]  # a list of a subtype, only read from
-    return sifted([_checked(item, payload_bytes_max) for item in items])
+    return sifted([checked(item, payload_bytes_max) for item in items])
 
 
 def sifted(candidates: list[Candidate]) -> tuple[list[Candidate], list[PublishMessage]]:
