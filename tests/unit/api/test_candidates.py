@@ -1,4 +1,4 @@
-"""Batch items: what they become, and why some are refused."""
+"""Candidates of a publish: what they become, and why some are refused."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from contrail_api.batch import JsonBatch, check_count
-from contrail_api.batch_items import (
+from contrail_api.candidates import (
     BatchItem,
     PackedItem,
     json_candidate,
