@@ -1,4 +1,4 @@
-"""``python -m tests.bench [--quick] [--cases a,b] [--json FILE]``.
+"""``python -m tests.bench [--quick] [--cases a,b] [--json FILE] [--patience SECONDS]``.
 
 A full run takes some minutes and writes its figures into docs/benchmarks.md. Its status is 0 when
 everything could be measured, whether or not the aims were met.
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench.cases import CASES, with_references
-from tests.bench.figures import FULL, QUICK, Bench, BenchError, Measured, Scale
+from tests.bench.figures import FULL, QUICK, Bench, BenchError, Measured
+from tests.bench.patience import Patience
 from tests.bench.report import Report, now, write_into
 
 ROOT: Final = Path(__file__).parents[2]
@@ -27,13 +28,12 @@ def main() -> int:
     results: dict[str, Measured | None] = {}
     command = " ".join(["python -m tests.bench", *sys.argv[1:]])
     report = Report(CASES, results, command, now())
-    try:
-        _measure(names, QUICK if arguments.quick else FULL, results, report)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    failed = _measure(names, arguments, results, report)
     if arguments.json is not None:
         arguments.json.write_text(report.as_json(), encoding="utf-8")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+        return 1
     if not (arguments.quick or arguments.cases):
         write_into(DOCUMENT, report.document())
         print(f"written to {DOCUMENT.relative_to(ROOT)}")
@@ -41,8 +41,14 @@ def main() -> int:
 
 
 def _measure(
-    names: list[str], scale: Scale, results: dict[str, Measured | None], report: Report
-) -> None:
+    names: list[str],
+    arguments: argparse.Namespace,
+    results: dict[str, Measured | None],
+    report: Report,
+) -> list[str]:
+    """Fill ``results``; answers the names of the cases that could not be measured."""
+    scale = QUICK if arguments.quick else FULL
+    failed: list[str] = []
     # On the disk of the checkout: the temporary folder of the system may be memory.
     parent = ROOT / "build"
     parent.mkdir(exist_ok=True)
@@ -51,13 +57,16 @@ def _measure(
         tempfile.TemporaryDirectory(prefix="bench-", dir=parent) as folder,
         ProcessPoolExecutor(1, spawn) as worker,
     ):
-        bench = Bench(Path(folder), worker, scale)
+        bench = Bench(Path(folder), worker, scale, Patience(arguments.patience))
         for name in names:
             try:
                 results[name] = CASES[name].measure(bench)
             except (BenchError, OSError) as error:
-                raise BenchError(f"{name}: {error}") from error
-            print(report.line(name), flush=True)
+                failed.append(name)
+                print(f"{CASES[name].title:58} FAILED: {error}", flush=True)
+            else:
+                print(report.line(name), flush=True)
+    return failed
 
 
 def _arguments() -> argparse.Namespace:
@@ -65,6 +74,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one short run of each case")
     parser.add_argument(
         "--cases", type=_names, help=f"only these and what stands beside them: {', '.join(CASES)}"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait up to so long in all for other processes to be quiet, and repeat what they"
+        " disturbed (default: measure at once)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     return parser.parse_args()

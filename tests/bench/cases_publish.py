@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tests.bench.figures import Bench, BenchError, Measured
+from tests.bench.figures import Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import MSGPACK, Batches, DistinctSubjects, Singles
 from tests.bench.load import Load, Script
+from tests.bench.patience import repeat
 from tests.bench.processes import rss_bytes
 from tests.bench.server import FILL_BATCH, FILL_CONNECTIONS, drive, fill, fresh_server
 
@@ -19,9 +20,9 @@ Scripts = Callable[[], Sequence[Script]]
 
 def _published(bench: Bench, scripts: Callable[[str, str], Scripts], timed: bool) -> Measured:
     """Run after run on one server, each on a stream of its own, checked at the end of each."""
-    runs = []
     with fresh_server(bench) as server:
-        for number in range(bench.scale.runs):
+
+        def once(number: int) -> Run:
             stream, prefix = f"BENCH{number}", f"bench{number}"
             server.create_stream(stream, prefix)
             load = Load(
@@ -33,9 +34,11 @@ def _published(bench: Bench, scripts: Callable[[str, str], Scripts], timed: bool
             )
             driven = drive(bench, load)
             server.check_stored(stream, driven.messages)
-            runs.append(driven.run)
+            return driven.run
+
+        runs = repeat(bench, once)
         rss = rss_bytes(server.pid) / _MIB
-    return Measured(tuple(runs), note=f"server RSS {rss:,.0f} MiB at the end")
+    return Measured(runs, note=f"server RSS {rss:,.0f} MiB at the end")
 
 
 @dataclass(frozen=True, slots=True)

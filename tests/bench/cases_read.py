@@ -15,9 +15,10 @@ from contrail_spark.client import ReplayClient
 from contrail_spark.options import parse_options
 from contrail_spark.session import JavaNotFoundError, Profile, local_session
 from contrail_spark.source import ContrailDataSource
-from tests.bench.figures import Bench, BenchError, Measured, Run
+from tests.bench.figures import PULLED_MAX, Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import Pulls
 from tests.bench.load import Load
+from tests.bench.patience import repeat
 from tests.bench.processes import HOST, Usage
 from tests.bench.server import Server, drive, fill, fresh_server
 
@@ -25,7 +26,6 @@ STREAM: Final = "BENCH"
 _PREFIX: Final = "bench"
 _ARROW: Final = "application/vnd.apache.arrow.stream"
 _TIMEOUT_S: Final = 60.0
-_PULLED_MAX: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,9 @@ def _read(bench: Bench, drain: Callable[[Source], Run]) -> Measured:
         fill(bench, server, STREAM, _PREFIX)
         source = Source(server.port, server.pid, bench.scale.messages)
         # The first read makes buffers and maps that later ones find.
-        first, *runs = [
-            bench.worker.submit(drain, source).result() for _ in range(1 + bench.scale.runs)
-        ]
-    return Measured(tuple(runs), note=f"first read {first.value:,.0f}/s")
+        first = bench.worker.submit(drain, source).result()
+        runs = repeat(bench, lambda _: bench.worker.submit(drain, source).result())
+    return Measured(runs, note=f"first read {first.value:,.0f}/s")
 
 
 def _drain_http(source: Source) -> Run:
@@ -185,12 +184,12 @@ class Pull:
         """Messages acknowledged a second."""
         with fresh_server(bench) as server:
             fill(bench, server, STREAM, _PREFIX)
-            runs = [self._pulled(bench, server, f"C{n}") for n in range(bench.scale.runs)]
-        return Measured(tuple(runs))
+            runs = repeat(bench, lambda number: self._pulled(bench, server, f"C{number}"))
+        return Measured(runs)
 
     def _pulled(self, bench: Bench, server: Server, consumer: str) -> Run:
         path = f"/v1/streams/{STREAM}/consumers/{consumer}"
-        messages = min(bench.scale.messages, _PULLED_MAX)
+        messages = min(bench.scale.messages, PULLED_MAX)
         start = bench.scale.messages - messages + 1
         config = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
         server.call("PUT", path, config)

@@ -5,10 +5,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tests.bench.patience import Patience
 
 DISTURBED_CORES: Final = 0.25
 """A run beside which other processes used more CPU than this is marked in the report."""
+
+
+PULLED_MAX: Final = 200_000
+"""Messages that a consumer is given in one run."""
 
 
 class BenchError(Exception):
@@ -82,6 +89,7 @@ class Bench:
     folder: Path
     worker: ProcessPoolExecutor
     scale: Scale
+    patience: "Patience"
 
 
 @dataclass(frozen=True, slots=True)

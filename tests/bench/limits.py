@@ -5,11 +5,13 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 from tests.bench.figures import Bench, BenchError, Measured, Run
+from tests.bench.patience import repeat
 from tests.bench.processes import HOST, Usage
 
 _CHUNK: Final = b"x" * 65_536
@@ -21,12 +23,12 @@ def synced_appends(size: int) -> Callable[[Bench], Measured]:
     """Appends of ``size`` bytes, each followed by fdatasync, a second."""
 
     def measure(bench: Bench) -> Measured:
-        runs = [
-            bench.worker.submit(_append, bench.folder, size, bench.scale.seconds).result()
-            for _ in range(bench.scale.runs)
-        ]
-        rate = sum(run.value for run in runs) / len(runs)
-        return Measured(tuple(runs), note=f"{rate * size / 1e6:,.0f} MB/s")
+        def once(_: int) -> Run:
+            appended = bench.worker.submit(_append, bench.folder, size, bench.scale.seconds)
+            return appended.result()
+
+        measured = Measured(repeat(bench, once))
+        return replace(measured, note=f"{measured.value * size / 1e6:,.0f} MB/s")
 
     return measure
 
@@ -66,8 +68,7 @@ def _against_peer(
     peer: Callable[[int], None],
     measure: Callable[[socket.socket, float], float],
 ) -> Measured:
-    runs = []
-    for _ in range(bench.scale.runs):
+    def once(_: int) -> Run:
         with socket.create_server((HOST, 0)) as listener:
             listener.settimeout(_CONNECT_TIMEOUT_S)
             process = multiprocessing.get_context("spawn").Process(
@@ -76,10 +77,15 @@ def _against_peer(
             process.start()
             connection, _ = listener.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        assert process.pid is not None
         with connection:
-            runs.append(Run(measure(connection, bench.scale.seconds)))
+            before = Usage.now(process.pid)
+            value = measure(connection, bench.scale.seconds)
+            after = Usage.now(process.pid)
         process.join()
-    return Measured(tuple(runs))
+        return Run(value, other_cores=before.other_cores(after))
+
+    return Measured(repeat(bench, once))
 
 
 def _echo(port: int) -> None:

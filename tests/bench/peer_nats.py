@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.figures import Bench, BenchError, Measured, Run
+from tests.bench.figures import PULLED_MAX, Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import MARKER, PAYLOAD_BYTES, payloads
 from tests.bench.load import SHOWN_BYTES, Load, Script
+from tests.bench.patience import repeat
 from tests.bench.processes import HOST, Usage, free_port, listens, running, wait_until
 from tests.bench.server import drive
 
@@ -201,8 +202,8 @@ class Publish:
         with _nats(bench) as nats:
             if nats is None:
                 return None
-            runs = [self._run(bench, nats, f"S{number}") for number in range(bench.scale.runs)]
-        return Measured(tuple(runs), nats.note)
+            runs = repeat(bench, lambda number: self._run(bench, nats, f"S{number}"))
+        return Measured(runs, nats.note)
 
     def _run(self, bench: Bench, nats: _Nats, stream: str) -> Run:
         with contextlib.closing(_Client(nats.port)) as client:
@@ -228,11 +229,13 @@ def replay(bench: Bench) -> Measured | None:
             return None
         with contextlib.closing(_Client(nats.port)) as client:
             _fill(bench, nats, client, bench.scale.messages)
-        runs = [
-            bench.worker.submit(_drain, nats, bench.scale.messages, f"d{number}").result()
-            for number in range(bench.scale.runs)
-        ]
-    return Measured(tuple(runs), nats.note)
+
+        def once(number: int) -> Run:
+            drained = bench.worker.submit(_drain, nats, bench.scale.messages, f"d{number}")
+            return drained.result()
+
+        runs = repeat(bench, once)
+    return Measured(runs, nats.note)
 
 
 def _drain(nats: _Nats, messages: int, inbox: str) -> Run:
@@ -299,19 +302,21 @@ class _Pulls:
 
 def pull(bench: Bench) -> Measured | None:
     """Pulls of 100 with explicit acks, one outstanding: messages a second."""
-    messages = min(bench.scale.messages, 200_000)
-    runs = []
+    messages = min(bench.scale.messages, PULLED_MAX)
     with _nats(bench) as nats:
         if nats is None:
             return None
         with contextlib.closing(_Client(nats.port)) as client:
             _fill(bench, nats, client, messages)
-            for number in range(bench.scale.runs):
+
+            def once(number: int) -> Run:
                 config = {"durable_name": f"C{number}", "ack_policy": "explicit"}
                 body = {"stream_name": "S", "config": config}
                 client.call(f"CONSUMER.DURABLE.CREATE.S.C{number}", body)
                 driven = drive(bench, Load(nats.port, nats.pid, _Pulls(f"C{number}")))
                 if driven.messages != messages:
                     raise BenchError(f"NATS gave {driven.messages} of {messages} messages")
-                runs.append(driven.run)
-    return Measured(tuple(runs), nats.note)
+                return driven.run
+
+            runs = repeat(bench, once)
+    return Measured(runs, nats.note)

@@ -13,9 +13,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from tests.bench.figures import Bench, BenchError, Measured
+from tests.bench.figures import PULLED_MAX, Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import MARKER, PAYLOAD_BYTES, payloads
 from tests.bench.load import SHOWN_BYTES, Load, Script
+from tests.bench.patience import repeat
 from tests.bench.processes import HOST, free_port, listens, running, wait_until
 from tests.bench.server import drive
 
@@ -182,16 +183,19 @@ class Publish:
 
     def __call__(self, bench: Bench) -> Measured | None:
         """Messages a second; None when Redis is not installed."""
-        runs = []
         with _redis(bench) as redis:
             if redis is None:
                 return None
-            for number in range(bench.scale.runs):
-                adds = _Adds(f"s{number}", self.each, self.connections)
-                load = Load(*redis, adds, seconds=bench.scale.seconds, warm_s=_WARM_S)
-                driven = drive(bench, load)
-                runs.append(driven.run)
-        return Measured(tuple(runs), _note())
+            runs = repeat(bench, lambda number: self._run(bench, redis, f"s{number}"))
+        return Measured(runs, _note())
+
+    def _run(self, bench: Bench, redis: tuple[int, int], stream: str) -> Run:
+        adds = _Adds(stream, self.each, self.connections)
+        driven = drive(bench, Load(*redis, adds, seconds=bench.scale.seconds, warm_s=_WARM_S))
+        stored = _call(redis[0], b"XLEN", stream.encode())
+        if stored != b":%d\r\n" % driven.messages:
+            raise BenchError(f"{driven.messages} were acknowledged, Redis has {stored!r}")
+        return driven.run
 
 
 def replay(bench: Bench) -> Measured | None:
@@ -201,21 +205,23 @@ def replay(bench: Bench) -> Measured | None:
 
 def pull(bench: Bench) -> Measured | None:
     """XREADGROUP of 100 with the XACK of the batch before: messages a second."""
-    return _read(bench, _Pulling, min(bench.scale.messages, 200_000))
+    return _read(bench, _Pulling, min(bench.scale.messages, PULLED_MAX))
 
 
 def _read(bench: Bench, make: Callable[[str], Script], messages: int) -> Measured | None:
-    runs = []
     with _redis(bench) as redis:
         if redis is None:
             return None
-        for number in range(bench.scale.runs):
-            stream = f"s{number}"
-            adds = _Adds(stream, _FILL_PIPELINE, 1, count=messages // _FILL_PIPELINE)
-            drive(bench, Load(*redis, adds))
-            _call(redis[0], b"XGROUP", b"CREATE", stream.encode(), b"g", b"0")
-            driven = drive(bench, Load(*redis, _One(make, stream)))
+        adds = _Adds("s", _FILL_PIPELINE, 1, count=messages // _FILL_PIPELINE)
+        drive(bench, Load(*redis, adds))
+
+        def once(_: int) -> Run:
+            _call(redis[0], b"XGROUP", b"DESTROY", b"s", b"g")
+            _call(redis[0], b"XGROUP", b"CREATE", b"s", b"g", b"0")
+            driven = drive(bench, Load(*redis, _One(make, "s")))
             if driven.messages != messages:
                 raise BenchError(f"Redis gave {driven.messages} of {messages} messages")
-            runs.append(driven.run)
-    return Measured(tuple(runs), _note())
+            return driven.run
+
+        runs = repeat(bench, once)
+    return Measured(runs, _note())

@@ -1,12 +1,14 @@
 """The benchmarks must not take errors, losses or halves of answers for figures."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
 from tests.bench.cases import CASES, with_references
-from tests.bench.figures import BenchError, Beside, Case, Measured, Run
+from tests.bench.figures import Bench, BenchError, Beside, Case, Measured, Run, Scale
 from tests.bench.http_scripts import (
     MARKER,
     PAYLOAD_BYTES,
@@ -16,6 +18,7 @@ from tests.bench.http_scripts import (
     body_start,
     payloads,
 )
+from tests.bench.patience import repeat
 from tests.bench.report import Report, now, write_into
 
 STORED = b"HTTP/1.1 201 Created\r\ncontent-type: text/x\r\ncontent-length: 4\r\n\r\n{  }"
@@ -142,3 +145,22 @@ def test_report_names_ratio_missed_aim_and_missing_peer(tmp_path: Path) -> None:
     assert "disturbed" in text
     assert "old" not in text
     assert text.endswith("rest\n")
+
+
+def test_disturbed_runs_are_repeated_while_patience_lasts() -> None:
+    others = iter([1.0, 0.0, 2.0, 0.1])
+    bench = SimpleNamespace(
+        scale=Scale(runs=2, seconds=0, messages=0),
+        patience=SimpleNamespace(left_s=1.0, wait_for_quiet=lambda: None),
+    )
+    runs = repeat(cast(Bench, bench), lambda number: Run(number, other_cores=next(others)))
+    assert [run.value for run in runs] == [1, 3]
+
+
+def test_disturbed_runs_count_when_no_patience_is_left() -> None:
+    bench = SimpleNamespace(
+        scale=Scale(runs=2, seconds=0, messages=0),
+        patience=SimpleNamespace(left_s=0.0, wait_for_quiet=lambda: None),
+    )
+    runs = repeat(cast(Bench, bench), lambda number: Run(number, other_cores=1.0))
+    assert [run.value for run in runs] == [0, 1]

@@ -87,6 +87,16 @@ class Ack(msgspec.Struct, frozen=True, tag=True):
     sync: bool
 
 
+class AckPulled(msgspec.Struct, frozen=True, tag=True):
+    """Acknowledge up to `count` of the deliveries not acknowledged so far; becomes an `Ack`."""
+
+    stream: str
+    consumer: str
+    kind: AckKind
+    count: int
+    sync: bool
+
+
 class Look(msgspec.Struct, frozen=True, tag=True):
     """Ask for a consumer's progress."""
 
@@ -112,7 +122,7 @@ Call = (
     | TakeCheckpoint
 )
 
-Step = list[Call]
+Step = list[Call | AckPulled]
 """Calls that are made together, in this order."""
 
 # Outcomes ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ has had none; one without an answer is in doubt until the next look shows which 
 and from then on that is the truth. Every problem is a sentence.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -68,10 +69,24 @@ class _Stream:
             self.ids[message.msg_id] = seq
         self.keep_limits()
 
+    def add_evicted(self, count: int, candidates: list[PublishMessage]) -> None:
+        """Add messages of a request that its own later messages have taken away again."""
+        if count and max(self.config.max_msgs, self.config.max_bytes) >= 0:
+            fresh = [one for one in candidates if one.msg_id not in self.ids and not one.expected]
+            for message in fresh[-count:]:
+                self.add(self.last_seq + 1, message)
+
     def keep_limits(self) -> None:
-        if self.config.max_msgs >= 0:
-            for seq in sorted(self.live)[: -self.config.max_msgs or None]:
-                del self.live[seq]
+        config = self.config
+        if config.discard == "new":
+            return
+        size = sum(message_size(one.headers, len(one.payload)) for one in self.live.values())
+        for seq in sorted(self.live):
+            over_count = 0 <= config.max_msgs < len(self.live)
+            if not over_count and not 0 <= config.max_bytes < size:
+                return
+            oldest = self.live.pop(seq)
+            size -= message_size(oldest.headers, len(oldest.payload))
 
     def purged(self, purge: history.Purge) -> set[int]:
         if purge.keep:
@@ -342,21 +357,19 @@ class Ledger:
         self, stream: _Stream, seen: dict[int, StoredMessage], doubts: list[Call]
     ) -> None:
         """What stands behind the last answered sequence must come from calls in doubt, in order."""
-        candidates = iter(
-            message
-            for call in doubts
-            if isinstance(call, history.Publish)
-            for message in call.messages
-        )
+        publishes = [call for call in doubts if isinstance(call, history.Publish)]
+        candidates = deque(message for call in publishes for message in call.messages)
+        passed_over: list[PublishMessage] = []
         for seq in sorted(seq for seq in seen if seq > stream.last_seq):
-            if seq != stream.last_seq + 1:
-                self._fault(f"{stream.config.name} skips from {stream.last_seq} to {seq}")
-            for message in candidates:
-                if _same(message, seen[seq]):
-                    break
-            else:
+            while candidates and not _same(candidates[0], seen[seq]):
+                passed_over.append(candidates.popleft())
+            if not candidates:
                 self._fault(f"{stream.config.name} holds at {seq} what nobody sent")
                 return
+            stream.add_evicted(seq - stream.last_seq - 1, passed_over)
+            if seq != stream.last_seq + 1:
+                self._fault(f"{stream.config.name} skips from {stream.last_seq} to {seq}")
+            message = candidates.popleft()
             if message.msg_id in stream.ids:
                 self._fault(f"id {message.msg_id} is stored a second time, at {seq}")
             stream.add(seq, message)

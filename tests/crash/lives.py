@@ -22,6 +22,7 @@ from contrail_storage.node.node import StorageNode
 from contrail_storage.store.rocks_store import RocksStore, StoreFailedError
 from tests.crash import history
 from tests.crash.history import (
+    AckPulled,
     Call,
     Delivered,
     Drained,
@@ -39,6 +40,9 @@ from tests.crash.history import (
 from tests.crash.pipe import Reporter
 
 _WAIT_S: Final = 20.0
+_RECORD_S: Final = 0.2
+_MEND_S: Final = 1.0
+_ATTEMPTS: Final = 50
 _PAUSE_S: Final = 0.0005
 _PAGE: Final = 500
 _NO_CHECKPOINT: Final = "checkpoint_failed"
@@ -69,22 +73,34 @@ class Life:
         self.link = LocalLink(node)
         self._report = reporter.send
         self._numbers = itertools.count(first_number)
+        self._pulled: dict[tuple[str, str], list[int]] = {}
 
     async def run(self, script: list[Step], *, insist: bool) -> None:
         """Make the calls step by step; with `insist` again until the disk has let them pass."""
         for step in script:
-            outcomes = await self._make_together(step)
+            calls = [self._resolved(call) for call in step]
+            outcomes = await self._make_together(calls)
+            attempts = 1
             while insist and any(map(_is_open, outcomes)):
+                if attempts == _ATTEMPTS:
+                    raise TimeoutError(f"{outcomes} after {attempts} attempts")
                 await self._wait_until(lambda: not self.node.readiness())
-                outcomes = await self._make_together(step)
-            if not insist:
-                await self._settle(step, outcomes)
+                outcomes = await self._make_together(calls)
+                attempts += 1
+            await self._settle(calls, outcomes)
 
-    async def _make_together(self, step: Step) -> list[Outcome]:
-        numbers = [next(self._numbers) for _ in step]
-        for number, call in zip(numbers, step, strict=True):
+    async def _make_together(self, calls: list[Call]) -> list[Outcome]:
+        numbers = [next(self._numbers) for _ in calls]
+        for number, call in zip(numbers, calls, strict=True):
             self._report(Invoked(number, call))
-        return list(await asyncio.gather(*map(self._make, numbers, step)))
+        return list(await asyncio.gather(*map(self._make, numbers, calls)))
+
+    def _resolved(self, call: Call | AckPulled) -> Call:
+        if not isinstance(call, AckPulled):
+            return call
+        pulled = self._pulled.get((call.stream, call.consumer), [])
+        seqs = [pulled.pop(0) for _ in range(min(call.count, len(pulled)))]
+        return history.Ack(call.stream, call.consumer, call.kind, seqs, call.sync)
 
     async def _make(self, number: int, call: Call) -> Outcome:
         try:
@@ -131,7 +147,11 @@ class Life:
 
     async def _pull(self, stream: str, consumer: str, batch: int) -> list[Delivery]:
         request = PullRequest(stream=stream, consumer=consumer, batch=batch, no_wait=True)
-        return (await self.link.pull(request)).deliveries
+        deliveries = (await self.link.pull(request)).deliveries
+        self._pulled.setdefault((stream, consumer), []).extend(
+            one.message.seq for one in deliveries
+        )
+        return deliveries
 
     async def _acknowledge(self, call: history.Ack) -> None:
         machine = self.node.streams.shard(call.stream).machine
@@ -145,13 +165,13 @@ class Life:
 
     # Waiting -------------------------------------------------------------------------------------
 
-    async def _settle(self, step: Step, outcomes: list[Outcome]) -> None:
-        """Let everything the step has brought about reach the log and the store.
+    async def _settle(self, calls: list[Call], outcomes: list[Outcome]) -> None:
+        """Let everything the calls have brought about reach the log and the store.
 
         Deliveries are recorded a little after they were sent; waiting for that, too, makes every
         run write the same batches.
         """
-        for call, outcome in zip(step, outcomes, strict=True):
+        for call, outcome in zip(calls, outcomes, strict=True):
             if isinstance(call, history.Pull) and isinstance(outcome, Delivered):
                 await self._wait_recorded(call, outcome.deliveries)
         await self._wait_until(self._is_quiet)
@@ -160,7 +180,9 @@ class Life:
         consumer = self.node.streams.shard(pull.stream).machine.consumer(pull.consumer)
         assert consumer is not None
         last = max((delivery.consumer_seq for delivery in deliveries), default=0)
-        await self._wait_until(lambda: consumer.delivered.consumer_seq >= last)
+        # Where the log failed meanwhile it never comes.
+        with suppress(TimeoutError):
+            await wait_until(lambda: consumer.delivered.consumer_seq >= last, _RECORD_S)
 
     def _is_quiet(self) -> bool:
         written = self.node.applied_indexes()
@@ -179,6 +201,8 @@ class Life:
 
     async def look(self, store: RocksStore) -> None:
         """Report everything the node holds, read in every way there is."""
+        with suppress(TimeoutError):
+            await wait_until(lambda: not self._half_made(), _MEND_S)
         await self._wait_until(self._is_quiet)
         unreadable: dict[str, str] = {}
         streams = {}
@@ -265,12 +289,12 @@ class Life:
         self._report(Drained(stream, consumer, deliveries))
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool], timeout_s: float = _WAIT_S) -> None:
     """Return once the condition holds. Raises TimeoutError."""
-    deadline = time.monotonic() + _WAIT_S
+    deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not reached within {_WAIT_S} s")
+            raise TimeoutError(f"not reached within {timeout_s} s")
         await asyncio.sleep(_PAUSE_S)
 
 

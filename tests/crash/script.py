@@ -4,10 +4,12 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from contrail_common.model import ConsumerConfig, Expected, PublishMessage, StreamConfig
+from contrail_common.model import AckKind, ConsumerConfig, Expected, PublishMessage, StreamConfig
 from contrail_common.publishing import with_control
 from tests.crash.history import (
     Ack,
+    AckPulled,
+    Call,
     DeleteStream,
     DropConsumer,
     Look,
@@ -21,6 +23,10 @@ from tests.crash.history import (
     TakeCheckpoint,
 )
 
+REPEATED: Final = 0.15
+WITH_ID: Final = 0.7
+ODD: Final = 0.1
+SYNC: Final = 0.7
 ORDERS: Final = "ORDERS"
 EVENTS: Final = "EVENTS"
 
@@ -201,3 +207,97 @@ def _archive(write: _Writer) -> Iterator[Step]:
     for at in range(6):
         yield [write.orders(write.message(f"orders.{at}", size=300), write.message("orders.x"))]
         yield [write.events(write.message("events.d"))]
+
+
+class Wanderer:
+    """Calls at random, for as many lives as wanted; the same seed gives the same calls."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._write = _Writer(seed, all_ids=False)
+        self._sent: list[PublishMessage] = []
+
+    def steps(self, count: int) -> list[Step]:
+        """The next steps; each life begins by making sure that something is there."""
+        begin: list[Step] = [[PutStream(self._config(name))] for name in (ORDERS, EVENTS)]
+        consumers = [(ORDERS, "a"), (ORDERS, "b"), (EVENTS, "a")]
+        begin += [[self._put_consumer(stream, name)] for stream, name in consumers]
+        makers = (self._publish, self._consume, self._remove, self._rebuild)
+        chosen = self._chance.choices(makers, (12, 8, 3, 2), k=count)
+        return begin + [maker() for maker in chosen]
+
+    def _config(self, name: str) -> StreamConfig:
+        return StreamConfig(
+            name=name,
+            subjects=(f"{name.lower()}.>",),
+            max_msgs=self._chance.choice((-1, -1, 4, 15)),
+            max_bytes=self._chance.choice((-1, -1, 1_500)),
+            discard=self._chance.choice(("old", "old", "new")),
+        )
+
+    def _put_consumer(self, stream: str, name: str) -> Call:
+        config = ConsumerConfig(
+            name=name,
+            durable=True,
+            deliver_policy="new" if name == "b" else "all",
+            filter_subjects=(f"{stream.lower()}.1",) if name == "b" else (),
+            max_deliver=self._chance.choice((-1, 100)),
+        )
+        return PutConsumer(stream, config)
+
+    def _stream(self) -> str:
+        return self._chance.choice((ORDERS, ORDERS, EVENTS))
+
+    def _message(self, stream: str) -> PublishMessage:
+        repeatable = [one for one in self._sent if one.subject.startswith(stream.lower())]
+        if repeatable and self._chance.random() < REPEATED:
+            return self._chance.choice(repeatable[-10:])
+        msg_id = f"id-{len(self._sent)}" if self._chance.random() < WITH_ID else None
+        subject = f"{stream.lower()}.{self._chance.randrange(4)}"
+        expected = {"last_seq": self._chance.randrange(30)} if self._chance.random() < ODD else {}
+        message = self._write.message(subject, msg_id, **expected)
+        if msg_id:
+            self._sent.append(message)
+        return message
+
+    def _publish(self) -> Step:
+        step: Step = []
+        for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
+            stream = self._stream()
+            count = self._chance.choice((1, 1, 2, 5))
+            step.append(Publish(stream, [self._message(stream) for _ in range(count)]))
+        if self._chance.random() < ODD:
+            step.append(TakeCheckpoint())
+        return step
+
+    def _consume(self) -> Step:
+        stream, name = self._chance.choice(((ORDERS, "a"), (ORDERS, "b"), (EVENTS, "a")))
+        kinds: list[AckKind] = ["ack", "ack", "ack", "nak", "term", "in_progress"]
+        kind = self._chance.choice(kinds)
+        sync = self._chance.random() < SYNC
+        return [
+            self._chance.choice(
+                (
+                    Pull(stream, name, self._chance.randint(1, 6)),
+                    AckPulled(stream, name, kind, self._chance.randint(1, 4), sync),
+                    Look(stream, name),
+                )
+            )
+        ]
+
+    def _remove(self) -> Step:
+        stream, at = self._stream(), self._chance.randint(1, 40)
+        calls = (Remove(stream, at), Remove(stream, at), Purge(stream, at), Purge(stream, keep=3))
+        return [self._chance.choice(calls)]
+
+    def _rebuild(self) -> Step:
+        stream = self._stream()
+        calls: tuple[Call, ...] = (
+            PutStream(self._config(stream)),
+            self._put_consumer(stream, "a"),
+            DropConsumer(stream, "a"),
+            DeleteStream(stream),
+            TakeCheckpoint(),
+            TakeCheckpoint(),
+        )
+        return [self._chance.choice(calls)]

@@ -92,9 +92,7 @@ def kill_points(calls: dict[str, list[str]]) -> list[Kill]:
     ]
 
 
-def sample(
-    points: Sequence[Kill], calls: dict[str, list[str]], stride: int, offset: int
-) -> list[Kill]:
+def sample(points: Sequence[Kill], calls: dict[str, list[str]], stride: int) -> list[Kill]:
     """Every point of a rare kind of call, and every `stride`-th of the others."""
     common = Counter((lane, call) for lane in LANES for call in calls[lane])
     rare: list[Kill] = []
@@ -102,4 +100,4 @@ def sample(
     for point in points:
         kind = calls[point.lane][point.number - 1]
         (rare if common[point.lane, kind] < _RARE else rest).append(point)
-    return rare + rest[offset::stride]
+    return rare + rest[::stride]

@@ -74,9 +74,11 @@ class Zygote:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         _write_frame(self._process.stdin, msgspec.msgpack.encode(job))
-        ended = msgspec.msgpack.decode(_read_frame(self._process.stdout), type=Ended)
+        frame = _read_frame(self._process.stdout)
+        assert frame, "the process that forks has ended"
+        ended = msgspec.msgpack.decode(frame, type=Ended)
         for record in ended.records:
-            assert not isinstance(record, Broken), f"{job}\n{record.trace}"
+            assert not isinstance(record, Broken), f"{job.plan}\n{record.trace}"
         return ended
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ PUBLISH = b"POST /v1/subjects/a.b/messages HTTP/1.1\r\nHost: localhost\r\n"
 async def wait_until(condition: Callable[[], bool]) -> None:
     """Look again and again until ``condition`` holds."""
     async with asyncio.timeout(SOON_S):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -1,0 +1,1 @@
+"""Real server processes under load from many clients, killed and started again."""

@@ -1,0 +1,97 @@
+"""``python -m contrail_spark.flights`` as a user runs it: processes, Spark, signals and all."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contrail_spark.flights.suggestions import suggestions
+
+pytestmark = pytest.mark.spark
+
+LIMIT = 3_000
+TIMEOUT_S = 240
+
+
+def command(data_dir: Path, *more: str) -> list[str]:
+    """A run on a free port with the first flights of the year."""
+    job = [sys.executable, "-m", "contrail_spark.flights", "--port", "0"]
+    return [*job, "--data-dir", str(data_dir), "--limit", str(LIMIT), *more]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all runs of this module share, from the first to the last."""
+    return tmp_path_factory.mktemp("flights")
+
+
+@pytest.fixture(scope="module")
+def running(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The first run, which stays up after its report, and what it has printed so far."""
+    with subprocess.Popen(
+        command(data_dir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        printed = ""
+        for line in process.stdout:
+            printed += line
+            if "stays up" in line:
+                break
+        yield process, printed
+        process.kill()
+
+
+def test_the_first_run_publishes_delivers_reads_and_agrees(
+    running: tuple[subprocess.Popen[str], str], data_dir: Path
+) -> None:
+    _, printed = running
+    agreed = re.findall(r"^ok +(.*): ", printed, re.MULTILINE)
+    assert agreed == ["published", "delivered on the route", "left on the route", "read by Spark"]
+    assert "WRONG" not in printed
+    names = {file.name for file in (data_dir / "report").iterdir()}
+    tables = {"carriers.csv", "airports.csv", "destinations.csv", "routes.csv"}
+    assert names == {"report.md", "delays.png", *tables}
+
+
+def test_every_command_it_suggests_works_as_printed(
+    running: tuple[subprocess.Popen[str], str],
+) -> None:
+    _, printed = running
+    found = re.search(r"server (http://\S+),", printed)
+    assert found is not None
+    for suggestion in suggestions(found[1]):
+        assert suggestion.command in printed
+        failing = suggestion.command.replace("curl ", "curl --fail --max-time 30 ")
+        answer = subprocess.run(
+            ["sh", "-c", failing], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+        )
+        assert answer.stdout.strip(), suggestion.purpose
+
+
+def test_ctrl_c_ends_it_cleanly(running: tuple[subprocess.Popen[str], str]) -> None:
+    process, _ = running
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT_S) == 0
+    assert process.stdout is not None
+    rest = process.stdout.read()
+    assert "Stopping the server" in rest
+    assert "Traceback" not in rest
+
+
+def test_a_second_run_keeps_the_stream_and_doubles_nothing(
+    running: tuple[subprocess.Popen[str], str], data_dir: Path
+) -> None:
+    process, _ = running
+    process.send_signal(signal.SIGINT)
+    process.wait(TIMEOUT_S)
+    again = subprocess.run(
+        command(data_dir, "--once"), capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+    )
+    assert again.returncode == 0, again.stderr
+    assert f"still holds the {LIMIT:,} flights of an earlier run" in again.stdout
+    agreed = re.findall(r"^ok +(.*): ", again.stdout, re.MULTILINE)
+    assert agreed == ["delivered on the route", "left on the route", "read by Spark"]

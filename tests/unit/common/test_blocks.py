@@ -1,0 +1,204 @@
+"""Messages in columns: every message comes out as it went in, and no change goes unnoticed."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from contrail_common.blocks import (
+    Block,
+    BlockCorruptError,
+    HeaderColumns,
+    MessageColumns,
+    columns_of,
+    decode_block,
+    encode_block,
+    join_blocks,
+)
+from contrail_common.model import Headers, message_size
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+headers = st.none() | st.dictionaries(texts, st.lists(texts, max_size=3), max_size=3)
+payloads = st.binary(max_size=20)
+Content = list[tuple[bytes, Headers | None]]
+contents: st.SearchStrategy[Content] = st.lists(
+    st.tuples(payloads, headers), min_size=1, max_size=8
+)
+ODD: Content = [
+    (b"", {"Ünï": ["wért", ""], "": ["", ""], "Empty": []}),
+    (b"\x00\xff", None),
+    (b"x", {}),
+    (b"", {"🦊": ["🦔" * 3]}),
+]
+
+
+def columns_from(content: Content) -> MessageColumns:
+    return columns_of([payload for payload, _ in content], [each for _, each in content])
+
+
+def block_from(content: Content, base_seq: int = 5) -> Block:
+    count = len(content)
+    return Block(
+        base_seq,
+        np.arange(count, dtype=np.int64) * 1_000 + 17,
+        np.arange(count, dtype=np.uint32) % 3,
+        columns_from(content),
+    )
+
+
+def content_of(block: Block) -> Content:
+    found = [block.message(position, "subject") for position in range(block.count)]
+    assert [message.seq for message in found] == list(range(block.base_seq, block.last_seq + 1))
+    assert [message.time_ns for message in found] == block.times_ns.tolist()
+    return [(message.payload, message.headers) for message in found]
+
+
+def plain(content: Content) -> Content:
+    """Content as it is read: no headers is None."""
+    return [(payload, each or None) for payload, each in content]
+
+
+@given(contents)
+@example(ODD)
+def test_decoded_block_holds_the_messages_that_were_encoded(content: Content) -> None:
+    block = block_from(content)
+    stored = encode_block(block, 99)
+    assert len(stored) == block.stored_bytes
+    decoded = decode_block(stored)
+    assert content_of(decoded) == plain(content)
+    assert decoded.subject_ids.tolist() == block.subject_ids.tolist()
+    assert decoded.columns == block.columns
+
+
+@given(contents)
+@example(ODD)
+def test_sizes_are_those_of_each_message_on_its_own(content: Content) -> None:
+    expected = [message_size(each, len(payload)) for payload, each in content]
+    assert columns_from(content).sizes().tolist() == expected
+
+
+@given(contents, st.data())
+@example(ODD, None)
+def test_selected_columns_are_those_of_the_chosen_messages(
+    content: Content, data: st.DataObject | None
+) -> None:
+    positions = list(range(len(content)))
+    if data is not None:
+        positions = data.draw(st.lists(st.sampled_from(positions), min_size=1, unique=True))
+    selected = columns_from(content).select(positions)
+    assert selected == columns_from([content[position] for position in positions])
+
+
+@given(st.lists(contents, min_size=1, max_size=4))
+@example([ODD, [(b"plain", None)], ODD])
+def test_joined_block_is_the_block_of_all_messages_at_once(parts: list[Content]) -> None:
+    blocks, base_seq = [], 5
+    for part in parts:
+        blocks.append(block_from(part, base_seq))
+        base_seq = blocks[-1].last_seq + 1
+    joined = join_blocks(blocks)
+    everything = [message for part in parts for message in part]
+    assert joined.columns == columns_from(everything)
+    assert joined.base_seq == 5
+    assert joined.last_seq == base_seq - 1
+    assert joined.times_ns.tolist() == [time for each in blocks for time in each.times_ns]
+    assert joined.subject_ids.tolist() == [sid for each in blocks for sid in each.subject_ids]
+    assert content_of(decode_block(encode_block(joined, 0))) == plain(everything)
+
+
+@given(contents, st.data())
+def test_any_flipped_bit_is_detected(content: Content, data: st.DataObject) -> None:
+    stored = bytearray(encode_block(block_from(content), 99))
+    bit = data.draw(st.integers(0, 8 * len(stored) - 1))
+    stored[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(BlockCorruptError):
+        decode_block(bytes(stored))
+
+
+def test_every_single_flipped_bit_and_every_cut_of_one_block_is_detected() -> None:
+    stored = encode_block(block_from(ODD), 99)
+    for length in range(len(stored)):
+        with pytest.raises(BlockCorruptError):
+            decode_block(stored[:length])
+    for bit in range(8 * len(stored)):
+        changed = bytearray(stored)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BlockCorruptError):
+            decode_block(bytes(changed))
+
+
+@given(contents, st.binary(min_size=1, max_size=70))
+def test_bytes_behind_a_block_are_detected(content: Content, more: bytes) -> None:
+    with pytest.raises(BlockCorruptError):
+        decode_block(encode_block(block_from(content), 99) + more)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_no_block(data: bytes) -> None:
+    with pytest.raises(BlockCorruptError):
+        decode_block(data)
+
+
+def test_columns_of_a_log_entry_come_back_equal() -> None:
+    columns = columns_from(ODD)
+    encoded = msgspec.msgpack.encode(columns)
+    assert msgspec.msgpack.decode(encoded, type=MessageColumns) == columns
+
+
+def test_headers_of_no_message_take_no_columns() -> None:
+    assert columns_from([(b"a", None), (b"b", {})]).headers is None
+
+
+@given(contents)
+@example(ODD)
+def test_columns_made_of_messages_are_sound(content: Content) -> None:
+    assert columns_from(content).is_sound()
+
+
+SOUND = columns_from([(b"ab", {"n": ["ä"]}), (b"c", None)])
+HEADERS = SOUND.headers
+assert HEADERS is not None
+
+
+def u32(*values: int) -> bytes:
+    return b"".join(value.to_bytes(4, "little") for value in values)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"count": 0}, id="no messages"),
+        pytest.param({"count": -1, "offsets": b""}, id="a negative count"),
+        pytest.param({"count": 3}, id="more messages than offsets"),
+        pytest.param({"offsets": u32(0, 3, 2)}, id="descending offsets"),
+        pytest.param({"offsets": u32(1, 2, 3)}, id="offsets that do not begin at 0"),
+        pytest.param({"offsets": u32(0, 1, 4)}, id="offsets behind the payload"),
+        pytest.param({"offsets": u32(0, 1, 3) + b"\0"}, id="offsets with a torn one"),
+        pytest.param({"payload": b"abcd"}, id="payload behind the offsets"),
+    ],
+)
+def test_columns_that_do_not_agree_are_not_sound(changed: dict[str, object]) -> None:
+    assert not msgspec.structs.replace(SOUND, **changed).is_sound()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"entry_offsets": u32(0, 1, 2)}, id="an entry without a name"),
+        pytest.param({"entry_offsets": u32(0, 1)}, id="entries of too few messages"),
+        pytest.param({"name_offsets": u32(0, 2)}, id="a name behind the names"),
+        pytest.param({"value_offsets": u32(0, 2)}, id="a value without text"),
+        pytest.param({"text_offsets": u32(0, 1)}, id="text that no value has"),
+        pytest.param({"text_offsets": b""}, id="no text offsets"),
+        pytest.param({"texts": b"\xff\xff"}, id="text that is not UTF-8"),
+    ],
+)
+def test_headers_that_do_not_agree_are_not_sound(changed: dict[str, object]) -> None:
+    headers = msgspec.structs.replace(HEADERS, **changed)
+    assert not msgspec.structs.replace(SOUND, headers=headers).is_sound()
+
+
+def test_text_that_begins_inside_a_character_is_not_sound() -> None:
+    headers = HeaderColumns(u32(0, 1), u32(0, 1), u32(0, 2), u32(0, 1, 2), b"n", "ä".encode())
+    assert not headers.is_sound(1)

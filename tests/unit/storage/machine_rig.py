@@ -1,0 +1,227 @@
+"""A stream machine with the store and the blocks that a node gives it, all in memory."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from contrail_common.blocks import Block, columns_of, join_blocks
+from contrail_common.model import ConsumerConfig, Expected, Headers, StreamConfig
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.dedupe import ID_BYTES, NO_ID
+from contrail_storage.core.facts import MessageFacts, facts_of
+from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
+from contrail_storage.core.stream_machine import StreamMachine
+
+SHARD = 7
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message to append."""
+
+    subject: str
+    payload: bytes = b""
+    headers: Headers | None = None
+    msg_id: str | None = None
+    expected: Expected | None = None
+
+
+def hash_of(message_id: str | None) -> bytes:
+    """The 128 bits that stand for a message id."""
+    if not message_id:
+        return NO_ID
+    return hashlib.blake2b(message_id.encode(), digest_size=ID_BYTES).digest()
+
+
+def append_of(messages: Sequence[Message]) -> cmd.Append:
+    """The command that appends ``messages``."""
+    subjects = sorted({message.subject for message in messages})
+    index = np.array([subjects.index(message.subject) for message in messages], np.uint32)
+    expected = {
+        at: hashed_expected(message.expected)
+        for at, message in enumerate(messages)
+        if message.expected is not None
+    }
+    return cmd.Append(
+        subjects,
+        index.tobytes(),
+        columns_of([each.payload for each in messages], [each.headers for each in messages]),
+        b"".join(hash_of(message.msg_id) for message in messages)
+        if any(message.msg_id for message in messages)
+        else None,
+        expected or None,
+    )
+
+
+def hashed_expected(expected: Expected) -> cmd.HashedExpected:
+    """Expectations as they stand in a command."""
+    return cmd.HashedExpected(
+        expected.stream,
+        expected.last_seq,
+        expected.last_subject_seq,
+        expected.last_subject_seq_subject,
+        None if expected.last_msg_id is None else hash_of(expected.last_msg_id),
+    )
+
+
+def configure(config: StreamConfig) -> cmd.ConfigureStream:
+    """The command that makes or changes the stream."""
+    return cmd.ConfigureStream(config, "made-once", b"k" * 32)
+
+
+def consumer_config(name: str, **fields: object) -> ConsumerConfig:
+    """A durable consumer's configuration."""
+    return ConsumerConfig(name=name, durable=True, **fields)  # type: ignore[arg-type]
+
+
+Outcome = tuple[str, int]
+"""What became of a message: ("stored" or "duplicate", sequence) or ("refused", code)."""
+
+
+def outcomes(result: Result, count: int) -> list[Outcome]:
+    """The outcome of each message of an append."""
+    if isinstance(result, Refused):
+        return [("refused", result.code)] * count
+    assert isinstance(result, Appended)
+    assert result.count == count
+    seq = result.first_seq
+    found: list[Outcome] = []
+    for at in range(count):
+        verdict = (result.exceptions or {}).get(at)
+        if isinstance(verdict, Refused):
+            found.append(("refused", verdict.code))
+        elif verdict is not None:
+            found.append(("duplicate", verdict))
+        else:
+            found.append(("stored", seq))
+            seq += 1
+    return found
+
+
+class RowStore:
+    """The rows of a store: a dict, changed by operations in their order."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def write(self, operations: Iterable[Row]) -> None:
+        """Take the operations one after the other."""
+        for operation in operations:
+            match operation:
+                case ("put", key, value):
+                    self.rows[key] = value
+                case ("delete", key):
+                    self.rows.pop(key, None)
+                case ("delete_range", start, stop):
+                    for key in [key for key in self.rows if start <= key < stop]:
+                        del self.rows[key]
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """(key, value) under ``prefix`` in key order."""
+        return [(key, self.rows[key]) for key in sorted(self.rows) if key.startswith(prefix)]
+
+
+class Shelf:
+    """The blocks of a stream that are not wholly below its first sequence.
+
+    Asking for a message whose block is gone fails, as it would on a node. ``joined`` neighbours are
+    answered as one run: replicas merge their blocks as they like.
+    """
+
+    def __init__(self, joined: int = 1) -> None:
+        self.blocks: list[Block] = []
+        self._joined = joined
+
+    def add(self, block: Block) -> None:
+        """The newest block."""
+        assert not self.blocks or self.blocks[-1].last_seq + 1 == block.base_seq
+        self.blocks.append(block)
+
+    def trim(self, first_seq: int) -> None:
+        """Drop the blocks wholly below ``first_seq``."""
+        self.blocks = [block for block in self.blocks if block.last_seq >= first_seq]
+
+    def clear(self) -> None:
+        """The stream is gone."""
+        self.blocks = []
+
+    def facts_at(self, seq: int) -> MessageFacts:
+        """Facts of the run that holds ``seq``."""
+        for at, block in enumerate(self.blocks):
+            if block.base_seq <= seq <= block.last_seq:
+                start = at - at % self._joined
+                return facts_of(join_blocks(self.blocks[start : start + self._joined]))
+        raise AssertionError(f"the block of sequence {seq} is gone")
+
+
+@dataclass
+class Rig:
+    """A machine, its rows and its blocks; ``restart`` builds the machine anew from the rows."""
+
+    shelf: Shelf = field(default_factory=Shelf)
+    store: RowStore = field(default_factory=RowStore)
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        self.machine = StreamMachine(SHARD, self.shelf)
+
+    def apply(self, time_ns: int, *commands: cmd.Command) -> list[Result]:
+        """Apply one entry: its results; what it writes is written."""
+        self.index += 1
+        writes = Writes()
+        results = [self.machine.apply(self.index, time_ns, command, writes) for command in commands]
+        self.store.write(writes.rows)
+        for shard, block in writes.blocks:
+            assert shard == SHARD
+            self.shelf.add(block)
+        if SHARD in writes.trimmed:
+            self.shelf.trim(writes.trimmed[SHARD])
+        if SHARD in writes.dropped:
+            self.shelf.clear()
+        return results
+
+    def restart(self) -> None:
+        """Throw the machine away and load it from its rows."""
+        self.machine = StreamMachine.load(SHARD, self.shelf, self.store.scan)
+
+
+def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str, object]:
+    """Everything that a machine knows, as values that compare."""
+    counters, table = machine.counters, machine.subjects
+    return {
+        "record": repr(machine.record),
+        "counters": repr(counters),
+        "next subject": table.next_id,
+        "subjects": {
+            name: (
+                sid,
+                int(table.first[sid - table.base]),
+                int(table.last[sid - table.base]),
+                int(table.counts[sid - table.base]),
+            )
+            for sid, name in table.live()
+        },
+        "deleted": [
+            seq
+            for seq in range(counters.first_seq, min(counters.last_seq, counters.first_seq + 999))
+            if seq in machine.deleted
+        ],
+        "ids": {each: machine.dedupe.find(hash_of(each)) for each in message_ids},
+        "consumer ids": dict(machine.consumer_ids),
+        "consumers": {
+            number: {
+                "config": repr(each.config),
+                "created": each.created_ns,
+                "version": each.version,
+                "epoch": each.epoch,
+                "next": each.next_seq,
+                "delivered": repr(each.delivered),
+                "floor": repr(each.floor),
+                "pending": {seq: repr(item) for seq, item in each.pending.items()},
+                "acked ahead": sorted(each.acked_ahead),
+            }
+            for number, each in machine.consumers.items()
+        },
+    }

@@ -1,0 +1,287 @@
+"""A stream and a consumer as plainly as they can be written: lists, dicts, and no cleverness."""
+
+from dataclasses import dataclass, field
+
+from contrail_common import errors
+from contrail_common.model import AckKind, ConsumerConfig, Headers, StreamConfig
+from tests.unit.storage.machine_rig import Message, Outcome
+
+
+def naive_matches(pattern: str, subject: str) -> bool:
+    """Whether a filter matches a literal subject, token by token."""
+    return _tokens_match(pattern.split("."), subject.split("."))
+
+
+def _tokens_match(pattern: list[str], subject: list[str]) -> bool:
+    if pattern == [">"]:
+        return len(subject) > 0
+    if not pattern or not subject:
+        return pattern == subject
+    return pattern[0] in ("*", subject[0]) and _tokens_match(pattern[1:], subject[1:])
+
+
+def naive_size(payload: bytes, headers: Headers | None) -> int:
+    """Bytes that a message counts for limits."""
+    size = len(payload)
+    for name, values in (headers or {}).items():
+        for value in values:
+            size += len(name.encode()) + len(value.encode()) + 4
+    return size
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A message that is stored."""
+
+    seq: int
+    subject: str
+    size: int
+    time_ns: int
+
+
+class NaiveStream:
+    """A list of messages, and a list of the ids stored lately.
+
+    Limits are kept at the end of each append, when all of its messages are in.
+    """
+
+    def __init__(self, config: StreamConfig) -> None:
+        self.config = config
+        self.messages: list[Stored] = []
+        self.last_seq = config.first_seq - 1
+        self.last_time_ns = 0
+        self.last_id = ""
+        self.ids: list[tuple[str, int, int]] = []
+        self.consumers: dict[str, NaiveConsumer] = {}
+        self.consumers_made = 0
+
+    @property
+    def first_seq(self) -> int:
+        """Of the oldest message, or the one that the next message gets."""
+        return self.messages[0].seq if self.messages else self.last_seq + 1
+
+    @property
+    def bytes(self) -> int:
+        """Of all messages."""
+        return sum(message.size for message in self.messages)
+
+    def find(self, seq: int) -> Stored | None:
+        """The message ``seq``."""
+        return next((message for message in self.messages if message.seq == seq), None)
+
+    def last_of(self, pattern: str) -> int:
+        """The last sequence of the subjects that match, 0 for none."""
+        return max(
+            (each.seq for each in self.messages if naive_matches(pattern, each.subject)), default=0
+        )
+
+    def previous_of(self, seq: int) -> int:
+        """The last older message with the subject of ``seq``."""
+        message = self.find(seq)
+        return max(
+            (
+                each.seq
+                for each in self.messages
+                if message and each.subject == message.subject and each.seq < seq
+            ),
+            default=0,
+        )
+
+    def tick(self, time_ns: int) -> int:
+        """A command arrives: its time, which never runs backwards; old ids are forgotten."""
+        now_ns = max(time_ns, self.last_time_ns)
+        window_ns = self.config.duplicate_window_ns
+        self.ids = [each for each in self.ids if now_ns - each[2] < window_ns]
+        return now_ns
+
+    # Appending -----------------------------------------------------------------------------------
+
+    def append(self, time_ns: int, batch: list[Message]) -> list[Outcome]:
+        """Take messages one by one, then keep the limits."""
+        now_ns = self.tick(time_ns)
+        if self.config.sealed:
+            return [("refused", errors.STREAM_SEALED.code)] * len(batch)
+        result = [self._append_one(now_ns, message) for message in batch]
+        if self.config.discard == "old" and any(kind == "stored" for kind, _ in result):
+            self.enforce_limits(len(self.messages))
+        return result
+
+    def _append_one(self, now_ns: int, message: Message) -> Outcome:
+        size = naive_size(message.payload, message.headers)
+        refusal = self._refusal(message, size)
+        if isinstance(refusal, tuple):
+            return refusal
+        self.last_seq += 1
+        self.messages.append(Stored(self.last_seq, message.subject, size, now_ns))
+        self.last_time_ns = now_ns
+        self.last_id = message.msg_id or ""
+        if message.msg_id:
+            self.ids.append((message.msg_id, self.last_seq, now_ns))
+        return ("stored", self.last_seq)
+
+    def _refusal(self, message: Message, size: int) -> Outcome | None:
+        config, expected = self.config, message.expected
+        if not any(naive_matches(pattern, message.subject) for pattern in config.subjects):
+            return ("refused", errors.SUBJECT_NOT_CAPTURED.code)
+        if 0 <= config.max_msg_size < size:
+            return ("refused", errors.MESSAGE_TOO_LARGE.code)
+        if 0 <= config.max_bytes < size:
+            return ("refused", errors.STORE_FAILED.code)
+        if expected and expected.stream not in (None, config.name):
+            return ("refused", errors.EXPECTED_STREAM.code)
+        for known, seq, _ in self.ids:
+            if known == message.msg_id:
+                return ("duplicate", seq)
+        if expected and expected.last_subject_seq is not None:
+            pattern = expected.last_subject_seq_subject or message.subject
+            if expected.last_subject_seq != self.last_of(pattern):
+                return ("refused", errors.WRONG_LAST_SEQUENCE.code)
+        if expected and expected.last_seq not in (None, self.last_seq):
+            return ("refused", errors.WRONG_LAST_SEQUENCE.code)
+        if expected and expected.last_msg_id not in (None, self.last_id):
+            return ("refused", errors.WRONG_LAST_MSG_ID.code)
+        if config.discard == "new" and (
+            0 <= config.max_msgs < len(self.messages) + 1
+            or 0 <= config.max_bytes < self.bytes + size
+        ):
+            return ("refused", errors.STORE_FAILED.code)
+        return None
+
+    # Removing ------------------------------------------------------------------------------------
+
+    def over_limits(self) -> bool:
+        """Whether the oldest message is one too many."""
+        config = self.config
+        return config.discard == "old" and (
+            0 <= config.max_msgs < len(self.messages) or 0 <= config.max_bytes < self.bytes
+        )
+
+    def enforce_limits(self, at_most: int) -> tuple[int, bool]:
+        """Remove the oldest while a limit is passed: how many, and whether more are to go."""
+        removed = 0
+        while removed < at_most and self.over_limits():
+            del self.messages[0]
+            removed += 1
+        return removed, self.over_limits()
+
+    def expire_age(self, time_ns: int, at_most: int) -> tuple[int, bool]:
+        """Remove what is ``max_age`` old."""
+        now_ns = self.tick(time_ns)
+        max_age_ns = self.config.max_age_ns
+        old = [m for m in self.messages if max_age_ns and now_ns - m.time_ns >= max_age_ns]
+        return self._remove_oldest(old, at_most)
+
+    def trim(self, time_ns: int, to_seq: int, at_most: int) -> tuple[int, bool] | int:
+        """Purge below a sequence, or everything; an int is the code of the refusal."""
+        self.tick(time_ns)
+        if self.config.sealed:
+            return errors.STREAM_SEALED.code
+        if self.config.deny_purge:
+            return errors.PURGE_DENIED.code
+        below = [message for message in self.messages if message.seq < to_seq]
+        everything = to_seq > self.last_seq
+        removed = self._remove_oldest(below, len(below) if everything else at_most)
+        for consumer in self.consumers.values():
+            consumer.forget_below(self.first_seq)
+            consumer.move_floor(max(time_ns, self.last_time_ns))
+        return removed
+
+    def _remove_oldest(self, chosen: list[Stored], at_most: int) -> tuple[int, bool]:
+        gone = chosen[: max(at_most, 0)]
+        self.messages = [message for message in self.messages if message not in gone]
+        return len(gone), len(gone) < len(chosen)
+
+    def delete(self, time_ns: int, seq: int) -> int:
+        """Remove one message; the code of the refusal, or 0."""
+        now_ns = self.tick(time_ns)
+        if self.config.sealed:
+            return errors.STREAM_SEALED.code
+        if self.config.deny_delete:
+            return errors.DELETE_DENIED.code
+        message = self.find(seq)
+        if message is None:
+            return errors.SEQUENCE_NOT_FOUND.code
+        self.messages.remove(message)
+        for consumer in self.consumers.values():
+            if consumer.pending.pop(seq, None):
+                consumer.move_floor(now_ns)
+        return 0
+
+
+@dataclass
+class NaivePending:
+    """A delivery that is not acknowledged."""
+
+    consumer_seq: int
+    attempts: int
+    deadline_ns: int
+
+
+@dataclass
+class NaiveConsumer:
+    """Where a consumer stands."""
+
+    config: ConsumerConfig
+    next_seq: int
+    version: int = 1
+    consumer_seq: int = 0
+    floor: tuple[int, int] = (0, 0)
+    pending: dict[int, NaivePending] = field(default_factory=dict)
+    settled_ahead: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.stream_seq = self.next_seq - 1
+        self.floor = (0, self.stream_seq)
+
+    def ack_wait_ns(self, attempt: int) -> int:
+        """The pause before the next delivery."""
+        if self.config.backoff_ns:
+            return [*self.config.backoff_ns, *[self.config.backoff_ns[-1]] * attempt][attempt - 1]
+        return self.config.ack_wait_ns
+
+    def forget_below(self, first_seq: int) -> None:
+        """The stream now begins at ``first_seq``."""
+        self.pending = {seq: item for seq, item in self.pending.items() if seq >= first_seq}
+
+    def move_floor(self, _now_ns: int) -> None:
+        """The floor is below the oldest pending delivery, else at the newest one."""
+        if self.pending:
+            oldest = min(self.pending)
+            floor = (self.pending[oldest].consumer_seq - 1, oldest - 1)
+        else:
+            floor = (self.consumer_seq, self.stream_seq)
+        if floor[1] > self.floor[1]:
+            self.floor = floor
+
+    def deliver(self, now_ns: int, seqs: list[int], position: int) -> None:
+        """Record deliveries."""
+        for seq in seqs:
+            self.consumer_seq += 1
+            if seq in self.pending:
+                item = self.pending[seq]
+                item.attempts += 1
+                item.deadline_ns = now_ns + self.ack_wait_ns(item.attempts)
+            elif seq >= self.next_seq:
+                self.stream_seq = max(self.stream_seq, seq)
+                if self.config.ack_policy != "none" and seq not in self.settled_ahead:
+                    self.pending[seq] = NaivePending(
+                        self.consumer_seq, 1, now_ns + self.ack_wait_ns(1)
+                    )
+        self.next_seq = max(self.next_seq, position)
+        self.move_floor(now_ns)
+
+    def acknowledge(self, now_ns: int, kind: AckKind, seq: int, delay_ns: int) -> None:
+        """Take one acknowledgement; its command moves the floor when it has taken all."""
+        if kind in ("ack", "term"):
+            lower = [each for each in self.pending if each < seq]
+            for each in [
+                *(lower if kind == "ack" and self.config.ack_policy == "all" else []),
+                seq,
+            ]:
+                self.pending.pop(each, None)
+                if each >= self.next_seq:
+                    self.settled_ahead.add(each)
+        elif seq in self.pending:
+            item = self.pending[seq]
+            pause_ns = delay_ns if kind == "nak" else self.ack_wait_ns(item.attempts)
+            item.deadline_ns = now_ns + pause_ns

@@ -1,0 +1,438 @@
+"""The stream machine against a plain list, over restarts, and against a twin with other blocks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from contrail_common import errors
+from contrail_common.model import Expected, StreamConfig
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import consumer_machine, deleted, subject_table
+from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, Result
+from tests.unit.storage.machine_rig import (
+    Message,
+    Rig,
+    Shelf,
+    append_of,
+    configure,
+    consumer_config,
+    hash_of,
+    outcomes,
+    picture,
+)
+from tests.unit.storage.naive_models import NaiveConsumer, NaiveStream
+
+IDS = [f"id-{number}" for number in range(6)]
+SUBJECTS = ["a", "b", "a.x", "a.y", "b.x.y"]
+FOREIGN = "elsewhere"
+PATTERNS = [*SUBJECTS, "a.*", "*", ">", "b.>", "*.x", "nothing"]
+HEADERS = [None, None, {"Name": ["value", ""]}, {"ä": []}]
+NAMES = ["red", "blue"]
+COMMANDS_MAX = 4
+THOROUGH = settings(max_examples=2 * settings().max_examples)
+SLICES = [0, 1, 2, 3, 100]
+
+maybe = st.sampled_from([False, False, False, True])
+seldom = st.sampled_from([False] * 11 + [True])
+limits = st.sampled_from([-1, -1, 1, 2, 5])
+configs = st.builds(
+    StreamConfig,
+    name=st.just("S"),
+    subjects=st.sampled_from([("a", "b", "*.*", "b.x.y"), ("a", "b", "a.>", "b.>"), ("a.x",)]),
+    discard=st.sampled_from(["old", "old", "new"]),
+    max_msgs=limits,
+    max_bytes=st.sampled_from([-1, -1, 0, 12, 40]),
+    max_age_ns=st.sampled_from([0, 5, 15]),
+    max_msg_size=st.sampled_from([-1, -1, 10]),
+    max_consumers=st.sampled_from([-1, 1]),
+    duplicate_window_ns=st.sampled_from([1, 4, 10, 1_000]),
+    sealed=seldom,
+    deny_delete=seldom,
+    deny_purge=seldom,
+)
+
+
+class StreamComparison(RuleBasedStateMachine):
+    """Drives a machine, a twin whose blocks are merged otherwise, and the naive stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig()
+        self.twin = Rig(Shelf(joined=3))
+        self.now_ns = 100
+        self.entry: list[cmd.Command] = []
+        self.answers: list[Callable[[Result], None]] = []
+        self.restarted = False
+
+    # Entries -------------------------------------------------------------------------------------
+
+    def do(
+        self, command: cmd.Command, check: Callable[[Result], None], leave_open: bool = False
+    ) -> None:
+        """Put a command into the entry, and apply the entry unless more commands are to come."""
+        self.entry.append(command)
+        self.answers.append(check)
+        if not leave_open or len(self.entry) >= COMMANDS_MAX:
+            self.close_entry()
+
+    def close_entry(self) -> None:
+        if self.entry:
+            results = self.rig.apply(self.now_ns, *self.entry)
+            assert repr(results) == repr(self.twin.apply(self.now_ns, *self.entry))
+            for check, result in zip(self.answers, results, strict=True):
+                check(result)
+        self.entry, self.answers = [], []
+
+    def expect(self, expected: Result) -> Callable[[Result], None]:
+        """A check that the answer is ``expected``; of a refusal, its code."""
+
+        def check(result: Result) -> None:
+            if isinstance(expected, Refused):
+                assert isinstance(result, Refused)
+                assert result.code == expected.code
+            else:
+                assert result == expected
+
+        return check
+
+    @rule(step_ns=st.sampled_from([0, 1, 1, 3, 4, 10, -2]))
+    def let_time_pass(self, step_ns: int) -> None:
+        self.close_entry()
+        self.now_ns += step_ns
+
+    @rule()
+    def restart(self) -> None:
+        self.close_entry()
+        before = picture(self.rig.machine, IDS)
+        self.rig.restart()
+        self.restarted = True
+        assert picture(self.rig.machine, IDS) == before
+
+    # Stream --------------------------------------------------------------------------------------
+
+    @initialize(config=configs, first_seq=st.sampled_from([1, 1, 1_000]))
+    def make(self, config: StreamConfig, first_seq: int) -> None:
+        self.config = replaced(config, first_seq=first_seq)
+        self.naive = NaiveStream(self.config)
+        self.do(configure(self.config), self.expect(Done()))
+
+    @rule(config=configs)
+    def change_configuration(self, config: StreamConfig) -> None:
+        config = replaced(config, first_seq=self.config.first_seq)
+        changed = config != self.config
+        self.config = self.naive.config = config
+        self.do(configure(config), self.expect(Done(changed=changed)))
+
+    @rule(data=st.data(), count=st.integers(1, 5), leave_open=st.booleans())
+    def append(self, data: st.DataObject, count: int, leave_open: bool) -> None:
+        self._append(data, count, leave_open, with_expectations=False)
+
+    @rule(data=st.data(), count=st.integers(1, 5), leave_open=st.booleans())
+    def append_with_expectations(self, data: st.DataObject, count: int, leave_open: bool) -> None:
+        self._append(data, count, leave_open, with_expectations=True)
+
+    def _append(
+        self, data: st.DataObject, count: int, leave_open: bool, with_expectations: bool
+    ) -> None:
+        batch = []
+        for at in range(count):
+            subject = data.draw(st.sampled_from([*SUBJECTS, *SUBJECTS, FOREIGN]))
+            expected = self._draw_expected(data, at, subject) if with_expectations else None
+            batch.append(
+                Message(
+                    subject,
+                    b"x" * data.draw(st.sampled_from([0, 1, 3, 7, 14])),
+                    data.draw(st.sampled_from(HEADERS)),
+                    data.draw(st.sampled_from([None, *IDS])),
+                    expected,
+                )
+            )
+        expected_outcomes = self.naive.append(self.now_ns, batch)
+
+        def check(result: Result) -> None:
+            assert outcomes(result, len(batch)) == expected_outcomes
+
+        self.do(append_of(batch), check, leave_open)
+
+    def _draw_expected(self, data: st.DataObject, at: int, subject: str) -> Expected | None:
+        off_by = data.draw(st.sampled_from([0, 0, 1]))
+        kind = data.draw(st.sampled_from(["none", "stream", "seq", "subject", "pattern", "id"]))
+        match kind:
+            case "stream":
+                return Expected(stream="T" if off_by else "S")
+            case "seq":
+                return Expected(last_seq=self.naive.last_seq + at + off_by)
+            case "subject":
+                return Expected(last_subject_seq=self.naive.last_of(subject) + off_by)
+            case "pattern":
+                pattern = data.draw(st.sampled_from(PATTERNS))
+                return Expected(
+                    last_subject_seq=self.naive.last_of(pattern) + off_by,
+                    last_subject_seq_subject=pattern,
+                )
+            case "id":
+                return Expected(last_msg_id="id-0" if off_by else self.naive.last_id)
+        return None
+
+    @rule(offset=st.integers(-2, 8), at_most=st.sampled_from(SLICES))
+    def purge_below(self, offset: int, at_most: int) -> None:
+        to_seq = self.naive.first_seq + offset
+        found = self.naive.trim(self.now_ns, to_seq, at_most)
+        expected = Removed(*found) if isinstance(found, tuple) else Refused(found)
+        self.do(cmd.Trim(to_seq, at_most), self.expect(expected))
+
+    @rule()
+    def purge_everything(self) -> None:
+        found = self.naive.trim(self.now_ns, 1 << 62, 0)
+        expected = Removed(*found) if isinstance(found, tuple) else Refused(found)
+        self.do(cmd.Trim(1 << 62, 1), self.expect(expected))
+
+    @rule(data=st.data(), missing=maybe)
+    def delete(self, data: st.DataObject, missing: bool) -> None:
+        seqs = [message.seq for message in self.naive.messages] or [1]
+        seq = self.naive.last_seq + 1 if missing else data.draw(st.sampled_from(seqs))
+        previous_seq = self.naive.previous_of(seq)
+        code = self.naive.delete(self.now_ns, seq)
+        self.do(
+            cmd.DeleteMessage(seq, previous_seq), self.expect(Refused(code) if code else Removed(1))
+        )
+
+    @rule(at_most=st.sampled_from(SLICES))
+    def expire_by_age(self, at_most: int) -> None:
+        found = self.naive.expire_age(self.now_ns, at_most)
+        self.do(cmd.ExpireAge(at_most), self.expect(Removed(*found)))
+
+    @rule(at_most=st.sampled_from(SLICES))
+    def enforce_limits(self, at_most: int) -> None:
+        self.naive.tick(self.now_ns)
+        found = self.naive.enforce_limits(at_most)
+        self.do(cmd.EnforceLimits(at_most), self.expect(Removed(*found)))
+
+    # Consumers -----------------------------------------------------------------------------------
+
+    def consumer_id(self, name: str) -> int:
+        """The number that the machine gives or gave to the consumer ``name``."""
+        return self.numbers.get(name, 99)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return self.__dict__.setdefault("_numbers", {})
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        ack_policy=st.sampled_from(["explicit", "explicit", "all", "none"]),
+        backoff_ns=st.sampled_from([(), (), (2, 5)]),
+        offset=st.sampled_from([-1, 0, 1, None]),
+    )
+    def put_consumer(
+        self, name: str, ack_policy: str, backoff_ns: tuple[int, ...], offset: int | None
+    ) -> None:
+        config = consumer_config(name, ack_policy=ack_policy, ack_wait_ns=5, backoff_ns=backoff_ns)
+        naive, known = self.naive, self.naive.consumers.get(name)
+        start_seq = 0 if offset is None else max(naive.first_seq + offset, 1)
+        now_ns = naive.tick(self.now_ns)
+        expected: Result
+        if known is not None:
+            if known.config != config:
+                known.config = config
+                known.version += 1
+                known.move_floor(now_ns)
+            expected = ConsumerPut(self.numbers[name], created=False)
+        elif 0 <= self.config.max_consumers <= len(naive.consumers):
+            expected = Refused(errors.CONSUMER_LIMIT.code)
+        else:
+            naive.consumers_made += 1
+            self.numbers[name] = naive.consumers_made
+            naive.consumers[name] = NaiveConsumer(config, start_seq or naive.last_seq + 1)
+            expected = ConsumerPut(naive.consumers_made, created=True)
+        self.do(cmd.PutConsumer(config, start_seq), self.expect(expected))
+
+    @rule(name=st.sampled_from(NAMES))
+    def drop_consumer(self, name: str) -> None:
+        self.naive.tick(self.now_ns)
+        known = self.naive.consumers.pop(name, None)
+        expected = Done() if known else Refused(errors.CONSUMER_NOT_FOUND.code)
+        self.do(cmd.DropConsumer(self.consumer_id(name)), self.expect(expected))
+
+    def change(
+        self, name: str, command: cmd.Command, take: Callable[[NaiveConsumer, int], Any]
+    ) -> None:
+        """Send a change of a consumer and let ``take`` do the same to the naive one."""
+        now_ns = self.naive.tick(self.now_ns)
+        consumer = self.naive.consumers.get(name)
+        if consumer is None:
+            self.do(command, self.expect(Refused(errors.CONSUMER_NOT_FOUND.code)))
+            return
+        consumer.forget_below(self.naive.first_seq)
+        consumer.move_floor(now_ns)
+        take(consumer, now_ns)
+        consumer.move_floor(now_ns)
+        self.do(command, self.expect(Done()))
+
+    @rule(name=st.sampled_from(NAMES), count=st.integers(0, 4), again=st.integers(0, 2))
+    def deliver(self, name: str, count: int, again: int) -> None:
+        consumer = self.naive.consumers.get(name)
+        seqs: list[int] = []
+        position = 1
+        if consumer is not None:
+            seqs = sorted(consumer.pending)[:again]
+            position = max(consumer.next_seq, self.naive.first_seq)
+            fresh = [m.seq for m in self.naive.messages if m.seq >= position][:count]
+            seqs += fresh
+            position = fresh[-1] + 1 if fresh else position
+        self.change(
+            name,
+            cmd.Deliver(self.consumer_id(name), 1, seqs, position),
+            lambda consumer, now_ns: consumer.deliver(now_ns, seqs, position),
+        )
+
+    @rule(name=st.sampled_from(NAMES), data=st.data(), ahead=maybe)
+    def acknowledge(self, name: str, data: st.DataObject, ahead: bool) -> None:
+        consumer = self.naive.consumers.get(name)
+        pending = sorted(consumer.pending) if consumer else []
+        choices = [*pending, *([consumer.next_seq] if consumer and ahead else []), 1]
+        acked = data.draw(st.lists(st.sampled_from(choices), max_size=3))
+        kinds = st.sampled_from(["ack", "nak", "term", "in_progress"])
+        others = data.draw(
+            st.lists(
+                st.tuples(kinds, st.sampled_from(choices), st.sampled_from([0, 3, 7])), max_size=2
+            )
+        )
+
+        def take(consumer: NaiveConsumer, now_ns: int) -> None:
+            for seq in acked:
+                consumer.acknowledge(now_ns, "ack", seq, 0)
+            for kind, seq, delay_ns in others:
+                consumer.acknowledge(now_ns, kind, seq, delay_ns)
+
+        self.change(name, cmd.Acknowledge(self.consumer_id(name), 1, acked, others), take)
+
+    @rule(name=st.sampled_from(NAMES), count=st.integers(0, 2))
+    def exhaust(self, name: str, count: int) -> None:
+        consumer = self.naive.consumers.get(name)
+        seqs = sorted(consumer.pending)[:count] if consumer else []
+
+        def take(consumer: NaiveConsumer, _now_ns: int) -> None:
+            for seq in seqs:
+                consumer.pending.pop(seq, None)
+
+        self.change(name, cmd.Exhaust(self.consumer_id(name), 1, seqs), take)
+
+    @rule(name=st.sampled_from(NAMES))
+    def acknowledge_in_an_earlier_epoch(self, name: str) -> None:
+        self.naive.tick(self.now_ns)
+        known = name in self.naive.consumers
+        code = (errors.TOKEN_STALE if known else errors.CONSUMER_NOT_FOUND).code
+        self.do(
+            cmd.Acknowledge(self.consumer_id(name), 0, [self.naive.last_seq]),
+            self.expect(Refused(code)),
+        )
+
+    # Comparing -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: not self.entry)
+    @invariant()
+    def counters_agree(self) -> None:
+        naive, state = self.naive, self.rig.machine.state()
+        assert (state.messages, state.bytes) == (len(naive.messages), naive.bytes)
+        assert (state.first_seq, state.last_seq) == (naive.first_seq, naive.last_seq)
+        assert state.first_ts_ns == (naive.messages[0].time_ns if naive.messages else 0)
+        assert state.last_ts_ns == naive.last_time_ns
+        assert state.num_deleted == naive.last_seq - naive.first_seq + 1 - len(naive.messages)
+        assert state.consumer_count == len(naive.consumers)
+        assert self.rig.machine.counters.last_id == hash_of(naive.last_id)
+
+    @precondition(lambda self: not self.entry)
+    @invariant()
+    def messages_and_subjects_agree(self) -> None:
+        naive, machine = self.naive, self.rig.machine
+        live = {message.seq for message in naive.messages}
+        seqs = range(self.config.first_seq, naive.last_seq + 2)
+        assert {seq for seq in seqs if machine.is_live(seq)} == live
+        names = {message.subject for message in naive.messages}
+        assert {name for _, name in machine.subjects.live()} == names
+        for name in names:
+            own = [message.seq for message in naive.messages if message.subject == name]
+            assert machine.subjects.count(name) == len(own)
+            assert machine.subjects.last_seq(name) == own[-1]
+            first = machine.subjects.first[machine.subjects.ids[name] - machine.subjects.base]
+            assert first <= own[0]
+
+    @precondition(lambda self: not self.entry)
+    @invariant()
+    def remembered_ids_agree(self) -> None:
+        known = {message_id: seq for message_id, seq, _ in self.naive.ids}
+        for message_id in IDS:
+            assert self.rig.machine.dedupe.find(hash_of(message_id)) == known.get(message_id, 0)
+
+    @precondition(lambda self: not self.entry)
+    @invariant()
+    def consumers_agree(self) -> None:
+        machine = self.rig.machine
+        assert set(machine.consumer_ids) == set(self.naive.consumers)
+        for name, naive in self.naive.consumers.items():
+            found = machine.consumer(name)
+            assert found is not None
+            assert found.consumer_id == self.numbers[name]
+            assert (found.config, found.version) == (naive.config, naive.version)
+            position = max(found.next_seq, self.naive.first_seq)
+            assert position == max(naive.next_seq, self.naive.first_seq)
+            assert found.delivered.consumer_seq == naive.consumer_seq
+            assert found.delivered.stream_seq == naive.stream_seq
+            pending = {
+                seq: (item.consumer_seq, item.attempts, item.deadline_ns)
+                for seq, item in found.pending.items()
+                if seq >= self.naive.first_seq
+            }
+            assert pending == {
+                seq: (item.consumer_seq, item.attempts, item.deadline_ns)
+                for seq, item in naive.pending.items()
+                if seq >= self.naive.first_seq
+            }
+            assert (found.floor.consumer_seq, found.floor.stream_seq) == naive.floor
+            assert {seq for seq in found.acked_ahead if seq >= position} == {
+                seq for seq in naive.settled_ahead if seq >= position
+            }
+
+    @precondition(lambda self: not self.entry)
+    @invariant()
+    def twin_with_other_blocks_holds_the_same(self) -> None:
+        assert picture(self.rig.machine, IDS) == picture(self.twin.machine, IDS)
+        # After a restart nothing is kept of subjects that are gone; pages then differ in these.
+        assert self.restarted or self.rig.store.rows == self.twin.store.rows
+
+    def teardown(self) -> None:
+        self.close_entry()
+
+
+def replaced(config: StreamConfig, **fields: Any) -> StreamConfig:
+    """``config`` with other fields."""
+    known = {name: getattr(config, name) for name in config.__struct_fields__}
+    return StreamConfig(**{**known, **fields})
+
+
+def test_machine_is_the_naive_stream_over_any_history() -> None:
+    run_state_machine_as_test(StreamComparison, settings=THOROUGH)
+
+
+def test_machine_is_the_naive_stream_when_pages_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in (
+        (subject_table, "PAGE", 4),
+        (subject_table, "_DELTA_ROWS_MAX", 5),
+        (deleted, "PAGE", 8),
+        (consumer_machine, "_FOLD_ROWS", 3),
+        (consumer_machine, "_FOLD_BYTES_MIN", 0),
+    ):
+        monkeypatch.setattr(module, name, value)
+    run_state_machine_as_test(StreamComparison, settings=THOROUGH)

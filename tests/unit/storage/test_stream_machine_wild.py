@@ -1,0 +1,174 @@
+"""Whatever a command says, ``apply`` answers it, and what it wrote can be loaded again."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contrail_common.blocks import HeaderColumns, MessageColumns, decode_block, encode_block
+from contrail_common.model import ConsumerConfig, StreamConfig
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.meta_machine import MetaMachine
+from contrail_storage.core.results import Refused, Result, Writes
+from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, picture
+
+NEAR = st.integers(-2, 12)
+FAR = st.sampled_from([-(2**63), -(2**31), 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
+numbers = NEAR | NEAR | FAR
+numbers_list = st.lists(numbers, max_size=4)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+subjects = st.sampled_from(["a", "b", "a.b", "", ">", "*"]) | texts
+consumer_ids = st.sampled_from([1, 1, 1, 2]) | numbers
+epochs = st.sampled_from([1, 1, 1]) | numbers
+streams = st.builds(
+    StreamConfig,
+    name=texts,
+    subjects=st.lists(subjects, max_size=3).map(tuple),
+    discard=st.sampled_from(["old", "new"]),
+    max_msgs=numbers,
+    max_bytes=numbers,
+    max_age_ns=numbers,
+    max_msg_size=numbers,
+    max_consumers=numbers,
+    duplicate_window_ns=numbers,
+    first_seq=st.just(1) | numbers,
+)
+consumers = st.builds(
+    ConsumerConfig,
+    name=st.sampled_from(["red", "blue", ""]),
+    durable=st.booleans(),
+    ack_policy=st.sampled_from(["none", "all", "explicit"]),
+    ack_wait_ns=numbers,
+    max_deliver=numbers,
+    backoff_ns=st.lists(numbers, max_size=2).map(tuple),
+)
+offsets = st.lists(st.integers(0, 6), max_size=5).map(
+    lambda values: b"".join(value.to_bytes(4, "little") for value in values)
+)
+columns = st.builds(
+    MessageColumns,
+    count=numbers,
+    offsets=offsets | st.binary(max_size=9),
+    payload=st.binary(max_size=6),
+    headers=st.none()
+    | st.builds(
+        HeaderColumns,
+        offsets,
+        offsets,
+        offsets,
+        offsets,
+        st.binary(max_size=6),
+        st.sampled_from([b"", "ä".encode(), b"text"]),
+    ),
+)
+expectations = st.builds(
+    cmd.HashedExpected,
+    st.none() | texts,
+    st.none() | numbers,
+    st.none() | numbers,
+    st.none() | subjects,
+    st.none() | st.binary(max_size=17),
+)
+ill_formed_appends = st.builds(
+    cmd.Append,
+    st.lists(subjects, max_size=3),
+    offsets | st.binary(max_size=9),
+    columns,
+    st.none() | st.binary(max_size=33),
+    st.none() | st.dictionaries(numbers, expectations, max_size=2),
+)
+messages = st.builds(
+    Message,
+    subjects,
+    st.binary(max_size=4),
+    st.none() | st.dictionaries(texts, st.lists(texts, max_size=2), max_size=2),
+    st.none() | texts,
+)
+appends = st.builds(
+    lambda batch, expected: cmd.Append(
+        batch.subjects, batch.subject_index, batch.columns, batch.ids, expected
+    ),
+    st.lists(messages, min_size=1, max_size=4).map(append_of),
+    st.none() | st.dictionaries(st.integers(-1, 5), expectations, max_size=2),
+)
+commands: st.SearchStrategy[cmd.Command] = st.one_of(
+    appends,
+    appends,
+    ill_formed_appends,
+    streams.map(configure),
+    st.builds(cmd.DropStream),
+    st.builds(cmd.Trim, numbers, numbers),
+    st.builds(cmd.ExpireAge, numbers),
+    st.builds(cmd.EnforceLimits, numbers),
+    st.builds(cmd.DeleteMessage, numbers, numbers),
+    st.builds(cmd.PutConsumer, consumers, numbers),
+    st.builds(cmd.PutConsumer, consumers, numbers),
+    st.builds(cmd.DropConsumer, consumer_ids),
+    st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
+    st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
+    st.builds(
+        cmd.Acknowledge,
+        consumer_ids,
+        epochs,
+        numbers_list,
+        st.lists(
+            st.tuples(st.sampled_from(["ack", "nak", "term", "in_progress"]), numbers, numbers),
+            max_size=3,
+        ),
+    ),
+    st.builds(cmd.Exhaust, consumer_ids, epochs, numbers_list),
+    st.builds(cmd.ReserveStream, texts, st.lists(subjects, max_size=2).map(tuple), texts),
+    st.builds(cmd.ListStream, texts, st.lists(subjects, max_size=2).map(tuple)),
+    st.builds(cmd.UnlistStream, texts),
+    st.builds(cmd.ReleaseStream, texts),
+)
+entries = st.builds(cmd.Entry, numbers, st.lists(st.tuples(st.just(7), commands), max_size=4))
+PLAIN = StreamConfig(name="S", subjects=("a", "b", "a.*"))
+
+
+def logged(entry: cmd.Entry) -> cmd.Entry:
+    """The entry as it comes out of the log."""
+    return cmd.decode_entry(cmd.encode_entry(entry))
+
+
+@settings(max_examples=4 * settings().max_examples)
+@given(st.lists(entries, max_size=8))
+def test_any_command_is_answered_and_what_it_wrote_loads_again(history: list[cmd.Entry]) -> None:
+    rig = Rig()
+    rig.apply(0, configure(PLAIN))
+    for entry in map(logged, history):
+        results = rig.apply(entry.time_ns, *[command for _, command in entry.commands])
+        assert all(isinstance(result, Result) for result in results)
+        rig.machine.state()
+    for consumer in rig.machine.consumers.values():
+        writes = Writes()
+        consumer.write_snapshot(writes)
+    for block in rig.shelf.blocks:
+        assert decode_block(encode_block(block, 1)).count == block.count
+    before = picture(rig.machine)
+    rig.restart()
+    assert picture(rig.machine) == before
+
+
+@given(st.lists(entries, max_size=6))
+def test_meta_answers_any_command_and_loads_what_it_wrote(history: list[cmd.Entry]) -> None:
+    rig = Rig()
+    meta = MetaMachine()
+    for entry in map(logged, history):
+        writes = Writes()
+        for _, command in entry.commands:
+            assert isinstance(meta.apply(command, writes), Result)
+        rig.store.write(writes.rows)
+    loaded = MetaMachine()
+    loaded.load(rig.store.scan(b"M"))
+    assert loaded.streams == meta.streams
+
+
+@given(commands)
+def test_command_to_a_shard_without_a_stream_is_refused_and_writes_nothing(
+    command: cmd.Command,
+) -> None:
+    if isinstance(command, cmd.ConfigureStream):
+        return
+    rig = Rig()
+    [result] = rig.apply(1, command)
+    assert isinstance(result, Refused)
+    assert rig.store.rows == {}
