@@ -1,12 +1,30 @@
-"""Fixtures for tests that talk to a running server."""
+"""Fixtures for tests that talk to a running server, and profiles of the property tests.
 
+The quick profile tries the same examples every time, so that a failure is of the change and not of
+chance; HYPOTHESIS_PROFILE=thorough looks for new ones.
+"""
+
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.servers import ServerProcess
+
+COMMON = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+    "print_blob": True,
+}
+
+settings.register_profile(
+    "quick", max_examples=60, derandomize=True, stateful_step_count=30, database=None, **COMMON
+)
+settings.register_profile("thorough", max_examples=500, stateful_step_count=80, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="session", params=["fast-lane", "reference-lane"])
