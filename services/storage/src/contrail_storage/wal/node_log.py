@@ -549,7 +549,8 @@ class NodeLog:
 
     def _remove(self, segment: Segment) -> None:
         # Synced one by one: a hole in the sequence would look like a lost segment.
-        self._files.unlink(self._directory / segment.name)
+        with suppress(FileNotFoundError):  # gone already, when the sync behind it failed before
+            self._files.unlink(self._directory / segment.name)
         self._files.sync_directory(self._directory)
 
     def close(self) -> None:
