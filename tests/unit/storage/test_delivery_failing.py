@@ -323,3 +323,25 @@ def test_desk_of_a_new_leader_goes_on_where_the_machine_stands() -> None:
         assert seqs_of((await desk.pull(1)).deliveries) == []
 
     run(scene())
+
+
+def test_message_acknowledged_under_a_pull_that_leaves_does_not_come_again() -> None:
+    async def scene() -> None:
+        desk = DeskRig(consumer_fields={"ack_wait_ns": SECOND_NS}, cached=False)
+        for _ in range(2):
+            desk.publish("b")
+        assert await desk.pull_seqs() == [1]
+        await desk.record()
+        desk.log_ns += SECOND_NS
+        desk.source.gate.clear()
+        pull = asyncio.create_task(desk.pull(10))
+        await wait_until(lambda: desk.source.waiting == 1)
+        desk.source.gate.set()
+        await wait_until(lambda: 1 in desk.desk.in_flight)
+        await desk.acknowledge(1)
+        pull.cancel()
+        await turns()
+        desk.log_ns += SECOND_NS
+        assert await desk.pull_seqs(10) == [2]
+
+    run(scene())

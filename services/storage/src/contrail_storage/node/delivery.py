@@ -386,7 +386,8 @@ class Desk:
         """Deliveries that were chosen but not recorded are to be chosen again."""
         self.in_flight.difference_update(seqs)
         self._joined = [seq for seq in self._joined if seq in self.in_flight]
-        fresh = [seq for seq in seqs if seq not in self.consumer.pending]
+        # The machine is past what was settled meanwhile; the rest it does not know yet.
+        fresh = [seq for seq in seqs if seq >= self.consumer.next_seq]
         if fresh:
             self.position = min(self.position, *fresh)
             self._joined_position = min(self._joined_position, self.position)

@@ -1,0 +1,122 @@
+"""The duplicate window: exact at its edge, bounded, and the same after a restart."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrail_storage.core.dedupe import DedupeWindow
+from contrail_storage.core.results import Writes
+from tests.unit.storage.machine_rig import SHARD, RowStore, hash_of
+
+WINDOW_NS = 100
+
+
+class Kept:
+    """A window with its rows."""
+
+    def __init__(self) -> None:
+        self.window = DedupeWindow(SHARD)
+        self.store = RowStore()
+        self.index = 0
+        self.seq = 0
+
+    def append(self, time_ns: int, *ids: bytes, same_entry: bool = False) -> None:
+        """Store one message for each id, in one entry."""
+        self.index += not same_entry
+        writes = Writes()
+        self.window.expire(time_ns, WINDOW_NS, writes)
+        seqs = []
+        for message_id in ids:
+            self.seq += 1
+            self.window.add(message_id, self.seq)
+            seqs.append(self.seq)
+        self.window.seal(list(ids), seqs, time_ns, self.index, writes)
+        self.store.write(writes.rows)
+
+    def find(self, time_ns: int, message_id: bytes) -> int:
+        writes = Writes()
+        self.window.expire(time_ns, WINDOW_NS, writes)
+        self.store.write(writes.rows)
+        return self.window.find(message_id)
+
+    def restart(self) -> None:
+        self.window = DedupeWindow(SHARD)
+        self.window.load(self.store.scan(b"D"))
+
+
+A, B, C = (hash_of(text) for text in "ABC")
+
+
+def test_id_is_known_until_its_message_is_exactly_a_window_old() -> None:
+    kept = Kept()
+    kept.append(1_000, A)
+    assert kept.find(1_000 + WINDOW_NS - 1, A) == 1
+    assert kept.find(1_000 + WINDOW_NS, A) == 0
+
+
+def test_expired_id_may_be_stored_again_under_its_new_sequence() -> None:
+    kept = Kept()
+    kept.append(0, A)
+    kept.append(WINDOW_NS, A)
+    assert kept.find(WINDOW_NS, A) == 2
+    kept.restart()
+    assert kept.find(2 * WINDOW_NS - 1, A) == 2
+    assert kept.find(2 * WINDOW_NS, A) == 0
+
+
+def test_rows_go_when_their_ids_expire() -> None:
+    kept = Kept()
+    for time_ns in (0, 10, 20, 110):
+        kept.append(time_ns, hash_of(str(time_ns)))
+    assert len(kept.store.scan(b"D")) == 2
+    kept.restart()
+    assert [kept.find(110, hash_of(str(time_ns))) for time_ns in (0, 10, 20)] == [0, 0, 3]
+
+
+def test_two_appends_of_one_entry_share_its_row() -> None:
+    kept = Kept()
+    kept.append(0, A, B)
+    kept.append(0, C, same_entry=True)
+    assert len(kept.store.scan(b"D")) == 1
+    kept.restart()
+    assert [kept.window.find(each) for each in (A, B, C)] == [1, 2, 3]
+
+
+def test_memory_is_bounded_by_the_ids_of_one_window() -> None:
+    kept = Kept()
+    for number in range(60_000):
+        kept.append(number, hash_of(str(number)))
+    assert len(kept.window) < 20_000
+    live = [kept.window.find(hash_of(str(number))) for number in range(59_900, 60_000)]
+    assert live == list(range(59_901, 60_001))
+
+
+def colliding(number: int) -> bytes:
+    """Ids that differ only where the table does not look first."""
+    return (7 + (number << 40)).to_bytes(8, "little") + (number % 3 << 32).to_bytes(8, "little")
+
+
+ids = st.builds(colliding, st.integers(0, 30)) | st.builds(hash_of, st.sampled_from("ABCDEFGH"))
+steps = st.lists(
+    st.tuples(st.integers(0, 40), st.lists(ids, max_size=8, unique=True), st.booleans()),
+    max_size=20,
+)
+
+
+@given(steps)
+def test_window_is_a_dict_that_forgets_by_time(script: list[tuple[int, list[bytes], bool]]) -> None:
+    kept = Kept()
+    known: dict[bytes, tuple[int, int]] = {}
+    now_ns = 0
+    for step_ns, batch, restarting in script:
+        now_ns += step_ns
+        known = {each: at for each, at in known.items() if now_ns - at[1] < WINDOW_NS}
+        new = [each for each in batch if each not in known]
+        assert [each for each in batch if not kept.find(now_ns, each)] == new
+        if new:
+            kept.append(now_ns, *new)
+            known |= {each: (kept.seq - len(new) + 1 + at, now_ns) for at, each in enumerate(new)}
+        if restarting:
+            kept.restart()
+        assert {each: kept.window.find(each) for each in known} == {
+            each: seq for each, (seq, _) in known.items()
+        }

@@ -1,0 +1,83 @@
+"""The deleted set against a plain set of numbers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrail_storage.core import deleted
+from contrail_storage.core.deleted import PAGE, DeletedSet
+from contrail_storage.core.results import Writes
+from tests.unit.storage.machine_rig import SHARD, RowStore
+
+TOP = 3 * PAGE + 10
+near_borders = st.sampled_from(
+    [border + offset for border in (0, PAGE, 2 * PAGE, 3 * PAGE) for offset in (-2, -1, 0, 1, 2)]
+).filter(lambda seq: seq > 0)
+seqs = near_borders | st.integers(1, TOP)
+steps = st.lists(
+    st.tuples(st.just("add"), seqs)
+    | st.tuples(st.just("trim"), seqs)
+    | st.tuples(st.just("restart"), st.just(0))
+    | st.tuples(st.just("clear"), st.just(0)),
+    max_size=30,
+)
+
+
+@given(steps, st.tuples(seqs, seqs))
+def test_deleted_set_is_a_set_of_sequences_above_the_first(
+    script: list[tuple[str, int]], span: tuple[int, int]
+) -> None:
+    kept, store, plain, first_seq = DeletedSet(SHARD), RowStore(), set[int](), 1
+    for kind, seq in script:
+        writes = Writes()
+        if kind == "add" and seq >= first_seq and seq not in plain:
+            kept.add(seq, writes)
+            plain.add(seq)
+        elif kind == "trim":
+            first_seq = max(first_seq, seq)
+            kept.trim(first_seq, writes)
+            plain = {each for each in plain if each >= first_seq}
+        elif kind == "clear":
+            kept.clear(writes)
+            plain.clear()
+        elif kind == "restart":
+            kept = DeletedSet(SHARD)
+            kept.load(store.scan(b"T"), first_seq)
+        store.write(writes.rows)
+        low, high = sorted(span)
+        assert kept.total == len(plain)
+        assert all(seq in kept for seq in plain)
+        assert kept.count(low, high) == len([each for each in plain if low <= each <= high])
+        mask = kept.live_mask(low, high - low + 1)
+        live = list(range(low, high + 1)) if mask is None else (mask.nonzero()[0] + low).tolist()
+        assert live == [each for each in range(low, high + 1) if each not in plain]
+        assert kept.next_live(low) == next(
+            each for each in range(low, TOP + len(plain) + 2) if each not in plain
+        )
+
+
+def test_run_of_deleted_sequences_over_pages_is_skipped_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deleted, "PAGE", 8)
+    kept = DeletedSet(SHARD)
+    for seq in range(5, 30):
+        kept.add(seq, Writes())
+    assert [kept.next_live(seq) for seq in (4, 5, 16, 29, 30)] == [4, 30, 30, 30, 30]
+
+
+def test_no_row_is_left_of_pages_below_the_first_sequence() -> None:
+    kept, store = DeletedSet(SHARD), RowStore()
+    for first_seq in (5, 10, 2 * PAGE):
+        writes = Writes()
+        if first_seq == 5:
+            kept.add(7, writes)
+        kept.trim(first_seq, writes)
+        store.write(writes.rows)
+    assert store.rows == {}
+
+
+def test_inverted_range_holds_nothing() -> None:
+    kept = DeletedSet(SHARD)
+    kept.add(5, Writes())
+    assert kept.count(6, 4) == 0

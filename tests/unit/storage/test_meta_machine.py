@@ -1,0 +1,145 @@
+"""Stream names, their subjects and shard ids."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrail_common import errors
+from contrail_common.subjects import overlaps
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.meta_machine import STREAMS_MAX, MetaMachine
+from contrail_storage.core.results import Done, Refused, Reserved, Result, Writes
+from tests.unit.storage.machine_rig import RowStore
+
+NAMES = ["A", "B", "C"]
+SUBJECTS = [("a",), ("a.*",), ("a.>",), ("b.*", "b.x.>"), ("*.x",), ("c",)]
+
+
+class Kept:
+    """A meta machine with its rows."""
+
+    def __init__(self) -> None:
+        self.meta = MetaMachine()
+        self.store = RowStore()
+
+    def apply(self, command: cmd.MetaCommand) -> Result:
+        writes = Writes()
+        result = self.meta.apply(command, writes)
+        self.store.write(writes.rows)
+        return result
+
+    def make(self, name: str, *subjects: str) -> int:
+        """Reserve and list; answers the shard."""
+        reserved = self.apply(cmd.ReserveStream(name, subjects, "i"))
+        assert isinstance(reserved, Reserved)
+        assert isinstance(self.apply(cmd.ListStream(name, subjects)), Done)
+        return reserved.shard
+
+    def restart(self) -> None:
+        self.meta = MetaMachine()
+        self.meta.load(self.store.scan(b"M"))
+
+
+def code(result: Result) -> int:
+    assert isinstance(result, Refused)
+    return result.code
+
+
+def test_stream_goes_through_its_stages() -> None:
+    kept = Kept()
+    assert kept.apply(cmd.ReserveStream("A", ("a",), "i")) == Reserved(1)
+    assert kept.meta.streams["A"].stage == "reserved"
+    assert kept.apply(cmd.ListStream("A", ("a",))) == Done()
+    assert kept.meta.streams["A"].stage == "listed"
+    assert kept.apply(cmd.ListStream("A", ("a",))) == Done(changed=False)
+    assert kept.apply(cmd.UnlistStream("A")) == Done()
+    assert kept.meta.streams["A"].stage == "unlisted"
+    assert kept.apply(cmd.ReleaseStream("A")) == Done()
+    assert kept.meta.streams == {}
+
+
+def test_name_stays_taken_until_it_is_released() -> None:
+    kept = Kept()
+    kept.make("A", "a")
+    kept.apply(cmd.UnlistStream("A"))
+    assert code(kept.apply(cmd.ReserveStream("A", ("z",), "i"))) == errors.STREAM_EXISTS.code
+    kept.apply(cmd.ReleaseStream("A"))
+    assert kept.make("A", "a") == 2
+
+
+def test_shard_id_is_never_used_again_not_even_after_a_restart() -> None:
+    kept = Kept()
+    shards = []
+    for _ in range(5):
+        shards.append(kept.make("A", "a"))
+        kept.apply(cmd.ReleaseStream("A"))
+        kept.restart()
+    assert shards == [1, 2, 3, 4, 5]
+
+
+def test_subjects_that_overlap_those_of_another_stream_are_refused() -> None:
+    kept = Kept()
+    kept.make("A", "a.*")
+    refused = kept.apply(cmd.ReserveStream("B", ("b", "*.x"), "i"))
+    assert refused == Refused(
+        errors.SUBJECT_OVERLAP.code, "*.x overlaps with a.* of stream A"
+    )
+    kept.make("B", "b")
+    assert code(kept.apply(cmd.ListStream("B", ("a.b",)))) == errors.SUBJECT_OVERLAP.code
+    assert kept.meta.streams["B"].subjects == ("b",)
+
+
+def test_stream_may_change_to_subjects_that_overlap_its_own() -> None:
+    kept = Kept()
+    kept.make("A", "a.*")
+    assert kept.apply(cmd.ListStream("A", ("a.>",))) == Done()
+
+
+def test_streams_are_bounded() -> None:
+    kept = Kept()
+    for number in range(STREAMS_MAX):
+        kept.apply(cmd.ReserveStream(f"S{number}", (), "i"))
+    assert code(kept.apply(cmd.ReserveStream("more", (), "i"))) == errors.STREAM_LIMIT.code
+
+
+def test_changes_count_every_command_so_that_caches_notice() -> None:
+    kept = Kept()
+    seen = [kept.meta.changes]
+    for command in (
+        cmd.ReserveStream("A", ("a",), "i"), cmd.ListStream("A", ("a",)), cmd.UnlistStream("A"),
+        cmd.ReleaseStream("A"),
+    ):  # fmt: skip
+        kept.apply(command)
+        seen.append(kept.meta.changes)
+    assert seen == sorted(set(seen))
+
+
+names, subjects = st.sampled_from(NAMES), st.sampled_from(SUBJECTS)
+histories = st.lists(
+    st.one_of(
+        st.builds(cmd.ReserveStream, names, subjects, st.just("i")),
+        st.builds(cmd.ListStream, names, subjects),
+        st.builds(cmd.UnlistStream, names),
+        st.builds(cmd.ReleaseStream, names),
+    ),
+    max_size=20,
+)
+
+
+@given(histories, st.integers(0, 20))
+def test_no_two_streams_ever_share_a_subject_and_a_restart_changes_nothing(
+    history: list[cmd.MetaCommand], restart_at: int
+) -> None:
+    kept, shards = Kept(), list[int]()
+    for at, command in enumerate(history):
+        if at == restart_at:
+            before = dict(kept.meta.streams)
+            kept.restart()
+            assert kept.meta.streams == before
+        result = kept.apply(command)
+        if isinstance(result, Reserved):
+            shards.append(result.shard)
+        for left, right in itertools.combinations(kept.meta.streams.values(), 2):
+            assert not any(overlaps(a, b) for a in left.subjects for b in right.subjects)
+    assert shards == list(range(1, len(shards) + 1))

@@ -1,0 +1,160 @@
+"""Subjects and their numbers: never used twice, let go of when dead, the same after a restart."""
+
+import numpy as np
+import pytest
+
+from contrail_storage.core import subject_table
+from contrail_storage.core.results import Writes
+from contrail_storage.core.subject_table import PAGE, SubjectTable
+from tests.unit.storage.machine_rig import SHARD, RowStore
+
+
+class Kept:
+    """A table with its rows."""
+
+    def __init__(self) -> None:
+        self.table = SubjectTable(SHARD)
+        self.store = RowStore()
+        self.index = 0
+        self.seq = 0
+
+    def add(self, *names: str) -> None:
+        """One message for each name, in one entry."""
+        self.index += 1
+        writes = Writes()
+        sids = np.array([self.table.number(name, writes) for name in names], np.uint32)
+        self.table.add_run(sids, self.seq + 1, self.index, writes)
+        self.seq += len(names)
+        self.store.write(writes.rows)
+
+    def remove(self, *names: str) -> None:
+        """The oldest message of each name, in one entry."""
+        self.index += 1
+        writes = Writes()
+        sids = np.array([self.table.ids[name] for name in names], np.uint32)
+        self.table.remove(sids, 1, self.index, writes)
+        self.store.write(writes.rows)
+
+    def clear(self) -> None:
+        writes = Writes()
+        self.table.clear(writes)
+        self.store.write(writes.rows)
+
+    def restart(self) -> None:
+        self.table = SubjectTable(SHARD)
+        scan = self.store.scan
+        self.table.load(scan(b"N"), scan(b"P"), scan(b"p"))
+
+    def content(self) -> dict[str, tuple[int, int, int]]:
+        table = self.table
+        return {name: (sid, table.last_seq(name), table.count(name)) for sid, name in table.live()}
+
+
+def names(start: int, stop: int) -> list[str]:
+    return [f"s.{number}" for number in range(start, stop)]
+
+
+def test_subject_keeps_its_number_while_it_has_messages() -> None:
+    kept = Kept()
+    kept.add("a", "b", "a")
+    assert kept.content() == {"a": (0, 3, 2), "b": (1, 2, 1)}
+    kept.remove("a")
+    kept.add("a")
+    assert kept.content() == {"a": (0, 4, 2), "b": (1, 2, 1)}
+
+
+def test_unknown_subject_has_no_messages() -> None:
+    table = Kept().table
+    assert (table.last_seq("a"), table.count("a"), len(table)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("restarting", [False, True])
+def test_number_of_a_subject_that_is_gone_is_never_given_again(restarting: bool) -> None:
+    kept = Kept()
+    used: set[int] = set()
+    for way in ("remove", "remove", "clear", "clear"):
+        kept.add("a", "b")
+        sids = {sid for sid, _ in kept.table.live()}
+        assert used.isdisjoint(sids)
+        used |= sids
+        if way == "remove":
+            kept.remove("b")
+            kept.remove("a")
+        else:
+            kept.clear()
+        if restarting:
+            kept.restart()
+    assert len(kept.table) == 0
+
+
+def test_many_subjects_come_back_from_pages_and_deltas() -> None:
+    kept = Kept()
+    kept.add(*names(0, 3 * PAGE + 5))
+    kept.add(*names(PAGE, 2 * PAGE))
+    kept.remove(*names(0, PAGE + 7))
+    before = kept.content()
+    kept.restart()
+    assert kept.content() == before
+    assert kept.table.next_id == 3 * PAGE + 5
+
+
+def test_deltas_are_folded_into_pages_before_they_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject_table, "_DELTA_ROWS_MAX", 10)
+    kept = Kept()
+    for number in range(95):
+        kept.add(f"s.{number % 7}")
+    assert len(kept.store.scan(b"p")) == 5
+    before = kept.content()
+    kept.restart()
+    assert kept.content() == before
+    for number in range(5):
+        kept.add(f"s.{number}")
+    assert len(kept.store.scan(b"p")) == 0
+
+
+def test_page_without_a_live_subject_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject_table, "_DELTA_ROWS_MAX", 1)
+    kept = Kept()
+    kept.add("a")
+    assert len(kept.store.scan(b"P")) == 1
+    kept.remove("a")
+    assert len(kept.store.scan(b"P")) == 0
+    assert [key[5:] for key, _ in kept.store.scan(b"N")] == [b"\xff\xff\xff\xff"]
+
+
+def test_dead_numbers_at_the_low_end_take_no_memory() -> None:
+    kept = Kept()
+    for start in range(0, 40 * PAGE, PAGE):
+        kept.add(*names(start, start + PAGE))
+        if start:
+            kept.remove(*names(start - PAGE, start))
+    assert len(kept.table) == PAGE
+    assert len(kept.table.names) <= 4 * PAGE
+    assert len(kept.table.first) <= 8 * PAGE
+    assert kept.content() == {
+        name: (39 * PAGE + at, 39 * PAGE + at + 1, 1)
+        for at, name in enumerate(names(39 * PAGE, 40 * PAGE))
+    }
+
+
+def test_reader_goes_on_with_the_list_of_names_that_it_took() -> None:
+    kept = Kept()
+    kept.add(*names(0, 2 * PAGE))
+    taken, base = kept.table.names, kept.table.base
+    kept.remove(*names(0, 2 * PAGE))
+    kept.clear()
+    kept.add(*names(0, 10))
+    assert [taken[sid - base] for sid in range(2 * PAGE)] == names(0, 2 * PAGE)
+
+
+def test_last_message_of_a_subject_deleted_leaves_the_previous_one_as_last() -> None:
+    kept = Kept()
+    kept.add("a", "b", "a")
+    writes = Writes()
+    kept.table.remove_one(kept.table.ids["a"], 3, 1, 9, writes)
+    assert kept.table.last_seq("a") == 1
+    kept.table.remove_one(kept.table.ids["a"], 1, 0, 9, writes)
+    assert kept.table.last_seq("a") == 0
+    kept.store.write(writes.rows)
+    kept.restart()
+    assert kept.content() == {"b": (1, 2, 1)}
