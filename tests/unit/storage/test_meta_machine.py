@@ -82,9 +82,7 @@ def test_subjects_that_overlap_those_of_another_stream_are_refused() -> None:
     kept = Kept()
     kept.make("A", "a.*")
     refused = kept.apply(cmd.ReserveStream("B", ("b", "*.x"), "i"))
-    assert refused == Refused(
-        errors.SUBJECT_OVERLAP.code, "*.x overlaps with a.* of stream A"
-    )
+    assert refused == Refused(errors.SUBJECT_OVERLAP.code, "*.x overlaps with a.* of stream A")
     kept.make("B", "b")
     assert code(kept.apply(cmd.ListStream("B", ("a.b",)))) == errors.SUBJECT_OVERLAP.code
     assert kept.meta.streams["B"].subjects == ("b",)
