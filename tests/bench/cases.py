@@ -2,7 +2,15 @@
 
 from typing import Final
 
-from tests.bench import cases_publish, cases_read, cases_start, limits, peer_nats, peer_redis
+from tests.bench import (
+    bare_http,
+    cases_publish,
+    cases_read,
+    cases_start,
+    limits,
+    peer_nats,
+    peer_redis,
+)
 from tests.bench.figures import Beside, Case
 from tests.bench.http_scripts import JSON, NDJSON, PAYLOAD_BYTES
 
@@ -23,6 +31,18 @@ _LIMITS: Final = (
     Case("disk-256k", "disk: append 256 KiB + fdatasync", "/s", limits.synced_appends(256 * _KIB)),
     Case("round-trips", "loopback: 128 B there and back", "/s", limits.loopback_round_trips),
     Case("stream", "loopback: one way", "B/s", limits.loopback_stream),
+    Case(
+        "http-64",
+        "HTTP without a service, 64 connections (uvicorn answering at once)",
+        "/s",
+        bare_http.BareRequests(_MANY),
+    ),
+    Case(
+        "http-1",
+        "HTTP without a service, 1 connection (uvicorn answering at once)",
+        "/s",
+        bare_http.BareRequests(1),
+    ),
     Case(
         "imports",
         "start Python and import the service",
@@ -104,6 +124,7 @@ _PUBLISHING: Final = (
         aim=10_000,
         beside=(
             Beside("disk-4k", _MANY, "the disk: 64 messages in each sync of 4 KiB"),
+            Beside("http-64", 1, "HTTP without a service"),
             Beside("redis-64", 1, "Redis, 64 connections"),
             Beside("nats-64", 1, "NATS, 64 connections"),
         ),
@@ -117,6 +138,7 @@ _PUBLISHING: Final = (
         beside=(
             Beside("disk-4k", 1, "the disk: a sync of 4 KiB for each message"),
             Beside("round-trips", 1, "loopback round trips"),
+            Beside("http-1", 1, "HTTP without a service"),
             Beside("redis-1", 1, "Redis, 1 connection"),
             Beside("nats-1", 1, "NATS, 1 connection"),
         ),

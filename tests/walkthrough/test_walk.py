@@ -16,8 +16,9 @@ def test_one_publish_and_one_delivery_pass_every_hop_of_the_tour(tmp_path: Path)
 
     assert missing == []
     order = [
-        "SinglePublish.publish", "Proposer.append", "RaftGroup.propose", "NodeLog._write",
-        "Applier.apply", "Appender.append", "EntryContext.resolve", "Shard.advance",
+        "SinglePublish.publish_directly", "Proposer.append_then", "RaftGroup.propose",
+        "NodeLog._write", "Applier.apply", "Appender.append", "EntryContext.resolve",
+        "DirectExchange.send", "Shard.advance",
     ]  # fmt: skip
     positions = [_position(published, name) for name in order]
     assert positions == sorted(positions)

@@ -13,6 +13,7 @@ from contrail_common import blocks, publishing
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.edge import delivery as edge_delivery
 from contrail_common.edge.app import EdgeApp, build_app
+from contrail_common.edge.direct import DirectExchange
 from contrail_common.edge.guard import Guard
 from contrail_common.edge.server import EdgeServer, make_server
 from contrail_common.edge.settings import EdgeSettings
@@ -36,12 +37,12 @@ from contrail_storage.wal.node_log import NodeLog
 from tests.walkthrough.tracing import Function, Hop, Recorder
 
 PUBLISH: Final[list[Function]] = [
-    EdgeApp.__call__,
+    EdgeApp.answer_directly,
     Guard.check,
-    SinglePublish.publish,
+    SinglePublish.publish_directly,
     publishing.check_message,
-    LocalLink.publish,
-    Proposer.append,
+    LocalLink.publish_then,
+    Proposer.append_then,
     Proposer._flush,
     RaftGroup.propose,
     NodeLog.append,
@@ -51,7 +52,7 @@ PUBLISH: Final[list[Function]] = [
     StreamMachine.apply,
     Appender.append,
     EntryContext.resolve,
-    edge_delivery.deliver,
+    DirectExchange.send,
     blocks.encode_block,
     RocksStore.write,
     Applier.written,

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from contrail_common.link import (
     AckItem,
     AckResult,
     PublishAck,
+    PublishOutcome,
     PubResult,
     PullRequest,
     PullResult,
@@ -24,14 +25,33 @@ from contrail_common.link import (
     ReplayRequest,
     StorageLink,
 )
+from contrail_common.message_batch import MessageBatch
 from contrail_common.model import (
     ConsumerConfig,
     ConsumerInfo,
     PublishMessage,
     SequencePair,
 )
+from contrail_common.texts import Texts, as_u32
 
 ACK_KEY = b"k" * 32
+
+
+def messages_of(batch: MessageBatch) -> list[PublishMessage]:
+    """The messages of a batch, one by one."""
+    columns, ids = batch.columns, batch.ids
+    payloads = Texts(columns.offsets, columns.payload)
+    texts = [""] * batch.count if ids is None else ids.each()
+    return [
+        PublishMessage(
+            batch.subjects[int(number)],
+            None if columns.headers is None else columns.headers.message(at),
+            payloads.slice(at, at + 1).heap,
+            texts[at] or None,
+            (batch.expected or {}).get(at),
+        )
+        for at, number in enumerate(as_u32(batch.subject_index))
+    ]
 
 
 class LinkDouble:
@@ -43,6 +63,8 @@ class LinkDouble:
         self.pull_results: list[PullResult] = []
         self.acked: list[AckItem] = []
         self.failures: list[Exception | None] = []
+        self.outcomes: list[Callable[..., None]] | None = None
+        """When a list: direct publishes wait in it until a test ends them, or with an error."""
         self.consumer_missing = False
         self.max_expires_ns = 0
         self.waiting = asyncio.Event()
@@ -55,14 +77,44 @@ class LinkDouble:
         if failure is not None:
             raise failure
 
-    def stream_for_subject(self, subject: str) -> str | None:
-        return "S" if subject.startswith("a.") else None
+    async def stream_for_subject(self, subject: str) -> str:
+        if not subject.startswith("a."):
+            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
+        return "S"
+
+    @staticmethod
+    def _check_captured(stream: str, messages: list[PublishMessage]) -> None:
+        if not stream and not messages[0].subject.startswith("a."):
+            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
 
     async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
         self._fail()
+        self._check_captured(stream, messages)
         first = sum(map(len, self.published)) + 1
         self.published.append(list(messages))
-        return PublishAck(stream, [PubResult(first + at) for at in range(len(messages))], "fsync")
+        return PublishAck(
+            stream or "S", [PubResult(first + at) for at in range(len(messages))], "fsync"
+        )
+
+    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
+        self._fail()
+        first = sum(map(len, self.published)) + 1
+        self.published.append(messages_of(batch))
+        results = [PubResult(first, count=batch.count)] if batch.count else []
+        return PublishAck(stream, results, "fsync")
+
+    def publish_then(
+        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+    ) -> None:
+        self._fail()
+        self._check_captured(stream, messages)
+        seq = sum(map(len, self.published)) + 1
+        self.published.append(list(messages))
+        outcome = PublishAck(stream or "S", [PubResult(seq)], "fsync")
+        if self.outcomes is None:
+            done(outcome)
+        else:
+            self.outcomes.append(lambda given=None: done(outcome if given is None else given))
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
         if request.wait_ns:

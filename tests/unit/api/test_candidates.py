@@ -1,24 +1,27 @@
 """Candidates of a publish: what they become, and why some are refused."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
 from contrail_api.batch import JsonBatch, check_count
 from contrail_api.candidates import (
+    BareItem,
     BatchItem,
+    IdItem,
     PackedItem,
+    admitted,
+    bare_batch,
+    checked,
+    id_batch,
     json_candidate,
-    packed_candidates,
     payload_of,
-    results_of,
-    sifted,
 )
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PubResult
-from contrail_common.model import PublishMessage
+from contrail_common.model import Expected, PublishMessage
+from tests.unit.api.edge_rig import messages_of
 
 PAYLOAD_MAX = 1000
 
@@ -44,8 +47,19 @@ def refusal(**fields: Any) -> ApiError:
     return found
 
 
-def packed(*items: list[Any]) -> list[PackedItem]:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(items), type=list[PackedItem])
+Item = TypeVar("Item")
+
+
+def packed(kind: type[Item], *items: Any) -> list[Item]:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(items), type=list[kind])  # type: ignore[valid-type]
+
+
+def looked_at_closely(*items: Any) -> list[PublishMessage | ApiError]:
+    found = [checked(one, PAYLOAD_MAX) for one in packed(PackedItem, *items)]
+    return [
+        one if isinstance(one, ApiError) else PublishMessage(*msgspec.structs.astuple(one))
+        for one in found
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,24 +148,71 @@ def test_item_that_cannot_be_stored_is_refused_for_itself(
     assert found.applied is False or spec is errors.INVALID_FIELD
 
 
-def test_batch_without_headers_is_passed_on_as_decoded() -> None:
-    items = packed(["a", None, b"1"], ["b", None, b"2"])
-    candidates, messages = packed_candidates(items, PAYLOAD_MAX)
-    assert candidates is items
-    assert messages is items
+def test_batch_without_headers_is_put_into_columns_as_it_is() -> None:
+    items = ["a", None, b"1"], ["b", None, b""], ["a", None, b"22"]
+    batch = bare_batch(packed(BareItem, *items), PAYLOAD_MAX)
+    assert batch is not None
+    assert messages_of(batch) == looked_at_closely(*items)
+
+
+@pytest.mark.parametrize("message_id", ["k", "k" * 1_024, "grün"])
+def test_batch_with_ids_alone_is_what_a_closer_look_makes_of_it(message_id: str) -> None:
+    headers = [{"Nats-Msg-Id": [one]} for one in (message_id, "other", message_id)]
+    items = [["a", each, b"%d" % at] for at, each in enumerate(headers)]
+    batch = id_batch(packed(IdItem, *items), PAYLOAD_MAX)
+    assert batch is not None
+    assert messages_of(batch) == looked_at_closely(*items)
+    assert messages_of(batch)[0].msg_id == message_id
+
+
+@pytest.mark.parametrize(
+    ("subject", "headers", "payload"),
+    [
+        ("a.*", {"Nats-Msg-Id": ["k"]}, b""),
+        ("a", {"Nats-Msg-Id": ["k"]}, b"x" * (PAYLOAD_MAX + 1)),
+        ("a", {"Nats-Msg-Id": [""]}, b""),
+        ("a", {"Nats-Msg-Id": ["k\n"]}, b""),
+        ("a", {"Nats-Msg-Id": ["k" * 1_025]}, b""),
+    ],
+)
+def test_batch_with_something_odd_in_it_needs_a_closer_look(
+    subject: str, headers: Any, payload: bytes
+) -> None:
+    good = ["a", {"Nats-Msg-Id": ["good"]}, b""]
+    assert id_batch(packed(IdItem, good, [subject, headers, payload]), PAYLOAD_MAX) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        {},
+        {"nats-msg-id": ["k"]},
+        {"Nats-Msg-Id": ["k", "l"]},
+        {"Nats-Msg-Id": []},
+        {"Nats-Msg-Id": ["k"], "A": ["1"]},
+    ],
+)
+def test_other_headers_are_not_taken_for_an_id_alone(headers: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        packed(IdItem, ["a", {"Nats-Msg-Id": ["good"]}, b""], ["a", headers, b""])
+
+
+def test_empty_batch_is_a_batch() -> None:
+    batch = bare_batch([], PAYLOAD_MAX)
+    assert batch is not None
+    assert batch.count == 0
 
 
 def test_packed_headers_are_interpreted() -> None:
-    _, messages = packed_candidates(
-        packed(
-            ["a", {"Nats-Msg-Id": ["k"]}, b"1"],
-            ["a", {"Nats-Expected-Last-Sequence": ["3"], "X": ["y"]}, b"2"],
-        ),
-        PAYLOAD_MAX,
+    found = looked_at_closely(
+        ["a", {"Nats-Msg-Id": ["k"]}, b"1"],
+        ["a", {"Nats-Expected-Last-Sequence": ["3"], "X": ["y"]}, b"2"],
     )
-    assert messages[0].msg_id == "k"
-    assert messages[1].expected is not None
-    assert messages[1].expected.last_seq == 3
+    batch = admitted(found).batch
+    assert messages_of(batch) == found
+    assert [one.msg_id for one in messages_of(batch)] == ["k", None]
+    assert batch.expected == {1: Expected(last_seq=3)}
 
 
 @pytest.mark.parametrize(
@@ -166,11 +227,12 @@ def test_packed_headers_are_interpreted() -> None:
     ],
 )
 def test_one_bad_packed_item_leaves_the_others(bad: list[Any]) -> None:
-    candidates, messages = packed_candidates(packed(["a", None, b"1"], bad), PAYLOAD_MAX)
-    assert len(messages) == 1
-    assert isinstance(candidates[1], ApiError)
+    found = admitted(looked_at_closely(["a", None, b"1"], bad))
+    assert found.batch.count == 1
+    assert list(found.refused) == [1]
 
 
+@pytest.mark.parametrize("kind", [BareItem, IdItem, PackedItem])
 @pytest.mark.parametrize(
     "bad",
     [
@@ -183,28 +245,9 @@ def test_one_bad_packed_item_leaves_the_others(bad: list[Any]) -> None:
         {"subject": "a"},
     ],
 )
-def test_packed_item_of_another_shape_is_not_decoded(bad: Any) -> None:
+def test_packed_item_of_another_shape_is_not_decoded(kind: type, bad: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
-        packed(bad)
-
-
-def test_results_keep_the_order_of_the_messages() -> None:
-    refused = ApiError(errors.INVALID_SUBJECT)
-    good = PublishMessage("a", None, b"")
-    candidates, messages = sifted([good, refused, good, good])
-    answered = [
-        PubResult(5),
-        PubResult(0, code=10071, detail="wrong last sequence: 5"),
-        PubResult(5, True),
-    ]
-    results, all_stored = results_of(candidates, answered)
-    assert len(messages) == 3
-    assert not all_stored
-    encoded = msgspec.json.decode(msgspec.json.encode(results))
-    assert encoded[0] == {"seq": 5, "duplicate": False}
-    assert encoded[1]["problem"]["code"] == 20003
-    assert encoded[2]["problem"]["status"] == 412
-    assert encoded[3] == {"seq": 5, "duplicate": True}
+        packed(kind, bad)
 
 
 def test_json_batch_refuses_unknown_fields() -> None:

@@ -9,27 +9,46 @@ from hypothesis import strategies as st
 from contrail_common.blocks import (
     Block,
     BlockCorruptError,
-    HeaderColumns,
     MessageColumns,
     columns_of,
     decode_block,
     encode_block,
     join_blocks,
+    join_columns,
 )
+from contrail_common.header_columns import HeaderColumns, UniformHeaders
 from contrail_common.model import Headers, message_size
+from contrail_common.texts import Texts
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 headers = st.none() | st.dictionaries(texts, st.lists(texts, max_size=3), max_size=3)
 payloads = st.binary(max_size=20)
 Content = list[tuple[bytes, Headers | None]]
-contents: st.SearchStrategy[Content] = st.lists(
-    st.tuples(payloads, headers), min_size=1, max_size=8
+names = st.lists(texts, min_size=1, max_size=3, unique=True)
+mixed: st.SearchStrategy[Content] = st.lists(st.tuples(payloads, headers), min_size=1, max_size=8)
+uniform: st.SearchStrategy[Content] = names.flatmap(
+    lambda names: st.lists(
+        st.tuples(
+            payloads,
+            st.tuples(*[texts] * len(names)).map(
+                lambda values: {name: [one] for name, one in zip(names, values, strict=True)}
+            ),
+        ),
+        min_size=1,
+        max_size=8,
+    )
 )
+contents = mixed | uniform
 ODD: Content = [
     (b"", {"Ünï": ["wért", ""], "": ["", ""], "Empty": []}),
     (b"\x00\xff", None),
     (b"x", {}),
     (b"", {"🦊": ["🦔" * 3]}),
+]
+SAME: Content = [
+    (b"a", {"Id": ["ä"], "Type": ["x"]}),
+    (b"", {"Id": [""], "Type": ["yy"]}),
+    (b"ccc", {"Id": ["3"], "Type": ["x"]}),
 ]
 
 
@@ -47,6 +66,11 @@ def block_from(content: Content, base_seq: int = 5) -> Block:
     )
 
 
+def content_of_columns(columns: MessageColumns) -> Content:
+    zeros = np.zeros(columns.count, np.uint32)
+    return content_of(Block(1, zeros.astype(np.int64), zeros, columns))
+
+
 def content_of(block: Block) -> Content:
     found = [block.message(position, "subject") for position in range(block.count)]
     assert [message.seq for message in found] == list(range(block.base_seq, block.last_seq + 1))
@@ -61,6 +85,7 @@ def plain(content: Content) -> Content:
 
 @given(contents)
 @example(ODD)
+@example(SAME)
 def test_decoded_block_holds_the_messages_that_were_encoded(content: Content) -> None:
     block = block_from(content)
     stored = encode_block(block, 99)
@@ -73,6 +98,7 @@ def test_decoded_block_holds_the_messages_that_were_encoded(content: Content) ->
 
 @given(contents)
 @example(ODD)
+@example(SAME)
 def test_sizes_are_those_of_each_message_on_its_own(content: Content) -> None:
     expected = [message_size(each, len(payload)) for payload, each in content]
     assert columns_from(content).sizes().tolist() == expected
@@ -80,18 +106,36 @@ def test_sizes_are_those_of_each_message_on_its_own(content: Content) -> None:
 
 @given(contents, st.data())
 @example(ODD, None)
+@example(SAME, None)
 def test_selected_columns_are_those_of_the_chosen_messages(
     content: Content, data: st.DataObject | None
 ) -> None:
     positions = list(range(len(content)))
     if data is not None:
         positions = data.draw(st.lists(st.sampled_from(positions), min_size=1, unique=True))
-    selected = columns_from(content).select(positions)
-    assert selected == columns_from([content[position] for position in positions])
+    selected = columns_from(content).select(np.array(positions))
+    assert selected.is_sound()
+    assert content_of_columns(selected) == plain([content[position] for position in positions])
+
+
+@given(contents, st.integers(0, 7), st.integers(1, 8))
+@example(ODD, 1, 2)
+@example(SAME, 1, 2)
+def test_slice_of_columns_is_that_run_of_messages(content: Content, start: int, count: int) -> None:
+    part = content[start : start + count] or content[:1]
+    start = start if start < len(content) else 0
+    sliced = columns_from(content).slice(start, start + len(part))
+    assert sliced.is_sound()
+    assert content_of_columns(sliced) == plain(part)
+    if all(each in (None, {}) for _, each in part):
+        assert sliced.headers is None
 
 
 @given(st.lists(contents, min_size=1, max_size=4))
 @example([ODD, [(b"plain", None)], ODD])
+@example([SAME, SAME])
+@example([SAME, ODD, SAME])
+@example([SAME, [(b"", {"Type": ["x"], "Id": ["1"]})]])
 def test_joined_block_is_the_block_of_all_messages_at_once(parts: list[Content]) -> None:
     blocks, base_seq = [], 5
     for part in parts:
@@ -99,7 +143,7 @@ def test_joined_block_is_the_block_of_all_messages_at_once(parts: list[Content])
         base_seq = blocks[-1].last_seq + 1
     joined = join_blocks(blocks)
     everything = [message for part in parts for message in part]
-    assert joined.columns == columns_from(everything)
+    assert joined.columns.is_sound()
     assert joined.base_seq == 5
     assert joined.last_seq == base_seq - 1
     assert joined.times_ns.tolist() == [time for each in blocks for time in each.times_ns]
@@ -116,8 +160,9 @@ def test_any_flipped_bit_is_detected(content: Content, data: st.DataObject) -> N
         decode_block(bytes(stored))
 
 
-def test_every_single_flipped_bit_and_every_cut_of_one_block_is_detected() -> None:
-    stored = encode_block(block_from(ODD), 99)
+@pytest.mark.parametrize("content", [ODD, SAME])
+def test_every_single_flipped_bit_and_every_cut_of_one_block_is_detected(content: Content) -> None:
+    stored = encode_block(block_from(content), 99)
     for length in range(len(stored)):
         with pytest.raises(BlockCorruptError):
             decode_block(stored[:length])
@@ -140,8 +185,27 @@ def test_arbitrary_bytes_are_no_block(data: bytes) -> None:
         decode_block(data)
 
 
-def test_columns_of_a_log_entry_come_back_equal() -> None:
-    columns = columns_from(ODD)
+def test_headers_with_the_same_names_take_their_names_once() -> None:
+    found = columns_from(SAME).headers
+    assert isinstance(found, UniformHeaders)
+    assert found.names.each() == ["Id", "Type"]
+    assert isinstance(join_columns([columns_from(SAME)] * 3).headers, UniformHeaders)
+
+
+@given(uniform)
+def test_uniform_headers_are_the_same_in_the_form_that_holds_any(content: Content) -> None:
+    columns = columns_from(content)
+    found = columns.headers
+    assert isinstance(found, UniformHeaders)
+    nested = msgspec.structs.replace(columns, headers=found.nested())
+    assert nested.is_sound()
+    assert content_of_columns(nested) == content
+    assert nested.sizes().tolist() == columns.sizes().tolist()
+
+
+@pytest.mark.parametrize("content", [ODD, SAME])
+def test_columns_of_a_log_entry_come_back_equal(content: Content) -> None:
+    columns = columns_from(content)
     encoded = msgspec.msgpack.encode(columns)
     assert msgspec.msgpack.decode(encoded, type=MessageColumns) == columns
 
@@ -152,13 +216,14 @@ def test_headers_of_no_message_take_no_columns() -> None:
 
 @given(contents)
 @example(ODD)
+@example(SAME)
 def test_columns_made_of_messages_are_sound(content: Content) -> None:
     assert columns_from(content).is_sound()
 
 
 SOUND = columns_from([(b"ab", {"n": ["ä"]}), (b"c", None)])
 HEADERS = SOUND.headers
-assert HEADERS is not None
+assert isinstance(HEADERS, HeaderColumns)
 
 
 def u32(*values: int) -> bytes:
@@ -202,3 +267,26 @@ def test_headers_that_do_not_agree_are_not_sound(changed: dict[str, object]) -> 
 def test_text_that_begins_inside_a_character_is_not_sound() -> None:
     headers = HeaderColumns(u32(0, 1), u32(0, 1), u32(0, 2), u32(0, 1, 2), b"n", "ä".encode())
     assert not headers.is_sound(1)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param(UniformHeaders(Texts(u32(0), b""), Texts(u32(0), b"")), id="no names"),
+        pytest.param(UniformHeaders(Texts(b"", b""), Texts(u32(0, 1), b"a")), id="no offsets"),
+        pytest.param(
+            UniformHeaders(Texts(u32(0, 1), b"n"), Texts(u32(0, 1, 2, 3), b"abc")),
+            id="more values than messages",
+        ),
+        pytest.param(
+            UniformHeaders(Texts(u32(0, 1), b"\xff"), Texts(u32(0, 1, 2), b"ab")),
+            id="a name that is not UTF-8",
+        ),
+        pytest.param(
+            UniformHeaders(Texts(u32(0, 1), b"n"), Texts(u32(0, 1, 2), "ä".encode())),
+            id="a value that begins inside a character",
+        ),
+    ],
+)
+def test_uniform_headers_that_do_not_agree_are_not_sound(headers: UniformHeaders) -> None:
+    assert not msgspec.structs.replace(SOUND, headers=headers).is_sound()

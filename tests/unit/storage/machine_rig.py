@@ -208,7 +208,7 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
             for seq in range(counters.first_seq, min(counters.last_seq, counters.first_seq + 999))
             if seq in machine.deleted
         ],
-        "ids": {each: machine.dedupe.find(hash_of(each)) for each in message_ids},
+        "ids": {each: int(machine.dedupe.find(hash_of(each))[0]) for each in message_ids},
         "consumer ids": dict(machine.consumer_ids),
         "consumers": {
             number: {

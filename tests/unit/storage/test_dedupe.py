@@ -1,5 +1,6 @@
 """The duplicate window: exact at its edge, bounded, and the same after a restart."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,19 +25,20 @@ class Kept:
         self.index += not same_entry
         writes = Writes()
         self.window.expire(time_ns, WINDOW_NS, writes)
-        seqs = []
-        for message_id in ids:
-            self.seq += 1
-            self.window.add(message_id, self.seq)
-            seqs.append(self.seq)
-        self.window.seal(list(ids), seqs, time_ns, self.index, writes)
+        seqs = np.arange(self.seq + 1, self.seq + 1 + len(ids))
+        self.seq += len(ids)
+        self.window.add(b"".join(ids), seqs, time_ns, self.index, writes)
         self.store.write(writes.rows)
 
-    def find(self, time_ns: int, message_id: bytes) -> int:
+    def find(self, time_ns: int, *ids: bytes) -> list[int]:
         writes = Writes()
         self.window.expire(time_ns, WINDOW_NS, writes)
         self.store.write(writes.rows)
-        return self.window.find(message_id)
+        return self.known(*ids)
+
+    def known(self, *ids: bytes) -> list[int]:
+        """Sequences of the ids, as the window stands."""
+        return self.window.find(b"".join(ids)).tolist()
 
     def restart(self) -> None:
         self.window = DedupeWindow(SHARD)
@@ -49,18 +51,18 @@ A, B, C = (hash_of(text) for text in "ABC")
 def test_id_is_known_until_its_message_is_exactly_a_window_old() -> None:
     kept = Kept()
     kept.append(1_000, A)
-    assert kept.find(1_000 + WINDOW_NS - 1, A) == 1
-    assert kept.find(1_000 + WINDOW_NS, A) == 0
+    assert kept.find(1_000 + WINDOW_NS - 1, A) == [1]
+    assert kept.find(1_000 + WINDOW_NS, A) == [0]
 
 
 def test_expired_id_may_be_stored_again_under_its_new_sequence() -> None:
     kept = Kept()
     kept.append(0, A)
     kept.append(WINDOW_NS, A)
-    assert kept.find(WINDOW_NS, A) == 2
+    assert kept.find(WINDOW_NS, A) == [2]
     kept.restart()
-    assert kept.find(2 * WINDOW_NS - 1, A) == 2
-    assert kept.find(2 * WINDOW_NS, A) == 0
+    assert kept.find(2 * WINDOW_NS - 1, A) == [2]
+    assert kept.find(2 * WINDOW_NS, A) == [0]
 
 
 def test_rows_go_when_their_ids_expire() -> None:
@@ -69,7 +71,7 @@ def test_rows_go_when_their_ids_expire() -> None:
         kept.append(time_ns, hash_of(str(time_ns)))
     assert len(kept.store.scan(b"D")) == 2
     kept.restart()
-    assert [kept.find(110, hash_of(str(time_ns))) for time_ns in (0, 10, 20)] == [0, 0, 3]
+    assert kept.find(110, *(hash_of(str(time_ns)) for time_ns in (0, 10, 20))) == [0, 0, 3]
 
 
 def test_two_appends_of_one_entry_share_its_row() -> None:
@@ -78,7 +80,7 @@ def test_two_appends_of_one_entry_share_its_row() -> None:
     kept.append(0, C, same_entry=True)
     assert len(kept.store.scan(b"D")) == 1
     kept.restart()
-    assert [kept.window.find(each) for each in (A, B, C)] == [1, 2, 3]
+    assert kept.known(A, B, C) == [1, 2, 3]
 
 
 def test_memory_is_bounded_by_the_ids_of_one_window() -> None:
@@ -86,8 +88,37 @@ def test_memory_is_bounded_by_the_ids_of_one_window() -> None:
     for number in range(60_000):
         kept.append(number, hash_of(str(number)))
     assert len(kept.window) < 20_000
-    live = [kept.window.find(hash_of(str(number))) for number in range(59_900, 60_000)]
+    live = kept.known(*(hash_of(str(number)) for number in range(59_900, 60_000)))
     assert live == list(range(59_901, 60_001))
+
+
+def test_every_id_of_a_window_that_grows_and_shrinks_is_known() -> None:
+    kept = Kept()
+    number = 0
+    live: list[tuple[int, int]] = []
+    for now_ns, count in enumerate([1, 1_500, 3, 20_000, 20_000, 7] + [500] * 150 + [1] * 150):
+        live = [(each, at) for each, at in live if now_ns - at < WINDOW_NS]
+        kept.append(now_ns, *(hash_of(str(each)) for each in range(number, number + count)))
+        live += [(each, now_ns) for each in range(number, number + count)]
+        number += count
+        if now_ns % 50 == 5:
+            kept.restart()
+        if now_ns % 50 == 45:
+            known = kept.known(*(hash_of(str(each)) for each, _ in live))
+            assert known == [each + 1 for each, _ in live]
+            fresh = kept.known(*(hash_of(str(number + each)) for each in range(1_000)))
+            assert not any(fresh)
+    assert len(kept.window) < 3_000
+
+
+def test_ids_of_one_hash_bucket_are_told_apart() -> None:
+    kept = Kept()
+    alike = [(7 + (number << 40)).to_bytes(8, "little") + bytes(8) for number in range(3_000)]
+    kept.append(0, *alike[:2_000])
+    kept.append(0, *alike[2_000:2_500])
+    assert kept.known(*alike) == [*range(1, 2_501), *[0] * 500]
+    other_half = [each[:8] + (1 << 40).to_bytes(8, "little") for each in alike]
+    assert not any(kept.known(*other_half))
 
 
 def colliding(number: int) -> bytes:
@@ -111,12 +142,11 @@ def test_window_is_a_dict_that_forgets_by_time(script: list[tuple[int, list[byte
         now_ns += step_ns
         known = {each: at for each, at in known.items() if now_ns - at[1] < WINDOW_NS}
         new = [each for each in batch if each not in known]
-        assert [each for each in batch if not kept.find(now_ns, each)] == new
+        found = kept.find(now_ns, *batch)
+        assert [each for each, seq in zip(batch, found, strict=True) if not seq] == new
         if new:
             kept.append(now_ns, *new)
             known |= {each: (kept.seq - len(new) + 1 + at, now_ns) for at, each in enumerate(new)}
         if restarting:
             kept.restart()
-        assert {each: kept.window.find(each) for each in known} == {
-            each: seq for each, (seq, _) in known.items()
-        }
+        assert kept.known(*known) == [seq for seq, _ in known.values()]

@@ -327,17 +327,20 @@ def test_desk_of_a_new_leader_goes_on_where_the_machine_stands() -> None:
 
 def test_message_acknowledged_under_a_pull_that_leaves_does_not_come_again() -> None:
     async def scene() -> None:
-        desk = DeskRig(consumer_fields={"ack_wait_ns": SECOND_NS}, cached=False)
+        desk = DeskRig(consumer_fields={"ack_wait_ns": SECOND_NS})
         for _ in range(2):
             desk.publish("b")
         assert await desk.pull_seqs() == [1]
         await desk.record()
         desk.log_ns += SECOND_NS
-        desk.source.gate.clear()
+        desk.reader.held = True
         pull = asyncio.create_task(desk.pull(10))
-        await wait_until(lambda: desk.source.waiting == 1)
-        desk.source.gate.set()
-        await wait_until(lambda: 1 in desk.desk.in_flight)
+        await turns()
+        desk.reader.step()
+        await turns()
+        # It holds message 1 and waits for the block of message 2.
+        assert desk.desk.in_flight == {1}
+        desk.reader.held = False
         await desk.acknowledge(1)
         pull.cancel()
         await turns()

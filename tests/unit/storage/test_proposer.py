@@ -18,7 +18,8 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import NO_ID
 from contrail_storage.core.results import Appended, Done, Refused, Result
 from contrail_storage.node import proposer as proposing
-from contrail_storage.node.proposer import EntryContext, Proposer, hash_id
+from contrail_storage.node.message_ids import hash_id
+from contrail_storage.node.proposer import EntryContext, Proposer
 
 KEY = b"k" * 32
 BLOCK_MESSAGES = 2_000

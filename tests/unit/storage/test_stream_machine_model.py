@@ -374,7 +374,8 @@ class StreamComparison(RuleBasedStateMachine):
     def remembered_ids_agree(self) -> None:
         known = {message_id: seq for message_id, seq, _ in self.naive.ids}
         for message_id in IDS:
-            assert self.rig.machine.dedupe.find(hash_of(message_id)) == known.get(message_id, 0)
+            found = self.rig.machine.dedupe.find(hash_of(message_id)).tolist()
+            assert found == [known.get(message_id, 0)]
 
     @precondition(lambda self: not self.entry)
     @invariant()

@@ -159,6 +159,15 @@ CONSUMER_DELETED: Final = _register(20023, "consumer_deleted", 410, "the consume
 TOKEN_FORGED: Final = _register(20024, "ack_token_invalid", 403, "the ack token is not valid here")
 TOKEN_STALE: Final = _register(20025, "stale_token", 409, "the ack token is of an earlier consumer")
 PULL_INVALID: Final = _register(20026, "pull_invalid", 422, "invalid pull request")
+NOT_SENT_HERE: Final = _register(
+    20027, "not_sent_here", 409, "the sequence is not one that this socket holds"
+)
+SUBSCRIPTION_NOT_FOUND: Final = _register(
+    20028, "subscription_not_found", 404, "the socket has no such subscription"
+)
+SUBSCRIPTION_EXISTS: Final = _register(
+    20029, "subscription_exists", 409, "the socket has a subscription under this sid"
+)
 
 # Requests ----------------------------------------------------------------------------------------
 BAD_REQUEST: Final = _register(10003, "bad_request", 400, "bad request")
@@ -187,6 +196,14 @@ PRECONDITION_FAILED: Final = _register(
     20043, "precondition_failed", 412, "If-Match or If-None-Match failed"
 )
 URI_TOO_LONG: Final = _register(20044, "uri_too_long", 414, "request target too long")
+UPGRADE_REQUIRED: Final = _register(20045, "upgrade_required", 426, "a WebSocket is needed here")
+SUBPROTOCOL_UNKNOWN: Final = _register(
+    20046, "subprotocol_unknown", 400, "no known WebSocket sub-protocol is offered"
+)
+OPERATION_UNKNOWN: Final = _register(20047, "operation_unknown", 422, "no such operation")
+OPERATION_UNAVAILABLE: Final = _register(
+    20048, "operation_unavailable", 422, "the operation is not available in this version"
+)
 
 # Service -----------------------------------------------------------------------------------------
 OUTCOME_UNKNOWN: Final = _register(

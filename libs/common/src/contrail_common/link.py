@@ -5,11 +5,13 @@ Every method raises :class:`contrail_common.errors.ApiError` for a refusal, and 
 outcome with ``OUTCOME_UNKNOWN``. Nothing here is specific to HTTP.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
 import msgspec
 
+from contrail_common.errors import ApiError
+from contrail_common.message_batch import MessageBatch
 from contrail_common.model import (
     AckKind,
     ConsumerConfig,
@@ -29,12 +31,21 @@ class PubResult(msgspec.Struct, frozen=True, gc=False):
     """Outcome of one message: a sequence, or the error code and detail of its refusal.
 
     ``code`` 0 is success. ``OUTCOME_UNKNOWN`` stands here too when a request spans several commits.
+    With ``count`` above 1 it is the outcome of a run of messages: when they were stored their
+    sequences ascend from ``seq``, otherwise code and detail are the same for each.
     """
 
     seq: int
     duplicate: bool = False
     code: int = 0
     detail: str = ""
+    count: int = 1
+
+    def each(self) -> "list[PubResult]":
+        """The outcome of each message of the run."""
+        if self.code:
+            return [PubResult(0, code=self.code, detail=self.detail)] * self.count
+        return [PubResult(seq, self.duplicate) for seq in range(self.seq, self.seq + self.count)]
 
 
 class PublishAck(msgspec.Struct, frozen=True):
@@ -43,6 +54,10 @@ class PublishAck(msgspec.Struct, frozen=True):
     stream: str
     results: list[PubResult]
     durability: str
+
+
+PublishOutcome = PublishAck | ApiError
+"""What became of a publish; an error is the outcome of all its messages."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -198,15 +213,31 @@ class StorageLink(Protocol):
         ...
 
     # Messages ------------------------------------------------------------------------------------
-    def stream_for_subject(self, subject: str) -> str | None:
-        """Name of the stream that captures the literal ``subject``, from the routing table."""
+    async def stream_for_subject(self, subject: str) -> str:
+        """Name of the stream that captures the literal ``subject`` (NO_STREAM_FOR_SUBJECT)."""
         ...
 
     async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
         """Store messages in order, each for itself; durable when this returns.
 
+        A ``stream`` of "" is the one that captures the first message's subject
+        (NO_STREAM_FOR_SUBJECT).
         Messages are interpreted already. Refusals are per message in the results; ApiError is for
         the whole request (stream unknown, overloaded before any effect, all outcomes unknown).
+        """
+        ...
+
+    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
+        """Store the messages of ``batch`` as :meth:`publish` does; the results are runs."""
+        ...
+
+    def publish_then(
+        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store messages as :meth:`publish` does, without a task: ``done`` gets the outcome, once.
+
+        ``done`` runs on the event loop, in the midst of storage's work: it is short and does not
+        raise. What is refused at once is raised here, and ``done`` is not called.
         """
         ...
 

@@ -1,19 +1,24 @@
 """Publishing many messages to one stream in one request: JSON, NDJSON and msgpack."""
 
+from contextlib import suppress
 from typing import Annotated, Final
 
 import msgspec
 
+from contrail_api.batch_results import Result, all_stored, encode_results, results_of
 from contrail_api.candidates import (
+    Admitted,
+    BareItem,
     BatchItem,
-    BatchResult,
     Candidate,
+    IdItem,
     PackedItem,
+    admitted,
+    bare_batch,
+    checked,
+    id_batch,
     json_candidate,
-    packed_candidates,
     payload_of,
-    results_of,
-    sifted,
 )
 from contrail_api.ndjson_batch import NdjsonBatch
 from contrail_common import errors
@@ -28,7 +33,7 @@ from contrail_common.edge.negotiation import (
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Answer, json_response
+from contrail_common.edge.responses import JSON, Answer, Response
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError
 from contrail_common.link import StorageLink
@@ -40,18 +45,15 @@ _ITEM_DEPTH: Final = 3
 _PACKED_VERSION: Final = 1
 _LENGTH_ENDS: Final = {0xDC: 3, 0xDD: 5}
 """Where the length ends in the head of a msgpack array 16 and array 32."""
+_LENGTH_BYTES: Final = 5
+_USUAL_HEAD: Final = bytes((0x92, _PACKED_VERSION))
+"""How a batch begins: an array of two, of which the first is the version."""
 
 
 class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
     """A batch of messages for one stream."""
 
     messages: list[BatchItem]
-
-
-class BatchResults(msgspec.Struct):
-    """The result of each message, in order."""
-
-    results: list[BatchResult]
 
 
 class BatchQuery(msgspec.Struct):
@@ -62,6 +64,8 @@ class BatchQuery(msgspec.Struct):
 
 _json_decoder: Final = msgspec.json.Decoder(JsonBatch)
 _packed_frame: Final = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_bare_items: Final = msgspec.msgpack.Decoder(list[BareItem])
+_id_items: Final = msgspec.msgpack.Decoder(list[IdItem])
 _packed_items: Final = msgspec.msgpack.Decoder(list[PackedItem])
 
 
@@ -86,18 +90,33 @@ class BatchPublish:
             if acceptable(accept, (JSON_TYPE, NDJSON_TYPE)) == NDJSON_TYPE:
                 return await self._ndjson.publish_streaming(request, stream)
             piece = await self._ndjson.publish_all(request, stream)
-            return _batch_response(piece.results, piece.all_stored, piece.durability)
+            return _response(piece.results, piece.durability)
         acceptable(accept, (JSON_TYPE,))
         body = await request.body(self._body_bytes_max)
-        if form == MSGPACK_TYPE:
-            candidates, messages = packed_candidates(_packed(body), self._payload_bytes_max)
-        else:
-            candidates, messages = sifted(self._json_candidates(body))
-        ack = await self._link.publish(stream, messages)
-        results, all_stored = results_of(candidates, ack.results)
-        return _batch_response(results, all_stored, ack.durability)
+        asked = self._packed(body) if form == MSGPACK_TYPE else self._json(body)
+        ack = await self._link.publish_batch(stream, asked.batch)
+        return _response(results_of(asked.refused, ack.results), ack.durability)
 
-    def _json_candidates(self, body: bytes) -> list[Candidate]:
+    def _packed(self, body: bytes) -> Admitted:
+        items = _packed_array(body)
+        # Most batches have no headers, or just ids: these take a short way. Another batch shows
+        # itself by its first message; what is wrong with it, the general form tells.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            batch = bare_batch(_bare_items.decode(items), self._payload_bytes_max)
+            if batch is not None:
+                return Admitted(batch, {})
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            batch = id_batch(_id_items.decode(items), self._payload_bytes_max)
+            if batch is not None:
+                return Admitted(batch, {})
+        return admitted(
+            [
+                checked(item, self._payload_bytes_max)
+                for item in decode_msgpack(_packed_items, bytes(items), "/1")
+            ]
+        )
+
+    def _json(self, body: bytes) -> Admitted:
         items = decode_json(_json_decoder, body).messages
         check_count(len(items))
         # Every payload first: a body of the wrong form is refused before anything is stored.
@@ -105,15 +124,17 @@ class BatchPublish:
             payload_of(item, f"/messages/{position}", NESTING_MAX - _ITEM_DEPTH)
             for position, item in enumerate(items)
         ]
-        return [
+        candidates: list[Candidate] = [
             json_candidate(item, payload, self._payload_bytes_max)
             for item, payload in zip(items, payloads, strict=True)
         ]
+        return admitted(candidates)
 
 
-def _batch_response(results: list[BatchResult], all_stored: bool, durability: str) -> Answer:
+def _response(results: list[Result], durability: str) -> Response:
+    status = 201 if all_stored(results) else 207
     headers = [(b"durability", durability.encode())]
-    return json_response(201 if all_stored else 207, BatchResults(results), headers)
+    return Response(status, encode_results(results), JSON, headers)
 
 
 def check_count(count: int) -> None:
@@ -124,17 +145,21 @@ def check_count(count: int) -> None:
         )
 
 
-def _packed(body: bytes) -> list[PackedItem]:
-    version, raw = decode_msgpack(_packed_frame, body)
-    if version != _PACKED_VERSION:
-        raise invalid_field("/0", f"the batch version must be {_PACKED_VERSION}")
-    items = bytes(raw)
+def _packed_array(body: bytes) -> memoryview:
+    """The array of messages of a msgpack batch, still packed."""
+    if body.startswith(_USUAL_HEAD):
+        items = memoryview(body)[len(_USUAL_HEAD) :]
+    else:
+        version, raw = decode_msgpack(_packed_frame, body)
+        if version != _PACKED_VERSION:
+            raise invalid_field("/0", f"the batch version must be {_PACKED_VERSION}")
+        items = memoryview(raw)
     # The count stands before the items: a body of tiny ones is refused before they are made.
-    check_count(_array_length(items))
-    return decode_msgpack(_packed_items, items, "/1")
+    check_count(_array_length(bytes(items[:_LENGTH_BYTES])))
+    return items
 
 
 def _array_length(packed: bytes) -> int:
     """Elements of the msgpack array that ``packed`` is; 0 when it is short or no array."""
-    end = _LENGTH_ENDS.get(packed[0])
+    end = _LENGTH_ENDS.get(packed[0]) if packed else None
     return 0 if end is None else int.from_bytes(packed[1:end])

@@ -1,23 +1,28 @@
 """What is asked to be published: its wire forms, and what it becomes or why it is refused."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from contrail_api.message_headers import header_problem
+from contrail_common.blocks import columns_of
 from contrail_common.edge.json_body import check_nesting, malformed
-from contrail_common.edge.problems import Problem, invalid_field, problem, result_problem
+from contrail_common.edge.problems import invalid_field
 from contrail_common.errors import ApiError
-from contrail_common.link import PubResult
+from contrail_common.header_columns import UniformHeaders
+from contrail_common.message_batch import MessageBatch, index_subjects
 from contrail_common.model import MSG_ID, Expected, Headers, PublishMessage
 from contrail_common.publishing import check_message, with_control
 from contrail_common.subjects import subject_problem
+from contrail_common.texts import Texts
 
 TTL_HEADER: Final = "Nats-TTL"
 _MSG_ID_LOWER: Final = MSG_ID.lower()
 _PLAIN_ID_CHARS_MAX: Final = 1024
 _OTHER_FORMS: Final = 2
+_ID_NAMES: Final = Texts.of([MSG_ID])
 
 
 class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):
@@ -47,15 +52,32 @@ class PackedItem(PublishMessage, array_like=True, forbid_unknown_fields=True, gc
     expected: None = None
 
 
-class BatchResult(msgspec.Struct):
-    """Where a message was stored, or why it was not (``problem``).
+class OneValue(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The values of a header that has one."""
 
-    ``duplicate`` when its id had been stored before, under this ``seq``.
-    """
+    value: str
 
-    seq: int | msgspec.UnsetType = msgspec.UNSET
-    duplicate: bool | msgspec.UnsetType = msgspec.UNSET
-    problem: Problem | msgspec.UnsetType = msgspec.UNSET
+
+class OnlyId(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The headers of a message that has an id and nothing else."""
+
+    message_id: OneValue = msgspec.field(name=MSG_ID)
+
+
+class BareItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A message of a msgpack batch without headers."""
+
+    subject: str
+    headers: None
+    payload: bytes
+
+
+class IdItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A message of a msgpack batch that has an id and no other header."""
+
+    subject: str
+    headers: OnlyId
+    payload: bytes
 
 
 Candidate = PublishMessage | ApiError
@@ -126,52 +148,52 @@ def _only_message_id(headers: Headers) -> str | None:
     return message_id if plain else None
 
 
-def packed_candidates(
-    items: list[PackedItem], payload_bytes_max: int
-) -> tuple[Sequence[Candidate], list[PublishMessage]]:
-    """The items of a msgpack batch as :func:`sifted` gives them.
+@dataclass(slots=True, frozen=True)
+class Admitted:
+    """The messages of a request that may be published, and why others, by position, may not."""
 
-    Most batches have no headers and few subjects; they are checked as a whole, not one by one.
+    batch: MessageBatch
+    refused: dict[int, ApiError]
+
+
+def admitted(candidates: Sequence[Candidate]) -> Admitted:
+    """The messages among ``candidates``, and the refusals."""
+    return Admitted(
+        MessageBatch.of([one for one in candidates if not isinstance(one, ApiError)]),
+        {at: one for at, one in enumerate(candidates) if isinstance(one, ApiError)},
+    )
+
+
+def bare_batch(items: Sequence[BareItem | IdItem], payload_bytes_max: int) -> MessageBatch | None:
+    """Subjects and payloads of ``items``; None when some are not valid and need a closer look.
+
+    They are checked as a whole, not one by one.
     """
-    plain = not any(item.headers for item in items)
-    if plain and _largest(items) <= payload_bytes_max and _subjects_valid(items):
-        return items, items  # type: ignore[return-value]  # a list of a subtype, only read from
-    return sifted([checked(item, payload_bytes_max) for item in items])
+    subjects, index = index_subjects([item.subject for item in items])
+    if any(subject_problem(subject) is not None for subject in subjects):
+        return None
+    columns = columns_of([item.payload for item in items], None)
+    if columns.size() > payload_bytes_max and int(columns.sizes().max()) > payload_bytes_max:
+        return None
+    return MessageBatch(subjects, index, columns)
 
 
-def sifted(candidates: list[Candidate]) -> tuple[list[Candidate], list[PublishMessage]]:
-    """``candidates``, and the messages among them."""
-    return candidates, [one for one in candidates if not isinstance(one, ApiError)]
+def id_batch(items: Sequence[IdItem], payload_bytes_max: int) -> MessageBatch | None:
+    """As :func:`bare_batch`, with the ids of the messages."""
+    batch = bare_batch(items, payload_bytes_max)
+    ids = _plain_ids([item.headers.message_id.value for item in items])
+    if batch is None or ids is None:
+        return None
+    batch.columns.headers = UniformHeaders(_ID_NAMES, ids)
+    batch.ids = ids
+    return batch
 
 
-def _subjects_valid(items: list[PackedItem]) -> bool:
-    return all(subject_problem(subject) is None for subject in {item.subject for item in items})
-
-
-def _largest(items: list[PackedItem]) -> int:
-    return max([len(item.payload) for item in items], default=0)
-
-
-def results_of(
-    candidates: Sequence[Candidate], answered: Sequence[PubResult]
-) -> tuple[list[BatchResult], bool]:
-    """The result of each candidate, in order, and whether all were stored.
-
-    ``answered`` are storage's outcomes of the messages among the candidates.
-    """
-    stored: list[BatchResult] = [
-        BatchResult(one.seq, one.duplicate) for one in answered if not one.code
-    ]
-    if len(stored) == len(candidates):
-        return stored, True
-    outcomes = iter(answered)
-    return [
-        BatchResult(problem=problem(one)) if isinstance(one, ApiError) else _result(next(outcomes))
-        for one in candidates
-    ], False
-
-
-def _result(one: PubResult) -> BatchResult:
-    if one.code:
-        return BatchResult(problem=result_problem(one.code, one.detail))
-    return BatchResult(one.seq, one.duplicate)
+def _plain_ids(texts: list[str]) -> Texts | None:
+    """Message ids in a column, unless one is empty, long or holds something odd."""
+    if not all(texts):
+        return None
+    ids = Texts.of(texts)
+    if int(ids.lengths().max(initial=0)) > _PLAIN_ID_CHARS_MAX or not ids.are_printable():
+        return None
+    return ids

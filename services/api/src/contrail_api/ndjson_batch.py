@@ -7,19 +7,17 @@ from typing import Final
 
 import msgspec
 
+from contrail_api.batch_results import Result, all_stored, encode_lines, results_of
 from contrail_api.candidates import (
     BatchItem,
-    BatchResult,
     Candidate,
+    admitted,
     json_candidate,
     payload_of,
-    results_of,
-    sifted,
 )
 from contrail_common import errors
 from contrail_common.edge.json_body import NESTING_MAX, decode_json
 from contrail_common.edge.negotiation import NDJSON_TYPE
-from contrail_common.edge.problems import problem
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Response, StreamResponse
 from contrail_common.edge.settings import EdgeSettings
@@ -35,7 +33,6 @@ _ITEM_DEPTH: Final = 1
 """Levels of a line around the value of an item's ``json``."""
 
 _decoder: Final = msgspec.json.Decoder(BatchItem)
-_encoder: Final = msgspec.json.Encoder()
 
 
 class Lines:
@@ -90,8 +87,7 @@ class Piece:
     ``durability`` is that of their acks, empty when they have none.
     """
 
-    results: list[BatchResult]
-    all_stored: bool
+    results: list[Result]
     durability: str
     last: bool
 
@@ -115,7 +111,6 @@ class NdjsonBatch:
             total = await anext(pieces)
             async for piece in pieces:
                 total.results += piece.results
-                total.all_stored &= piece.all_stored
         return total
 
     async def publish_streaming(self, request: Request, stream: str) -> Response | StreamResponse:
@@ -128,8 +123,8 @@ class NdjsonBatch:
         first = await anext(pieces)
         headers = [(b"durability", first.durability.encode())]
         if first.last:
-            body = _encoder.encode_lines(first.results)
-            status = 201 if first.all_stored else 207
+            body = encode_lines(first.results)
+            status = 201 if all_stored(first.results) else 207
             return Response(status, body, NDJSON_TYPE.encode(), headers)
         return StreamResponse(200, _encoded(first, pieces), NDJSON_TYPE.encode(), headers)
 
@@ -157,7 +152,7 @@ class NdjsonBatch:
         except ApiError as error:
             if not begun:
                 raise
-            yield Piece([BatchResult(problem=problem(error))], False, "", last=True)
+            yield Piece([error], "", last=True)
 
     async def _arrivals(self, request: Request, lines: Lines) -> AsyncGenerator[bool, None]:
         """Feed ``lines`` from the body; yields whether the body is complete."""
@@ -174,20 +169,17 @@ class NdjsonBatch:
 
     async def _publish_piece(self, stream: str, taken: list[bytes], position: int) -> Piece:
         """Publish some lines, the first of them at ``position`` of the body."""
-        candidates, messages = sifted(
+        asked = admitted(
             [self._candidate(line, position + offset) for offset, line in enumerate(taken)]
         )
         try:
-            ack = await self._link.publish(stream, messages)
+            ack = await self._link.publish_batch(stream, asked.batch)
         except ApiError as error:
             if position == 0:
                 raise
             # What was stored before keeps its acks: the failure is told line by line.
-            return Piece(
-                [BatchResult(problem=problem(error)) for _ in taken], False, "", last=False
-            )
-        results, all_stored = results_of(candidates, ack.results)
-        return Piece(results, all_stored, ack.durability, last=False)
+            return Piece([error for _ in taken], "", last=False)
+        return Piece(results_of(asked.refused, ack.results), ack.durability, last=False)
 
     def _candidate(self, line: bytes, position: int) -> Candidate:
         try:
@@ -202,6 +194,6 @@ class NdjsonBatch:
 
 async def _encoded(first: Piece, pieces: AsyncGenerator[Piece, None]) -> AsyncIterator[bytes]:
     async with aclosing(pieces):
-        yield _encoder.encode_lines(first.results)
+        yield encode_lines(first.results)
         async for piece in pieces:
-            yield _encoder.encode_lines(piece.results)
+            yield encode_lines(piece.results)

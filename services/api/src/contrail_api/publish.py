@@ -1,6 +1,6 @@
 """Publishing one message: the request body is the payload."""
 
-import asyncio
+import contextlib
 from typing import Final
 
 import msgspec
@@ -12,12 +12,15 @@ from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import JSON, Answer, Response
+from contrail_common.edge.routing import Reply
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError
-from contrail_common.link import PubResult, StorageLink
+from contrail_common.link import PublishOutcome, PubResult, StorageLink
 from contrail_common.model import PublishMessage
 
 _encoder: Final = msgspec.json.Encoder()
+_BY_SUBJECT: Final = ""
+"""Names no stream: the one that captures the subject takes the message."""
 
 
 class PublishQuery(msgspec.Struct):
@@ -42,30 +45,33 @@ class SinglePublish:
         self._payload_bytes_max = settings.payload_bytes_max
         self._unanswered_max = settings.unanswered_publishes_max
         self._unanswered_bytes_max = settings.unanswered_bytes_max
-        self._unanswered: set[asyncio.Task[None]] = set()
-        self._unanswered_bytes = 0
+        self._unanswered = self._unanswered_bytes = 0
 
     async def publish(self, request: Request) -> Answer:
         """Store the body under the path's subject in the stream that captures it."""
         payload = await request.body(self._payload_bytes_max, errors.MESSAGE_TOO_LARGE)
+        message = self._message(request, payload)
+        if request.query_string and self._wants_no_ack(request):
+            stream = await self._link.stream_for_subject(message.subject)
+            self._publish_unanswered(stream, message)
+            return Response(202)
+        answer = _answer(await self._link.publish(_BY_SUBJECT, [message]))
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    def publish_directly(self, request: Request, body: bytes, reply: Reply) -> None:
+        """Store ``body`` as :meth:`publish` does, for a request without parameters."""
+        message = self._message(request, body)
+        self._link.publish_then(_BY_SUBJECT, [message], lambda outcome: reply(_answer(outcome)))
+
+    def _message(self, request: Request, payload: bytes) -> PublishMessage:
         headers = from_request(request.raw_headers)
         message = PublishMessage(request.path_values["subject"], headers, payload)
         candidate = checked(message, self._payload_bytes_max)
         if isinstance(candidate, ApiError):
             raise candidate
-        stream = self._link.stream_for_subject(message.subject)
-        if stream is None:
-            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
-        if request.query_string and self._wants_no_ack(request):
-            self._publish_unanswered(stream, message)
-            return Response(202)
-        ack = await self._link.publish(stream, [message])
-        result = ack.results[0]
-        if result.code:
-            raise refused(result)
-        body = _encoder.encode(PublishAckJson(ack.stream, result.seq, result.duplicate))
-        durability = (b"durability", ack.durability.encode())
-        return Response(200 if result.duplicate else 201, body, JSON, [durability])
+        return candidate
 
     @staticmethod
     def _wants_no_ack(request: Request) -> bool:
@@ -77,22 +83,31 @@ class SinglePublish:
     def _publish_unanswered(self, stream: str, message: PublishMessage) -> None:
         size = len(message.payload)
         if (
-            len(self._unanswered) >= self._unanswered_max
+            self._unanswered >= self._unanswered_max
             or self._unanswered_bytes + size > self._unanswered_bytes_max
         ):
             raise ApiError(errors.OVERLOADED, "too many publishes without ack", applied=False)
-        self._unanswered_bytes += size
-        task = asyncio.create_task(self._swallow(stream, message))
-        self._unanswered.add(task)
-        task.add_done_callback(self._unanswered.discard)
 
-    async def _swallow(self, stream: str, message: PublishMessage) -> None:
-        try:
-            await self._link.publish(stream, [message])
-        except ApiError:
-            pass  # the publisher asked not to be told
-        finally:
-            self._unanswered_bytes -= len(message.payload)
+        def done(_: PublishOutcome) -> None:
+            self._unanswered -= 1
+            self._unanswered_bytes -= size
+
+        # The publisher asked not to be told, not of a refusal at once either.
+        with contextlib.suppress(ApiError):
+            self._link.publish_then(stream, [message], done)
+            self._unanswered += 1
+            self._unanswered_bytes += size
+
+
+def _answer(outcome: PublishOutcome) -> Response | ApiError:
+    if isinstance(outcome, ApiError):
+        return outcome
+    result = outcome.results[0]
+    if result.code:
+        return refused(result)
+    body = _encoder.encode(PublishAckJson(outcome.stream, result.seq, result.duplicate))
+    durability = (b"durability", outcome.durability.encode())
+    return Response(200 if result.duplicate else 201, body, JSON, [durability])
 
 
 def refused(result: PubResult) -> ApiError:

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from contrail_api.batch import BatchQuery, BatchResults, JsonBatch
+from contrail_api.batch import BatchQuery, JsonBatch
+from contrail_api.batch_results import BatchResults
 from contrail_api.candidates import BatchItem
 from contrail_api.publish import PublishAckJson, PublishQuery
 from contrail_common import errors

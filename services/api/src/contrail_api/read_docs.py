@@ -17,6 +17,7 @@ from contrail_common.edge.messages import Message
 from contrail_common.edge.negotiation import (
     ARROW_TYPE,
     BYTES_TYPE,
+    EVENTS_TYPE,
     JSON_TYPE,
     MSGPACK_TYPE,
     NDJSON_TYPE,
@@ -89,8 +90,18 @@ RANGE: Final = Operation(
     tag=_READING,
     summary="Read messages in order",
     description="From a sequence or a time on. With `wait` a long poll: 204 when nothing came. As "
-    "NDJSON each line is a message.",
+    "NDJSON each line is a message. As `text/event-stream` the messages come as events without an "
+    "end (`limit`, `max_bytes` and `wait` then mean nothing): the `id` is the sequence, `data` the "
+    "message in JSON, and an event `gone` ends it when the stream is deleted or the server stops.",
     query=RangeQuery,
+    headers=(
+        HeaderDoc(
+            name="Last-Event-ID",
+            description="Events only: the last sequence that was seen; wins over `from_seq` and "
+            "`start_time`.",
+            example="42",
+        ),
+    ),
     answers={
         200: Answered(
             description="The messages; `next_seq` continues.",
@@ -100,6 +111,7 @@ RANGE: Final = Operation(
                     example={"messages": [MESSAGE], "next_seq": 43, "num_pending": 0},
                 ),
                 NDJSON_TYPE: Body(shape=Message),
+                EVENTS_TYPE: Body(shape={"type": "string"}),
             },
             headers=(
                 HeaderDoc(

@@ -5,9 +5,16 @@ from typing import Annotated, Final
 import msgspec
 
 from contrail_api.message_headers import to_response
+from contrail_api.tail import Tail
 from contrail_common import errors
 from contrail_common.edge.messages import Message, message_json, messages_json, payload_form
-from contrail_common.edge.negotiation import JSON_TYPE, NDJSON_TYPE, acceptable, names_json
+from contrail_common.edge.negotiation import (
+    EVENTS_TYPE,
+    JSON_TYPE,
+    NDJSON_TYPE,
+    acceptable,
+    names_json,
+)
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import (
     duration_parameter,
@@ -122,6 +129,7 @@ class Reads:
 
     def __init__(self, link: StorageLink) -> None:
         self._link = link
+        self._tail = Tail(link)
 
     async def get(self, request: Request) -> Answer:
         """One message: its payload as the body, or as JSON when that is asked for."""
@@ -145,7 +153,8 @@ class Reads:
         """Messages from a position on, waiting for the first when asked to."""
         query = parse_query(request.query_string, RangeQuery)
         base64 = check_read(query)
-        form = acceptable(request.headers.get(b"accept"), (JSON_TYPE, NDJSON_TYPE))
+        offers = (JSON_TYPE, NDJSON_TYPE, EVENTS_TYPE)
+        form = acceptable(request.headers.get(b"accept"), offers)
         if query.from_seq and query.start_time:
             raise invalid_field("start_time", "excludes from_seq", errors.CONFLICTING_FIELDS)
         wait_ns = duration_parameter("wait", query.wait)
@@ -158,6 +167,8 @@ class Reads:
             max_bytes=query.max_bytes,
             wait_ns=wait_ns,
         )
+        if form == EVENTS_TYPE:
+            return await self._tail.open(request, asked, base64=base64)
         read = self._link.read_range(asked)
         found = await (request.while_wanted(read) if wait_ns else read)
         if wait_ns and not found.messages:

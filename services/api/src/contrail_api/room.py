@@ -25,7 +25,13 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
     return Room(
         link=link,
         routes=(
-            Route("POST", "/v1/subjects/{subject}/messages", single.publish, publish_docs.PUBLISH),
+            Route(
+                "POST",
+                "/v1/subjects/{subject}/messages",
+                single.publish,
+                publish_docs.PUBLISH,
+                single.publish_directly,
+            ),
             Route("POST", f"{_STREAM}/messages", batch.publish, publish_docs.BATCH),
             Route("GET", f"{_STREAM}/messages/{{seq}}", reads.get, read_docs.GET),
             Route("DELETE", f"{_STREAM}/messages/{{seq}}", reads.delete, read_docs.DELETE),

@@ -1,5 +1,6 @@
 """The public ASGI application: guard, one table of all routes, fast lane or FastAPI, metrics."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,27 +8,42 @@ from typing import Any, Final
 
 import structlog
 from fastapi.routing import APIRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from contrail_common import errors
 from contrail_common.edge.declared import REQUEST_KEY, declared_app
 from contrail_common.edge.delivery import Wire, deliver
+from contrail_common.edge.direct import DirectExchange, DirectTarget
 from contrail_common.edge.document import finished, shapes_of
 from contrail_common.edge.guard import Guard
+from contrail_common.edge.handshake import accept
 from contrail_common.edge.metrics import UNMATCHED, EdgeMetrics
 from contrail_common.edge.paths import canonical_path, split_path
 from contrail_common.edge.probes import Probes
 from contrail_common.edge.problems import refusal
 from contrail_common.edge.requests import ClientGoneError, EdgeState, Request
-from contrail_common.edge.responses import Header, Response
+from contrail_common.edge.responses import Answer, Header, Response
 from contrail_common.edge.routing import PathTable, Room, Route
 from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.socket_metrics import SocketCounts
+from contrail_common.edge.websocket import EdgeSocket, Opening, SocketEndpoint
 from contrail_common.errors import ApiError
 
 _log: Final = structlog.get_logger(__name__)
 
 CLIENT_GONE_STATUS: Final = 499
 """What the metrics show for a request whose client left before the answer."""
+
+_DIRECT_URLS_MAX: Final = 4096
+_DIRECT_URL_BYTES_MAX: Final = 256
+
+
+async def _no_more() -> Message:
+    raise ClientGoneError
+
+
+async def _no_upgrade(request: Request) -> Answer:
+    raise ApiError(errors.UPGRADE_REQUIRED, f"{request.raw_path.decode()} is a WebSocket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +65,14 @@ class EdgeApp:
         self.metrics = EdgeMetrics(self._state)
         links = list({id(room.link): room.link for room in rooms}.values())
         probes = Probes(links, self.metrics, self.document).routes()
-        self._routes = (*probes, *(route for room in rooms for route in room.routes))
+        self._sockets = {end.path.encode(): end for room in rooms for end in room.sockets}
+        self._socket_counts = SocketCounts()
+        self.metrics.add(self._socket_counts)
+        handshakes = [Route("GET", path.decode(), _no_upgrade) for path in self._sockets]
+        self._routes = (*probes, *handshakes, *(route for room in rooms for route in room.routes))
         self._declared = declared_app((room.router for room in rooms), self._routes, settings)
         self._tables = self._make_tables()
+        self._direct_targets: dict[bytes, DirectTarget | None] = {}
         self._document: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
@@ -95,6 +116,83 @@ class EdgeApp:
             request.release()
             self.metrics.answered(request.method, label, status, time.perf_counter() - begun)
 
+    # Direct answers ------------------------------------------------------------------------------
+    def direct_target(self, method: bytes, url: bytes) -> DirectTarget | None:
+        """Where a request goes that the protocol may answer itself; None for all others."""
+        if method != b"POST":
+            return None
+        try:
+            return self._direct_targets[url]
+        except KeyError:
+            target = self._find_direct(url)
+            if len(self._direct_targets) >= _DIRECT_URLS_MAX:
+                self._direct_targets.clear()
+            if len(url) <= _DIRECT_URL_BYTES_MAX:
+                self._direct_targets[url] = target
+            return target
+
+    def _find_direct(self, url: bytes) -> DirectTarget | None:
+        if not self._settings.fast_lane or b"?" in url or b"#" in url or url[:1] != b"/":
+            return None
+        try:
+            found = self._tables["POST"].match(split_path(url))
+        except ApiError:
+            return None  # the application says what is wrong with it
+        if found is None or found[0].route is None or found[0].route.direct is None:
+            return None
+        return DirectTarget(found[0].template, found[0].route.direct, found[1])
+
+    def direct_request(self, scope: Scope) -> Request:
+        """The request of ``scope``, whose body the protocol collects."""
+        return Request(scope, _no_more, self._state)
+
+    def answer_directly(self, exchange: DirectExchange) -> None:
+        """Serve a request whose body is complete."""
+        request, target = exchange.request, exchange.target
+        request.path_values = target.path_values
+
+        def reply(answer: Response | ApiError) -> None:
+            if isinstance(answer, ApiError):
+                answer = self._refusal(request, answer)
+            request.release()
+            exchange.send(answer)
+            seconds = time.perf_counter() - exchange.begun
+            self.metrics.answered("POST", target.template, answer.status, seconds)
+
+        try:
+            self._guard.check(request)
+            request.hold(len(exchange.body))
+            target.handler(request, exchange.body, reply)
+        except ApiError as error:
+            reply(error)
+        except Exception:
+            _log.exception("request_failed", request_id=request.request_id.decode())
+            reply(ApiError(errors.INTERNAL))
+
+    # Sockets -------------------------------------------------------------------------------------
+    def socket_endpoint(self, url: bytes) -> SocketEndpoint | None:
+        """What serves the sockets of a URL, if anything does."""
+        return self._sockets.get(url.partition(b"?")[0])
+
+    def open_socket(
+        self,
+        request: Request,
+        endpoint: SocketEndpoint,
+        transport: asyncio.Transport,
+        connections: set[Any],
+    ) -> EdgeSocket:
+        """Answer a handshake and begin its session; ApiError when it is refused."""
+        if self._state.drained:
+            raise ApiError(errors.SHUTTING_DOWN, applied=False)
+        authenticated = self._guard.check_socket(request)
+        answer, subprotocol = accept(request, endpoint)
+        opening = Opening(subprotocol, authenticated, self._guard.good_token)
+        opcode = endpoint.subprotocols[subprotocol]
+        socket = EdgeSocket(opcode, self._settings, self._state, self._socket_counts)
+        socket.begin(transport, connections, answer, endpoint, opening)
+        return socket
+
+    # The application -----------------------------------------------------------------------------
     def _target(self, request: Request) -> _Target:
         self._guard.check(request)
         if request.method == "HEAD":

@@ -30,6 +30,27 @@ class Guard:
 
     def check(self, request: Request) -> None:
         """Raise FOREIGN_HOST, FOREIGN_ORIGIN or UNAUTHENTICATED for a request that may not call."""
+        self._check_site(request)
+        if self._token is not None and request.raw_path not in OPEN_PATHS:
+            self._check_token(request.headers.get(b"authorization", b""), self._token)
+
+    def check_socket(self, request: Request) -> bool:
+        """Whether a handshake is authenticated; browsers can send a token only on the socket.
+
+        Raises as :meth:`check` does, for a token that is given.
+        """
+        self._check_site(request)
+        header = request.headers.get(b"authorization")
+        if self._token is None or header is None:
+            return self._token is None
+        self._check_token(header, self._token)
+        return True
+
+    def good_token(self, token: str) -> bool:
+        """Whether ``token`` is the bearer token; without one, every token is."""
+        return self._token is None or hmac.compare_digest(token.encode(), self._token)
+
+    def _check_site(self, request: Request) -> None:
         headers = request.headers
         host = headers.get(b"host", b"")
         if host not in self._good_hosts:
@@ -37,8 +58,6 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is not None:
             self._check_origin(origin)
-        if self._token is not None and request.raw_path not in OPEN_PATHS:
-            self._check_token(headers.get(b"authorization", b""), self._token)
 
     def _check_host(self, header: bytes) -> None:
         if _host_name(header.decode("latin-1")) not in self._hosts:

@@ -7,25 +7,25 @@ here are ``cycle``, ``pipeline`` and ``flow``.
 """
 
 import asyncio
-from typing import Any, ClassVar, Final
+import time
+from http import HTTPStatus
+from typing import Any, ClassVar, Final, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from contrail_common import errors
-from contrail_common.edge.metrics import EdgeMetrics
+from contrail_common.edge.app import EdgeApp
+from contrail_common.edge.direct import BODY_BYTES_MAX, DirectExchange
 from contrail_common.edge.problems import PROBLEM_TYPE, problem_body, problem_headers
+from contrail_common.edge.requests import Request
 from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.websocket import SocketEndpoint
 from contrail_common.errors import ApiError
 
-_PHRASES: Final = {
-    400: b"Bad Request",
-    408: b"Request Timeout",
-    414: b"URI Too Long",
-    431: b"Request Header Fields Too Large",
-    503: b"Service Unavailable",
-}
 _LINE_OVERHEAD: Final = 4
+_LENGTH_DIGITS_MAX: Final = 8
 _UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
 
 
@@ -93,7 +93,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     """One connection. While it waits for bytes, a deadline runs; while the app works, none does."""
 
     settings: ClassVar[EdgeSettings]
-    metrics: ClassVar[EdgeMetrics]
+    edge: ClassVar[EdgeApp]
 
     _head_open = True  # the head of a request is awaited or incomplete
     _begun = False  # and its first byte has come
@@ -104,9 +104,13 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _armed_at = 0.0
     _progress_at = 0.0
+    _idle_since: float | None = None  # when the last direct answer left, until the next request
+    _idle_check: asyncio.TimerHandle | None = None
     _unwritten = 0
     _stall: asyncio.TimerHandle | None = None
-    _running: RequestResponseCycle | None = None
+    _running: RequestResponseCycle | DirectExchange | None = None
+    _direct: DirectExchange | None = None  # the request whose body is awaited, if it is such a one
+    _endpoint: SocketEndpoint | None = None  # what the handshake asks for, if the request is one
 
     # Connection ----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -119,14 +123,18 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers; tell the running request, which uvicorn forgets when pipelined."""
-        self._disarm()
-        if self._stall is not None:
-            self._stall.cancel()
+        self._stop_timers()
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
+
+    def _stop_timers(self) -> None:
+        self._disarm()
+        for timer in (self._stall, self._idle_check):
+            if timer is not None:
+                timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser and watch over what is still missing."""
@@ -138,7 +146,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._progress_at = self.loop.time()
         self._unset_keepalive_if_required()
         try:
-            self._feed(data)
+            if self._feed(data):
+                return
         except httptools.HttpParserError:
             self._refuse(self._refusal or _bad_request("the request is not HTTP/1.1"))
             return
@@ -147,14 +156,40 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         elif not self._too_much_unparsed() and self._deadline is None:
             self._arm()
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> bool:
+        """Parse ``data``; True when the connection is no longer this protocol's."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self._should_upgrade():
-                self.handle_websocket_upgrade()
-            else:
-                self._read_without_upgrade(data[upgrade.args[0] :])
+            rest = data[upgrade.args[0] :]
+            if self._endpoint is not None:
+                self._open_socket(self._endpoint, rest)
+                return True
+            self._read_without_upgrade(rest)
+        return False
+
+    def _should_upgrade(self) -> bool:
+        return self._endpoint is not None
+
+    def _open_socket(self, endpoint: SocketEndpoint, rest: bytes) -> None:
+        """Hand the connection over to a socket, or refuse the handshake."""
+        scope = cast(Scope, self.scope)
+        path, _, query = self.url.partition(b"?")
+        scope.update(method="GET", raw_path=path, query_string=query)
+        request = self.edge.direct_request(scope)
+        try:
+            if self.cycle is not None and not self.cycle.response_complete:
+                raise _bad_request("an earlier request of the connection is not answered yet")
+            self._disarm()
+            connections = self.server_state.connections
+            socket = self.edge.open_socket(request, endpoint, self.transport, connections)
+        except ApiError as error:
+            self._refuse(error, request)
+            return
+        self.connections.discard(self)
+        self._stop_timers()
+        if rest:
+            socket.data_received(rest)
 
     def _too_much_unparsed(self) -> bool:
         """Refuse a line that never ends: the parser keeps it to itself, without a bound."""
@@ -173,6 +208,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request's first byte."""
         super().on_message_begin()
+        # An answer to a request before it in the same bytes has set the timer.
+        self._unset_keepalive_if_required()
+        self._direct = self._idle_since = None
         self._head_open = self._begun = True
         self._unparsed = 0
         self._disarm()
@@ -184,20 +222,79 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._body_open = True
         self._unparsed = 0
         self._disarm()
-        if not self._asks_for_an_upgrade():
+        if self.parser.should_upgrade() and self._get_upgrade() == b"websocket":
+            get = self.parser.get_method() == b"GET"
+            self._endpoint = self.edge.socket_endpoint(self.url) if get else None
+        if self._asks_for_an_upgrade():
+            return
+        self._direct = self._direct_exchange()
+        if self._direct is None:
             super().on_headers_complete()
-            self.headers = []  # of trailers, which nobody sees
+        self.headers = []  # of trailers, which nobody sees
+
+    def _direct_exchange(self) -> DirectExchange | None:
+        """The exchange of a request that needs no application; it becomes the current cycle."""
+        target = self.edge.direct_target(self.parser.get_method(), self.url)
+        if target is None or (self.cycle is not None and not self.cycle.response_complete):
+            return None
+        scope = cast(Scope, self.scope)
+        scope.update(method="POST", raw_path=self.url, query_string=b"")
+        request = self.edge.direct_request(scope)
+        length = request.headers.get(b"content-length", b"")
+        if not length or len(length) > _LENGTH_DIGITS_MAX or int(length) > BODY_BYTES_MAX:
+            return None
+        if self.expect_100_continue or self.parser.should_upgrade():
+            return None
+        exchange = DirectExchange(
+            request,
+            target,
+            time.perf_counter(),
+            self.transport,
+            self.server_state.default_headers,
+            self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
+            self._on_direct_answer,
+        )
+        self._running = self.cycle = exchange  # type: ignore[assignment]
+        return exchange
+
+    def _on_direct_answer(self) -> None:
+        """Do what uvicorn does after an answer, with one timer for many requests."""
+        if self.pipeline or self.transport.is_closing():
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self._idle_since = self.loop.time()
+        if self._idle_check is None:
+            self._idle_check = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+
+    def _check_idle(self) -> None:
+        self._idle_check = None
+        if self._idle_since is None:
+            return  # a request is under way
+        due_at = self._idle_since + self.timeout_keep_alive
+        if self.loop.time() >= due_at:
+            self.timeout_keep_alive_handler()
+        else:
+            self._idle_check = self.loop.call_at(due_at, self._check_idle)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
         self._unparsed = 0
-        super().on_body(body)
+        direct = self._direct
+        if direct is None:
+            super().on_body(body)
+        else:
+            direct.body = direct.body + body if direct.body else body
 
     def on_message_complete(self) -> None:
         """The body is complete."""
         self._body_open = False
         self._disarm()
-        if not self._asks_for_an_upgrade():
+        direct = self._direct
+        if direct is not None:
+            direct.more_body = False
+            self.edge.answer_directly(direct)
+        elif not self._asks_for_an_upgrade():
             super().on_message_complete()
 
     def _check_head(self) -> None:
@@ -305,10 +402,10 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     # Refusals ------------------------------------------------------------------------------------
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: ApiError, request: Request | None = None) -> None:
         self._refused = True
         self._disarm()
-        self.metrics.refused(error.spec)
+        self.edge.metrics.refused(error.spec)
         if self.transport.is_closing():
             return
         running = self._running
@@ -324,17 +421,23 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             if started:
                 self.transport.abort()
                 return
-        self._write_problem(error)
+        self._write_problem(error, request)
 
-    def _write_problem(self, error: ApiError) -> None:
+    def _write_problem(self, error: ApiError, request: Request | None) -> None:
         status = error.spec.status
-        body = problem_body(error)
+        headers = problem_headers(error)
+        if request is None:
+            body = problem_body(error)
+        else:
+            path, request_id = request.raw_path.decode("latin-1"), request.request_id.decode()
+            body = problem_body(error, instance=path, request_id=request_id)
+            headers.append((b"x-request-id", request.request_id))
         lines = [
-            b"HTTP/1.1 %d %b" % (status, _PHRASES[status]),
+            b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()),
             b"content-type: " + PROBLEM_TYPE.encode(),
             b"content-length: %d" % len(body),
             b"connection: close",
-            *(b"%b: %b" % header for header in problem_headers(error)),
+            *(b"%b: %b" % header for header in headers),
         ]
         self.transport.write(b"\r\n".join([*lines, b"", body]))
         # Closing now would reset the connection under a client that still writes, and it would
@@ -344,8 +447,6 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self.loop.call_later(self.settings.linger_s, self.transport.abort)
 
 
-def protocol_class(settings: EdgeSettings, metrics: EdgeMetrics) -> type[EdgeHttpProtocol]:
+def protocol_class(settings: EdgeSettings, edge: EdgeApp) -> type[EdgeHttpProtocol]:
     """The protocol with its bounds bound, as uvicorn's ``http`` setting takes it."""
-    return type(
-        "BoundHttpProtocol", (EdgeHttpProtocol,), {"settings": settings, "metrics": metrics}
-    )
+    return type("BoundHttpProtocol", (EdgeHttpProtocol,), {"settings": settings, "edge": edge})

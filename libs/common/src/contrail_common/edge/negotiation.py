@@ -13,6 +13,7 @@ NDJSON_TYPE: Final = "application/x-ndjson"
 MSGPACK_TYPE: Final = "application/vnd.msgpack"
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 BYTES_TYPE: Final = "application/octet-stream"
+EVENTS_TYPE: Final = "text/event-stream"
 
 _CACHED_BYTES_MAX: Final = 256
 """Longer header values come from odd clients; the cache is not spent on them."""

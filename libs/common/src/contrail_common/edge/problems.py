@@ -81,6 +81,8 @@ def problem_headers(error: ApiError) -> list[Header]:
         headers.append((b"retry-after", str(error.retry_after_s).encode()))
     if error.spec is errors.UNAUTHENTICATED:
         headers.append((b"www-authenticate", b'Bearer realm="contrail"'))
+    if error.spec is errors.UPGRADE_REQUIRED:
+        headers += [(b"upgrade", b"websocket"), (b"sec-websocket-version", b"13")]
     return headers
 
 

@@ -41,6 +41,11 @@ class EdgeState:
         if self._draining is not None and not self._draining.done():
             self._draining.set_result(None)
 
+    @property
+    def drained(self) -> bool:
+        """Whether the process is about to stop."""
+        return self._drained
+
     def draining(self) -> asyncio.Future[None]:
         """A future that is done once the process drains; waits are raced against it."""
         if self._draining is None:
@@ -175,6 +180,11 @@ class Request:
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             self._body_done = not message.get("more_body", False)
+
+    def hold(self, count: int) -> None:
+        """Count ``count`` bytes of a body as in flight until the request is answered."""
+        self._reserve(count)
+        self._body_done = True
 
     # Waiting -------------------------------------------------------------------------------------
     @property

@@ -57,7 +57,7 @@ def make_server(
     """A server for ``app`` on bound ``sockets``; run it with ``await server.serve()``."""
     config = uvicorn.Config(
         app,
-        http=protocol_class(settings, app.metrics),
+        http=protocol_class(settings, app),
         ws="none",
         loop="uvloop",
         lifespan="off",

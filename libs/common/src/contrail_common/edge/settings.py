@@ -37,6 +37,8 @@ class EdgeSettings:
     waiting_max: int = 4096
     unanswered_publishes_max: int = 10_000
     unanswered_bytes_max: int = 32 << 20
+    frame_bytes_max: int = 8 << 20
+    unread_bytes_max: int = 8 << 20
 
     head_timeout_s: float = 10.0
     body_idle_s: float = 15.0
@@ -44,4 +46,6 @@ class EdgeSettings:
     keep_alive_s: float = 75.0
     write_stall_s: float = 60.0
     linger_s: float = 2.0
+    socket_ping_s: float = 15.0
+    connect_s: float = 10.0
     grace_s: float = 10.0

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import crc32c
 import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common import errors
-from contrail_common.blocks import Block, I64Array, MessageColumns, U32Array
+from contrail_common.blocks import Block, MessageColumns
 from contrail_common.subjects import is_wildcard, matches, matches_any
+from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append, HashedExpected
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID
+from contrail_storage.core.dedupe import ID_BYTES, NO_ID, U64Array, words_of
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Appended, Refused, Writes
 
@@ -51,14 +53,14 @@ class Appender:
         batch.check(verdicts)
         columns = command.columns
         if verdicts:
-            kept = [at for at in range(count) if at not in verdicts]
-            if not kept:
+            kept = np.flatnonzero(_without(count, verdicts))
+            if not len(kept):
                 return Appended(first_seq, count, verdicts), None
             columns = columns.select(kept)
             subject_index, sizes = subject_index[kept], sizes[kept]
         block = self._store(index, now_ns, command, columns, subject_index, sizes, writes)
         if batch.new_ids:
-            self._machine.dedupe.seal(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
+            self._machine.dedupe.add(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
         self._machine.counters.last_id = batch.last_id
         return Appended(first_seq, count, verdicts or None), block
 
@@ -107,9 +109,10 @@ class Appender:
             sids = np.array([sid], np.uint32)
             subjects.add_one(sid, first_seq, index, writes)
         else:
-            used = np.unique(subject_index)
+            used = np.zeros(len(command.subjects), np.bool_)
+            used[subject_index] = True
             numbers = np.zeros(len(command.subjects), np.uint32)
-            for number in used.tolist():
+            for number in np.flatnonzero(used).tolist():
                 numbers[number] = subjects.number(command.subjects[number], writes)
             sids = numbers[subject_index]
             subjects.add_run(sids, first_seq, index, writes)
@@ -121,6 +124,13 @@ class Appender:
         counters.last_time_ns = now_ns
         counters.digest = crc32c.crc32c(columns.payload, counters.digest)
         return block
+
+
+def _without(count: int, verdicts: Verdicts) -> NDArray[np.bool_]:
+    """Which of ``count`` messages have no verdict."""
+    kept = np.ones(count, np.bool_)
+    kept[list(verdicts)] = False
+    return kept
 
 
 class _Batch:
@@ -142,24 +152,24 @@ class _Batch:
         self._stored: dict[str, int] = {}
         self._stored_messages = 0
         self._stored_bytes = 0
-        self.new_ids: list[bytes] = []
-        self.new_id_seqs: list[int] = []
+        self.new_ids = b""
+        self.new_id_seqs = np.zeros(0, np.int64)
         self.last_id = machine.counters.last_id
 
     def check(self, verdicts: Verdicts) -> None:
-        """Add to ``verdicts`` what must not be stored; remembers new ids in the window."""
+        """Add to ``verdicts`` what must not be stored; finds the ids that are new."""
         command, config = self._command, self._machine.config
         self._check_sizes(verdicts)
-        one_by_one = command.expected is not None or (
-            config.discard == "new" and (config.max_msgs >= 0 or config.max_bytes >= 0)
-        )
-        if command.ids is None and not one_by_one:
-            self.last_id = NO_ID if len(verdicts) < command.columns.count else self.last_id
-            return
-        if one_by_one:
+        if (
+            command.expected is not None
+            or (config.discard == "new" and (config.max_msgs >= 0 or config.max_bytes >= 0))
+            or (command.ids is not None and _repeats(command.ids))
+        ):
             self._check_each(verdicts)
-        else:
-            self._check_ids(verdicts)
+        elif command.ids is not None:
+            self._check_ids(command.ids, verdicts)
+        elif len(verdicts) < command.columns.count:
+            self.last_id = NO_ID
 
     def _check_sizes(self, verdicts: Verdicts) -> None:
         config = self._machine.config
@@ -174,34 +184,39 @@ class _Batch:
                     at, Refused(spec.code, f"{self._sizes[at]} bytes exceed {what} of {limit}")
                 )
 
-    def _check_ids(self, verdicts: Verdicts) -> None:
-        ids = self._command.ids
-        assert ids is not None
-        seq = self._first_seq
-        for at in range(self._command.columns.count):
-            if at in verdicts:
-                continue
-            message_id = ids[ID_BYTES * at : ID_BYTES * (at + 1)]
-            if message_id != NO_ID:
-                known = self._machine.dedupe.find(message_id)
-                if known:
-                    verdicts[at] = known
-                    continue
-                self._remember(message_id, seq)
-            self.last_id = message_id
-            seq += 1
+    def _check_ids(self, ids: bytes, verdicts: Verdicts) -> None:
+        """Look at the ids, all different, and at nothing else: all messages at once."""
+        known = self._machine.dedupe.find(ids)
+        stored = _without(self._command.columns.count, verdicts)
+        if known.any():
+            twins = np.flatnonzero(stored & (known > 0))
+            verdicts.update(zip(twins.tolist(), known[twins].tolist(), strict=True))
+            stored[twins] = False
+        words = words_of(ids)
+        if not stored.all():
+            words = words[stored]
+        if not len(words):
+            return
+        new = _are_ids(words)
+        self.new_ids = (words if new.all() else words[new]).tobytes()
+        self.new_id_seqs = self._first_seq + np.flatnonzero(new)
+        self.last_id = words[-1].tobytes()
 
     def _check_each(self, verdicts: Verdicts) -> None:
         command = self._command
         expected = command.expected or {}
+        ids = command.ids
+        known = [] if ids is None else self._machine.dedupe.find(ids).tolist()
+        new: dict[bytes, int] = {}
         for at in range(command.columns.count):
             if at in verdicts:
                 continue
             subject = command.subjects[int(self._subject_index[at])]
-            message_id = NO_ID
-            if command.ids is not None:
-                message_id = command.ids[ID_BYTES * at : ID_BYTES * (at + 1)]
-            verdict = self._verdict(expected.get(at), subject, message_id, int(self._sizes[at]))
+            message_id, twin = NO_ID, 0
+            if ids is not None:
+                message_id = ids[ID_BYTES * at : ID_BYTES * (at + 1)]
+                twin = known[at] or new.get(message_id, 0)
+            verdict = self._verdict(expected.get(at), subject, twin, int(self._sizes[at]))
             if verdict is not None:
                 verdicts[at] = verdict
                 continue
@@ -211,23 +226,18 @@ class _Batch:
             self._stored_bytes += int(self._sizes[at])
             self.last_id = message_id
             if message_id != NO_ID:
-                self._remember(message_id, seq)
-
-    def _remember(self, message_id: bytes, seq: int) -> None:
-        self._machine.dedupe.add(message_id, seq)
-        self.new_ids.append(message_id)
-        self.new_id_seqs.append(seq)
+                new[message_id] = seq
+        self.new_ids = b"".join(new)
+        self.new_id_seqs = np.fromiter(new.values(), np.int64, len(new))
 
     def _verdict(
-        self, expected: HashedExpected | None, subject: str, message_id: bytes, size: int
+        self, expected: HashedExpected | None, subject: str, twin: int, size: int
     ) -> Refused | int | None:
         config = self._machine.config
         if expected is not None and expected.stream not in (None, config.name):
             return Refused(errors.EXPECTED_STREAM.code, f"the stream is {config.name}")
-        if message_id != NO_ID:
-            known = self._machine.dedupe.find(message_id)
-            if known:
-                return known
+        if twin:
+            return twin
         if expected is not None:
             refused = self._check_expected(expected, subject)
             if refused is not None:
@@ -273,3 +283,16 @@ class _Batch:
         if 0 <= config.max_bytes < counters.bytes + self._stored_bytes + size:
             return Refused(errors.STORE_FAILED.code, "maximum bytes exceeded")
         return None
+
+
+def _are_ids(words: U64Array) -> NDArray[np.bool_]:
+    """Which of the hashes stand for an id, that is, differ from NO_ID."""
+    found: NDArray[np.bool_] = (words[:, 0] | words[:, 1]) != 0
+    return found
+
+
+def _repeats(ids: bytes) -> bool:
+    """Whether some id seems to come twice: half of each is compared."""
+    words = words_of(ids)
+    halves = np.sort(words[:, 0][_are_ids(words)])
+    return bool((halves[1:] == halves[:-1]).any())

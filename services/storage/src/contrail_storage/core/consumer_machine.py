@@ -78,6 +78,14 @@ _deltas = msgspec.msgpack.Decoder(Delta)
 _encode = msgspec.msgpack.Encoder().encode
 
 
+def ack_wait_ns(config: ConsumerConfig, attempt: int) -> int:
+    """How long delivery number ``attempt`` may stay unacknowledged (backoff goes first)."""
+    backoff = config.backoff_ns
+    if not backoff:
+        return config.ack_wait_ns
+    return backoff[min(attempt, len(backoff)) - 1]
+
+
 @dataclass(slots=True, eq=False)
 class ConsumerMachine:
     """State of one consumer. ``next_seq`` is the next stream sequence to consider for delivery."""
@@ -136,8 +144,7 @@ class ConsumerMachine:
         elif isinstance(change, Gone):
             self.pending.pop(change.seq, None)
         else:
-            self.config = change.config
-            self.version += 1
+            self._reconfigure(change.config)
         self._move_floor(time_ns)
         return settled
 
@@ -158,6 +165,15 @@ class ConsumerMachine:
                     self.pending[seq] = Pending(consumer_seq, 1, self._deadline_ns(time_ns, 1))
         self.delivered = SequencePair(consumer_seq, stream_seq, time_ns)
         self._advance(deliver.position)
+
+    def _reconfigure(self, config: ConsumerConfig) -> None:
+        old, self.config = self.config, config
+        self.version += 1
+        # JetStream lets a changed ack_wait hold for what is pending already, as if it had been so
+        # when the delivery, or a delayed nak of it, was made.
+        for item in self.pending.values():
+            change_ns = ack_wait_ns(config, item.attempts) - ack_wait_ns(old, item.attempts)
+            item.deadline_ns = min(item.deadline_ns + change_ns, INT64_MAX)
 
     def _advance(self, next_seq: int) -> None:
         self.next_seq = max(self.next_seq, next_seq)
@@ -213,14 +229,7 @@ class ConsumerMachine:
             self.floor = SequencePair(floor.consumer_seq, floor.stream_seq, time_ns)
 
     def _deadline_ns(self, time_ns: int, attempt: int) -> int:
-        return min(time_ns + self.ack_wait_ns(attempt), INT64_MAX)
-
-    def ack_wait_ns(self, attempt: int) -> int:
-        """How long delivery number ``attempt`` may stay unacknowledged (backoff goes first)."""
-        backoff = self.config.backoff_ns
-        if not backoff:
-            return self.config.ack_wait_ns
-        return backoff[min(attempt, len(backoff)) - 1]
+        return min(time_ns + ack_wait_ns(self.config, attempt), INT64_MAX)
 
     # Persistence ---------------------------------------------------------------------------------
 

@@ -1,68 +1,128 @@
 """The duplicate window: which message ids were stored lately, and under which sequence.
 
-Ids come hashed (128 bit, keyed per stream); 96 bits of each are kept, with the sequence, in open
-addressing tables: 20 bytes a slot. An id is expired exactly when its message's log time is at least
-a window ago; since sequences and times ascend together, that is one comparison with a sequence, and
-expired slots are simply taken again when a table fills. JetStream's rule holds: an id outlives its
-message (delete, purge, ack) until the window ends.
+Ids come hashed (128 bit, keyed per stream); 96 bits of each are kept, with the sequence, in the
+order in which the messages were stored, and are found through chains from a table of hashes: 32
+bytes an id. Ids are looked up and added a whole append at a time.
+
+An id is expired exactly when its message's log time is at least a window ago; since sequences and
+times ascend together, that is one comparison with a sequence, and what is expired goes by the
+segment. JetStream's rule holds: an id outlives its message (delete, purge, ack) until the window
+ends.
 """
 
 import struct
-from array import array
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
 
 ID_BYTES: Final = 16
 NO_ID: Final = bytes(ID_BYTES)
-_PARTS: Final = 64
-_SLOTS_MIN: Final = 64
-_LOAD_MAX: Final = 0.75
-_WORDS: Final = struct.Struct("<QQ")
+_SEGMENT_MIN: Final = 1_024
+_MOVED_MAX: Final = 32_768
+"""Ids that one append may move to another segment: that keeps ``apply`` short."""
 _ROW_HEAD: Final = struct.Struct("<qI")
 
+U64Array = NDArray[np.uint64]
 
-class _Table:
-    """One open addressing table: (u64, u32) of the hash to a sequence; 0 is a free slot."""
 
-    __slots__ = ("high", "low", "mask", "seqs", "used")
+class _Hashes(NamedTuple):
+    """What is kept of the hashes of ids."""
 
-    def __init__(self, slots: int) -> None:
-        self.low = array("Q", bytes(8 * slots))
-        self.high = array("I", bytes(4 * slots))
-        self.seqs = array("Q", bytes(8 * slots))
-        self.mask = slots - 1
+    low: U64Array
+    high: U32Array
+
+    def since(self, start: int) -> "_Hashes":
+        """The hashes from position ``start`` on."""
+        return _Hashes(self.low[start:], self.high[start:])
+
+
+def words_of(ids: bytes) -> U64Array:
+    """The hashes of ``n`` ids as u64[n, 2]."""
+    return np.frombuffer(ids, np.uint64).reshape(-1, 2)
+
+
+def _kept(ids: bytes) -> _Hashes:
+    words = words_of(ids)
+    return _Hashes(words[:, 0], (words[:, 1] >> np.uint64(32)).astype(np.uint32))
+
+
+class _Segment:
+    """Ids in the order they came, up to ``capacity`` of them.
+
+    ``heads`` holds for each hash bucket the position of its newest id, ``links`` for each id that
+    of the next older one of its bucket. Positions begin at 1; 0 ends a chain.
+    """
+
+    __slots__ = ("capacity", "heads", "high", "links", "low", "mask", "seqs", "used")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.used = 0
+        self.mask = np.uint64(2 * capacity - 1)
+        self.heads = np.zeros(2 * capacity, np.uint32)
+        self.links = np.empty(capacity + 1, np.uint32)
+        self.low = np.empty(capacity + 1, np.uint64)
+        self.high = np.empty(capacity + 1, np.uint32)
+        self.seqs = np.empty(capacity + 1, np.int64)
 
-    def find(self, low: int, high: int) -> int:
-        """Slot of the id, or of the free slot that ends its probe."""
-        slot = low & self.mask
-        seqs = self.seqs
-        while seqs[slot] and (self.low[slot] != low or self.high[slot] != high):
-            slot = (slot + 1) & self.mask
-        return slot
+    def find(self, hashes: _Hashes, found: I64Array) -> None:
+        """Raise ``found`` to the sequences of those hashes that stand here."""
+        at = self.heads[hashes.low & self.mask]
+        asked = np.flatnonzero(at)
+        at = at[asked]
+        while len(asked):
+            same = self.low[at] == hashes.low[asked]
+            if same.any():
+                same &= self.high[at] == hashes.high[asked]
+                hit = asked[same]
+                # An expired id may have been stored again: the newer sequence counts.
+                found[hit] = np.maximum(found[hit], self.seqs[at[same]])
+            at = self.links[at]
+            more = at != 0
+            at, asked = at[more], asked[more]
 
-    def put(self, low: int, high: int, seq: int) -> None:
-        """Remember the id, which may be there already (expired), under ``seq``."""
-        slot = self.find(low, high)
-        if not self.seqs[slot]:
-            self.low[slot], self.high[slot] = low, high
-            self.used += 1
-        self.seqs[slot] = seq
+    def add(self, hashes: _Hashes, seqs: I64Array) -> int:
+        """Add as many ids, all different, as there is room for; answers how many."""
+        count = min(len(seqs), self.capacity - self.used)
+        start = self.used + 1
+        self.used += count
+        self.low[start : start + count] = hashes.low[:count]
+        self.high[start : start + count] = hashes.high[:count]
+        self.seqs[start : start + count] = seqs[:count]
+        at = np.arange(start, start + count, dtype=np.uint32)
+        buckets = hashes.low[:count] & self.mask
+        while len(at):
+            self.links[at] = self.heads[buckets]
+            self.heads[buckets] = at
+            # Of several in one bucket the last is its head now; the others follow in later rounds.
+            left = self.heads[buckets] != at
+            at, buckets = at[left], buckets[left]
+        return count
 
-    def without(self, floor_seq: int) -> "_Table":
-        """A table of the ids from ``floor_seq`` on, with room to grow."""
-        kept = [slot for slot, seq in enumerate(self.seqs) if seq >= floor_seq and seq]
-        slots = _SLOTS_MIN
-        while len(kept) > slots * _LOAD_MAX / 2:
-            slots *= 2
-        fresh = _Table(slots)
-        for slot in kept:
-            fresh.put(self.low[slot], self.high[slot], self.seqs[slot])
-        return fresh
+    def first_from(self, seq: int) -> int:
+        """Position of the first id with ``seq`` or a later sequence; behind the last for none."""
+        return 1 + int(np.searchsorted(self.seqs[1 : self.used + 1], seq))
+
+    def rest(self, start: int) -> tuple[_Hashes, I64Array]:
+        """Hashes and sequences of the ids from position ``start`` on."""
+        kept = slice(start, self.used + 1)
+        return _Hashes(self.low[kept], self.high[kept]), self.seqs[kept]
+
+
+class _Mark(NamedTuple):
+    """What is known of the ids of one entry: their log time, number and last sequence."""
+
+    time_ns: int
+    ids: int
+    last_seq: int
+    entry: int
 
 
 class DedupeWindow:
@@ -70,77 +130,89 @@ class DedupeWindow:
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self._tables = [_Table(_SLOTS_MIN) for _ in range(_PARTS)]
-        self._marks: deque[tuple[int, int, int]] = deque()  # time, last seq, log index
+        self._segments: list[_Segment] = []
+        self._marks: deque[_Mark] = deque()
+        self._live = 0
         self._floor_seq = 1
-        self._open_ids: list[bytes] = []
-        self._open_seqs: list[int] = []
+        self._open_ids = b""
+        self._open_seqs = b""
 
     def __len__(self) -> int:
-        return sum(table.used for table in self._tables)
+        """Ids in memory, those not yet let go of included."""
+        return sum(segment.used for segment in self._segments)
 
     def expire(self, now_ns: int, window_ns: int, writes: Writes) -> None:
         """Forget the ids whose messages are at least ``window_ns`` old at ``now_ns``."""
         marks = self._marks
-        if not marks or marks[0][0] > now_ns - window_ns:
+        if not marks or marks[0].time_ns > now_ns - window_ns:
             return
-        first_index = last_index = marks[0][2]
-        while marks and marks[0][0] <= now_ns - window_ns:
-            _, last_seq, last_index = marks.popleft()
-            self._floor_seq = last_seq + 1
+        first_index = last_index = marks[0].entry
+        while marks and marks[0].time_ns <= now_ns - window_ns:
+            gone = marks.popleft()
+            last_index = gone.entry
+            self._live -= gone.ids
+            self._floor_seq = gone.last_seq + 1
+        while self._segments and self._segments[0].seqs[self._segments[0].used] < self._floor_seq:
+            del self._segments[0]
         writes.delete_range(
             keys.large_key(keys.DEDUPE, self.shard, first_index),
             keys.large_key(keys.DEDUPE, self.shard, last_index + 1),
         )
 
-    def find(self, message_id: bytes) -> int:
-        """Sequence that the id was stored under within the window, or 0."""
-        low, rest = _WORDS.unpack(message_id)
-        table = self._tables[rest & (_PARTS - 1)]
-        seq = table.seqs[table.find(low, rest >> 32)]
-        return seq if seq >= self._floor_seq else 0
+    def find(self, ids: bytes) -> I64Array:
+        """Sequences that the ids were stored under within the window; 0 for those that were not."""
+        hashes = _kept(ids)
+        found = np.zeros(len(hashes.low), np.int64)
+        for segment in self._segments:
+            segment.find(hashes, found)
+        found[found < self._floor_seq] = 0
+        return found
 
-    def add(self, message_id: bytes, seq: int) -> None:
-        """Remember the id of the message just given ``seq``; :meth:`seal` ends the entry."""
-        low, rest = _WORDS.unpack(message_id)
-        part = rest & (_PARTS - 1)
-        table = self._tables[part]
-        if table.used >= (table.mask + 1) * _LOAD_MAX:
-            table = self._tables[part] = table.without(self._floor_seq)
-        table.put(low, rest >> 32, seq)
+    def add(self, ids: bytes, seqs: I64Array, time_ns: int, index: int, writes: Writes) -> None:
+        """Remember ids, all different and none in the window, of messages just stored (>= 1).
 
-    def seal(
-        self, ids: list[bytes], seqs: list[int], time_ns: int, index: int, writes: Writes
-    ) -> None:
-        """End an append: the ids added in it (or in its entry) become one row."""
+        All ids of an entry become one row.
+        """
         marks = self._marks
-        key = keys.large_key(keys.DEDUPE, self.shard, index)
-        if marks and marks[-1][2] == index:
+        self._remember(ids, seqs)
+        if marks and marks[-1].entry == index:
             # A second append of the same entry: both stand in the row of the entry.
             self._open_ids += ids
-            self._open_seqs += seqs
+            self._open_seqs += seqs.tobytes()
             marks.pop()
         else:
-            self._open_ids, self._open_seqs = ids, seqs
-        marks.append((time_ns, seqs[-1], index))
+            self._open_ids, self._open_seqs = ids, seqs.tobytes()
+        count = len(self._open_ids) // ID_BYTES
+        marks.append(_Mark(time_ns, count, int(seqs[-1]), index))
         writes.put(
-            key,
-            b"".join(
-                (
-                    _ROW_HEAD.pack(time_ns, len(self._open_ids)),
-                    *self._open_ids,
-                    array("Q", self._open_seqs).tobytes(),
-                )
-            ),
+            keys.large_key(keys.DEDUPE, self.shard, index),
+            b"".join((_ROW_HEAD.pack(time_ns, count), self._open_ids, self._open_seqs)),
         )
+
+    def _remember(self, ids: bytes, seqs: I64Array) -> None:
+        hashes = _kept(ids)
+        self._live += len(seqs)
+        start = 0
+        while start < len(seqs):
+            if not self._segments or self._segments[-1].used == self._segments[-1].capacity:
+                self._extend()
+            start += self._segments[-1].add(hashes.since(start), seqs[start:])
+
+    def _extend(self) -> None:
+        """Begin a segment with room for as many ids as the window holds now, twice over."""
+        fresh = _Segment(max(_SEGMENT_MIN, 1 << (2 * self._live - 1).bit_length()))
+        # Every segment is asked for every id, so the small ones of a growing window are joined.
+        if len(self) <= _MOVED_MAX:
+            for segment in self._segments:
+                fresh.add(*segment.rest(segment.first_from(self._floor_seq)))
+            self._segments.clear()
+        self._segments.append(fresh)
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take up the window from its rows, given as (key, value) in key order."""
         for key, row in rows:
             time_ns, count = _ROW_HEAD.unpack_from(row)
-            seqs = array("Q")
-            seqs.frombytes(row[_ROW_HEAD.size + ID_BYTES * count :])
-            for at, seq in enumerate(seqs):
-                start = _ROW_HEAD.size + ID_BYTES * at
-                self.add(row[start : start + ID_BYTES], seq)
-            self._marks.append((time_ns, seqs[-1], keys.last_number(key, 8)))
+            seqs_at = _ROW_HEAD.size + ID_BYTES * count
+            seqs = np.frombuffer(row, np.int64, count, seqs_at)
+            self._remember(row[_ROW_HEAD.size : seqs_at], seqs)
+            self._marks.append(_Mark(time_ns, count, int(seqs[-1]), keys.last_number(key, 8)))

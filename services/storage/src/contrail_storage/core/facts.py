@@ -8,7 +8,8 @@ subjects, sizes and times; these are in the blocks, the same on every replica, s
 from dataclasses import dataclass
 from typing import Protocol
 
-from contrail_common.blocks import Block, I64Array, U32Array
+from contrail_common.blocks import Block
+from contrail_common.texts import I64Array, U32Array
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common import errors
-from contrail_common.blocks import U32Array
 from contrail_common.model import StreamConfig, StreamState
+from contrail_common.texts import U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
@@ -157,7 +157,11 @@ class StreamMachine:
         # A shard's time never runs backwards, whatever stamped the entry.
         now_ns = max(min(time_ns, INT64_MAX), self.counters.last_time_ns)
         self.dedupe.expire(now_ns, self.config.duplicate_window_ns, writes)
-        return self._dispatch(index, now_ns, command, writes)
+        result = self._dispatch(index, now_ns, command, writes)
+        if self.shard in writes.trimmed:
+            for consumer in self.consumers.values():
+                self._forget_trimmed(consumer, now_ns, writes)
+        return result
 
     def _dispatch(self, index: int, now_ns: int, command: cmd.Command, writes: Writes) -> Result:
         if isinstance(command, cmd.Append):
@@ -177,7 +181,7 @@ class StreamMachine:
             case cmd.EnforceLimits():
                 return self._enforce_limits(command, index, writes)
             case cmd.Trim():
-                return self._trim(command, index, now_ns, writes)
+                return self._trim(command, index, writes)
             case cmd.DeleteMessage():
                 return self._delete(command, index, now_ns, writes)
             case cmd.DropStream():
@@ -355,13 +359,13 @@ class StreamMachine:
             self.write_counters(writes)
         return Removed(removed, self._reaches(expired))
 
-    def _trim(self, command: cmd.Trim, index: int, now_ns: int, writes: Writes) -> Result:
+    def _trim(self, command: cmd.Trim, index: int, writes: Writes) -> Result:
         if self.config.sealed:
             return Refused(errors.STREAM_SEALED.code)
         if self.config.deny_purge:
             return Refused(errors.PURGE_DENIED.code)
         if command.to_seq > self.counters.last_seq:
-            return self._purge_all(now_ns, writes)
+            return self._purge_all(writes)
 
         def below(facts: MessageFacts, _: Live | None) -> int:
             return command.to_seq - facts.base_seq
@@ -369,14 +373,13 @@ class StreamMachine:
         removed = self._remove_head(below, command.messages_max, index, writes)
         if removed:
             self.write_counters(writes)
-            self._forget_pending(now_ns, writes)
         return Removed(removed, self._reaches(below))
 
     def _reaches(self, reach: Reach) -> bool:
         """Whether the oldest message is still within ``reach``."""
         return self.counters.messages > 0 and reach(*self._head_facts()) > 0
 
-    def _purge_all(self, now_ns: int, writes: Writes) -> Result:
+    def _purge_all(self, writes: Writes) -> Result:
         counters = self.counters
         removed = counters.messages
         counters.first_seq = counters.last_seq + 1
@@ -386,7 +389,6 @@ class StreamMachine:
         self.deleted.clear(writes)
         writes.trimmed[self.shard] = counters.first_seq
         self.write_counters(writes)
-        self._forget_pending(now_ns, writes)
         return Removed(removed)
 
     def _delete(
@@ -461,19 +463,15 @@ class StreamMachine:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         if consumer.epoch != change.epoch:
             return Refused(errors.TOKEN_STALE.code)
-        self._forget_trimmed(consumer, now_ns, writes)
         consumer.change(change, now_ns, writes)
+        # A delivery is recorded after it was sent: its message may be gone by then.
+        self._forget_trimmed(consumer, now_ns, writes)
         return Done()
 
     def _forget_trimmed(self, consumer: ConsumerMachine, now_ns: int, writes: Writes) -> None:
-        # What limits took away a consumer learns with its next change; a purge tells it at once.
         first_seq = self.counters.first_seq
         if consumer.pending and consumer.floor.stream_seq + 1 < first_seq:
             consumer.change(ConsumerTrimmed(first_seq), now_ns, writes)
-
-    def _forget_pending(self, now_ns: int, writes: Writes) -> None:
-        for consumer in self.consumers.values():
-            self._forget_trimmed(consumer, now_ns, writes)
 
     # Recovery ------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from contrail_common.blocks import I64Array, U32Array
+from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
 
@@ -104,13 +104,14 @@ class SubjectTable:
     def add_run(self, sids: U32Array, first_seq: int, index: int, writes: Writes) -> None:
         """Count messages with consecutive sequences from ``first_seq`` on."""
         at = sids.astype(np.int64) - self.base
-        touched, first_at, counts = np.unique(at, return_index=True, return_counts=True)
-        fresh = self.counts[touched] == 0
-        self.first[touched[fresh]] = first_seq + first_at[fresh]
-        # Assignment with repeated indexes keeps the last value, which is the last sequence.
-        self.last[at] = np.arange(first_seq, first_seq + len(at))
-        self.counts[touched] += counts.astype(np.uint32)
-        self._delta(touched, index, writes)
+        seqs = np.arange(first_seq, first_seq + len(at))
+        # Assignment with repeated indexes keeps the last value: backwards that is the first
+        # sequence of a subject, forwards its last.
+        fresh = self.counts[at] == 0
+        self.first[at[fresh][::-1]] = seqs[fresh][::-1]
+        self.last[at] = seqs
+        np.add.at(self.counts, at, np.uint32(1))
+        self._delta(at[self.last[at] == seqs], index, writes)
 
     def remove(self, sids: U32Array, floor_seq: int, index: int, writes: Writes) -> None:
         """Take messages away, one per element; none that is live is below ``floor_seq``."""
@@ -204,7 +205,7 @@ class SubjectTable:
                     self.counts[touched].tobytes(),
                 )
             )
-            self._dirty_pages.update(np.unique(sids // PAGE).tolist())
+            self._dirty_pages.update((sids // PAGE).tolist())
         # Several commands of one entry write one row each: the row count tells them apart.
         self._delta_rows += 1
         key = keys.large_key(keys.SUBJECT_DELTA, self.shard, index) + self._delta_rows.to_bytes(

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from contrail_common.blocks import Block, HeaderColumns
+from contrail_common.blocks import Block
+from contrail_common.header_columns import AnyHeaders, HeaderColumns
 
 COLUMNS: Final = ("shard", "seq", "time", "subject", "headers", "data")
 _TEXTS_MAX: Final = 65_536
@@ -164,10 +165,12 @@ def _text_array(kind: pa.DataType, offsets: bytes, heap: bytes) -> pa.Array:
     )
 
 
-def _headers(headers: HeaderColumns | None, count: int) -> pa.Array:
-    if headers is None:
+def _headers(given: AnyHeaders | None, count: int) -> pa.Array:
+    if given is None:
         zeros = bytes(4 * (count + 1))
         headers = HeaderColumns(zeros, zeros[:4], zeros[:4], zeros[:4], b"", b"")
+    else:
+        headers = given.nested()
     values = pa.ListArray.from_arrays(
         _array(pa.int32(), np.frombuffer(headers.value_offsets, np.int32)),
         _text_array(pa.string(), headers.text_offsets, headers.texts),

@@ -145,6 +145,13 @@ class ConsumerManager:
             if not machine.exists or desk.consumer.consumer_id not in machine.consumers:
                 self._close(key)
 
+    def new_term(self) -> None:
+        """This node leads the shards anew: what desks took for lost may have been applied."""
+        loop = asyncio.get_running_loop()
+        for desk in self._desks.values():
+            # Behind what tells the desk that its commands of the last term are lost.
+            loop.call_soon(desk.new_term)
+
     async def drop_inactive(self) -> None:
         """Remove the consumers that nobody used for their ``inactive_threshold``."""
         now_s = asyncio.get_running_loop().time()
@@ -158,6 +165,10 @@ class ConsumerManager:
                     continue
                 desk = self._desk(shard, consumer)
                 idle_ns = (now_s - desk.last_active_s) * 1e9
+                if idle_ns > threshold_ns and consumer.pending:
+                    # Who holds a delivery is at work until its ack is due (JetStream's rule).
+                    due_ns = max(item.deadline_ns for item in consumer.pending.values())
+                    idle_ns = min(idle_ns, self._clock.now() - due_ns)
                 if idle_ns > threshold_ns and not desk.waiters:
                     await self._drop(shard, consumer)
 

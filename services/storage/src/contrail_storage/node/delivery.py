@@ -66,7 +66,7 @@ class Desk:
     closed: bool = False
     _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
     _joined: list[int] = field(default_factory=list)
-    _joined_position: int = 0
+    _held_back: bool = False
     _join_timer: asyncio.TimerHandle | None = None
     _deadline_timer: asyncio.TimerHandle | None = None
     _filter: SubjectFilter = field(default_factory=lambda: SubjectFilter(()))
@@ -78,11 +78,9 @@ class Desk:
     def __post_init__(self) -> None:
         self.position = self.consumer.next_seq
         self.consumer_seq = self.consumer.delivered.consumer_seq
-        self._rebuild_deadlines()
-        self.reconfigured()
         self.touch()
         self.shard.listeners.add(self.wake)
-        self._arm_deadline()
+        self.reconfigured()
 
     def touch(self) -> None:
         """Note that a client used the consumer now."""
@@ -92,6 +90,17 @@ class Desk:
         """The consumer's configuration changed."""
         self._filter = SubjectFilter(self.consumer.config.filter_subjects)
         self._counted_to = -1
+        self._look_again()
+
+    def new_term(self) -> None:
+        """This node leads anew: commands given up for lost may have been applied all the same."""
+        self.consumer_seq = self.consumer.delivered.consumer_seq + len(self._joined)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Take the deadlines from the machine, and let the first waiting pull look."""
+        self._rebuild_deadlines()
+        self._arm_deadline()
         self.wake()
 
     def close(self) -> None:
@@ -242,10 +251,11 @@ class Desk:
         limit = self.consumer.config.max_ack_pending
         if limit < 0 or self.consumer.config.ack_policy == "none":
             return PULL_BYTES_MAX
-        return limit - len(self.consumer.pending) - self._fresh_in_flight()
+        return limit - len(self.consumer.pending) - len(self._fresh_in_flight())
 
-    def _fresh_in_flight(self) -> int:
-        return sum(1 for seq in self.in_flight if seq not in self.consumer.pending)
+    def _fresh_in_flight(self) -> set[int]:
+        """What is on its way for the first time, as far as the machine knows."""
+        return self.in_flight.difference(self.consumer.pending)
 
     async def _choose_new(self, batch: "_Batch") -> None:
         room = self._room()
@@ -266,10 +276,10 @@ class Desk:
             room -= taken
 
     def _catch_up(self) -> int:
-        """The position, moved over what limits and purges took away."""
-        first_seq = self.shard.machine.counters.first_seq
-        if first_seq > self.position:
-            self.position = first_seq
+        """The position, moved over what the machine is past and what the stream no longer has."""
+        low = max(self.consumer.next_seq, self.shard.machine.counters.first_seq)
+        if low > self.position:
+            self.position = low
             self._counted_to = -1
         return self.position
 
@@ -319,15 +329,15 @@ class Desk:
         if not seqs:
             return None
         self._joined += seqs
-        # The position may move on to messages of a pull that is not recorded yet; one that was
-        # sent with these would skip them if the node went down now.
-        self._joined_position = self.position
         if self.consumer.config.max_deliver > 0:
             return self._send_joined()
+        self._send_soon(JOIN_S)
+        return None
+
+    def _send_soon(self, delay_s: float) -> None:
         if self._join_timer is None:
             loop = asyncio.get_running_loop()
-            self._join_timer = loop.call_later(JOIN_S, self.flush)
-        return None
+            self._join_timer = loop.call_later(delay_s, self.flush)
 
     def flush(self) -> None:
         """Propose joined deliveries now: what follows in the log relies on them."""
@@ -335,20 +345,22 @@ class Desk:
             self._send_joined()
         except ApiError:
             # Refused for now, but the clients have them: they are recorded with the next ones.
-            loop = asyncio.get_running_loop()
-            self._join_timer = loop.call_later(_JOIN_AGAIN_S, self.flush)
+            self._send_soon(_JOIN_AGAIN_S)
 
     def _send_joined(self) -> "asyncio.Future[Result] | None":
         if self._join_timer is not None:
             self._join_timer.cancel()
             self._join_timer = None
         consumer, seqs = self.consumer, self._joined
-        if not seqs or self.closed:
+        if self.closed or not (seqs or (self._held_back and not self.in_flight)):
             return None
-        future = self.propose(
-            Deliver(consumer.consumer_id, consumer.epoch, seqs, self._joined_position)
-        )
+        # What the machine does not know yet must stay ahead of its position: if the command of
+        # those messages is lost and this one is not, they would be skipped.
+        unknown = self._fresh_in_flight().difference(seqs)
+        position = min(self.position, *unknown) if unknown else self.position
+        future = self.propose(Deliver(consumer.consumer_id, consumer.epoch, seqs, position))
         self._joined = []
+        self._held_back = position < self.position
         self.track(future)
         future.add_done_callback(lambda done: self._recorded(seqs, done))
         return future
@@ -366,6 +378,7 @@ class Desk:
 
     def _recorded(self, seqs: list[int], done: "asyncio.Future[Result]") -> None:
         if done.cancelled() or done.exception() is not None:
+            self.consumer_seq -= len(seqs)
             self._undo(seqs)
             return
         self.in_flight.difference_update(seqs)
@@ -377,6 +390,10 @@ class Desk:
             # Acknowledged deliveries leave their deadlines behind: begin again without them.
             self._rebuild_deadlines()
         self._arm_deadline()
+        if self._held_back and not self.in_flight:
+            self._send_soon(JOIN_S)
+        if not self.consumer.pending.keys() >= set(seqs):
+            self.wake()  # messages that went away before they were recorded leave room
 
     def _rebuild_deadlines(self) -> None:
         self.deadlines = [(item.deadline_ns, seq) for seq, item in self.consumer.pending.items()]
@@ -390,13 +407,8 @@ class Desk:
         fresh = [seq for seq in seqs if seq >= self.consumer.next_seq]
         if fresh:
             self.position = min(self.position, *fresh)
-            self._joined_position = min(self._joined_position, self.position)
             self._counted_to = -1
-        if not self.in_flight:
-            self.consumer_seq = self.consumer.delivered.consumer_seq
-        self._rebuild_deadlines()
-        self._arm_deadline()
-        self.wake()
+        self._look_again()
 
     def postponed(self, seqs: list[int]) -> None:
         """Deadlines of ``seqs`` moved (nak, in_progress)."""

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from contrail_common.blocks import U32Array
 from contrail_common.subjects import is_wildcard, matches_any
+from contrail_common.texts import U32Array
 from contrail_storage.core.subject_table import SubjectTable
 
 

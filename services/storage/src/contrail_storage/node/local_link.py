@@ -1,6 +1,6 @@
 """The service link of one process: a direct call into the node."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
@@ -10,6 +10,7 @@ from contrail_common.link import (
     CreateMode,
     Page,
     PublishAck,
+    PublishOutcome,
     PullRequest,
     PullResult,
     RangeRequest,
@@ -18,6 +19,7 @@ from contrail_common.link import (
     ReplayPlanRequest,
     ReplayRequest,
 )
+from contrail_common.message_batch import MessageBatch
 from contrail_common.model import (
     ConsumerConfig,
     ConsumerInfo,
@@ -29,6 +31,7 @@ from contrail_common.model import (
 from contrail_common.subjects import overlaps
 from contrail_storage.node.node import StorageNode
 from contrail_storage.node.page_tokens import decode_token, encode_token
+from contrail_storage.node.proposer import Outcome
 from contrail_storage.node.shard import Shard
 
 _UNKNOWN = errors.OUTCOME_UNKNOWN.code
@@ -94,19 +97,58 @@ class LocalLink:
 
     # Messages ------------------------------------------------------------------------------------
 
-    def stream_for_subject(self, subject: str) -> str | None:
+    def _captured_by(self, subject: str) -> str:
+        stream = self._node.streams.route(subject)
+        if stream is None:
+            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
+        return stream
+
+    async def stream_for_subject(self, subject: str) -> str:
         """The stream that captures a subject."""
-        return self._node.streams.route(subject)
+        return self._captured_by(subject)
 
     async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
         """Store messages; durable when this returns."""
+        if not stream and messages:
+            stream = self._captured_by(messages[0].subject)
         shard = self._shard(stream)
         self._node.check_serving()
         if not messages:
             return PublishAck(stream, [], self._node.durability)
         results = await self._node.shard_log.append(shard.machine.shard, messages)
+        outcome = self._outcome(stream, results)
+        if isinstance(outcome, ApiError):
+            raise outcome
+        return outcome
+
+    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
+        """Store a batch; durable when this returns."""
+        shard = self._shard(stream)
+        self._node.check_serving()
+        if not batch.count:
+            return PublishAck(stream, [], self._node.durability)
+        runs = await self._node.shard_log.append_batch(shard.machine.shard, batch)
+        outcome = self._outcome(stream, runs)
+        if isinstance(outcome, ApiError):
+            raise outcome
+        return outcome
+
+    def publish_then(
+        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store messages (at least one); ``done`` gets the outcome."""
+        stream = stream or self._captured_by(messages[0].subject)
+        shard = self._shard(stream)
+        self._node.check_serving()
+        self._node.shard_log.append_then(
+            shard.machine.shard, messages, lambda results: done(self._outcome(stream, results))
+        )
+
+    def _outcome(self, stream: str, results: Outcome) -> PublishOutcome:
+        if isinstance(results, ApiError):
+            return results
         if all(result.code == _UNKNOWN for result in results):
-            raise ApiError(errors.OUTCOME_UNKNOWN)
+            return ApiError(errors.OUTCOME_UNKNOWN)
         return PublishAck(stream, results, self._node.durability)
 
     async def get_message(self, stream: str, seq: int) -> StoredMessage:

@@ -308,6 +308,8 @@ class StorageNode:
         def role(leads: bool) -> None:
             if not leads:
                 self._proposer(group_id).fail_all()
+            elif group_id == SHARD_GROUP:
+                self.consumers.new_term()
             if all(group.is_leader for group in self.groups.values()):
                 self._leading.set()
                 if self._ready:

@@ -1,8 +1,9 @@
 """From waiting requests to log entries: everything that waits becomes one entry.
 
 Messages of all requests for one shard are joined into one columnar command; an entry closes at
-256 KiB or 2,000 messages. While entries are on their way to the disk new requests wait, so the next
-entry is larger: group commit without a timer.
+256 KiB or 2,000 messages. Batches come in columns and stay in them; single messages are put into
+columns together, when their entry is made. While entries are on their way to the disk new requests
+wait, so the next entry is larger: group commit without a timer.
 """
 
 import asyncio
@@ -10,16 +11,17 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from itertools import accumulate
+from functools import partial
+from operator import itemgetter
 from typing import Final, Protocol
 
 import numpy as np
 
 from contrail_common import errors
-from contrail_common.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX, columns_of
+from contrail_common.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX
 from contrail_common.errors import ApiError
 from contrail_common.link import PubResult
+from contrail_common.message_batch import MessageBatch, join_batches
 from contrail_common.model import Expected, PublishMessage, header_size
 from contrail_storage.core.commands import (
     Append,
@@ -28,8 +30,8 @@ from contrail_storage.core.commands import (
     HashedExpected,
     encode_entry,
 )
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID
 from contrail_storage.core.results import Appended, Refused, Result
+from contrail_storage.node.message_ids import hash_id, hash_ids
 
 ENTRY_BYTES_MAX: Final = 256 * 1024
 OUTSTANDING_BYTES_MAX: Final = 8 << 20
@@ -37,7 +39,6 @@ QUEUE_BYTES_MAX: Final = 64 << 20
 UNWRITTEN_BYTES_MAX: Final = 32 << 20
 _ENTRIES_IN_FLIGHT: Final = 2
 _MESSAGE_OVERHEAD: Final = 32
-_UNKNOWN: Final = PubResult(0, code=errors.OUTCOME_UNKNOWN.code)
 
 
 class Group(Protocol):
@@ -58,46 +59,91 @@ class Group(Protocol):
         ...
 
 
+Outcome = list[PubResult] | ApiError
+"""What became of the messages, in order; or why none of them was appended."""
+
+Content = PublishMessage | MessageBatch
+"""What one request publishes."""
+
+
 class AppendRequest:
-    """One publish request: its messages, the results so far, and the future of all of them."""
+    """One publish request: its messages, the outcomes so far, and who is told all of them."""
 
-    __slots__ = ("ends", "future", "messages", "remaining", "results", "shard", "taken")
+    __slots__ = (
+        "_ends", "_outcomes", "content", "count", "done", "remaining", "shard", "size", "taken",
+    )  # fmt: skip
 
-    def __init__(
-        self,
-        shard: int,
-        messages: list[PublishMessage],
-        ends: list[int],
-        future: asyncio.Future[list[PubResult]],
-    ) -> None:
+    def __init__(self, shard: int, content: Content, done: Callable[[Outcome], None]) -> None:
         self.shard = shard
-        self.messages = messages
-        self.ends = ends
-        self.future = future
+        self.content = content
+        self.done = done
         self.taken = 0
-        self.remaining = len(messages)
-        self.results: list[PubResult] = [_UNKNOWN] * len(messages)
+        self.count = self.remaining = _count(content)
+        self.size = _size(content)
+        self._ends: list[int] | None = None
+        self._outcomes: list[tuple[int, list[PubResult]]] = []
 
     @property
-    def size(self) -> int:
-        """Bytes of all messages; ``ends`` are the sums up to each of them."""
-        return self.ends[-1]
+    def ends(self) -> list[int]:
+        """The sums of the messages' bytes, up to each of them; ``size`` is the last."""
+        if self._ends is None:  # most requests need none: they are taken whole
+            self._ends = _ends(self.content)
+        return self._ends
 
     @property
     def next_size(self) -> int:
-        """Bytes of the first message that is not taken yet."""
+        """Bytes of the first message that is not taken yet, or more if not one is taken."""
         return self.ends[self.taken] - self.bytes_before(self.taken)
 
     def bytes_before(self, position: int) -> int:
         """Bytes of the messages before ``position``."""
         return self.ends[position - 1] if position else 0
 
-    def settle(self, start: int, results: list[PubResult]) -> None:
-        """Results of the messages from position ``start`` on."""
-        self.results[start : start + len(results)] = results
-        self.remaining -= len(results)
-        if self.remaining == 0 and not self.future.done():
-            self.future.set_result(self.results)
+    def settle(self, start: int, count: int, runs: list[PubResult]) -> None:
+        """Outcomes of the ``count`` messages from position ``start`` on."""
+        self._outcomes.append((start, runs))
+        self.remaining -= count
+        if self.remaining:
+            return
+        if len(self._outcomes) > 1:
+            # Parts are settled in order, except for what was lost.
+            parts = sorted(self._outcomes, key=itemgetter(0))
+            runs = [run for _, part in parts for run in part]
+        self.done(runs)
+
+
+def _count(content: Content) -> int:
+    return 1 if isinstance(content, PublishMessage) else content.count
+
+
+def _size(content: Content) -> int:
+    if not isinstance(content, PublishMessage):
+        return content.size() + content.count * _MESSAGE_OVERHEAD
+    size = len(content.payload) + len(content.subject) + _MESSAGE_OVERHEAD
+    return size + header_size(content.headers) if content.headers else size
+
+
+def _ends(content: Content) -> list[int]:
+    if isinstance(content, PublishMessage):
+        return [_size(content)]
+    ends: list[int] = np.cumsum(content.sizes() + _MESSAGE_OVERHEAD).tolist()
+    return ends
+
+
+def _set_outcome(future: asyncio.Future[list[PubResult]], outcome: Outcome) -> None:
+    if future.done():
+        return  # whoever asked no longer waits
+    if isinstance(outcome, ApiError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _for_each(done: Callable[[Outcome], None], outcome: Outcome) -> None:
+    if isinstance(outcome, ApiError):
+        done(outcome)
+    else:
+        done([result for run in outcome for result in run.each()])
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +163,14 @@ class Span:
     request: AppendRequest
     start: int
     count: int
+
+    def settle(self, runs: list[PubResult]) -> None:
+        """Outcomes of these messages."""
+        self.request.settle(self.start, self.count, runs)
+
+    def refuse(self, code: int, detail: str) -> None:
+        """None of these messages was stored, or it is not known."""
+        self.settle([PubResult(0, code=code, detail=detail, count=self.count)])
 
 
 Waiter = list[Span] | asyncio.Future[Result]
@@ -146,43 +200,57 @@ class EntryContext:
         self._fail(ApiError(errors.NOT_READY, "no leader", retry_after_s=1, applied=False))
 
     def _fail(self, error: ApiError) -> None:
-        result = PubResult(0, code=error.spec.code, detail=error.detail)
         for waiter in self.waiters:
             if isinstance(waiter, list):
                 for span in waiter:
-                    span.request.settle(span.start, [result] * span.count)
+                    span.refuse(error.spec.code, error.detail)
             elif not waiter.done():
                 waiter.set_exception(error)
 
 
 def _resolve_append(spans: list[Span], result: Result) -> None:
-    position = 0
     if isinstance(result, Refused):
-        refused = PubResult(0, code=result.code, detail=result.detail)
         for span in spans:
-            span.request.settle(span.start, [refused] * span.count)
+            span.refuse(result.code, result.detail)
         return
     assert isinstance(result, Appended)
     seq = result.first_seq
-    exceptions = result.exceptions
+    position = 0
     for span in spans:
-        if exceptions is None:
-            stop = seq + span.count
-            results = [PubResult(number) for number in range(seq, stop)]
-            seq = stop
+        if result.exceptions is None:
+            runs = [PubResult(seq, count=span.count)]
+            seq += span.count
         else:
-            results = []
-            for at in range(position, position + span.count):
-                verdict = exceptions.get(at)
-                if verdict is None:
-                    results.append(PubResult(seq))
-                    seq += 1
-                elif isinstance(verdict, Refused):
-                    results.append(PubResult(0, code=verdict.code, detail=verdict.detail))
-                else:
-                    results.append(PubResult(verdict, duplicate=True))
+            runs, seq = _runs(result.exceptions, position, span.count, seq)
         position += span.count
-        span.request.settle(span.start, results)
+        span.settle(runs)
+
+
+def _runs(
+    exceptions: dict[int, Refused | int], start: int, count: int, seq: int
+) -> tuple[list[PubResult], int]:
+    """Outcomes of ``count`` messages from ``start`` on, and the sequence behind the last stored.
+
+    The first of them that was stored has sequence ``seq``.
+    """
+    runs: list[PubResult] = []
+    stored = 0
+    for at in range(start, start + count):
+        verdict = exceptions.get(at)
+        if verdict is None:
+            stored += 1
+            continue
+        if stored:
+            runs.append(PubResult(seq, count=stored))
+            seq += stored
+            stored = 0
+        if isinstance(verdict, Refused):
+            runs.append(PubResult(0, code=verdict.code, detail=verdict.detail))
+        else:
+            runs.append(PubResult(verdict, duplicate=True))
+    if stored:
+        runs.append(PubResult(seq, count=stored))
+    return runs, seq + stored
 
 
 class _AppendBuilder:
@@ -190,78 +258,70 @@ class _AppendBuilder:
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self.messages: list[PublishMessage] = []
         self.spans: list[Span] = []
+        self.count = 0
         self.bytes = 0
+        self._parts: list[MessageBatch] = []
+        self._singles: list[PublishMessage] = []
 
     def take(self, request: AppendRequest, room: int) -> bool:
         """Take messages of ``request`` while they fit; True when the request is used up."""
-        messages, start = request.messages, request.taken
+        start = request.taken
+        room = min(room, BLOCK_MESSAGES_MAX - self.count)
+        if not start and request.count <= room and self.bytes + request.size <= BLOCK_BYTES_MAX:
+            self._add(request, 0, request.count, request.size)
+            return True
         before = request.bytes_before(start)
         fitting = bisect_right(request.ends, before + BLOCK_BYTES_MAX - self.bytes, start)
-        if fitting == start and not self.messages:
+        if fitting == start and not self.count:
             fitting = start + 1  # a message larger than a block has one to itself
-        stop = min(fitting, start + min(room, BLOCK_MESSAGES_MAX - len(self.messages)))
+        stop = min(fitting, start + room)
         if stop > start:
-            whole = stop - start == len(messages)
-            self.messages += messages if whole else messages[start:stop]
-            self.spans.append(Span(request, start, stop - start))
-            self.bytes += request.bytes_before(stop) - before
-            request.taken = stop
-        return stop == len(messages)
+            self._add(request, start, stop, request.bytes_before(stop) - before)
+        return stop == request.count
+
+    def _add(self, request: AppendRequest, start: int, stop: int, size: int) -> None:
+        content = request.content
+        if isinstance(content, PublishMessage):
+            self._singles.append(content)
+        else:
+            self._join_singles()
+            self._parts.append(content.slice(start, stop))
+        self.spans.append(Span(request, start, stop - start))
+        self.count += stop - start
+        self.bytes += size
+        request.taken = stop
+
+    def _join_singles(self) -> None:
+        if self._singles:
+            self._parts.append(MessageBatch.of(self._singles))
+            self._singles = []
 
     def build(self, hash_key: bytes) -> Append:
         """The columnar command."""
-        messages = self.messages
-        subjects = [message.subject for message in messages]
-        table = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
-        index = np.fromiter(map(table.__getitem__, subjects), np.uint32, len(subjects))
-        headers = [message.headers for message in messages]
+        self._join_singles()
+        batch = join_batches(self._parts)
+        expected = None
+        if batch.expected is not None:
+            expected = {at: _hashed(one, hash_key) for at, one in batch.expected.items()}
         return Append(
-            list(table),
-            index.tobytes(),
-            columns_of([message.payload for message in messages], headers),
-            _ids(messages, hash_key),
-            _expected(messages, hash_key),
+            batch.subjects,
+            batch.subject_index,
+            batch.columns,
+            None if batch.ids is None else hash_ids(batch.ids, hash_key),
+            expected,
         )
-
-
-def hash_id(message_id: str, key: bytes) -> bytes:
-    """The 128-bit keyed hash under which a message id is remembered."""
-    return blake2b(message_id.encode(), digest_size=ID_BYTES, key=key).digest()
-
-
-def _ids(messages: list[PublishMessage], key: bytes) -> bytes | None:
-    texts = [message.msg_id for message in messages]
-    if not any(texts):
-        return None
-    return b"".join([hash_id(text, key) if text else NO_ID for text in texts])
-
-
-def _expected(messages: list[PublishMessage], key: bytes) -> dict[int, HashedExpected] | None:
-    asked = [message.expected for message in messages]
-    if not any(asked):
-        return None
-    return {at: _hashed(one, key) for at, one in enumerate(asked) if one is not None}
 
 
 def _hashed(expected: Expected, key: bytes) -> HashedExpected:
     last_id = expected.last_msg_id
-    hashed = None
-    if last_id is not None:
-        hashed = hash_id(last_id, key) if last_id else NO_ID
     return HashedExpected(
         expected.stream,
         expected.last_seq,
         expected.last_subject_seq,
         expected.last_subject_seq_subject,
-        hashed,
+        None if last_id is None else hash_id(last_id, key),
     )
-
-
-def _weight(message: PublishMessage) -> int:
-    size = len(message.payload) + len(message.subject) + _MESSAGE_OVERHEAD
-    return size + header_size(message.headers) if message.headers else size
 
 
 @dataclass(slots=True, eq=False)
@@ -283,12 +343,35 @@ class Proposer:
 
         Raises ApiError (OVERLOADED, NOT_READY) at once, without effect.
         """
-        ends = list(accumulate(map(_weight, messages)))
-        loop = self._admit(ends[-1])
-        future: asyncio.Future[list[PubResult]] = loop.create_future()
-        self._queue.append(AppendRequest(shard, messages, ends, future))
-        self._schedule(loop)
+        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
+        self.append_then(shard, messages, partial(_set_outcome, future))
         return future
+
+    def append_then(
+        self, shard: int, messages: list[PublishMessage], done: Callable[[Outcome], None]
+    ) -> None:
+        """Propose messages; ``done`` is called once, in the midst of applying: it must not raise.
+
+        Raises as :meth:`append` does.
+        """
+        if len(messages) == 1:
+            self._enqueue(AppendRequest(shard, messages[0], done))
+        else:
+            self._enqueue(AppendRequest(shard, MessageBatch.of(messages), partial(_for_each, done)))
+
+    def append_batch(self, shard: int, batch: MessageBatch) -> asyncio.Future[list[PubResult]]:
+        """Propose a batch of at least one message; the future gives its outcomes as runs.
+
+        Raises as :meth:`append` does.
+        """
+        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
+        self._enqueue(AppendRequest(shard, batch, partial(_set_outcome, future)))
+        return future
+
+    def _enqueue(self, request: AppendRequest) -> None:
+        loop = self._admit(request.size)
+        self._queue.append(request)
+        self._schedule(loop)
 
     def command(self, shard: int, command: Command, size: int = 256) -> asyncio.Future[Result]:
         """Propose any other command; the future gives its result."""
@@ -364,9 +447,9 @@ class Proposer:
             builder = open_builders.get(request.shard)
             if builder is None:
                 builder = open_builders[request.shard] = _AppendBuilder(request.shard)
-            before_bytes, before = builder.bytes, len(builder.messages)
+            before_bytes, before = builder.bytes, builder.count
             used_up = builder.take(request, BLOCK_MESSAGES_MAX - messages)
-            messages += len(builder.messages) - before
+            messages += builder.count - before
             size += builder.bytes - before_bytes
             if used_up:
                 queue.popleft()
@@ -401,8 +484,9 @@ class Proposer:
                 if not request.future.done():
                     request.future.set_exception(refusal)
             elif request.taken:
-                rest = len(request.messages) - request.taken
-                request.settle(request.taken, [_UNKNOWN] * rest)
-            elif not request.future.done():
-                request.future.set_exception(refusal)
+                rest = request.count - request.taken
+                unknown = PubResult(0, code=errors.OUTCOME_UNKNOWN.code, count=rest)
+                request.settle(request.taken, rest, [unknown])
+            else:
+                request.done(refusal)
         self._queue_bytes = 0

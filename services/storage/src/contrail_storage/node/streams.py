@@ -263,6 +263,8 @@ class StreamManager:
             previous_seq = await self._reader.previous_of_subject(shard, seq)
             command = cmd.DeleteMessage(seq, previous_seq)
             expect(await self._shard_log.command(shard.machine.shard, command), Removed)
+        # If it was pending at a consumer, there is room for another delivery.
+        shard.notify()
 
 
 def _keep_from(shard: Shard, keep: int) -> int:

@@ -1,0 +1,97 @@
+"""Requests answered by the protocol itself: no ASGI cycle and no task, one write an answer.
+
+An exchange stands where uvicorn's protocol keeps the cycle of a request, and shows it what the
+protocol looks at there: so pipelining, deadlines, disconnects and shutdown go the same way.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Header, Response
+from contrail_common.edge.routing import DirectHandler
+
+BODY_BYTES_MAX: Final = 64 << 10
+"""Larger bodies go through the application, which refuses or takes them while they arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectTarget:
+    """What a URL without a query leads to."""
+
+    template: str
+    handler: DirectHandler
+    path_values: dict[str, str]
+
+
+class _Unwatched:
+    def set(self) -> None:
+        """Nobody waits for news of the request: it is handled when it is complete."""
+
+
+class DirectExchange:
+    """One request and its answer on a connection."""
+
+    __slots__ = (
+        "begun",
+        "body",
+        "default_headers",
+        "disconnected",
+        "keep_alive",
+        "more_body",
+        "on_response",
+        "request",
+        "response_complete",
+        "target",
+        "transport",
+    )
+
+    message_event: Final = _Unwatched()
+    response_started: Final = False
+    """Never seen half done: the answer is one write."""
+
+    def __init__(
+        self,
+        request: Request,
+        target: DirectTarget,
+        begun: float,
+        transport: asyncio.Transport,
+        default_headers: list[Header],
+        keep_alive: bool,
+        on_response: Callable[[], None],
+    ) -> None:
+        self.request = request
+        self.target = target
+        self.begun = begun
+        self.transport = transport
+        self.default_headers = default_headers
+        self.keep_alive = keep_alive
+        self.on_response = on_response
+        self.body = b""
+        self.more_body = True
+        self.disconnected = False
+        self.response_complete = False
+
+    def send(self, answer: Response) -> None:
+        """Write the whole answer, and end the connection when it is not kept."""
+        if self.disconnected or self.transport.is_closing():
+            self.response_complete = True
+            return
+        parts = [STATUS_LINE[answer.status]]
+        for name, value in self.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        for name, value in answer.wire_headers():
+            parts += (name, b": ", value, b"\r\n")
+        parts += (b"x-request-id: ", self.request.request_id, b"\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts += (b"\r\n", answer.body)
+        self.transport.write(b"".join(parts))
+        self.response_complete = True
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()

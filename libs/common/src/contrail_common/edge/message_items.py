@@ -1,0 +1,143 @@
+"""One message to publish as clients write it, and what it becomes or why it is refused."""
+
+import functools
+import re
+from typing import Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.edge.json_body import check_nesting, malformed
+from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.model import MSG_ID, Expected, Headers, PublishMessage
+from contrail_common.publishing import check_message, with_control
+from contrail_common.subjects import subject_problem
+
+TTL_HEADER: Final = "Nats-TTL"
+_MSG_ID_LOWER: Final = MSG_ID.lower()
+_PLAIN_ID_CHARS_MAX: Final = 1024
+_OTHER_FORMS: Final = 2
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
+_BAD_VALUE: Final = re.compile(r"[\x00\r\n]")
+
+
+class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):
+    """What the publisher expects of the stream; a message that finds it otherwise is refused."""
+
+
+class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One message to publish, with exactly one of ``data``, ``data_base64`` and ``json``."""
+
+    subject: str
+    headers: Headers | None = None
+    msg_id: str | None = None
+    expected: ExpectedJson | None = None
+    ttl: str | int | None = None
+    data: str | msgspec.UnsetType = msgspec.UNSET
+    data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The same in msgpack, where the payload is bytes (or a text) in ``data``."""
+
+    subject: str
+    data: bytes | str
+    headers: Headers | None = None
+    msg_id: str | None = None
+    expected: ExpectedJson | None = None
+    ttl: str | int | None = None
+
+
+Item = MessageItem | PackedMessageItem
+Candidate = PublishMessage | ApiError
+"""A message that may be published, or why it may not."""
+
+
+def payload_of(item: Item, at: str, nesting: int) -> bytes:
+    """The payload of an item at the pointer ``at``, whose JSON value nests at most ``nesting``.
+
+    Raises INVALID_FIELD unless exactly one form is given, MALFORMED_BODY for a bad JSON value.
+    """
+    if isinstance(item, PackedMessageItem):
+        return item.data if isinstance(item.data, bytes) else item.data.encode()
+    text, raw, value = item.data, item.data_base64, item.json
+    if (text is msgspec.UNSET) + (raw is msgspec.UNSET) + (value is msgspec.UNSET) != _OTHER_FORMS:
+        raise _invalid(at, "needs exactly one of data, data_base64 and json")
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(value, msgspec.Raw):
+        return _compact(bytes(value), nesting)
+    assert isinstance(raw, bytes)
+    return raw
+
+
+def _compact(value: bytes, nesting: int) -> bytes:
+    check_nesting(value, nesting)
+    try:
+        value.decode()  # the decoder does not look into values that it passes on
+    except UnicodeDecodeError as error:
+        raise malformed(error) from None
+    return msgspec.json.format(value, indent=-1)
+
+
+def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
+    """The message of an item, or why it is refused."""
+    headers = item.headers
+    if headers and item.msg_id is not None:
+        for name, values in headers.items():
+            if name.lower() == _MSG_ID_LOWER and values != [item.msg_id]:
+                return _invalid("msg_id", f"disagrees with the header {name}")
+    headers = with_control(headers, item.msg_id, item.expected)
+    if item.ttl is not None:
+        headers = {**(headers or {}), TTL_HEADER: [str(item.ttl)]}
+    return checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
+
+
+def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
+    """``message`` with its headers interpreted, or why it is refused."""
+    headers = message.headers
+    if headers:
+        message_id = _only_message_id(headers)
+        if message_id is not None and len(message.payload) <= payload_bytes_max:
+            found = subject_problem(message.subject)
+            if found is None:
+                message.msg_id = message_id
+                return message
+        found = header_problem(headers)
+        if found is not None:
+            return _invalid("headers", found)
+    return check_message(message, payload_bytes_max) or message
+
+
+def _only_message_id(headers: Headers) -> str | None:
+    """The message id when it is the only header and needs no closer look; the common case."""
+    values = headers.get(MSG_ID)
+    if values is None or len(headers) != 1 or len(values) != 1:
+        return None
+    message_id = values[0]
+    plain = 0 < len(message_id) <= _PLAIN_ID_CHARS_MAX and message_id.isprintable()
+    return message_id if plain else None
+
+
+def header_problem(headers: Headers) -> str | None:
+    """Why ``headers``, given as they are, cannot be stored with a message; None when they can."""
+    for name, values in headers.items():
+        if not _valid_name(name):
+            return f"{name!r} is not a header name: 1 to 128 token characters, none of them * last"
+        if not values:
+            return f"{name} has no value"
+        for value in values:
+            if not value.isprintable() and _BAD_VALUE.search(value):
+                return f"{name} holds a line break or NUL"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _valid_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def _invalid(pointer: str, message: str) -> ApiError:
+    fields = [FieldProblem(pointer, message)]
+    return ApiError(errors.INVALID_FIELD, f"{pointer}: {message}", fields)

@@ -1,0 +1,237 @@
+"""Headers of many messages in columns.
+
+Two forms, which answer the same questions: :class:`UniformHeaders` where every message has the same
+names with one value each, as the messages of one producer mostly do; :class:`HeaderColumns` for
+whatever else there is.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from contrail_common.model import Headers
+from contrail_common.texts import (
+    I64Array,
+    Texts,
+    are_offsets,
+    as_u32,
+    cut,
+    cut_offsets,
+    gather,
+    is_utf8,
+    join_offsets,
+    join_texts,
+    lengths_of,
+    offsets_of,
+    pick,
+)
+
+_VALUE_OVERHEAD = 4
+
+
+class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """Headers of ``n`` messages as nested offsets: message -> entries -> values -> text."""
+
+    entry_offsets: bytes
+    name_offsets: bytes
+    value_offsets: bytes
+    text_offsets: bytes
+    names: bytes
+    texts: bytes
+
+    def message(self, position: int) -> Headers | None:
+        """Headers of the message at ``position``, or None when it has none."""
+        entry_offsets = as_u32(self.entry_offsets)
+        start, stop = int(entry_offsets[position]), int(entry_offsets[position + 1])
+        if start == stop:
+            return None
+        names, values, texts = map(
+            as_u32, (self.name_offsets, self.value_offsets, self.text_offsets)
+        )
+        headers: Headers = {}
+        for entry in range(start, stop):
+            name = self.names[names[entry] : names[entry + 1]].decode()
+            headers[name] = [
+                self.texts[texts[value] : texts[value + 1]].decode()
+                for value in range(int(values[entry]), int(values[entry + 1]))
+            ]
+        return headers
+
+    def is_sound(self, count: int) -> bool:
+        """Whether the offsets fit each other, the heaps and ``count`` messages."""
+        entries = len(self.name_offsets) // 4 - 1
+        values = len(self.text_offsets) // 4 - 1
+        return (
+            are_offsets(self.entry_offsets, count, entries)
+            and are_offsets(self.name_offsets, entries, len(self.names))
+            and are_offsets(self.value_offsets, entries, values)
+            and are_offsets(self.text_offsets, values, len(self.texts))
+            and is_utf8(self.names, self.name_offsets)
+            and is_utf8(self.texts, self.text_offsets)
+        )
+
+    def sizes(self) -> I64Array:
+        """Bytes that each message's headers count: name + value + 4 for each value."""
+        value_offsets = as_u32(self.value_offsets).astype(np.int64)
+        value_counts = np.diff(value_offsets)
+        name_bytes = lengths_of(self.name_offsets)
+        texts = as_u32(self.text_offsets).astype(np.int64)
+        text_bytes = texts[value_offsets[1:]] - texts[value_offsets[:-1]]
+        by_entry = np.concatenate(
+            ([0], np.cumsum((name_bytes + _VALUE_OVERHEAD) * value_counts + text_bytes))
+        )
+        entry_offsets = as_u32(self.entry_offsets)
+        sizes: I64Array = by_entry[entry_offsets[1:]] - by_entry[entry_offsets[:-1]]
+        return sizes
+
+    def size(self) -> int:
+        """The sum of :meth:`sizes`."""
+        return int(self.sizes().sum())
+
+    def slice(self, start: int, stop: int) -> "HeaderColumns | None":
+        """The headers of the messages from ``start`` up to ``stop``, None when they have none."""
+        entry_offsets, first, last = cut_offsets(self.entry_offsets, start, stop)
+        if first == last:
+            return None
+        name_offsets, names = cut(self.name_offsets, first, last, self.names)
+        value_offsets, first, last = cut_offsets(self.value_offsets, first, last)
+        text_offsets, texts = cut(self.text_offsets, first, last, self.texts)
+        return HeaderColumns(entry_offsets, name_offsets, value_offsets, text_offsets, names, texts)
+
+    def select(self, positions: I64Array) -> "HeaderColumns | None":
+        """The headers of the messages at ``positions`` alone, None when they have none."""
+        entry_offsets, entries = pick(self.entry_offsets, positions)
+        if not len(entries):
+            return None
+        name_offsets, names = pick(self.name_offsets, entries)
+        value_offsets, values = pick(self.value_offsets, entries)
+        text_offsets, texts = pick(self.text_offsets, values)
+        return HeaderColumns(
+            entry_offsets,
+            name_offsets,
+            value_offsets,
+            text_offsets,
+            gather(self.names, names),
+            gather(self.texts, texts),
+        )
+
+    def nested(self) -> "HeaderColumns":
+        """The headers in this form."""
+        return self
+
+
+class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
+    """Headers of ``n`` messages that all have the same ``names``, in this order (at least one).
+
+    ``values`` holds one text for each name of the first message, then of the second, and so on.
+    """
+
+    names: Texts
+    values: Texts
+
+    def message(self, position: int) -> Headers | None:
+        """Headers of the message at ``position``."""
+        count = self.names.count
+        values = self.values.slice(position * count, (position + 1) * count)
+        return {name: [value] for name, value in zip(self.names.each(), values.each(), strict=True)}
+
+    def is_sound(self, count: int) -> bool:
+        """Whether there are names, and a value for each of them in each of ``count`` messages."""
+        names = self.names.count
+        return names > 0 and self.names.is_sound(names) and self.values.is_sound(names * count)
+
+    def sizes(self) -> I64Array:
+        """Bytes that each message's headers count: name + value + 4 for each value."""
+        ends = as_u32(self.values.offsets)[:: self.names.count].astype(np.int64)
+        return ends[1:] - ends[:-1] + self._fixed_size()
+
+    def size(self) -> int:
+        """The sum of :meth:`sizes`."""
+        messages = self.values.count // self.names.count
+        return len(self.values.heap) + messages * self._fixed_size()
+
+    def _fixed_size(self) -> int:
+        """What every message counts besides the texts of its values."""
+        return len(self.names.heap) + _VALUE_OVERHEAD * self.names.count
+
+    def slice(self, start: int, stop: int) -> "UniformHeaders":
+        """The headers of the messages from ``start`` up to ``stop``."""
+        names = self.names.count
+        return UniformHeaders(self.names, self.values.slice(start * names, stop * names))
+
+    def select(self, positions: I64Array) -> "UniformHeaders":
+        """The headers of the messages at ``positions`` alone."""
+        names = self.names.count
+        places = (positions[:, None] * names + np.arange(names)).ravel()
+        return UniformHeaders(self.names, self.values.select(places))
+
+    def nested(self) -> HeaderColumns:
+        """The same headers in the form that can hold any."""
+        names = self.names.count
+        count = self.values.count // names
+        one_by_one = np.arange(count * names + 1, dtype=np.uint32)
+        return HeaderColumns(
+            entry_offsets=one_by_one[::names].tobytes(),
+            name_offsets=offsets_of(np.tile(lengths_of(self.names.offsets), count), count * names),
+            value_offsets=one_by_one.tobytes(),
+            text_offsets=self.values.offsets,
+            names=self.names.heap * count,
+            texts=self.values.heap,
+        )
+
+
+AnyHeaders = HeaderColumns | UniformHeaders
+
+
+def headers_in_columns(headers: Sequence[Headers | None]) -> AnyHeaders | None:
+    """The headers of messages in columns; None when no message has any."""
+    if not any(headers):
+        return None
+    first = headers[0]
+    if first:
+        names = list(first)
+        if all(each and list(each) == names for each in headers):
+            values = [value for each in headers for value in (each or {}).values()]
+            if all(len(one) == 1 for one in values):
+                return UniformHeaders(Texts.of(names), Texts.of([text for [text] in values]))
+    return _nested(headers)
+
+
+def _nested(headers: Sequence[Headers | None]) -> HeaderColumns:
+    entries = [entry for each in headers if each for entry in each.items()]
+    names = Texts.of([name for name, _ in entries])
+    texts = Texts.of([value for _, values in entries for value in values])
+    return HeaderColumns(
+        entry_offsets=offsets_of([len(each or ()) for each in headers], len(headers)),
+        name_offsets=names.offsets,
+        value_offsets=offsets_of([len(values) for _, values in entries], len(entries)),
+        text_offsets=texts.offsets,
+        names=names.heap,
+        texts=texts.heap,
+    )
+
+
+def join_headers(parts: Sequence[tuple[AnyHeaders | None, int]]) -> AnyHeaders | None:
+    """Headers of all ``parts``, one behind the other, each given with its number of messages."""
+    found = [headers for headers, _ in parts if headers is not None]
+    if not found:
+        return None
+    uniform = [headers for headers in found if isinstance(headers, UniformHeaders)]
+    if len(uniform) == len(parts) and all(each.names == uniform[0].names for each in uniform):
+        return UniformHeaders(uniform[0].names, join_texts([each.values for each in uniform]))
+    zero = bytes(4)
+    columns = [
+        HeaderColumns(bytes(4 * (count + 1)), zero, zero, zero, b"", b"")
+        if headers is None
+        else headers.nested()
+        for headers, count in parts
+    ]
+    return HeaderColumns(
+        join_offsets([part.entry_offsets for part in columns]),
+        join_offsets([part.name_offsets for part in columns]),
+        join_offsets([part.value_offsets for part in columns]),
+        join_offsets([part.text_offsets for part in columns]),
+        b"".join([part.names for part in columns]),
+        b"".join([part.texts for part in columns]),
+    )

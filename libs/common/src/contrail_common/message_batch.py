@@ -1,0 +1,129 @@
+"""Many messages to publish, in columns: what a batch becomes once, at the edge."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from contrail_common.blocks import MessageColumns, columns_of, join_columns
+from contrail_common.model import Expected, PublishMessage
+from contrail_common.texts import I64Array, Texts, U32Array, as_u32, join_texts
+
+
+class MessageBatch(msgspec.Struct, array_like=True, gc=False):
+    """Messages to publish, already interpreted (as :class:`PublishMessage` is).
+
+    ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them. ``ids``
+    holds a text per message (empty: it has no id) or is None when none has an id; ``expected`` is
+    keyed by the message's position.
+    """
+
+    subjects: list[str]
+    subject_index: bytes
+    columns: MessageColumns
+    ids: Texts | None = None
+    expected: dict[int, Expected] | None = None
+
+    @classmethod
+    def of(cls, messages: Sequence[PublishMessage]) -> "MessageBatch":
+        """``messages`` in columns."""
+        subjects, index = index_subjects([message.subject for message in messages])
+        ids = [message.msg_id or "" for message in messages]
+        expected = {
+            at: message.expected
+            for at, message in enumerate(messages)
+            if message.expected is not None
+        }
+        return cls(
+            subjects,
+            index,
+            columns_of(
+                [message.payload for message in messages],
+                [message.headers for message in messages],
+            ),
+            Texts.of(ids) if any(ids) else None,
+            expected or None,
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+        return self.columns.count
+
+    def sizes(self) -> I64Array:
+        """About the bytes of each message: headers and payload, and as much as any subject."""
+        return self.columns.sizes() + self._subject_size()
+
+    def size(self) -> int:
+        """The sum of :meth:`sizes`."""
+        return self.columns.size() + self.count * self._subject_size()
+
+    def _subject_size(self) -> int:
+        return max(map(len, self.subjects), default=0)
+
+    def slice(self, start: int, stop: int) -> "MessageBatch":
+        """The messages from position ``start`` up to ``stop``."""
+        if stop - start == self.count:
+            return self
+        subjects, index = _used(self.subjects, as_u32(self.subject_index)[start:stop])
+        return MessageBatch(
+            subjects,
+            index.tobytes(),
+            self.columns.slice(start, stop),
+            None if self.ids is None else self.ids.slice(start, stop),
+            _moved(self.expected, start, stop, -start),
+        )
+
+
+def index_subjects(subjects: Sequence[str]) -> tuple[list[str], bytes]:
+    """The distinct subjects, and for each message its place (u32) among them."""
+    table = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
+    index = np.fromiter(map(table.__getitem__, subjects), np.uint32, len(subjects))
+    return list(table), index.tobytes()
+
+
+def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
+    """All messages of ``parts``, one part behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    table: dict[str, int] = {}
+    numbers: list[int] = []
+    begins: list[int] = []
+    expected: dict[int, Expected] = {}
+    count = 0
+    for part in parts:
+        begins.append(len(numbers))
+        numbers += [table.setdefault(subject, len(table)) for subject in part.subjects]
+        expected |= _moved(part.expected, 0, part.count, count) or {}
+        count += part.count
+    index = as_u32(b"".join([part.subject_index for part in parts]))
+    index = index + np.repeat(np.array(begins, np.uint32), [part.count for part in parts])
+    ids = None
+    if any(part.ids is not None for part in parts):
+        ids = join_texts([part.ids or Texts(bytes(4 * (part.count + 1)), b"") for part in parts])
+    return MessageBatch(
+        list(table),
+        np.array(numbers, np.uint32)[index].tobytes(),
+        join_columns([part.columns for part in parts]),
+        ids,
+        expected or None,
+    )
+
+
+def _used(subjects: list[str], index: U32Array) -> tuple[list[str], U32Array]:
+    """Those of the subjects that ``index`` points to, and the index into them."""
+    used = np.zeros(len(subjects), np.bool_)
+    used[index] = True
+    if used.all():
+        return subjects, index
+    numbers = np.cumsum(used, dtype=np.uint32) - np.uint32(1)
+    return [subjects[number] for number in np.flatnonzero(used).tolist()], numbers[index]
+
+
+def _moved(
+    expected: dict[int, Expected] | None, start: int, stop: int, by: int
+) -> dict[int, Expected] | None:
+    """Those of the messages from ``start`` up to ``stop``, their positions moved ``by``."""
+    if expected is None:
+        return None
+    return {at + by: one for at, one in expected.items() if start <= at < stop} or None

@@ -1,0 +1,31 @@
+"""The disk without waiting for it: in a story a node may be killed, but no machine loses power."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from contrail_storage.wal.files import AppendHandle, Files
+
+
+class UnsyncedFiles(Files):
+    """Files that the operating system writes out when it likes."""
+
+    def create(self, path: Path) -> AppendHandle:
+        """Open a new file for appending."""
+        return _UnsyncedFile(super().create(path))
+
+    def sync_directory(self, path: Path) -> None:
+        """Leave the directory to the operating system."""
+
+
+class _UnsyncedFile:
+    def __init__(self, handle: AppendHandle) -> None:
+        self._handle = handle
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        self._handle.write(parts)
+
+    def sync(self) -> None:
+        """Leave it to the operating system."""
+
+    def close(self) -> None:
+        self._handle.close()

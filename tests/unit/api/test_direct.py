@@ -1,0 +1,239 @@
+"""Requests that the protocol answers without the application, on real sockets."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from contrail_common import errors
+from contrail_common.edge.direct import BODY_BYTES_MAX
+from contrail_common.errors import ApiError
+from tests.unit.api.edge_rig import Edge
+from tests.unit.api.test_http_protocol import HEAD, SOON_S, run, serving, wait_until
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+SEQ = re.compile(rb'"seq":(\d+)')
+
+
+def publish(body: bytes, *lines: bytes, version: bytes = b"1.1") -> bytes:
+    head = [
+        b"POST /v1/subjects/a.b/messages HTTP/" + version,
+        b"Host: localhost",
+        b"Content-Length: %d" % len(body),
+        *lines,
+    ]
+    return b"\r\n".join([*head, b"", body])
+
+
+def connected(scenario: Callable[[Edge, Streams], Awaitable[None]], **settings: float) -> None:
+    """Run ``scenario`` with an edge and one connection to it."""
+
+    async def scene() -> None:
+        edge = Edge(**settings)
+        async with serving(edge) as (port, _):
+            streams = await asyncio.open_connection("127.0.0.1", port)
+            async with asyncio.timeout(SOON_S):
+                await scenario(edge, streams)
+            streams[1].close()
+
+    run(scene())
+
+
+async def answers(reader: asyncio.StreamReader, count: int) -> bytes:
+    """Bytes up to the end of ``count`` answers, all of which tell a sequence."""
+    received = b""
+    while len(SEQ.findall(received)) < count or not received.endswith(b"}"):
+        more = await reader.read(1 << 16)
+        assert more, received
+        received += more
+    return received
+
+
+def test_publish_is_answered_with_its_sequence_and_the_connection_is_kept() -> None:
+    async def scenario(_: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        for seq in (1, 2, 3):
+            writer.write(publish(b"x"))
+            answer = await answers(reader, 1)
+            assert answer.startswith(b"HTTP/1.1 201 Created\r\n")
+            assert b"\r\ndurability: fsync\r\n" in answer
+            assert SEQ.findall(answer) == [b"%d" % seq]
+
+    connected(scenario)
+
+
+def test_body_that_comes_in_pieces_is_stored_whole() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        head = publish(b"1234567890")
+        for piece in (head[:30], head[30:-9], head[-9:-4], head[-4:]):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        await answers(reader, 1)
+        assert edge.link.published[0][0].payload == b"1234567890"
+
+    connected(scenario)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_pipelined_publishes_are_stored_and_answered_in_order(held: bool) -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        edge.link.outcomes = [] if held else None
+        writer.write(publish(b"1") + publish(b"2") + HEAD + publish(b"3"))
+        if held:
+            # The first holds the others up; they then go through the application.
+            await wait_until(lambda: bool(edge.link.outcomes))
+            assert len(edge.link.published) == 1
+            for outcome in edge.link.outcomes or []:
+                outcome()
+        received = await answers(reader, 3)
+        assert SEQ.findall(received) == [b"1", b"2", b"3"]
+        assert received.count(b"HTTP/1.1 200 OK") == 1
+        assert [batch[0].payload for batch in edge.link.published] == [b"1", b"2", b"3"]
+
+    connected(scenario)
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [publish(b"x", b"Connection: close"), publish(b"x", version=b"1.0")]
+)
+def test_connection_that_is_not_to_be_kept_ends_behind_the_answer(request_bytes: bytes) -> None:
+    async def scenario(_: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(request_bytes)
+        answer = await reader.read()
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b'"duplicate":false}')
+
+    connected(scenario)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [
+        (ApiError(errors.OUTCOME_UNKNOWN), b"504"),
+        (ApiError(errors.OVERLOADED, retry_after_s=1), b"503"),
+    ],
+)
+def test_outcome_that_is_an_error_is_told_as_a_problem(refusal: ApiError, status: bytes) -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        edge.link.outcomes = []
+        writer.write(publish(b"x"))
+        await wait_until(lambda: bool(edge.link.outcomes))
+        edge.link.outcomes[0](refusal)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"application/problem+json" in answer
+
+    connected(scenario)
+
+
+def test_failure_nobody_foresaw_is_500_and_the_connection_lives() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        edge.link.failures = [RuntimeError("boom")]
+        writer.write(publish(b"x"))
+        answer = await reader.readuntil(b"}")
+        assert answer.startswith(b"HTTP/1.1 500")
+        assert b"boom" not in answer
+        writer.write(publish(b"y"))
+        assert (await answers(reader, 1)).startswith(b"HTTP/1.1 201")
+
+    connected(scenario)
+
+
+def test_client_that_leaves_before_its_answer_harms_nobody() -> None:
+    async def scene() -> None:
+        edge = Edge()
+        edge.link.outcomes = []
+        async with serving(edge) as (port, server):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(publish(b"x"))
+            await wait_until(lambda: bool(edge.link.outcomes))
+            writer.transport.abort()
+            await wait_until(lambda: not server.server_state.connections)
+            edge.link.outcomes[0]()
+            # What was held for the request is given back.
+            assert b"contrail_http_body_bytes_in_flight 0.0" in edge.app.metrics.text()
+
+    run(scene())
+
+
+def test_idle_connection_is_closed_after_the_keep_alive_time_of_its_last_answer() -> None:
+    async def scenario(_: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        loop = asyncio.get_running_loop()
+        writer.write(publish(b"x"))
+        await answers(reader, 1)
+        # A second request within the time: the time begins anew.
+        first = asyncio.ensure_future(reader.read(1))
+        assert not (await asyncio.wait({first}, timeout=0.5))[0]
+        writer.write(publish(b"y"))
+        assert await first == b"H"
+        await answers(reader, 1)
+        answered = loop.time()
+        assert await reader.read() == b""
+        assert loop.time() - answered > 0.9
+
+    connected(scenario, keep_alive_s=1)
+
+
+def test_request_that_waits_is_not_taken_for_an_idle_connection() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(publish(b"x"))
+        await answers(reader, 1)
+        edge.link.outcomes = []
+        writer.write(publish(b"y"))
+        held = asyncio.ensure_future(reader.read(1))
+        done, _ = await asyncio.wait({held}, timeout=1.5)
+        assert not done
+        edge.link.outcomes[0]()
+        assert await held == b"H"
+
+    connected(scenario, keep_alive_s=1)
+
+
+def test_shutdown_waits_for_an_answer_that_is_on_its_way() -> None:
+    async def scene() -> None:
+        edge = Edge()
+        edge.link.outcomes = []
+        async with serving(edge) as (port, server):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(publish(b"x"))
+            await wait_until(lambda: bool(edge.link.outcomes))
+            server.should_exit = True
+            await wait_until(lambda: not server.servers[0].is_serving())
+            edge.link.outcomes[0]()
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answer.startswith(b"HTTP/1.1 201")
+            writer.close()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("size", [BODY_BYTES_MAX, BODY_BYTES_MAX + 1])
+def test_body_at_and_beyond_the_limit_is_stored_either_way(size: int) -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(publish(b"x" * size))
+        await answers(reader, 1)
+        assert len(edge.link.published[0][0].payload) == size
+
+    connected(scenario)
+
+
+def test_head_that_asks_for_continue_gets_it() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        request = publish(b"x", b"Expect: 100-continue")
+        writer.write(request[:-1])
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"x")
+        assert SEQ.findall(await answers(reader, 1)) == [b"1"]
+
+    connected(scenario)
