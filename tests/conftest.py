@@ -12,7 +12,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.servers import ServerProcess
+from tests.support.servers import ServerProcess, SplitServers
 
 COMMON = {
     "deadline": None,
@@ -27,19 +27,41 @@ settings.register_profile("thorough", max_examples=500, stateful_step_count=80, 
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-@pytest.fixture(scope="session", params=["fast-lane", "reference-lane"])
+FORMS = ("fast-lane", "reference-lane", "split")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what asks one process about itself where there are several."""
+    unfit = [item for item in items if "one_process" in item.keywords and _is_split(item)]
+    if unfit:
+        config.hook.pytest_deselected(items=unfit)
+        items[:] = [item for item in items if item not in unfit]
+
+
+def _is_split(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and "split" in item.name
+
+
+@pytest.fixture(scope="session", params=FORMS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    """A running server, once through the dispatcher and once through the declared routes."""
+) -> Iterator[ServerProcess | SplitServers]:
+    """A running server, in every form: through the dispatcher, through the declared routes, split.
+
+    The split form is a storage process, two apis and two gateways, which are asked in turn.
+    """
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "split":
+        with SplitServers(folder) as servers:
+            yield servers
+        return
     fast_lane = "on" if request.param == "fast-lane" else "off"
-    data_dir = tmp_path_factory.mktemp(request.param) / "data"
-    with ServerProcess(data_dir, fast_lane=fast_lane) as running:
+    with ServerProcess(folder / "data", fast_lane=fast_lane) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
+def client(server: ServerProcess | SplitServers) -> Iterator[httpx.Client]:
     """An HTTP client of the running server."""
     with server.client() as opened:
         yield opened

@@ -12,7 +12,10 @@ from collections.abc import Iterable, Iterator
 
 from tests.checks.repository import File
 
-VOCABULARY = re.compile(r"^contrail_common\.(?!edge\b|__about__$)")
+# The sockets of the service link are not vocabulary; its frames, handshake and methods are.
+VOCABULARY = re.compile(
+    r"^contrail_common\.(?!edge\b|__about__$|link_net(\.(channel|client|connection|server))?$)"
+)
 CORE = re.compile(r"^contrail_\w+\.core(\.|$)")
 
 

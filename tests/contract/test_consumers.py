@@ -155,6 +155,15 @@ def test_conditions_guard_the_version(stream: Stream) -> None:
     assert_problem(stream.client.delete(path, headers={"if-match": old}), 412)
 
 
+def test_etag_of_a_deleted_consumer_is_none_of_its_successor(stream: Stream) -> None:
+    path = stream.consumer()
+    old = {"if-match": stream.client.get(path).headers["etag"]}
+    assert stream.client.delete(path).status_code == 204
+    assert stream.client.put(path, json={}).status_code == 201
+    assert_problem(stream.client.put(path, json={}, headers=old), 412)
+    assert_problem(stream.client.delete(path, headers=old), 412)
+
+
 def test_progress_does_not_change_the_etag(stream: Stream) -> None:
     stream.fill(2)
     path = stream.consumer()

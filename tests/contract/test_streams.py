@@ -177,6 +177,15 @@ def test_if_match_guards_the_version(stream: Stream) -> None:
     assert stream.client.get(stream.path).json()["config"]["max_msgs"] == 5
 
 
+def test_etag_of_a_deleted_stream_is_none_of_its_successor(stream: Stream) -> None:
+    old = {"if-match": stream.client.get(stream.path).headers["etag"]}
+    config = {"subjects": [f"{stream.prefix}.>"]}
+    assert stream.client.delete(stream.path).status_code == 204
+    assert stream.client.put(stream.path, json=config).status_code == 201
+    assert_problem(stream.client.put(stream.path, json=config, headers=old), 412)
+    assert_problem(stream.client.delete(stream.path, headers=old), 412)
+
+
 def test_if_match_on_a_stream_that_is_not_there_is_412(unused: Stream) -> None:
     for tag in ('"1"', "*"):
         assert_problem(unused.client.put(unused.path, json={}, headers={"if-match": tag}), 412)
@@ -191,7 +200,7 @@ def test_etag_is_of_the_config_and_get_never_304(stream: Stream) -> None:
 
 
 def test_delete_and_patch_heed_if_match(stream: Stream) -> None:
-    stale = {"if-match": '"999"'}
+    stale = {"if-match": '"0"'}
     assert_problem(stream.client.delete(stream.path, headers=stale), 412)
     patch = stream.client.patch(stream.path, content=b"{}", headers={**MERGE_PATCH, **stale})
     assert_problem(patch, 412)

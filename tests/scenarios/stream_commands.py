@@ -13,8 +13,8 @@ async def create_stream(world: World, arguments: Arguments) -> list[str]:
     """Create a stream: ``stream create NAME field=value...``."""
     config = new_stream(arguments.word("stream"), arguments.fields())
     arguments.end()
-    info, created = await world.finish(world.link.put_stream(config, "create", None, False))
-    return ["created" if created else f"unchanged, version {info.version}"]
+    _, created = await world.finish(world.link.put_stream(config, "create", None, False))
+    return ["created" if created else "unchanged"]
 
 
 async def update_stream(world: World, arguments: Arguments) -> list[str]:
@@ -23,8 +23,8 @@ async def update_stream(world: World, arguments: Arguments) -> list[str]:
     arguments.end()
     current = await world.finish(world.link.stream_info(name))
     config: StreamConfig = patched_stream(current.config, fields)
-    info, _ = await world.finish(world.link.put_stream(config, "put", current.version, False))
-    return [f"version {info.version}"]
+    await world.finish(world.link.put_stream(config, "put", current.version, False))
+    return ["updated"]
 
 
 async def delete_stream(world: World, arguments: Arguments) -> list[str]:

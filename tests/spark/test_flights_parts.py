@@ -1,6 +1,7 @@
 """The parts of the demonstration that need neither a service nor Spark."""
 
 import csv
+import io
 import json
 import random
 import socket
@@ -11,13 +12,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from contrail_client import ConsumerInfo, StreamInfo, StreamState
 from contrail_client.models import SequenceInfo
 from contrail_spark.flights.__main__ import main
 from contrail_spark.flights.checks import Check, DisagreementError, check_all, raise_disagreements
 from contrail_spark.flights.dataset import Dataset, DatasetError, load_dataset, read_flights
-from contrail_spark.flights.pages import save
+from contrail_spark.flights.pages import console_table, save
 from contrail_spark.flights.report import Report, Table
 from contrail_spark.flights.server import ServerError, serving
 from contrail_spark.flights.stream import Found, judge
@@ -245,3 +247,16 @@ def test_a_bad_argument_ends_with_usage(
         main(arguments)
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_table_fits_a_terminal_of_80_columns_with_every_number_whole() -> None:
+    columns = ("dest", "name", *DELAYS)
+    row = ("BQN", "Rafael Hernandez International Airport of Aguadilla", 12_345, 1_234, 1_000.5)
+    table = Table("destinations", "Arrival delay", columns, [(*row, 1_000.5, 1_000.5)])
+    console = Console(width=80, file=io.StringIO())
+    console.print(console_table(table))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].split()[-5:] == ["12,345", "1,234", "1,000.5", "1,000.5", "1,000.5"]
+    assert "Rafael Hernandez" in lines[-1]

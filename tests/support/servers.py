@@ -1,41 +1,65 @@
-"""Real servers for tests: one process each, on a free loopback port."""
+"""Real servers for tests: all in one process or split into several, on free loopback ports."""
 
+import contextlib
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import httpx
 
 START_S = 30.0
 STOP_S = 30.0
+HOST: Final = "127.0.0.1"
+SECRET: Final = "the cluster secret of a test"
 
 
-class ServerProcess:
-    """``contrail serve`` as a child process over ``data_dir``; may be killed and started again."""
+def free_port() -> int:
+    """A port that nobody listens on, for processes that must know each other's."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
-    def __init__(self, data_dir: Path, **settings: Any) -> None:
-        self.data_dir = data_dir
+
+class Process:
+    """A server command as a child process; may be killed and started again."""
+
+    def __init__(self, service: str, log: Path, **settings: Any) -> None:
+        self.service = service
+        self.log = log
         self.settings = settings
         self.url = ""
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
         """Start and wait until it serves; raises with its log when it does not."""
-        settings = {"host": "127.0.0.1", "port": 0, "data_dir": self.data_dir, **self.settings}
+        self.spawn()
+        return self.wait_until_serving()
+
+    def spawn(self) -> None:
+        """Start without waiting."""
+        settings = {"host": HOST, "port": 0, **self.settings}
         arguments = [f"{name}={value}" for name, value in settings.items()]
-        self.log = self.data_dir.parent / f"{self.data_dir.name}.log"
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "contrail_serve", *arguments],
+                [sys.executable, "-m", "contrail_serve", self.service, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
+
+    def wait_until_serving(self) -> Self:
+        """Read the ready line."""
+        assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -88,3 +112,112 @@ class ServerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
+
+
+class ServerProcess(Process):
+    """``contrail serve`` over ``data_dir``."""
+
+    def __init__(self, data_dir: Path, **settings: Any) -> None:
+        log = data_dir.parent / f"{data_dir.name}.log"
+        super().__init__("serve", log, data_dir=data_dir, **settings)
+        self.data_dir = data_dir
+
+
+class SplitServers:
+    """A storage process behind two apis and two gateways; whoever asks meets them in turn."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        common = {"cluster_secret": SECRET, **settings}
+        link_port = free_port()
+        ports = {"api": (free_port(), free_port()), "gateway": (free_port(), free_port())}
+        edge = {**common, "storage": f"{HOST}:{link_port}"}
+        peers = {"apis": _joined(ports["api"]), "gateways": _joined(ports["gateway"])}
+        folder.mkdir(parents=True, exist_ok=True)
+        data_dir = folder / "data"
+        self.storage = Process(
+            "storage", folder / "storage.log", data_dir=data_dir, link_port=link_port, **common
+        )
+        self.apis = [
+            Process("api", folder / f"api{port}.log", port=port, gateways=peers["gateways"], **edge)
+            for port in ports["api"]
+        ]
+        self.gateways = [
+            Process("gateway", folder / f"gateway{port}.log", port=port, apis=peers["apis"], **edge)
+            for port in ports["gateway"]
+        ]
+        self._turns = itertools.cycle(range(4))
+
+    @property
+    def edges(self) -> list[Process]:
+        """The processes with the public interface, an api and a gateway in turn."""
+        pairs = zip(self.apis, self.gateways, strict=True)
+        return [edge for pair in pairs for edge in pair]
+
+    @property
+    def processes(self) -> list[Process]:
+        """All of them."""
+        return [self.storage, *self.edges]
+
+    @property
+    def url(self) -> str:
+        """Where one of them answers: another one each time."""
+        return self.edges[next(self._turns)].url
+
+    def start(self) -> Self:
+        """Start all at once, and wait until the edges have found storage."""
+        for process in self.processes:
+            process.spawn()
+        for process in self.processes:
+            process.wait_until_serving()
+        self.wait_until_ready(self.edges)
+        return self
+
+    @staticmethod
+    def wait_until_ready(edges: Iterable[Process]) -> None:
+        """Wait until each of ``edges`` says that it is ready."""
+        deadline = time.monotonic() + START_S
+        for edge in edges:
+            while httpx.get(f"{edge.url}/readyz").status_code != httpx.codes.OK:
+                assert time.monotonic() < deadline, edge.log.read_text()
+                time.sleep(0.01)
+
+    def client(self, **options: Any) -> httpx.Client:
+        """An HTTP client that asks another process with each request."""
+        transport = _InTurn([edge.url for edge in self.edges])
+        return httpx.Client(
+            base_url=self.edges[0].url, timeout=30.0, transport=transport, **options
+        )
+
+    def rss_bytes(self) -> int:
+        """Resident memory of all processes."""
+        return sum(process.rss_bytes() for process in self.processes)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+class _InTurn(httpx.BaseTransport):
+    """Sends each request to the next of several origins."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self._origins = itertools.cycle([httpx.URL(url) for url in urls])
+        self._inner = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        origin = next(self._origins)
+        if request.headers["host"] == request.url.netloc.decode():
+            request.headers["host"] = origin.netloc.decode()
+        request.url = request.url.copy_with(host=origin.host, port=origin.port)
+        return self._inner.handle_request(request)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _joined(ports: Iterable[int]) -> str:
+    return ",".join(f"{HOST}:{port}" for port in ports)

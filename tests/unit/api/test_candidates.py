@@ -17,6 +17,7 @@ from contrail_api.candidates import (
     id_batch,
     json_candidate,
     payload_of,
+    uniform_batch,
 )
 from contrail_common import errors
 from contrail_common.errors import ApiError
@@ -196,6 +197,42 @@ def test_batch_with_something_odd_in_it_needs_a_closer_look(
 def test_other_headers_are_not_taken_for_an_id_alone(headers: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         packed(IdItem, ["a", {"Nats-Msg-Id": ["good"]}, b""], ["a", headers, b""])
+
+
+@pytest.mark.parametrize(
+    "names", [["Content-Type", "Nats-Msg-Id", "X"], ["Nats-Msg-Id"], ["Content-Type"]]
+)
+def test_batch_with_the_same_headers_is_what_a_closer_look_makes_of_it(names: list[str]) -> None:
+    items = [["a", {name: [f"{name} {at}"] for name in names}, b"%d" % at] for at in range(3)]
+    batch = uniform_batch(packed(PackedItem, *items), PAYLOAD_MAX)
+    assert batch is not None
+    assert messages_of(batch) == looked_at_closely(*items)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        {"Content-Type": ["x"]},
+        {"Content-Type": ["x"], "Nats-Msg-Id": ["k"]},
+        {"Nats-Msg-Id": ["k"], "Content-Type": ["x", "y"]},
+        {"Nats-Msg-Id": ["k"], "Content-Type": ["x\n"]},
+        {"Nats-Msg-Id": [""], "Content-Type": ["x"]},
+        {"Nats-Msg-Id": ["k"], "Content-Type": ["x" * 70_000]},
+    ],
+)
+def test_batch_whose_headers_differ_or_are_odd_needs_a_closer_look(odd: Any) -> None:
+    good = {"Nats-Msg-Id": ["good"], "Content-Type": ["text/plain"]}
+    items = packed(PackedItem, ["a", good, b""], ["a", odd, b""])
+    assert uniform_batch(items, PAYLOAD_MAX) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["nats-msg-id", "Nats-TTL", "Nats-Expected-Stream", "NATS-Whatever", "b ad", "", "x*"]
+)
+def test_header_that_may_ask_for_something_or_is_invalid_needs_a_closer_look(name: str) -> None:
+    items = packed(PackedItem, ["a", {name: ["1"]}, b""])
+    assert uniform_batch(items, PAYLOAD_MAX) is None
 
 
 def test_empty_batch_is_a_batch() -> None:

@@ -28,6 +28,7 @@ from tests.unit.storage.naive_models import naive_matches
 
 SECOND_NS = 1_000_000_000
 PATIENCE_S = 10.0
+PROPOSALS_MAX = 1_000
 
 
 class GatedSource:
@@ -157,20 +158,43 @@ class DeskRig:
             asyncio.get_running_loop().call_soon(self.commit)
         return proposal.future
 
-    def commit(self) -> None:
-        """Apply everything that was proposed."""
-        while self.proposals:
+    def commit(self, count: int = PROPOSALS_MAX) -> None:
+        """Apply what was proposed, or the first ``count`` commands of it."""
+        while self.proposals and count:
+            count -= 1
             proposal = self.proposals.popleft()
             result = self.apply(proposal.command)
             if not proposal.future.done():
                 proposal.future.set_result(result)
 
-    def lose(self) -> None:
-        """Nothing of what was proposed will be applied, and nobody knows."""
-        while self.proposals:
-            proposal = self.proposals.popleft()
-            if not proposal.future.done():
-                proposal.future.set_exception(ApiError(errors.OUTCOME_UNKNOWN))
+    def lose(self, kept: int = 0) -> None:
+        """Of what was proposed only the first ``kept`` may still be applied, and nobody knows."""
+        lost = list(self.proposals)[kept:]
+        self.proposals = deque(list(self.proposals)[:kept])
+        for proposal in lost:
+            fail(proposal, ApiError(errors.OUTCOME_UNKNOWN))
+
+    def refuse_one(self, position: int) -> None:
+        """The log does not take the command at ``position``, but those behind it."""
+        proposal = self.proposals[position]
+        del self.proposals[position]
+        fail(proposal, ApiError(errors.NOT_READY, applied=False))
+
+    async def lead_anew(self, applied: int = PROPOSALS_MAX, pause: int = 0) -> None:
+        """The node leads no longer, and after ``pause`` turns it leads anew.
+
+        Who waits for a command hears that its outcome is unknown; the first ``applied`` of those
+        commands went through all the same.
+        """
+        lost = list(self.proposals)
+        self.lose()
+        refusing, self.refusing = self.refusing, True
+        await turns(pause)
+        for proposal in lost[:applied]:
+            self.apply(proposal.command)
+        self.refusing = refusing
+        asyncio.get_running_loop().call_soon(self.desk.new_term)
+        await turns()
 
     # Clients -------------------------------------------------------------------------------------
 
@@ -200,7 +224,9 @@ class DeskRig:
         self.desk.flush()
         await turns()
 
-    async def acknowledge(self, *seqs: int, kind: AckKind = "ack", delay_s: float = 0) -> None:
+    async def acknowledge(
+        self, *seqs: int, kind: AckKind = "ack", delay_s: float = 0
+    ) -> asyncio.Future[Result]:
         """Take acknowledgements the way a node does."""
         self.desk.flush()
         delay_ns = int(delay_s * SECOND_NS)
@@ -214,8 +240,10 @@ class DeskRig:
                 self.desk.wake()
 
         command = cmd.Acknowledge(1, self.consumer.epoch, acked, others)
-        self.propose(command).add_done_callback(applied)
+        future = self.propose(command)
+        future.add_done_callback(applied)
         await turns()
+        return future
 
     # Looking -------------------------------------------------------------------------------------
 
@@ -234,6 +262,13 @@ class DeskRig:
                 if any(naive_matches(pattern, name) for pattern in patterns):
                     found.append(seq)
         return found
+
+
+def fail(proposal: Proposal, error: ApiError) -> None:
+    """Who waits for the command gets ``error``."""
+    if not proposal.future.done():
+        proposal.future.set_exception(error)
+        proposal.future.exception()  # noted, also where nobody waits
 
 
 def seqs_of(deliveries: list[Delivery]) -> list[int]:

@@ -223,7 +223,7 @@ class NaiveConsumer:
 
     config: ConsumerConfig
     next_seq: int
-    version: int = 1
+    version: int = 0
     consumer_seq: int = 0
     floor: tuple[int, int] = (0, 0)
     pending: dict[int, NaivePending] = field(default_factory=dict)
@@ -238,6 +238,13 @@ class NaiveConsumer:
         if self.config.backoff_ns:
             return [*self.config.backoff_ns, *[self.config.backoff_ns[-1]] * attempt][attempt - 1]
         return self.config.ack_wait_ns
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """What is pending is due as if the new waiting times had held before."""
+        before = {seq: self.ack_wait_ns(item.attempts) for seq, item in self.pending.items()}
+        self.config = config
+        for seq, item in self.pending.items():
+            item.deadline_ns += self.ack_wait_ns(item.attempts) - before[seq]
 
     def forget_below(self, first_seq: int) -> None:
         """The stream now begins at ``first_seq``."""

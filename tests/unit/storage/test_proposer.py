@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.link import PubResult
+from contrail_common.message_batch import MessageBatch
 from contrail_common.model import Expected, PublishMessage
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import NO_ID
@@ -227,6 +228,82 @@ def test_large_request_is_split_over_entries_and_answered_as_one_in_order() -> N
         given = [message.payload for message in messages(10_000)]
         assert stored == [*given[:10], *given, *given[:10]]
         assert max(len(payloads_of_entry(entry)) for entry in bench.decoded) == BLOCK_MESSAGES
+
+    run(scene())
+
+
+def test_batch_is_answered_in_runs_over_the_entries_it_is_split_into() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        before = bench.proposer.append(1, messages(10))
+        large = bench.proposer.append_batch(1, MessageBatch.of(messages(10_000)))
+        await bench.commit_all()
+        assert len(await before) == 10
+        runs = await large
+        assert len(runs) <= len(bench.decoded) + 1
+        assert [result.seq for run in runs for result in run.each()] == list(range(11, 10_011))
+        stored = [payload for entry in bench.decoded for payload in payloads_of_entry(entry)]
+        assert stored[10:] == [message.payload for message in messages(10_000)]
+
+    run(scene())
+
+
+def test_single_messages_and_batches_that_wait_together_keep_their_order() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        parts = [messages(1, subject="a"), messages(3, subject="b"), messages(1), messages(1)]
+        parts[1][1].msg_id = "one"
+        parts[2][0].expected = Expected(last_seq=4)
+        futures = [
+            bench.proposer.append(1, part)
+            if len(part) == 1
+            else bench.proposer.append_batch(1, MessageBatch.of(part))
+            for part in parts
+        ]
+        await bench.commit_all()
+        [(_, command)] = bench.decoded[0].commands
+        assert isinstance(command, cmd.Append)
+        assert command.subjects == ["a", "b"]
+        assert np.frombuffer(command.subject_index, np.uint32).tolist() == [0, 1, 1, 1, 0, 0]
+        assert command.ids == NO_ID * 2 + hash_id("one", KEY) + NO_ID * 3
+        assert command.expected == {4: cmd.HashedExpected(last_seq=4)}
+        assert [await each for each in futures] == [
+            [PubResult(1)], [PubResult(2, count=3)], [PubResult(5)], [PubResult(6)],
+        ]  # fmt: skip
+
+    run(scene())
+
+
+def test_runs_of_a_batch_end_where_a_message_was_not_stored() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        future = bench.proposer.append_batch(1, MessageBatch.of(messages(6)))
+        await turn()
+        refused = Refused(errors.WRONG_LAST_SEQUENCE.code)
+        bench.commit_one(lambda *_: Appended(50, 6, {2: 17, 3: 18, 5: refused}))
+        assert await future == [
+            PubResult(50, count=2),
+            PubResult(17, duplicate=True),
+            PubResult(18, duplicate=True),
+            PubResult(52),
+            PubResult(0, code=refused.code),
+        ]
+
+    run(scene())
+
+
+def test_part_of_a_batch_that_is_lost_is_one_run() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        future = bench.proposer.append_batch(1, MessageBatch.of(messages(6_000)))
+        await turn()
+        bench.commit_one()
+        bench.lose_one()
+        await bench.commit_all()
+        runs = await future
+        assert [(run.code, run.count) for run in runs] == [
+            (0, 2_000), (errors.OUTCOME_UNKNOWN.code, 2_000), (0, 2_000),
+        ]  # fmt: skip
 
     run(scene())
 

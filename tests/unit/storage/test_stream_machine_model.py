@@ -74,6 +74,7 @@ class StreamComparison(RuleBasedStateMachine):
         self.entry: list[cmd.Command] = []
         self.answers: list[Callable[[Result], None]] = []
         self.restarted = False
+        self.newest_version = 0
 
     # Entries -------------------------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ class StreamComparison(RuleBasedStateMachine):
         expected: Result
         if known is not None:
             if known.config != config:
-                known.config = config
+                known.reconfigure(config)
                 known.version += 1
                 known.move_floor(now_ns)
             expected = ConsumerPut(self.numbers[name], created=False)
@@ -386,6 +387,11 @@ class StreamComparison(RuleBasedStateMachine):
             found = machine.consumer(name)
             assert found is not None
             assert found.consumer_id == self.numbers[name]
+            if not naive.version:
+                # A new consumer: no other has had its version.
+                assert found.version > self.newest_version
+                naive.version = found.version
+            self.newest_version = max(self.newest_version, found.version)
             assert (found.config, found.version) == (naive.config, naive.version)
             position = max(found.next_seq, self.naive.first_seq)
             assert position == max(naive.next_seq, self.naive.first_seq)

@@ -9,7 +9,8 @@
         for delivery in worker.next(batch=10, expires="5s"):
             worker.ack(delivery)
 
-`AsyncContrail` is the same with `await`. Errors are in `contrail_client.errors`.
+`AsyncContrail` is the same with `await`. `publisher`, `subscribe` and `ordered` share one WebSocket
+of the client and survive its loss. Errors are in `contrail_client.errors`.
 """
 
 from contrail_client.aio import AsyncConsumer, AsyncContrail
@@ -18,19 +19,43 @@ from contrail_client.client import Consumer, Contrail
 from contrail_client.errors import (
     AcksRefused,
     ApiProblem,
+    Busy,
+    Closed,
+    Conflict,
     ContrailError,
+    Denied,
+    Full,
+    Invalid,
+    NotFound,
     OutcomeUnknown,
+    PreconditionFailed,
+    PublishesFailed,
     ReplayCut,
+    ServerFault,
+    SocketRefused,
+    SubscriptionEnded,
     UnexpectedAnswer,
     Unreachable,
 )
+from contrail_client.live.blocking import (
+    OrderedReader,
+    Publication,
+    Publisher,
+    PushedMessage,
+    Subscription,
+)
+from contrail_client.live.publisher import AsyncPublication, AsyncPublisher
+from contrail_client.live.reader import AsyncOrderedReader
+from contrail_client.live.subscription import AsyncPushedMessage, AsyncSubscription
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
     ConsumerConfig,
     ConsumerInfo,
+    Delivered,
     Delivery,
     Expected,
+    Gap,
     Message,
     PubAck,
     Pull,
@@ -41,6 +66,7 @@ from contrail_client.models import (
     StreamConfig,
     StreamInfo,
     StreamState,
+    SubjectCount,
 )
 from contrail_client.replaying import Bounds
 
@@ -49,29 +75,54 @@ __all__ = [
     "ApiProblem",
     "AsyncConsumer",
     "AsyncContrail",
+    "AsyncOrderedReader",
+    "AsyncPublication",
+    "AsyncPublisher",
+    "AsyncPushedMessage",
+    "AsyncSubscription",
     "AtomicAck",
     "BatchResult",
     "Bounds",
+    "Busy",
+    "Closed",
+    "Conflict",
     "Consumer",
     "ConsumerConfig",
     "ConsumerInfo",
     "Contrail",
     "ContrailError",
+    "Delivered",
     "Delivery",
+    "Denied",
     "Expected",
+    "Full",
+    "Gap",
+    "Invalid",
     "Message",
+    "NotFound",
+    "OrderedReader",
     "OutcomeUnknown",
+    "PreconditionFailed",
     "PubAck",
+    "Publication",
+    "Publisher",
+    "PublishesFailed",
     "Pull",
+    "PushedMessage",
     "Range",
     "ReplayCut",
     "ReplayPlan",
     "ReplaySplit",
     "Retries",
+    "ServerFault",
+    "SocketRefused",
     "StoredMessage",
     "StreamConfig",
     "StreamInfo",
     "StreamState",
+    "SubjectCount",
+    "Subscription",
+    "SubscriptionEnded",
     "UnexpectedAnswer",
     "Unreachable",
 ]

@@ -5,11 +5,18 @@ import random
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Self
 
 from contrail_client import consumers, publishing, reading, replaying, streams
 from contrail_client.calls import Retries
 from contrail_client.errors import ContrailError
+from contrail_client.live.connection import Connection
+from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
+from contrail_client.live.ordered import Start
+from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S, AsyncPublisher
+from contrail_client.live.reader import AsyncOrderedReader, GapHandler
+from contrail_client.live.subscription import AsyncSubscription
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
@@ -28,6 +35,7 @@ from contrail_client.models import (
     StoredMessage,
     StreamConfig,
     StreamInfo,
+    SubjectCount,
 )
 from contrail_client.transport import DEFAULT_URL, AsyncTransport, Options
 
@@ -43,21 +51,24 @@ class AsyncContrail:
         timeout_s: float = 30.0,
         connections: int = 32,
         retries: Retries | None = None,
+        reconnect_s: float = 300.0,
     ) -> None:
         """As `Contrail`."""
         self._retries = retries or Retries()
-        self._transport = AsyncTransport(
-            Options(
-                url=url,
-                token=token,
-                timeout_s=timeout_s,
-                connections=connections,
-                retries=self._retries,
-            )
+        options = Options(
+            url=url,
+            token=token,
+            timeout_s=timeout_s,
+            connections=connections,
+            retries=self._retries,
+            reconnect_s=reconnect_s,
         )
+        self._transport = AsyncTransport(options)
+        self._connection = Connection(options)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """As `Contrail.close`."""
+        await self._connection.close()
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -104,6 +115,24 @@ class AsyncContrail:
             if token is None:
                 return
 
+    async def list_subjects(
+        self, name: str, *, subject: str | None = None
+    ) -> AsyncIterator[SubjectCount]:
+        """As `Contrail.list_subjects`."""
+        token: str | None = None
+        while True:
+            call = streams.subjects(name, subject=subject, limit=None, token=token)
+            page = await self._transport.run(call)
+            for found in page.items:
+                yield found
+            token = page.next_page_token
+            if token is None:
+                return
+
+    async def seal_stream(self, name: str) -> StreamInfo:
+        """As `Contrail.seal_stream`."""
+        return await self._transport.run(streams.seal(name))
+
     async def delete_stream(self, name: str) -> None:
         """As `Contrail.delete_stream`."""
         await self._transport.run(streams.delete(name))
@@ -136,6 +165,18 @@ class AsyncContrail:
         message = Message(subject, payload, headers, msg_id, expected, ttl)
         return await self._transport.run(publishing.publish(message))
 
+    async def publish_unacked(
+        self,
+        subject: str,
+        payload: bytes | str = b"",
+        *,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+    ) -> None:
+        """As `Contrail.publish_unacked`."""
+        message = Message(subject, payload, headers, msg_id)
+        await self._transport.run(publishing.publish_unacked(message))
+
     async def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
         """As `Contrail.publish_batch`."""
         return await self._transport.run(publishing.publish_batch(stream, messages))
@@ -165,6 +206,64 @@ class AsyncContrail:
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
+
+    def publisher(
+        self,
+        *,
+        max_outstanding: int = MAX_OUTSTANDING,
+        max_bytes: int = MAX_BYTES,
+        auto_ids: bool = False,
+        retry_s: float = RETRY_S,
+    ) -> AsyncPublisher:
+        """As `Contrail.publisher`."""
+        return AsyncPublisher(
+            self._connection,
+            max_outstanding=max_outstanding,
+            max_bytes=max_bytes,
+            auto_ids=auto_ids,
+            retry_s=retry_s,
+        )
+
+    # Live ----------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        stream: str,
+        consumer: str,
+        *,
+        credit_msgs: int = CREDIT_MSGS,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> AsyncSubscription:
+        """As `Contrail.subscribe`."""
+        return AsyncSubscription(
+            self._connection,
+            stream,
+            consumer,
+            credit_msgs=credit_msgs,
+            credit_bytes=credit_bytes,
+        )
+
+    def ordered(
+        self,
+        stream: str,
+        *,
+        start: Start = "all",
+        filter_subjects: Sequence[str] = (),
+        on_gap: GapHandler | None = None,
+        credit_msgs: int = CREDIT_MSGS,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> AsyncOrderedReader:
+        """As `Contrail.ordered`."""
+        return AsyncOrderedReader(
+            self._connection,
+            stream,
+            partial(self.get_stream, stream),
+            start=start,
+            filter_subjects=filter_subjects,
+            on_gap=on_gap,
+            credit_msgs=credit_msgs,
+            credit_bytes=credit_bytes,
+        )
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -196,6 +295,20 @@ class AsyncContrail:
             wait=wait,
         )
         return await self._transport.run(call)
+
+    async def last_messages(
+        self, stream: str, *, subject: str | None = None
+    ) -> AsyncIterator[StoredMessage]:
+        """As `Contrail.last_messages`."""
+        token: str | None = None
+        while True:
+            call = reading.last_messages(stream, subject=subject, token=token)
+            page = await self._transport.run(call)
+            for found in page.messages:
+                yield found
+            token = page.next_page_token
+            if token is None:
+                return
 
     async def delete_message(self, stream: str, seq: int, *, shard: int | None = None) -> None:
         """As `Contrail.delete_message`."""
@@ -291,6 +404,13 @@ class AsyncConsumer:
     async def info(self) -> ConsumerInfo:
         """As `Consumer.info`."""
         return await self._transport.run(consumers.get(self.stream, self.name))
+
+    async def update(
+        self, changes: Mapping[str, Any], *, if_match: str | None = None
+    ) -> ConsumerInfo:
+        """As `Consumer.update`."""
+        call = consumers.update(self.stream, self.name, changes, if_match=if_match)
+        return await self._transport.run(call)
 
     async def delete(self) -> None:
         """As `Consumer.delete`."""

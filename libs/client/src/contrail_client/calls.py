@@ -19,6 +19,7 @@ from contrail_client.errors import (
     OutcomeUnknown,
     UnexpectedAnswer,
     Unreachable,
+    api_problem,
 )
 
 T = TypeVar("T")
@@ -29,6 +30,9 @@ MSGPACK: Final = "application/vnd.msgpack"
 MERGE_PATCH: Final = "application/merge-patch+json"
 NDJSON: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+
+OUTCOME_UNKNOWN: Final = "outcome_unknown"
+"""The problem's name when a request may or may not have taken effect."""
 
 LONG_POLL_S: Final = 60.0
 """The server ends every long poll after this time, whatever was asked for."""
@@ -150,7 +154,9 @@ def _no_answer(request: Request, failure: Failure) -> ContrailError:
     return Unreachable(what)
 
 
-class _Problem(msgspec.Struct):
+class Problem(msgspec.Struct):
+    """A problem document (RFC 9457), as answers, results and frames hold it."""
+
     status: int = 0
     code: int = 0
     name: str = ""
@@ -162,7 +168,7 @@ class _Problem(msgspec.Struct):
     request_id: str = ""
 
 
-_problem_decoder = msgspec.json.Decoder(_Problem)
+_problem_decoder = msgspec.json.Decoder(Problem)
 
 
 def refusal(answer: Answer) -> ContrailError:
@@ -172,19 +178,27 @@ def refusal(answer: Answer) -> ContrailError:
     except msgspec.DecodeError:
         text = answer.body[:200].decode(errors="replace")
         return UnexpectedAnswer(f"status {answer.status} without a problem document: {text!r}")
-    if problem.name == "outcome_unknown":
+    if problem.name == OUTCOME_UNKNOWN:
         return OutcomeUnknown(str(problem), problem)
     return problem
 
 
 def item_problem(document: Mapping[str, Any]) -> ApiProblem:
     """The refusal of one item of a batch."""
-    return _to_error(msgspec.convert(document, _Problem), Answer(0, {}))
+    return _to_error(msgspec.convert(document, Problem), Answer(0, {}))
 
 
-def _to_error(problem: _Problem, answer: Answer) -> ApiProblem:
+def problem_of(document: Problem) -> ContrailError:
+    """The error that a problem without HTTP headers stands for."""
+    problem = _to_error(document, Answer(0, {}))
+    if problem.name == OUTCOME_UNKNOWN:
+        return OutcomeUnknown(str(problem), problem)
+    return problem
+
+
+def _to_error(problem: Problem, answer: Answer) -> ApiProblem:
     retry_after = answer.headers.get("retry-after", "")
-    return ApiProblem(
+    return api_problem(
         problem.status or answer.status,
         problem.code,
         problem.name,
@@ -216,7 +230,13 @@ class Retries:
 
         `chance` is uniform in [0, 1): many clients must not return at the same moment.
         """
-        if attempt >= self.attempts or not _may_pass(of, error):
+        return self.pause_after(error, of.repeatable, attempt, chance)
+
+    def pause_after(
+        self, error: ContrailError, repeatable: bool, attempt: int, chance: float
+    ) -> float | None:
+        """As `pause_s`, for what need not be a call; `repeatable`: twice has the effect of once."""
+        if attempt >= self.attempts or not _may_pass(error, repeatable):
             return None
         asked = error.retry_after_s if isinstance(error, ApiProblem) else None
         if asked is not None and asked > self.longest_pause_s:
@@ -229,14 +249,14 @@ class Retries:
         return pause * (0.5 + chance / 2)
 
 
-def _may_pass(of: Call[Any], error: ContrailError) -> bool:
+def _may_pass(error: ContrailError, repeatable: bool) -> bool:
     match error:
         case ApiProblem(retryable=retryable, applied=applied):
-            return retryable and (applied is False or of.repeatable)
+            return retryable and (applied is False or repeatable)
         case Unreachable():
             return True
         case OutcomeUnknown():
-            return of.repeatable
+            return repeatable
     return False
 
 

@@ -1,17 +1,25 @@
 """The synchronous client."""
 
 import random
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any, Self
 
 from contrail_client import consumers, publishing, reading, replaying, streams
+from contrail_client.aio import AsyncContrail
 from contrail_client.arrow import record_batches
 from contrail_client.calls import Retries
 from contrail_client.errors import ContrailError
+from contrail_client.live.blocking import LoopThread, OrderedReader, Publisher, Subscription
+from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
+from contrail_client.live.ordered import Start
+from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S
+from contrail_client.live.reader import GapHandler
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
@@ -30,8 +38,38 @@ from contrail_client.models import (
     StoredMessage,
     StreamConfig,
     StreamInfo,
+    SubjectCount,
 )
 from contrail_client.transport import DEFAULT_URL, Options, Transport
+
+
+class _Live:
+    """The asynchronous client of a synchronous one, with its thread: made when it is needed."""
+
+    def __init__(self, make: Callable[[], AsyncContrail]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._client: AsyncContrail | None = None
+        self.thread: LoopThread
+
+    def client(self) -> AsyncContrail:
+        """The client, whose methods belong into `thread`."""
+        with self._lock:
+            if self._client is None:
+                self.thread = LoopThread()
+                self._client = self.thread.run(self._made())
+            return self._client
+
+    def close(self) -> None:
+        """End both."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            self.thread.run(client.close())
+            self.thread.stop()
+
+    async def _made(self) -> AsyncContrail:
+        return self._make()
 
 
 class Contrail:
@@ -50,12 +88,24 @@ class Contrail:
         timeout_s: float = 30.0,
         connections: int = 32,
         retries: Retries | None = None,
+        reconnect_s: float = 300.0,
     ) -> None:
         """Connect lazily; raises ValueError for an address that is none.
 
         `timeout_s` is the longest silence of the server beyond what a long poll asked for.
+        `reconnect_s` is how long a lost WebSocket is opened anew before what uses it fails.
         """
         self._retries = retries or Retries()
+        self._live = _Live(
+            partial(
+                AsyncContrail,
+                url,
+                token=token,
+                timeout_s=timeout_s,
+                retries=self._retries,
+                reconnect_s=reconnect_s,
+            )
+        )
         self._transport = Transport(
             Options(
                 url=url,
@@ -67,7 +117,8 @@ class Contrail:
         )
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; publishers and subscriptions that are still open fail."""
+        self._live.close()
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -116,6 +167,21 @@ class Contrail:
             if token is None:
                 return
 
+    def list_subjects(self, name: str, *, subject: str | None = None) -> Iterator[SubjectCount]:
+        """Subjects that have messages, those matching the filter `subject`, page by page."""
+        token: str | None = None
+        while True:
+            call = streams.subjects(name, subject=subject, limit=None, token=token)
+            page = self._transport.run(call)
+            yield from page.items
+            token = page.next_page_token
+            if token is None:
+                return
+
+    def seal_stream(self, name: str) -> StreamInfo:
+        """Make the stream read-only, for good."""
+        return self._transport.run(streams.seal(name))
+
     def delete_stream(self, name: str) -> None:
         """Remove the stream with its messages and consumers."""
         self._transport.run(streams.delete(name))
@@ -148,6 +214,18 @@ class Contrail:
         message = Message(subject, payload, headers, msg_id, expected, ttl)
         return self._transport.run(publishing.publish(message))
 
+    def publish_unacked(
+        self,
+        subject: str,
+        payload: bytes | str = b"",
+        *,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+    ) -> None:
+        """Hand over one message without a promise: it may get lost, and nobody will say so."""
+        message = Message(subject, payload, headers, msg_id)
+        self._transport.run(publishing.publish_unacked(message))
+
     def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
         """Store up to 10,000 messages in order with one request, each stored or refused."""
         return self._transport.run(publishing.publish_batch(stream, messages))
@@ -179,6 +257,74 @@ class Contrail:
             while under_way:
                 yield under_way.popleft().result()
 
+    def publisher(
+        self,
+        *,
+        max_outstanding: int = MAX_OUTSTANDING,
+        max_bytes: int = MAX_BYTES,
+        auto_ids: bool = False,
+        retry_s: float = RETRY_S,
+    ) -> Publisher:
+        """Publish without waiting for one message before the next, over the client's WebSocket.
+
+        At most `max_outstanding` messages or `max_bytes` are under way. Messages with ids survive a
+        lost connection, for up to `retry_s`, stored exactly once; with `auto_ids` all have one.
+        """
+        client = self._live.client()
+        publisher = client.publisher(
+            max_outstanding=max_outstanding,
+            max_bytes=max_bytes,
+            auto_ids=auto_ids,
+            retry_s=retry_s,
+        )
+        return Publisher(self._live.thread, publisher)
+
+    # Live ----------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        stream: str,
+        consumer: str,
+        *,
+        credit_msgs: int = CREDIT_MSGS,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> Subscription:
+        """Messages of an existing consumer, pushed as they come, to be acknowledged.
+
+        Up to `credit_msgs` messages and `credit_bytes` are sent ahead of what was read.
+        """
+        client = self._live.client()
+        feed = client.subscribe(
+            stream, consumer, credit_msgs=credit_msgs, credit_bytes=credit_bytes
+        )
+        return Subscription(self._live.thread, feed)
+
+    def ordered(
+        self,
+        stream: str,
+        *,
+        start: Start = "all",
+        filter_subjects: Sequence[str] = (),
+        on_gap: GapHandler | None = None,
+        credit_msgs: int = CREDIT_MSGS,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> OrderedReader:
+        """Messages of a stream in its order, none twice, and live from its end on.
+
+        `start` is a sequence, a time, or `all`, `last` or `new`. `on_gap` hears of sequences that
+        were gone when it was their turn.
+        """
+        client = self._live.client()
+        feed = client.ordered(
+            stream,
+            start=start,
+            filter_subjects=filter_subjects,
+            on_gap=on_gap,
+            credit_msgs=credit_msgs,
+            credit_bytes=credit_bytes,
+        )
+        return OrderedReader(self._live.thread, feed)
+
     # Reading -------------------------------------------------------------------------------------
 
     def get_message(self, stream: str, seq: int, *, shard: int | None = None) -> StoredMessage:
@@ -207,6 +353,17 @@ class Contrail:
             wait=wait,
         )
         return self._transport.run(call)
+
+    def last_messages(self, stream: str, *, subject: str | None = None) -> Iterator[StoredMessage]:
+        """The newest message of each subject matching the filter, page by page."""
+        token: str | None = None
+        while True:
+            call = reading.last_messages(stream, subject=subject, token=token)
+            page = self._transport.run(call)
+            yield from page.messages
+            token = page.next_page_token
+            if token is None:
+                return
 
     def delete_message(self, stream: str, seq: int, *, shard: int | None = None) -> None:
         """Make one message unreadable."""
@@ -296,6 +453,11 @@ class Consumer:
     def info(self) -> ConsumerInfo:
         """Configuration and progress."""
         return self._transport.run(consumers.get(self.stream, self.name))
+
+    def update(self, changes: Mapping[str, Any], *, if_match: str | None = None) -> ConsumerInfo:
+        """Change the given fields of the configuration; None restores a default."""
+        call = consumers.update(self.stream, self.name, changes, if_match=if_match)
+        return self._transport.run(call)
 
     def delete(self) -> None:
         """Remove the consumer; its waiting pulls end."""

@@ -1,6 +1,6 @@
 """Calls that manage consumers, pull from them and acknowledge."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -8,6 +8,7 @@ import msgspec
 from contrail_client.calls import (
     JSON,
     LONG_POLL_S,
+    MERGE_PATCH,
     Answer,
     Call,
     call,
@@ -68,6 +69,15 @@ def ensure(
 def create(stream: str, config: ConsumerConfig) -> Call[ConsumerInfo]:
     """Create an ephemeral consumer; the server names it."""
     return call("POST", path_of("streams", stream, "consumers"), _info, json=config)
+
+
+def update(
+    stream: str, name: str, changes: Mapping[str, Any], *, if_match: str | None
+) -> Call[ConsumerInfo]:
+    """Change the given fields; None takes a field back to its default (RFC 7396)."""
+    headers = (("Content-Type", MERGE_PATCH), *precondition(if_match, only_create=False))
+    path = path_of("streams", stream, "consumers", name)
+    return call("PATCH", path, _info, json=changes, headers=headers)
 
 
 def get(stream: str, name: str) -> Call[ConsumerInfo]:

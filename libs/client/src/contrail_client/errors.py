@@ -1,18 +1,31 @@
 """What can go wrong, as one tree.
 
     ContrailError
-    ├── ApiProblem         the server refused the request and said why
-    ├── AcksRefused        some acknowledgements of a request were refused
-    ├── OutcomeUnknown     the request may or may not have taken effect
-    ├── Unreachable        the request certainly had no effect: it got no answer
-    └── UnexpectedAnswer   the answer is not what the API promises
-        └── ReplayCut      a replay ended before its end mark
+    ├── ApiProblem             the server refused the request and said why
+    │   ├── Denied             401, 403
+    │   ├── NotFound           404, 410
+    │   ├── Conflict           409, 423
+    │   ├── PreconditionFailed 412
+    │   ├── Invalid            the rest of 4xx
+    │   ├── Busy               429, 503
+    │   ├── Full               507
+    │   └── ServerFault        the rest of 5xx
+    ├── AcksRefused            some acknowledgements of a request were refused
+    ├── PublishesFailed        messages given to a publisher were not confirmed as stored
+    ├── OutcomeUnknown         the request may or may not have taken effect
+    ├── Unreachable            the request certainly had no effect: it got no answer
+    ├── SocketRefused          the server closed the WebSocket and does not want it back
+    ├── SubscriptionEnded      the server ended a subscription: what it reads is gone
+    ├── Closed                 the publisher, subscription or client was closed here
+    └── UnexpectedAnswer       the answer is not what the API promises
+        └── ReplayCut          a replay ended before its end mark
 
 A caller that handles `ContrailError` misses nothing. A publish that ends in `OutcomeUnknown` is
 safe to repeat when its message has an id; the SDK does that by itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -67,6 +80,59 @@ class ApiProblem(ContrailError):
         self.request_id = request_id
 
 
+class Denied(ApiProblem):
+    """No or a bad token, or not permitted."""
+
+
+class NotFound(ApiProblem):
+    """No such stream, consumer, message or path, or no longer."""
+
+
+class Conflict(ApiProblem):
+    """It contradicts what is there: another configuration, a stale token, a sealed stream."""
+
+
+class PreconditionFailed(ApiProblem):
+    """An expectation about the state of the stream or of a configuration does not hold."""
+
+
+class Invalid(ApiProblem):
+    """The request is not valid as it is; `errors` names the bad fields."""
+
+
+class Busy(ApiProblem):
+    """Not now: too many requests, no leader, or not ready."""
+
+
+class Full(ApiProblem):
+    """A limit of the stream or of the disk is reached."""
+
+
+class ServerFault(ApiProblem):
+    """The server failed at something that the request is not to blame for."""
+
+
+_BY_STATUS: Final[Mapping[int, type[ApiProblem]]] = {
+    401: Denied,
+    403: Denied,
+    404: NotFound,
+    409: Conflict,
+    410: NotFound,
+    412: PreconditionFailed,
+    423: Conflict,
+    429: Busy,
+    503: Busy,
+    507: Full,
+}
+_SERVER_FAULTS: Final = 500
+
+
+def api_problem(status: int, *arguments: Any, **details: Any) -> ApiProblem:
+    """An `ApiProblem` of the class that its status stands for."""
+    rest = Invalid if status < _SERVER_FAULTS else ServerFault
+    return _BY_STATUS.get(status, rest)(status, *arguments, **details)
+
+
 class AcksRefused(ContrailError):
     """Some acknowledgements were refused; the others were taken.
 
@@ -77,6 +143,19 @@ class AcksRefused(ContrailError):
         first = next(iter(refused.values()))
         super().__init__(f"{len(refused)} acknowledgements refused, the first: {first}")
         self.refused = refused
+
+
+class PublishesFailed(ContrailError):
+    """Messages were not confirmed as stored, and nobody had looked at their outcome yet.
+
+    `failures` are the first of them, each subject with its error; `count` is how many there are.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, ContrailError]], count: int) -> None:
+        subject, error = failures[0]
+        super().__init__(f"{count} messages failed, the first on {subject}: {error}")
+        self.failures = failures
+        self.count = count
 
 
 class OutcomeUnknown(ContrailError):
@@ -92,6 +171,30 @@ class OutcomeUnknown(ContrailError):
 
 class Unreachable(ContrailError):
     """No connection, or a read without an answer in time: nothing was changed."""
+
+
+class SocketRefused(ContrailError):
+    """The server closed the WebSocket with a code that says not to come back (4500 to 4999).
+
+    `code` is the close code, `reason` the server's own words.
+    """
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"the server closed the WebSocket with {code}: {reason or 'no reason'}")
+        self.code = code
+        self.reason = reason
+
+
+class SubscriptionEnded(ContrailError):
+    """The stream or consumer of a subscription was deleted; `reason` is for people."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the subscription has ended: {reason}")
+        self.reason = reason
+
+
+class Closed(ContrailError):
+    """The publisher, subscription or client was closed here."""
 
 
 class UnexpectedAnswer(ContrailError):

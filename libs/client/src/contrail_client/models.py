@@ -172,6 +172,99 @@ class Delivery(StoredMessage, frozen=True, kw_only=True):
     ack_token: str
 
 
+class Delivered(msgspec.Struct, frozen=True, kw_only=True):
+    """A message delivered over WebSocket: as `Delivery`, with the payload as bytes in `data`.
+
+    Subscriptions that acknowledge nothing have no `ack_token`.
+    """
+
+    stream: str
+    seq: int
+    subject: str
+    time: str
+    data: bytes
+    headers: dict[str, list[str]] = {}
+    consumer_seq: int = 0
+    num_delivered: int = 1
+    num_pending: int = 0
+    ack_token: str = ""
+
+    @property
+    def payload(self) -> bytes:
+        """The payload as it was published."""
+        return self.data
+
+    @property
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+        return parse_time_ns(self.time)
+
+    @property
+    def size(self) -> int:
+        """Bytes that count for credit: subject, headers (name + value + 4 each) and payload."""
+        size = len(self.subject.encode()) + len(self.data)
+        for name, values in self.headers.items():
+            size += sum(len(name.encode()) + len(value.encode()) + 4 for value in values)
+        return size
+
+
+class MessageFacts:
+    """What a delivered message tells, for messages that can also be acknowledged."""
+
+    __slots__ = ("delivered",)
+
+    def __init__(self, delivered: Delivered) -> None:
+        self.delivered = delivered
+
+    @property
+    def stream(self) -> str:
+        """The stream it is stored in."""
+        return self.delivered.stream
+
+    @property
+    def seq(self) -> int:
+        """Its sequence in the stream."""
+        return self.delivered.seq
+
+    @property
+    def subject(self) -> str:
+        """The subject it was published to."""
+        return self.delivered.subject
+
+    @property
+    def payload(self) -> bytes:
+        """The payload as it was published."""
+        return self.delivered.data
+
+    @property
+    def headers(self) -> Headers:
+        """Its headers."""
+        return self.delivered.headers
+
+    @property
+    def time_ns(self) -> int:
+        """When it was stored, in nanoseconds since the epoch."""
+        return self.delivered.time_ns
+
+    @property
+    def num_delivered(self) -> int:
+        """How often it was delivered, this time included."""
+        return self.delivered.num_delivered
+
+    @property
+    def num_pending(self) -> int:
+        """How many messages wait behind it."""
+        return self.delivered.num_pending
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Sequences `first` to `last` of a stream went away before an ordered reader had them."""
+
+    first: int
+    last: int
+    cause: str
+
+
 class Pull(msgspec.Struct, frozen=True):
     """The answer of one pull: a sequence of deliveries, empty when nothing came in time."""
 
@@ -221,6 +314,13 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The stream's name."""
         return str(self.config["name"])
+
+
+class SubjectCount(msgspec.Struct, frozen=True):
+    """A subject and how many messages a stream holds of it."""
+
+    subject: str
+    messages: int
 
 
 class SequenceInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from contrail_client.calls import (
     T,
     item_problem,
     json_as,
+    nothing,
     path_of,
     query_items,
 )
@@ -54,18 +55,27 @@ _atomic_ack = json_as(AtomicAck)
 
 def publish(message: Message) -> Call[PubAck]:
     """Store one message in whichever stream captures its subject; the body is the payload."""
+    return Call(_request(message), _one_ack, repeatable=message.msg_id is not None)
+
+
+def publish_unacked(message: Message) -> Call[None]:
+    """Hand over one message; the answer comes at once and promises nothing."""
+    return Call(_request(message, ack="none"), nothing, repeatable=message.msg_id is not None)
+
+
+def _request(message: Message, **query: str) -> Request:
     headers = tuple(
         _http_header(name, value)
-        for name, values in (_headers(message) or {}).items()
+        for name, values in (message_headers(message) or {}).items()
         for value in values
     )
-    request = Request(
+    return Request(
         "POST",
         path_of("subjects", message.subject, "messages"),
+        query=query_items(query),
         headers=(*headers, ("Content-Type", "application/octet-stream")),
-        body=_payload(message),
+        body=payload_bytes(message),
     )
-    return Call(request, _one_ack, repeatable=message.msg_id is not None)
 
 
 def publish_batch(stream: str, messages: Sequence[Message]) -> Call[BatchResult]:
@@ -113,7 +123,9 @@ def _batch(
     *,
     atomic: bool | None = None,
 ) -> Call[T]:
-    items = [(message.subject, _headers(message), _payload(message)) for message in messages]
+    items = [
+        (message.subject, message_headers(message), payload_bytes(message)) for message in messages
+    ]
     request = Request(
         "POST",
         path_of("streams", stream, "messages"),
@@ -136,12 +148,13 @@ def _result(stream: str, ack: _Ack, durability: str) -> PubAck | ApiProblem:
     return PubAck(ack.stream or stream, ack.seq, ack.duplicate, durability, ack.shard)
 
 
-def _payload(message: Message) -> bytes:
+def payload_bytes(message: Message) -> bytes:
+    """The payload, text as UTF-8."""
     payload = message.payload
     return payload.encode() if isinstance(payload, str) else payload
 
 
-def _headers(message: Message) -> Headers | None:
+def message_headers(message: Message) -> Headers | None:
     """The message's headers, with its id, expectations and time to live written in."""
     if message.msg_id is None and message.expected is None and message.ttl is None:
         return message.headers

@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+import msgspec
+
 from contrail_client.calls import (
     JSON,
     LONG_POLL_S,
@@ -14,6 +16,15 @@ from contrail_client.calls import (
 )
 from contrail_client.models import Duration, Range, StoredMessage
 
+
+class LastPage(msgspec.Struct, frozen=True):
+    """A page of the newest messages of subjects."""
+
+    messages: tuple[StoredMessage, ...]
+    next_page_token: str | None = None
+
+
+_last = json_as(LastPage)
 _message = json_as(StoredMessage)
 _range = json_as(Range)
 _ACCEPT_JSON: Final = (("Accept", JSON),)
@@ -62,6 +73,17 @@ def read_range(
         query=query,
         headers=_ACCEPT_JSON,
         wait_s=LONG_POLL_S if wait else 0.0,
+    )
+
+
+def last_messages(stream: str, *, subject: str | None, token: str | None) -> Call[LastPage]:
+    """A page of the newest message of each subject."""
+    return call(
+        "GET",
+        path_of("streams", stream, "last"),
+        _last,
+        query={"subject": subject, "page_token": token},
+        headers=_ACCEPT_JSON,
     )
 
 

@@ -17,7 +17,7 @@ from contrail_client.calls import (
     precondition,
     with_etag,
 )
-from contrail_client.models import StreamConfig, StreamInfo
+from contrail_client.models import StreamConfig, StreamInfo, SubjectCount
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -27,12 +27,20 @@ class Page(msgspec.Struct, frozen=True):
     next_page_token: str | None = None
 
 
+class SubjectsPage(msgspec.Struct, frozen=True):
+    """A page of a stream's subjects."""
+
+    items: tuple[SubjectCount, ...]
+    next_page_token: str | None = None
+
+
 class _Purged(msgspec.Struct):
     purged: int
 
 
 _info = with_etag(json_as(StreamInfo))
 _page = json_as(Page)
+_subjects = json_as(SubjectsPage)
 _purged = json_as(_Purged)
 
 
@@ -61,6 +69,19 @@ def page(
     """A page of the list."""
     query = {"subject": subject, "prefix": prefix, "limit": limit, "page_token": token}
     return call("GET", path_of("streams"), _page, query=query)
+
+
+def subjects(
+    name: str, *, subject: str | None, limit: int | None, token: str | None
+) -> Call[SubjectsPage]:
+    """A page of the subjects that have messages."""
+    query = {"filter": subject, "limit": limit, "page_token": token}
+    return call("GET", path_of("streams", name, "subjects"), _subjects, query=query)
+
+
+def seal(name: str) -> Call[StreamInfo]:
+    """Let the stream be read only, from now on."""
+    return call("POST", path_of("streams", name, "seal"), _info)
 
 
 def delete(name: str) -> Call[None]:

@@ -23,7 +23,8 @@ class Options:
     """How to reach a server.
 
     `timeout_s` is the longest silence of the server beyond what a long poll asked for.
-    `connections` bounds what is open at once; further requests wait.
+    `connections` bounds what is open at once; further requests wait. `reconnect_s` is how long a
+    lost WebSocket is opened anew before what uses it fails.
     """
 
     url: str
@@ -31,6 +32,7 @@ class Options:
     timeout_s: float = 30.0
     connections: int = 32
     retries: Retries = field(default_factory=Retries)
+    reconnect_s: float = 300.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for an address that is none."""
@@ -51,7 +53,7 @@ class Options:
             "limits": httpx.Limits(max_connections=self.connections),
             "timeout": self.timeout(0.0),
             # A proxy of the environment cannot reach this machine's loopback.
-            "trust_env": urlsplit(self.url).hostname not in LOOPBACK,
+            "trust_env": beyond_loopback(self.url),
         }
 
     def timeout(self, wait_s: float) -> httpx.Timeout:
@@ -59,6 +61,11 @@ class Options:
         return httpx.Timeout(
             connect=CONNECT_S, read=self.timeout_s + wait_s, write=self.timeout_s, pool=None
         )
+
+
+def beyond_loopback(url: str) -> bool:
+    """Whether the host of `url` is another than this machine, as far as its name says."""
+    return urlsplit(url).hostname not in LOOPBACK
 
 
 class Transport:

@@ -155,6 +155,13 @@ class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
         """What every message counts besides the texts of its values."""
         return len(self.names.heap) + _VALUE_OVERHEAD * self.names.count
 
+    def column(self, number: int) -> Texts:
+        """The values of the ``number``-th name, one for each message."""
+        names = self.names.count
+        if names == 1:
+            return self.values
+        return self.values.select(np.arange(number, self.values.count, names))
+
     def slice(self, start: int, stop: int) -> "UniformHeaders":
         """The headers of the messages from ``start`` up to ``stop``."""
         names = self.names.count

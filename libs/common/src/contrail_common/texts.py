@@ -157,10 +157,9 @@ def gather(heap: bytes, places: I64Array) -> bytes:
 
 def join_offsets(parts: Sequence[bytes]) -> bytes:
     """Offsets of all ``parts``, one part behind the other."""
-    steps = np.diff(as_u32(b"".join(parts)), prepend=np.uint32(0))
-    # Each part begins at 0 again: there is no length in that step.
-    begins = np.cumsum([0, *[len(part) // 4 for part in parts[:-1]]])
-    steps[begins] = 0
-    kept = np.ones(len(steps), np.bool_)
-    kept[begins[1:]] = False
-    return np.cumsum(steps[kept], dtype=np.uint32).tobytes()
+    base = np.uint32(0)
+    joined = [bytes(4)]
+    for part in map(as_u32, parts):
+        joined.append((part[1:] + base).tobytes())
+        base += part[-1]
+    return b"".join(joined)

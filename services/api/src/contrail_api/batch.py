@@ -19,6 +19,7 @@ from contrail_api.candidates import (
     id_batch,
     json_candidate,
     payload_of,
+    uniform_batch,
 )
 from contrail_api.ndjson_batch import NdjsonBatch
 from contrail_common import errors
@@ -109,12 +110,11 @@ class BatchPublish:
             batch = id_batch(_id_items.decode(items), self._payload_bytes_max)
             if batch is not None:
                 return Admitted(batch, {})
-        return admitted(
-            [
-                checked(item, self._payload_bytes_max)
-                for item in decode_msgpack(_packed_items, bytes(items), "/1")
-            ]
-        )
+        packed = decode_msgpack(_packed_items, bytes(items), "/1")
+        batch = uniform_batch(packed, self._payload_bytes_max)
+        if batch is not None:
+            return Admitted(batch, {})
+        return admitted([checked(item, self._payload_bytes_max) for item in packed])
 
     def _json(self, body: bytes) -> Admitted:
         items = decode_json(_json_decoder, body).messages

@@ -1,5 +1,6 @@
 """What is asked to be published: its wire forms, and what it becomes or why it is refused."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,16 +12,17 @@ from contrail_common.blocks import columns_of
 from contrail_common.edge.json_body import check_nesting, malformed
 from contrail_common.edge.problems import invalid_field
 from contrail_common.errors import ApiError
-from contrail_common.header_columns import UniformHeaders
+from contrail_common.header_columns import UniformHeaders, headers_in_columns
 from contrail_common.message_batch import MessageBatch, index_subjects
-from contrail_common.model import MSG_ID, Expected, Headers, PublishMessage
+from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, Expected, Headers, PublishMessage
 from contrail_common.publishing import check_message, with_control
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import Texts
 
 TTL_HEADER: Final = "Nats-TTL"
 _MSG_ID_LOWER: Final = MSG_ID.lower()
-_PLAIN_ID_CHARS_MAX: Final = 1024
+_PLAIN_ID_MAX: Final = 1024
+"""A longer message id, in characters or bytes, needs a closer look."""
 _OTHER_FORMS: Final = 2
 _ID_NAMES: Final = Texts.of([MSG_ID])
 
@@ -144,7 +146,7 @@ def _only_message_id(headers: Headers) -> str | None:
     if values is None or len(headers) != 1 or len(values) != 1:
         return None
     message_id = values[0]
-    plain = 0 < len(message_id) <= _PLAIN_ID_CHARS_MAX and message_id.isprintable()
+    plain = 0 < len(message_id) <= _PLAIN_ID_MAX and message_id.isprintable()
     return message_id if plain else None
 
 
@@ -164,7 +166,10 @@ def admitted(candidates: Sequence[Candidate]) -> Admitted:
     )
 
 
-def bare_batch(items: Sequence[BareItem | IdItem], payload_bytes_max: int) -> MessageBatch | None:
+PlainItem = BareItem | IdItem | PackedItem
+
+
+def bare_batch(items: Sequence[PlainItem], payload_bytes_max: int) -> MessageBatch | None:
     """Subjects and payloads of ``items``; None when some are not valid and need a closer look.
 
     They are checked as a whole, not one by one.
@@ -180,20 +185,40 @@ def bare_batch(items: Sequence[BareItem | IdItem], payload_bytes_max: int) -> Me
 
 def id_batch(items: Sequence[IdItem], payload_bytes_max: int) -> MessageBatch | None:
     """As :func:`bare_batch`, with the ids of the messages."""
-    batch = bare_batch(items, payload_bytes_max)
-    ids = _plain_ids([item.headers.message_id.value for item in items])
-    if batch is None or ids is None:
+    ids = Texts.of([item.headers.message_id.value for item in items])
+    return _with_headers(bare_batch(items, payload_bytes_max), UniformHeaders(_ID_NAMES, ids))
+
+
+def uniform_batch(items: Sequence[PackedItem], payload_bytes_max: int) -> MessageBatch | None:
+    """As :func:`bare_batch`, with headers when they have the same names in every message."""
+    headers = headers_in_columns([item.headers for item in items])
+    if not isinstance(headers, UniformHeaders):
         return None
-    batch.columns.headers = UniformHeaders(_ID_NAMES, ids)
-    batch.ids = ids
+    return _with_headers(bare_batch(items, payload_bytes_max), headers)
+
+
+def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> MessageBatch | None:
+    """``batch`` with its headers, which ask for nothing but an id; None if one needs a look."""
+    names = headers.names.each()
+    if (
+        batch is None
+        or not all(map(_asks_for_nothing, names))
+        or int(headers.sizes().max(initial=0)) > HEADER_BYTES_MAX
+        or not headers.values.are_printable()
+    ):
+        return None
+    if MSG_ID in names:
+        batch.ids = headers.column(names.index(MSG_ID))
+        lengths = batch.ids.lengths()
+        if not 0 < int(lengths.min(initial=1)) <= int(lengths.max(initial=1)) <= _PLAIN_ID_MAX:
+            return None
+    batch.columns.headers = headers
     return batch
 
 
-def _plain_ids(texts: list[str]) -> Texts | None:
-    """Message ids in a column, unless one is empty, long or holds something odd."""
-    if not all(texts):
-        return None
-    ids = Texts.of(texts)
-    if int(ids.lengths().max(initial=0)) > _PLAIN_ID_CHARS_MAX or not ids.are_printable():
-        return None
-    return ids
+@functools.lru_cache(maxsize=4096)
+def _asks_for_nothing(name: str) -> bool:
+    """Whether a header is stored with the message and means nothing to the service, or is an id."""
+    if name == MSG_ID:
+        return True
+    return not name.lower().startswith("nats-") and header_problem({name: [""]}) is None

@@ -178,7 +178,8 @@ PLAN: Final = Operation(
     tag=_REPLAY,
     summary="Plan a bulk replay",
     description="Pins a range and cuts it into splits: reading a split twice gives the same "
-    "messages while they are retained.",
+    "messages while they are retained. What lies outside of the messages kept now is clipped, so "
+    "the first split tells where the range really begins.",
     query=PlanQuery,
     answers={
         200: Answered(

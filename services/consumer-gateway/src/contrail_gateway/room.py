@@ -1,4 +1,4 @@
-"""The gateway's room at the edge: pulls and acknowledgements, over a storage link."""
+"""The gateway's room at the edge: sockets, pulls and acknowledgements, over a storage link."""
 
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.edge.declared import management_router
@@ -8,6 +8,7 @@ from contrail_common.link import StorageLink
 from contrail_gateway import docs
 from contrail_gateway.acks import Acks
 from contrail_gateway.pull import Pulls
+from contrail_gateway.sockets import Sockets
 
 _CONSUMER = "/v1/streams/{stream}/consumers/{consumer}"
 
@@ -24,4 +25,5 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
             Route("POST", f"{_CONSUMER}/ack", acks.ack, docs.ACK),
         ),
         router=management_router(),
+        sockets=(Sockets(link, tokens, settings),),
     )

@@ -1,4 +1,4 @@
-"""Settings of ``contrail serve``, checked once, with a sentence for each mistake."""
+"""Settings of the server processes, checked once, with a sentence for each mistake."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any, Final
 
 DEFAULT_PORT: Final = 7420
-_KNOWN: Final = frozenset(
+GATEWAY_PORT: Final = 7421
+STORAGE_PORT: Final = 7422
+LINK_PORT: Final = 7430
+MAX_PAYLOAD: Final = 3 << 20
+SECRET_BYTES_MIN: Final = 16
+_PORT_MAX: Final = 65_535
+
+_COMMON: Final = frozenset(
     {
         "host",
         "port",
-        "data_dir",
         "token",
         "token_file",
         "log_level",
@@ -22,22 +28,23 @@ _KNOWN: Final = frozenset(
         "max_payload",
     }
 )
+_SECRET: Final = frozenset({"cluster_secret", "cluster_secret_file"})
 _FLAGS: Final = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _LEVELS: Final = ("debug", "info", "warning", "error")
-MAX_PAYLOAD: Final = 3 << 20
+
+Address = tuple[str, int]
 
 
 class SettingsError(Exception):
     """A setting is wrong; the text says which and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServeSettings:
-    """Effective settings of one process that serves everything."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """What every process has: where it answers HTTP, who may call, how it logs."""
 
     host: str
     port: int
-    data_dir: Path
     token: str | None
     log_level: str
     log_format: str
@@ -46,34 +53,99 @@ class ServeSettings:
     allowed_origins: frozenset[str]
     max_payload: int
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings(ProcessSettings):
+    """Effective settings of one process that serves everything."""
+
+    data_dir: Path
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ServeSettings":
         """Check ``values`` (names as on the command line, with underscores); SettingsError."""
-        unknown = set(values) - _KNOWN
-        if unknown:
-            raise SettingsError(f"unknown setting: {', '.join(sorted(unknown))}")
-        given = {name: value for name, value in values.items() if value is not None}
-        host = str(given.get("host", "127.0.0.1"))
-        token = _token(given)
-        loopback = is_loopback(host)
-        if not loopback and token is None:
-            raise SettingsError(
-                f"binding {host} needs a token (--token-file or CONTRAIL_TOKEN); "
-                "without one the server binds loopback addresses only"
-            )
-        hosts = frozenset(given.get("allowed_hosts", ())) | {"localhost", "127.0.0.1", "::1"}
+        given = _given(values, _COMMON | {"data_dir"})
+        return cls(**_common(given, DEFAULT_PORT), data_dir=_data_dir(given))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings(ProcessSettings):
+    """Effective settings of a storage process. ``port`` is that of its probes and metrics."""
+
+    data_dir: Path
+    link_port: int
+    cluster_secret: bytes
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "StorageSettings":
+        """Check ``values``, as :meth:`ServeSettings.of` does."""
+        given = _given(values, _COMMON | _SECRET | {"data_dir", "link_port"})
         return cls(
-            host=host,
-            port=_number(given, "port", DEFAULT_PORT, 0, 65_535),
-            data_dir=Path(given.get("data_dir", "contrail-data")),
-            token=token,
-            log_level=_choice(given, "log_level", "info", _LEVELS),
-            log_format=_choice(given, "log_format", "auto", ("auto", "json", "text")),
-            fast_lane=_flag(given, "fast_lane", default=True),
-            allowed_hosts=hosts if loopback else hosts | {host},
-            allowed_origins=frozenset(given.get("allowed_origins", ())),
-            max_payload=_number(given, "max_payload", 1 << 20, 1, MAX_PAYLOAD),
+            **_common(given, STORAGE_PORT),
+            data_dir=_data_dir(given),
+            link_port=_number(given, "link_port", LINK_PORT, 0, _PORT_MAX),
+            cluster_secret=_cluster_secret(given),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeProcessSettings(ProcessSettings):
+    """Effective settings of an api or a gateway; ``peers`` are processes of the other kind."""
+
+    storage: tuple[Address, ...]
+    peers: tuple[Address, ...]
+    cluster_secret: bytes
+
+    @classmethod
+    def of_api(cls, values: Mapping[str, Any]) -> "EdgeProcessSettings":
+        """Check the ``values`` of an api, as :meth:`ServeSettings.of` does."""
+        return cls._of(values, DEFAULT_PORT, "gateways", GATEWAY_PORT)
+
+    @classmethod
+    def of_gateway(cls, values: Mapping[str, Any]) -> "EdgeProcessSettings":
+        """Check the ``values`` of a gateway, as :meth:`ServeSettings.of` does."""
+        return cls._of(values, GATEWAY_PORT, "apis", DEFAULT_PORT)
+
+    @classmethod
+    def _of(
+        cls, values: Mapping[str, Any], port: int, peers: str, peer_port: int
+    ) -> "EdgeProcessSettings":
+        given = _given(values, _COMMON | _SECRET | {"storage", peers})
+        return cls(
+            **_common(given, port),
+            storage=_addresses(given, "storage", LINK_PORT),
+            peers=_addresses(given, peers, peer_port),
+            cluster_secret=_cluster_secret(given),
+        )
+
+
+def _given(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    unknown = set(values) - known
+    if unknown:
+        raise SettingsError(f"unknown setting: {', '.join(sorted(unknown))}")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _common(given: Mapping[str, Any], default_port: int) -> dict[str, Any]:
+    host = str(given.get("host", "127.0.0.1"))
+    token = _token(given)
+    loopback = is_loopback(host)
+    if not loopback and token is None:
+        raise SettingsError(
+            f"binding {host} needs a token (--token-file or CONTRAIL_TOKEN); "
+            "without one the server binds loopback addresses only"
+        )
+    hosts = frozenset(_listed(given, "allowed_hosts")) | {"localhost", "127.0.0.1", "::1"}
+    return {
+        "host": host,
+        "port": _number(given, "port", default_port, 0, _PORT_MAX),
+        "token": token,
+        "log_level": _choice(given, "log_level", "info", _LEVELS),
+        "log_format": _choice(given, "log_format", "auto", ("auto", "json", "text")),
+        "fast_lane": _flag(given, "fast_lane", default=True),
+        "allowed_hosts": hosts if loopback else hosts | {host},
+        "allowed_origins": frozenset(_listed(given, "allowed_origins")),
+        "max_payload": _number(given, "max_payload", 1 << 20, 1, MAX_PAYLOAD),
+    }
 
 
 def is_loopback(host: str) -> bool:
@@ -86,18 +158,61 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def parse_address(text: str) -> Address:
+    """``host:port`` (an IPv6 host in brackets) as a pair; SettingsError."""
+    host, separator, port = text.rpartition(":")
+    host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+    if not (host and separator and port.isascii() and port.isdigit()):
+        raise SettingsError(f"{text!r} is not an address like 127.0.0.1:{LINK_PORT}")
+    if not 0 < int(port) <= _PORT_MAX:
+        raise SettingsError(f"the port of {text!r} must lie between 1 and {_PORT_MAX}")
+    return host, int(port)
+
+
+def _addresses(given: Mapping[str, Any], name: str, default_port: int) -> tuple[Address, ...]:
+    listed = _listed(given, name) if name in given else [f"127.0.0.1:{default_port}"]
+    if not listed:
+        raise SettingsError(f"{name} must name at least one address")
+    return tuple(map(parse_address, listed))
+
+
+def _listed(given: Mapping[str, Any], name: str) -> list[str]:
+    value = given.get(name, ())
+    elements = value.split(",") if isinstance(value, str) else value
+    return [one for element in elements if (one := str(element).strip())]
+
+
+def _data_dir(given: Mapping[str, Any]) -> Path:
+    return Path(given.get("data_dir", "contrail-data"))
+
+
 def _token(given: Mapping[str, Any]) -> str | None:
     path = given.get("token_file")
-    if path is None:
-        token = given.get("token")
-    else:
-        try:
-            token = Path(path).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise SettingsError(f"the token file cannot be read: {error}") from error
+    token = given.get("token") if path is None else _read(path, "token file")
     if token is not None and (not token or not str(token).isascii() or " " in str(token)):
         raise SettingsError("a token is a non-empty line of ASCII without spaces")
     return None if token is None else str(token)
+
+
+def _cluster_secret(given: Mapping[str, Any]) -> bytes:
+    path = given.get("cluster_secret_file")
+    secret = given.get("cluster_secret") if path is None else _read(path, "cluster secret file")
+    if secret is None:
+        raise SettingsError(
+            "a cluster secret is needed (--cluster-secret-file or CONTRAIL_CLUSTER_SECRET), "
+            "the same for all processes that belong together"
+        )
+    encoded = str(secret).strip().encode()
+    if len(encoded) < SECRET_BYTES_MIN:
+        raise SettingsError(f"the cluster secret must have at least {SECRET_BYTES_MIN} bytes")
+    return encoded
+
+
+def _read(path: Any, what: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the {what} cannot be read: {error}") from error
 
 
 def _number(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:

@@ -11,6 +11,7 @@ from contrail_spark.flights.plot import draw
 from contrail_spark.flights.report import Report, Table, Value
 
 CONSOLE_ROWS: Final = 10
+_NAME_CHARS: Final = 28
 PLOT: Final = "delays.png"
 PAGE: Final = "report.md"
 _HEADINGS: Final = {
@@ -44,8 +45,13 @@ def console_table(table: Table) -> ConsoleTable:
         text = _is_text(table, name)
         shown.add_column(_heading(name), justify="left" if text else "right", no_wrap=True)
     for row in table.rows[:CONSOLE_ROWS]:
-        shown.add_row(*[_shown(value) for value in row])
+        shown.add_row(*[_clipped(_shown(value)) for value in row])
     return shown
+
+
+def _clipped(text: str) -> str:
+    """``text`` so short that a row fits 80 columns; numbers and codes always are."""
+    return text if len(text) <= _NAME_CHARS else f"{text[: _NAME_CHARS - 1].rstrip()}…"
 
 
 def _write_csv(table: Table, file: Path) -> None:

@@ -23,7 +23,7 @@ from contrail_common.edge.probes import Probes
 from contrail_common.edge.problems import refusal
 from contrail_common.edge.requests import ClientGoneError, EdgeState, Request
 from contrail_common.edge.responses import Answer, Header, Response
-from contrail_common.edge.routing import PathTable, Room, Route
+from contrail_common.edge.routing import Elsewhere, PathTable, Room, Route
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.socket_metrics import SocketCounts
 from contrail_common.edge.websocket import EdgeSocket, Opening, SocketEndpoint
@@ -48,10 +48,14 @@ async def _no_upgrade(request: Request) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a method and path lead to; ``route`` None is a management route, which FastAPI runs."""
+    """What a method and path lead to; ``route`` None is a management route, which FastAPI runs.
+
+    What is served ``elsewhere`` is forwarded, on either lane.
+    """
 
     template: str
     route: Route | None
+    elsewhere: Elsewhere | None = None
 
 
 class EdgeApp:
@@ -66,8 +70,12 @@ class EdgeApp:
         links = list({id(room.link): room.link for room in rooms}.values())
         probes = Probes(links, self.metrics, self.document).routes()
         self._sockets = {end.path.encode(): end for room in rooms for end in room.sockets}
+        self._sockets_elsewhere = {
+            end.path.encode(): room.elsewhere for room in rooms for end in room.sockets
+        }
         self._socket_counts = SocketCounts()
-        self.metrics.add(self._socket_counts)
+        for collector in (self._socket_counts, *(end.metrics for end in self._sockets.values())):
+            self.metrics.add(collector)
         handshakes = [Route("GET", path.decode(), _no_upgrade) for path in self._sockets]
         self._routes = (*probes, *handshakes, *(route for room in rooms for route in room.routes))
         self._declared = declared_app((room.router for room in rooms), self._routes, settings)
@@ -97,10 +105,13 @@ class EdgeApp:
             try:
                 target = self._target(request)
                 label = target.template
-                if target.route is None or not self._settings.fast_lane:
+                if target.elsewhere is not None:
+                    answer = await target.elsewhere.forward(request)
+                elif target.route is None or not self._settings.fast_lane:
                     status = await self._run_declared(request, send)
                     return
-                answer = await target.route.handler(request)
+                else:
+                    answer = await target.route.handler(request)
             except ApiError as error:
                 answer = self._refusal(request, error)
             except ClientGoneError:
@@ -138,9 +149,12 @@ class EdgeApp:
             found = self._tables["POST"].match(split_path(url))
         except ApiError:
             return None  # the application says what is wrong with it
-        if found is None or found[0].route is None or found[0].route.direct is None:
+        if found is None or found[0].elsewhere is not None:
             return None
-        return DirectTarget(found[0].template, found[0].route.direct, found[1])
+        route = found[0].route
+        if route is None or route.direct is None:
+            return None
+        return DirectTarget(route.template, route.direct, found[1])
 
     def direct_request(self, scope: Scope) -> Request:
         """The request of ``scope``, whose body the protocol collects."""
@@ -180,11 +194,14 @@ class EdgeApp:
         endpoint: SocketEndpoint,
         transport: asyncio.Transport,
         connections: set[Any],
-    ) -> EdgeSocket:
+    ) -> asyncio.Protocol:
         """Answer a handshake and begin its session; ApiError when it is refused."""
         if self._state.drained:
             raise ApiError(errors.SHUTTING_DOWN, applied=False)
         authenticated = self._guard.check_socket(request)
+        elsewhere = self._sockets_elsewhere.get(request.raw_path)
+        if elsewhere is not None:
+            return elsewhere.splice(request, transport, connections)
         answer, subprotocol = accept(request, endpoint)
         opening = Opening(subprotocol, authenticated, self._guard.good_token)
         opcode = endpoint.subprotocols[subprotocol]
@@ -243,13 +260,14 @@ class EdgeApp:
         def add(method: str, target: _Target) -> None:
             tables.setdefault(method, PathTable()).add(target.template, target)
 
+        away = {id(route): room.elsewhere for room in self._rooms for route in room.routes}
         for route in self._routes:
-            add(route.method, _Target(route.template, route))
+            add(route.method, _Target(route.template, route, away.get(id(route))))
         for room in self._rooms:
             for managed in room.router.routes:
                 assert isinstance(managed, APIRoute)
                 for method in managed.methods or ():
-                    add(method, _Target(managed.path, None))
+                    add(method, _Target(managed.path, None, room.elsewhere))
         return tables
 
 

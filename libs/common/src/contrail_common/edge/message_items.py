@@ -39,10 +39,10 @@ class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The same in msgpack, where the payload is bytes (or a text) in ``data``."""
+    """The same in msgpack, where the payload is the bytes of ``data``."""
 
     subject: str
-    data: bytes | str
+    data: bytes
     headers: Headers | None = None
     msg_id: str | None = None
     expected: ExpectedJson | None = None
@@ -60,7 +60,7 @@ def payload_of(item: Item, at: str, nesting: int) -> bytes:
     Raises INVALID_FIELD unless exactly one form is given, MALFORMED_BODY for a bad JSON value.
     """
     if isinstance(item, PackedMessageItem):
-        return item.data if isinstance(item.data, bytes) else item.data.encode()
+        return item.data
     text, raw, value = item.data, item.data_base64, item.json
     if (text is msgspec.UNSET) + (raw is msgspec.UNSET) + (value is msgspec.UNSET) != _OTHER_FORMS:
         raise _invalid(at, "needs exactly one of data, data_base64 and json")

@@ -4,9 +4,10 @@ A handler takes a :class:`Request` and gives an answer or raises ApiError. The d
 straight; the FastAPI route of the same declaration calls it too and documents it.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 from fastapi import APIRouter
@@ -87,12 +88,29 @@ class Route:
     direct: DirectHandler | None = None
 
 
+class Elsewhere(Protocol):
+    """Serves a room's routes and sockets in the process that has the room."""
+
+    async def forward(self, request: Request) -> Answer:
+        """The other process's answer, as it came."""
+        ...
+
+    def splice(
+        self, request: Request, transport: asyncio.Transport, connections: set[Any]
+    ) -> asyncio.Protocol:
+        """Take over the connection of a handshake, and join it to one to the other process.
+
+        What it returns has a ``shutdown`` method and stands in ``connections`` while it lasts.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """What a service brings to the edge: its storage, data plane and management routes.
 
     ``shapes`` are the structs that the documents of its management routes refer to, ``sockets``
-    what it serves over WebSockets.
+    what it serves over WebSockets. With ``elsewhere`` it is only documented here and served there.
     """
 
     link: StorageLink
@@ -100,6 +118,7 @@ class Room:
     router: APIRouter
     shapes: tuple[type[msgspec.Struct], ...] = ()
     sockets: tuple[SocketEndpoint, ...] = ()
+    elsewhere: Elsewhere | None = None
 
 
 class PathTable(Generic[_T]):

@@ -20,6 +20,7 @@ class EdgeSettings:
 
     ack_keys: tuple[bytes, ...]
     account: str = "default"
+    node: str = "n1"
     token: str | None = None
     allowed_hosts: frozenset[str] = LOOPBACK_HOSTS
     allowed_origins: frozenset[str] = frozenset()

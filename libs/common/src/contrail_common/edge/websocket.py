@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol, cast
 
+from prometheus_client.registry import Collector
 from websockets.exceptions import PayloadTooBig
 from websockets.frames import Close, Frame, Opcode
 from websockets.protocol import Protocol as Wire
-from websockets.protocol import Side
+from websockets.protocol import Side, State
 
 from contrail_common.edge.requests import EdgeState
 from contrail_common.edge.settings import EdgeSettings
@@ -79,15 +80,10 @@ class Opening:
 class SocketEndpoint(Protocol):
     """What serves the sockets of one path."""
 
-    @property
-    def path(self) -> str:
-        """The path of the handshake."""
-        ...
-
-    @property
-    def subprotocols(self) -> Mapping[str, Opcode]:
-        """The sub-protocols by name, each with the kind of frame that it uses."""
-        ...
+    path: str
+    subprotocols: Mapping[str, Opcode]
+    """The sub-protocols by name, each with the kind of frame that it uses."""
+    metrics: Collector
 
     def open(self, socket: "EdgeSocket", opening: Opening) -> SocketHandler:
         """Begin a session on ``socket``."""
@@ -134,6 +130,7 @@ class EdgeSocket(asyncio.Protocol):
         self._heard = True
         self._pinged = False
         self._ended = False
+        self._deaf = False
         self._watch: asyncio.TimerHandle | None = None
         self._cut: asyncio.TimerHandle | None = None
 
@@ -167,7 +164,12 @@ class EdgeSocket(asyncio.Protocol):
         if self._ended:
             return
         self._end(code)
-        self._put([_close_frame(code, reason)])
+        text = reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")
+        if self._wire.state is State.OPEN:
+            self._wire.send_close(code, text)
+            self._put(self._wire.data_to_send())
+        else:
+            self._put([Frame(Opcode.CLOSE, Close(code, text).serialize()).serialize(mask=False)])
         self._flush()
         unread = code == CloseCode.SLOW_CONSUMER
         self._leave(_UNREAD_LINGER_S if unread else self._settings.linger_s)
@@ -206,6 +208,8 @@ class EdgeSocket(asyncio.Protocol):
         """Read frames; the messages they complete go to the handler."""
         self._heard = True
         wire = self._wire
+        if self._deaf:
+            return
         wire.receive_data(data)
         for event in wire.events_received():
             self._take(cast(Frame, event))
@@ -255,6 +259,7 @@ class EdgeSocket(asyncio.Protocol):
 
     def _fail(self, error: Exception, answers: list[bytes]) -> None:
         """What came is not WebSocket, or is too large: say so and listen no more."""
+        self._deaf = True
         if self._ended:
             return
         if isinstance(error, PayloadTooBig):
@@ -263,6 +268,10 @@ class EdgeSocket(asyncio.Protocol):
         else:
             assert self._wire.close_sent is not None
             self.close(self._wire.close_sent.code, self._wire.close_sent.reason)
+        # Closing now would reset the connection under a peer that still writes, and it would never
+        # see why: end this side, drop what comes, close a little later.
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
 
     def _hold(self, count: int) -> None:
         """Count the bytes of messages that are not complete with the bodies in flight."""
@@ -352,8 +361,3 @@ class EdgeSocket(asyncio.Protocol):
             self._put(self._wire.data_to_send())
         self._heard = False
         self._watch = self._loop.call_later(self._settings.socket_ping_s, self._look_for_life)
-
-
-def _close_frame(code: int, reason: str) -> bytes:
-    text = reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")
-    return Frame(Opcode.CLOSE, Close(code, text).serialize()).serialize(mask=False)

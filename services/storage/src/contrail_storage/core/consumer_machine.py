@@ -95,7 +95,7 @@ class ConsumerMachine:
     config: ConsumerConfig
     created_ns: int
     next_seq: int
-    version: int = 1
+    version: int
     epoch: int = 1
     delivered: SequencePair = _NOWHERE
     floor: SequencePair = _NOWHERE
@@ -107,11 +107,17 @@ class ConsumerMachine:
 
     @classmethod
     def create(
-        cls, shard: int, consumer_id: int, config: ConsumerConfig, start_seq: int, time_ns: int
+        cls,
+        shard: int,
+        consumer_id: int,
+        config: ConsumerConfig,
+        start_seq: int,
+        time_ns: int,
+        version: int,
     ) -> "ConsumerMachine":
-        """A new consumer that begins at ``start_seq``."""
+        """A new consumer that begins at ``start_seq``; ``version`` no other of its name has had."""
         before = SequencePair(0, start_seq - 1, 0)
-        return cls(shard, consumer_id, config, time_ns, start_seq, delivered=before, floor=before)
+        return cls(shard, consumer_id, config, time_ns, start_seq, version, 1, before, before)
 
     # Changes -------------------------------------------------------------------------------------
 

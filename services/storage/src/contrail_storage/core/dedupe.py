@@ -1,8 +1,8 @@
 """The duplicate window: which message ids were stored lately, and under which sequence.
 
 Ids come hashed (128 bit, keyed per stream); 96 bits of each are kept, with the sequence, in the
-order in which the messages were stored, and are found through chains from a table of hashes: 32
-bytes an id. Ids are looked up and added a whole append at a time.
+order in which the messages were stored, and are found through chains from a table of hashes: 30 to
+36 bytes an id. Ids are looked up and added a whole append at a time.
 
 An id is expired exactly when its message's log time is at least a window ago; since sequences and
 times ascend together, that is one comparison with a sequence, and what is expired goes by the
@@ -10,10 +10,11 @@ segment. JetStream's rule holds: an id outlives its message (delete, purge, ack)
 ends.
 """
 
+import mmap
 import struct
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +28,11 @@ NO_ID: Final = bytes(ID_BYTES)
 _SEGMENT_MIN: Final = 1_024
 _MOVED_MAX: Final = 32_768
 """Ids that one append may move to another segment: that keeps ``apply`` short."""
+_LARGE_BYTES: Final = 1 << 20
 _ROW_HEAD: Final = struct.Struct("<qI")
 
 U64Array = NDArray[np.uint64]
+Number = TypeVar("Number", bound=np.generic)
 
 
 class _Hashes(NamedTuple):
@@ -53,6 +56,18 @@ def _kept(ids: bytes) -> _Hashes:
     return _Hashes(words[:, 0], (words[:, 1] >> np.uint64(32)).astype(np.uint32))
 
 
+def _zeros(count: int, kind: type[Number]) -> NDArray[Number]:
+    """Zeros that take memory as they are touched, a small page at a time.
+
+    For large arrays numpy asks for huge pages, each of which is cleared as a whole when it is first
+    touched: the first ids of a large segment would take 100 ms.
+    """
+    size = count * np.dtype(kind).itemsize
+    if size < _LARGE_BYTES:
+        return np.zeros(count, kind)
+    return np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), kind)
+
+
 class _Segment:
     """Ids in the order they came, up to ``capacity`` of them.
 
@@ -65,12 +80,13 @@ class _Segment:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
-        self.mask = np.uint64(2 * capacity - 1)
-        self.heads = np.zeros(2 * capacity, np.uint32)
-        self.links = np.empty(capacity + 1, np.uint32)
-        self.low = np.empty(capacity + 1, np.uint64)
-        self.high = np.empty(capacity + 1, np.uint32)
-        self.seqs = np.empty(capacity + 1, np.int64)
+        buckets = 1 << (capacity + capacity // 2 - 1).bit_length()
+        self.mask = np.uint64(buckets - 1)
+        self.heads = _zeros(buckets, np.uint32)
+        self.links = _zeros(capacity + 1, np.uint32)
+        self.low = _zeros(capacity + 1, np.uint64)
+        self.high = _zeros(capacity + 1, np.uint32)
+        self.seqs = _zeros(capacity + 1, np.int64)
 
     def find(self, hashes: _Hashes, found: I64Array) -> None:
         """Raise ``found`` to the sequences of those hashes that stand here."""
@@ -199,14 +215,18 @@ class DedupeWindow:
             start += self._segments[-1].add(hashes.since(start), seqs[start:])
 
     def _extend(self) -> None:
-        """Begin a segment with room for as many ids as the window holds now, twice over."""
-        fresh = _Segment(max(_SEGMENT_MIN, 1 << (2 * self._live - 1).bit_length()))
-        # Every segment is asked for every id, so the small ones of a growing window are joined.
-        if len(self) <= _MOVED_MAX:
-            for segment in self._segments:
-                fresh.add(*segment.rest(segment.first_from(self._floor_seq)))
-            self._segments.clear()
-        self._segments.append(fresh)
+        """Begin a segment with room for as many ids as the window holds now.
+
+        So a window that neither grows nor shrinks has two of them.
+        """
+        if len(self) > _MOVED_MAX:
+            self._segments.append(_Segment(max(_SEGMENT_MIN, self._live)))
+            return
+        # Every segment is asked for every id: the small ones of a growing window are joined.
+        fresh = _Segment(max(_SEGMENT_MIN, 2 * self._live))
+        for segment in self._segments:
+            fresh.add(*segment.rest(segment.first_from(self._floor_seq)))
+        self._segments = [fresh]
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take up the window from its rows, given as (key, value) in key order."""

@@ -147,7 +147,7 @@ class StreamMachine:
     def apply(self, index: int, time_ns: int, command: cmd.Command, writes: Writes) -> Result:
         """Take one command at log ``index`` and ``time_ns``; all changes go into ``writes``."""
         if isinstance(command, cmd.ConfigureStream):
-            return self._configure(command, time_ns, writes)
+            return self._configure(command, index, time_ns, writes)
         if self.record is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         if index != self._fresh_index:
@@ -169,7 +169,7 @@ class StreamMachine:
         if isinstance(command, cmd.Deliver | cmd.Acknowledge | cmd.Exhaust):
             return self._change_consumer(command, now_ns, writes)
         if isinstance(command, cmd.PutConsumer):
-            return self._put_consumer(command, now_ns, writes)
+            return self._put_consumer(command, index, now_ns, writes)
         if isinstance(command, cmd.DropConsumer):
             return self._drop_consumer(command, writes)
         return self._remove(index, now_ns, command, writes)
@@ -212,13 +212,19 @@ class StreamMachine:
     def _write_record(self, writes: Writes) -> None:
         writes.put(keys.shard_key(keys.STREAM, self.shard), _encode(self.record))
 
-    def _configure(self, command: cmd.ConfigureStream, time_ns: int, writes: Writes) -> Result:
+    def _configure(
+        self, command: cmd.ConfigureStream, index: int, time_ns: int, writes: Writes
+    ) -> Result:
         config = command.config
         if not 1 <= config.first_seq <= FIRST_SEQ_MAX:
             return Refused(errors.STREAM_CONFIG_INVALID.code, "first_seq is out of range")
         self._appender.forget_captured()
         if self.record is None:
-            self.record = StreamRecord(config, command.incarnation, command.hash_key, time_ns, 1, 1)
+            # Versions begin at the index and go up by one with an entry each, so that a stream made
+            # anew never has a version of the one before: an old If-Match can't hit it.
+            self.record = StreamRecord(
+                config, command.incarnation, command.hash_key, time_ns, index, 1
+            )
             self.counters.first_seq = config.first_seq
             self.counters.last_seq = config.first_seq - 1
             self.write_counters(writes)
@@ -425,7 +431,9 @@ class StreamMachine:
 
     # Consumers -----------------------------------------------------------------------------------
 
-    def _put_consumer(self, command: cmd.PutConsumer, now_ns: int, writes: Writes) -> Result:
+    def _put_consumer(
+        self, command: cmd.PutConsumer, index: int, now_ns: int, writes: Writes
+    ) -> Result:
         assert self.record is not None
         existing = self.consumer(command.config.name)
         if existing is not None:
@@ -440,7 +448,7 @@ class StreamMachine:
         self._write_record(writes)
         start_seq = max(command.start_seq, 1) if command.start_seq else self.counters.last_seq + 1
         consumer = ConsumerMachine.create(
-            self.shard, consumer_id, command.config, start_seq, now_ns
+            self.shard, consumer_id, command.config, start_seq, now_ns, index
         )
         consumer.write_snapshot(writes)
         self.consumers[consumer_id] = consumer

@@ -305,7 +305,7 @@ class Desk:
         return taken
 
     def _is_out(self, seq: int) -> bool:
-        """Whether a message from ``position`` on was delivered all the same, before an undo."""
+        """Whether a message from ``position`` on was delivered already, as after an undo."""
         consumer = self.consumer
         return seq in consumer.acked_ahead or seq in consumer.pending or seq in self.in_flight
 
@@ -477,9 +477,20 @@ class Desk:
             return await self._count_pending()
 
     async def _count_pending(self) -> int:
+        low = self._catch_up()
+        return await self._count_from(low) - self._count_out(low)
+
+    def _count_out(self, low: int) -> int:
+        """Live messages from ``low`` on that are out already, see :meth:`_is_out`."""
+        consumer = self.consumer
+        out = consumer.acked_ahead | self.in_flight
+        if low <= consumer.delivered.stream_seq:
+            out.update(consumer.pending)
+        return sum(1 for seq in out if seq >= low and self.shard.machine.is_live(seq))
+
+    async def _count_from(self, low: int) -> int:
         # Counted once, then kept up: new messages are added as they come, deliveries taken off.
         machine, written_seq = self.shard.machine, self.shard.written_seq
-        low = self._catch_up()
         if self._filter.matches_all:
             return await self.reader.count(self.shard, low, written_seq, self._filter)
         if self._counted_to < 0 or self._deletions != machine.deletions:

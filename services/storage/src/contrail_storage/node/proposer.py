@@ -34,7 +34,8 @@ from contrail_storage.core.results import Appended, Refused, Result
 from contrail_storage.node.message_ids import hash_id, hash_ids
 
 ENTRY_BYTES_MAX: Final = 256 * 1024
-OUTSTANDING_BYTES_MAX: Final = 8 << 20
+OUTSTANDING_BYTES_MAX: Final = 4 << 20
+"""Half of what a group takes: an entry has up to 4 MiB, and none is to be refused for its size."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 UNWRITTEN_BYTES_MAX: Final = 32 << 20
 _ENTRIES_IN_FLIGHT: Final = 2
@@ -91,9 +92,11 @@ class AppendRequest:
         return self._ends
 
     @property
-    def next_size(self) -> int:
-        """Bytes of the first message that is not taken yet, or more if not one is taken."""
-        return self.ends[self.taken] - self.bytes_before(self.taken)
+    def needs_an_entry(self) -> bool:
+        """Whether the first message that is not taken yet is larger than an entry's bound."""
+        if self.size <= ENTRY_BYTES_MAX:
+            return False
+        return self.ends[self.taken] - self.bytes_before(self.taken) > ENTRY_BYTES_MAX
 
     def bytes_before(self, position: int) -> int:
         """Bytes of the messages before ``position``."""
@@ -442,7 +445,7 @@ class Proposer:
                 self._queue_bytes -= request.size
                 queue.popleft()
                 continue
-            if size and request.next_size > ENTRY_BYTES_MAX:
+            if size and request.needs_an_entry:
                 break  # it has an entry to itself
             builder = open_builders.get(request.shard)
             if builder is None:

@@ -1,0 +1,1 @@
+"""Live traffic over one WebSocket: publishers and subscriptions that survive its loss."""

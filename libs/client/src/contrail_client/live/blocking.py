@@ -1,0 +1,315 @@
+"""Publisher and subscriptions without `await`: the asynchronous ones, run by a thread."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, Final, Generic, Self, TypeVar
+
+from contrail_client.errors import ContrailError, PublishesFailed
+from contrail_client.live.feed import Feed
+from contrail_client.live.publisher import AsyncPublication, AsyncPublisher, outgoing_message
+from contrail_client.live.reader import AsyncOrderedReader
+from contrail_client.live.settling import Kind, Option
+from contrail_client.live.subscription import AsyncPushedMessage, AsyncSubscription
+from contrail_client.models import (
+    Delivered,
+    Duration,
+    Expected,
+    Headers,
+    Message,
+    MessageFacts,
+    PubAck,
+)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+INBOX_MAX: Final = 1_000
+"""Messages handed over to the thread and not yet taken by the publisher there."""
+
+FETCHED_MAX: Final = 100
+"""Messages fetched from the thread at once: handing over each by itself would take far longer."""
+
+
+class LoopThread:
+    """A thread that runs an event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="contrail-client", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have the thread do `work`, and wait for it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C ends the waiting here; it has to end there as well
+            raise
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Have the thread call `function`, without waiting."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Publication(Future[PubAck]):
+    """The outcome of one message: `result()` gives the ack, or raises why there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+        self._inner: AsyncPublication | None = None
+
+    def result(self, timeout: float | None = None) -> PubAck:
+        """The ack, waited for up to `timeout` seconds; raises why there is none."""
+        self._ask()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Why there is no ack, None when there is one."""
+        self._ask()
+        return super().exception(timeout)
+
+    def fail(self, error: ContrailError) -> None:
+        """There will be no ack."""
+        if self.set_running_or_notify_cancel():
+            self.set_exception(error)
+
+    def follow(self, inner: AsyncPublication) -> None:
+        """Take over the outcome of `inner`."""
+        self._inner = inner
+        if self.asked:
+            inner.mark_seen()
+        inner.add_done_callback(self._settle)
+
+    def _ask(self) -> None:
+        self.asked = True
+        if self._inner is not None:
+            self._inner.mark_seen()
+
+    def _settle(self, inner: "asyncio.Future[PubAck]") -> None:
+        if self.cancelled() or not self.set_running_or_notify_cancel():
+            return
+        error = asyncio.Future.exception(inner)
+        if error is None:
+            self.set_result(asyncio.Future.result(inner))
+        else:
+            self.set_exception(error)
+
+
+class Publisher:
+    """As `AsyncPublisher`, for threads: several may share one."""
+
+    def __init__(self, thread: LoopThread, publisher: AsyncPublisher) -> None:
+        self._thread = thread
+        self._publisher = publisher
+        self._inbox: deque[tuple[Message, Publication]] = deque()
+        self._lock = threading.Condition()
+        self._passing: asyncio.Task[None] | None = None
+        self._busy = False
+        self._not_taken: tuple[str, ContrailError, Publication] | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._publisher.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+    def publish(
+        self,
+        subject: str,
+        payload: bytes | str = b"",
+        *,
+        headers: Headers | None = None,
+        msg_id: str | None = None,
+        expected: Expected | None = None,
+        ttl: str | None = None,
+    ) -> Publication:
+        """As `AsyncPublisher.publish`; that the publisher has ended is told by the result."""
+        message = outgoing_message(subject, payload, headers, msg_id, expected, ttl)
+        publication = Publication()
+        with self._lock:
+            while len(self._inbox) >= INBOX_MAX:
+                self._lock.wait()
+            self._inbox.append((message, publication))
+            begin = not self._busy
+            self._busy = True
+        if begin:
+            self._thread.call(self._begin_passing)
+        return publication
+
+    def flush(self) -> None:
+        """As `AsyncPublisher.flush`."""
+        self._thread.run(self._flush())
+
+    def close(self) -> None:
+        """As `AsyncPublisher.close`."""
+        self._thread.run(self._close())
+
+    def _begin_passing(self) -> None:
+        self._passing = asyncio.create_task(self._pass_on())
+
+    async def _pass_on(self) -> None:
+        """Hand what is in the inbox to the publisher, which takes it when it has room."""
+        while True:
+            with self._lock:
+                if not self._inbox:
+                    self._busy = False
+                    return
+                taken = [self._inbox.popleft() for _ in range(min(len(self._inbox), FETCHED_MAX))]
+                self._lock.notify_all()
+            for message, publication in taken:
+                try:
+                    inner = await self._publisher.send(message)
+                except ContrailError as error:
+                    publication.fail(error)
+                    self._not_taken = self._not_taken or (message.subject, error, publication)
+                else:
+                    publication.follow(inner)
+
+    async def _flush(self) -> None:
+        while self._busy:
+            await asyncio.sleep(0)
+            if self._passing is not None:
+                await self._passing
+        await self._publisher.flush()
+        not_taken, self._not_taken = self._not_taken, None
+        if not_taken is not None and not not_taken[2].asked:
+            raise PublishesFailed([not_taken[:2]], 1)
+
+    async def _close(self) -> None:
+        self._publisher.close()
+        if self._passing is not None:
+            await self._passing
+
+
+class PushedMessage(MessageFacts):
+    """As `AsyncPushedMessage`, without `await`."""
+
+    __slots__ = ("_inner", "_thread")
+
+    def __init__(self, inner: AsyncPushedMessage, thread: LoopThread) -> None:
+        super().__init__(inner.delivered)
+        self._inner = inner
+        self._thread = thread
+
+    def ack(self) -> None:
+        """As `AsyncPushedMessage.ack`."""
+        self._settle("ack")
+
+    def nak(self, *, delay: Duration | None = None) -> None:
+        """As `AsyncPushedMessage.nak`."""
+        self._settle("nak", delay)
+
+    def term(self, *, reason: str | None = None) -> None:
+        """As `AsyncPushedMessage.term`."""
+        self._settle("term", reason)
+
+    def in_progress(self) -> None:
+        """As `AsyncPushedMessage.in_progress`."""
+        self._thread.run(self._inner.in_progress())
+
+    def ack_sync(self) -> None:
+        """As `AsyncPushedMessage.ack_sync`."""
+        self._thread.run(self._inner.ack_sync())
+
+    def _settle(self, kind: Kind, option: Option = None) -> None:
+        self._inner.claim()
+        self._thread.call(self._inner.settle_claimed, kind, option)
+
+
+class BlockingFeed(Generic[T, R]):
+    """As `Feed`, without `await`; `R` is what a caller gets of a `T`."""
+
+    def __init__(self, thread: LoopThread, feed: Feed[T]) -> None:
+        self._thread = thread
+        self._feed = feed
+        self._fetched: deque[R] = deque()
+
+    @property
+    def stream(self) -> str:
+        """The stream that is read."""
+        return self._feed.stream
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._feed.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unsubscribe()
+
+    def __iter__(self) -> Iterator[R]:
+        return self
+
+    def __next__(self) -> R:
+        found = self.next()
+        if found is None:
+            raise StopIteration
+        return found
+
+    def next(self, *, timeout_s: float | None = None) -> R | None:
+        """As `Feed.next`."""
+        if not self._fetched:
+            self._fetched.extend(map(self._give, self._thread.run(self._fetch(timeout_s))))
+        return self._fetched.popleft() if self._fetched else None
+
+    def drain(self) -> None:
+        """As `Feed.drain`."""
+        self._thread.run(self._feed.drain())
+
+    def unsubscribe(self) -> None:
+        """As `Feed.unsubscribe`."""
+        for each in self._fetched:
+            self._return(each)
+        self._fetched.clear()
+        self._thread.run(self._feed.unsubscribe())
+
+    async def _fetch(self, timeout_s: float | None) -> list[T]:
+        first = await self._feed.next(timeout_s=timeout_s)
+        return [] if first is None else [first, *self._feed.take_unread(FETCHED_MAX - 1)]
+
+    def _give(self, found: T) -> R:
+        raise NotImplementedError
+
+    def _return(self, found: R) -> None:
+        """What was fetched is not read by the caller."""
+
+
+class Subscription(BlockingFeed[AsyncPushedMessage, PushedMessage]):
+    """As `AsyncSubscription`, without `await`."""
+
+    def __init__(self, thread: LoopThread, feed: AsyncSubscription) -> None:
+        super().__init__(thread, feed)
+        self.consumer = feed.consumer
+
+    def _give(self, found: AsyncPushedMessage) -> PushedMessage:
+        return PushedMessage(found, self._thread)
+
+    def _return(self, found: PushedMessage) -> None:
+        found.nak()
+
+
+class OrderedReader(BlockingFeed[Delivered, Delivered]):
+    """As `AsyncOrderedReader`, without `await`; `on_gap` is called by the client's thread."""
+
+    def __init__(self, thread: LoopThread, feed: AsyncOrderedReader) -> None:
+        super().__init__(thread, feed)
+
+    def _give(self, found: Delivered) -> Delivered:
+        return found

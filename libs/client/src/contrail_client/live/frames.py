@@ -1,0 +1,239 @@
+"""The frames of `contrail.v1.msgpack`, in both directions. Pure: values to bytes and back."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from contrail_client.calls import Problem, problem_of
+from contrail_client.errors import ContrailError, UnexpectedAnswer
+from contrail_client.models import Delivered, Duration, Headers
+
+SUBPROTOCOL: Final = "contrail.v1.msgpack"
+FRAME_BYTES_MAX: Final = 8 << 20
+"""What the server takes and sends in one WebSocket message."""
+
+CLOSE_FINAL: Final = range(4500, 5000)
+"""Close codes that say not to come back."""
+
+_MALFORMED: Final = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
+"""Close codes of RFC 6455 that blame what was sent: sending it again would end the same way."""
+
+
+class ClientFrame(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
+    """What the client sends; a field at its default is left out."""
+
+
+class Connect(ClientFrame, tag="connect"):
+    """Who connects, and the longest silence wanted of a subscription."""
+
+    client: str
+    heartbeat: Duration
+
+
+class Pub(ClientFrame, tag="pub"):
+    """Publish a message; without `id` nothing comes back."""
+
+    subject: str
+    data: bytes
+    id: int | None = None
+    headers: Headers | None = None
+
+
+class Credit(ClientFrame, tag="credit"):
+    """Allow that many more messages and bytes."""
+
+    sid: str
+    msgs: int
+    bytes: int
+
+
+class CreditGiven(msgspec.Struct):
+    """What a subscription begins with."""
+
+    msgs: int
+    bytes: int
+
+
+class Sub(ClientFrame, tag="sub"):
+    """Subscribe to a consumer, or to a stream without one."""
+
+    id: int
+    sid: str
+    stream: str
+    credit: CreditGiven
+    consumer: str | None = None
+    filter_subjects: Sequence[str] = ()
+    deliver_policy: str | None = None
+    opt_start_seq: int | None = None
+    opt_start_time: str | None = None
+    ordered: bool = False
+
+
+class Unsub(ClientFrame, tag="unsub"):
+    """End a subscription; with `drain` what was sent can still be acknowledged."""
+
+    id: int
+    sid: str
+    drain: bool = False
+
+
+class Settle(ClientFrame):
+    """Acknowledge messages of a subscription; with `id` the answer comes once that is durable."""
+
+    sid: str
+    id: int | None = None
+    seqs: Sequence[int] = ()
+    ranges: Sequence[tuple[int, int]] = ()
+    tokens: Sequence[str] = ()
+
+
+class Ack(Settle, tag="ack"):
+    """The messages are done."""
+
+
+class Nak(Settle, tag="nak"):
+    """The messages are to come again."""
+
+    delay: Duration | None = None
+
+
+class Term(Settle, tag="term"):
+    """The messages are never to come again."""
+
+    reason: str | None = None
+
+
+class InProgress(Settle, tag="in_progress"):
+    """The messages are still being worked on."""
+
+
+class ServerFrame(msgspec.Struct, tag_field="op", kw_only=True):
+    """What the server sends; fields that this version does not know are passed over."""
+
+
+class Info(ServerFrame, tag="info"):
+    """The first frame of all."""
+
+    server: str
+    node: str
+    max_payload: int
+    heartbeat: str
+
+
+class Ok(ServerFrame, tag="ok"):
+    """What the frame `id` asked for is done; the rest is told of a subscription."""
+
+    id: int
+    sid: str = ""
+    consumer: str = ""
+    num_pending: int = 0
+
+
+class PubAcked(ServerFrame, tag="ack"):
+    """A message is stored."""
+
+    id: int
+    stream: str
+    seq: int
+    duplicate: bool = False
+    durability: str = ""
+
+
+class Refused(ServerFrame, tag="error"):
+    """Why what the frame `id` asked for was not done; None for a frame that had no id."""
+
+    problem: Problem
+    id: int | None = None
+
+    @property
+    def error(self) -> ContrailError:
+        """The refusal as an exception."""
+        return problem_of(self.problem)
+
+
+class Msgs(ServerFrame, tag="msgs"):
+    """Messages of a subscription, in order."""
+
+    sid: str
+    messages: list[Delivered]
+
+
+class Beat(ServerFrame, tag="hb"):
+    """Nothing was sent for a while; how far the subscription has come."""
+
+    sid: str
+    last_consumer_seq: int
+    last_stream_seq: int
+
+
+class Missing(ServerFrame, tag="gap"):
+    """The subscription goes on behind `last`: what lay from `first` on is no longer there."""
+
+    sid: str
+    first: int
+    last: int
+    cause: str
+
+
+class Gone(ServerFrame, tag="gone"):
+    """The subscription has ended."""
+
+    sid: str
+    reason: str
+
+
+class Drain(ServerFrame, tag="drain"):
+    """The server is about to stop, and closes the socket within `grace`."""
+
+    grace: str
+
+
+class Pong(ServerFrame, tag="pong"):
+    """The answer to a `ping`."""
+
+
+Received = Info | Ok | PubAcked | Refused | Msgs | Beat | Missing | Gone | Drain | Pong
+OfSubscription = Msgs | Beat | Missing | Gone
+Answering = Ok | PubAcked | Refused
+
+_decoder: Final = msgspec.msgpack.Decoder(list[Received])
+_encoder: Final = msgspec.msgpack.Encoder()
+_FIXED_ARRAYS: Final = range(0x90, 0xA0)
+_LONG_ARRAYS: Final = (0xDC, 0xDD)
+_ARRAY_OF_ONE: Final = b"\x91"
+
+
+def encode(frames: Sequence[ClientFrame]) -> bytes:
+    """One WebSocket message that holds all of `frames`."""
+    return _encoder.encode(frames)
+
+
+def decode(message: bytes) -> list[Received]:
+    """The frames of a WebSocket message: one, or an array of them.
+
+    Raises UnexpectedAnswer when it holds anything else.
+    """
+    if message and message[0] not in _FIXED_ARRAYS and message[0] not in _LONG_ARRAYS:
+        message = _ARRAY_OF_ONE + message
+    try:
+        return _decoder.decode(message)
+    except msgspec.DecodeError as error:
+        raise UnexpectedAnswer(f"a frame of the server cannot be read: {error}") from error
+
+
+def may_return(code: int | None) -> bool:
+    """Whether a socket closed with `code` (None: it broke) may be opened again."""
+    return code is None or (code not in CLOSE_FINAL and code not in _MALFORMED)
+
+
+def settle_frame(kind: str, option: Any, sid: str, **what: Any) -> Settle:
+    """The frame of one kind of acknowledgement; `option` is the delay of a nak or a reason."""
+    match kind:
+        case "nak":
+            return Nak(sid=sid, delay=option, **what)
+        case "term":
+            return Term(sid=sid, reason=option, **what)
+        case "in_progress":
+            return InProgress(sid=sid, **what)
+    return Ack(sid=sid, **what)

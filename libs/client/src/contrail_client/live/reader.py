@@ -1,0 +1,106 @@
+"""Ordered reading: every message of a stream once and in order, as it comes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from contrail_client.errors import ContrailError, SubscriptionEnded
+from contrail_client.live.connection import Connection
+from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS, Feed
+from contrail_client.live.frames import Missing, Sub
+from contrail_client.live.ordered import Begin, Course, Start, begin_at
+from contrail_client.models import Delivered, Gap, StreamInfo
+
+GapHandler = Callable[[Gap], None]
+
+
+class AsyncOrderedReader(Feed[Delivered]):
+    """Messages of a stream in its order, none twice, from `start` on and live from its end.
+
+    It acknowledges nothing. After a lost connection it goes on behind the last message that came.
+    `on_gap` hears, in its place between two messages, of sequences that the stream no longer had
+    when it was their turn.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        stream_info: Callable[[], Awaitable[StreamInfo]],
+        *,
+        start: Start = "all",
+        filter_subjects: Sequence[str] = (),
+        on_gap: GapHandler | None = None,
+        credit_msgs: int = CREDIT_MSGS,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> None:
+        super().__init__(connection, stream, credit_msgs=credit_msgs, credit_bytes=credit_bytes)
+        self._stream_info = stream_info
+        self._begin = begin_at(start)
+        self._course: Course | None = None
+        self._created = ""
+        self._filter_subjects = tuple(filter_subjects)
+        self._on_gap = on_gap
+        self._looking: asyncio.Task[None] | None = None
+
+    def disconnected(self, error: ContrailError) -> None:
+        """As `Participant.disconnected`."""
+        self._stop_looking()
+        super().disconnected(error)
+
+    def _subscribe(self) -> None:
+        self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Find out whether it is the same stream, and where it ends, then subscribe."""
+        try:
+            info = await self._stream_info()
+        except ContrailError as error:
+            self._refused(error)
+            return
+        if self._course is None:
+            begin = self._begin
+            if begin.deliver_policy == "new":
+                # A sequence stays what it is when the first connection is lost before a message.
+                begin = Begin("by_start_sequence", opt_start_seq=info.state.last_seq + 1)
+            self._course = Course(begin)
+            self._created = info.created
+        if info.created != self._created:
+            self.failed(SubscriptionEnded("the stream was made anew"))
+            return
+        sub = Sub(
+            id=self._connection.new_id(),
+            sid=self._sid,
+            stream=self.stream,
+            filter_subjects=self._filter_subjects,
+            credit=self._credit(),
+        )
+        self._request(self._course.place(sub))
+
+    def _give(self, delivered: Delivered) -> Delivered:
+        return delivered
+
+    def _came(self, delivered: Delivered) -> None:
+        assert self._course is not None
+        if self._course.take(delivered.seq):
+            self._add_unread(delivered.seq, delivered)
+        else:
+            self._consumed(delivered)
+
+    def _missing(self, frame: Missing) -> None:
+        assert self._course is not None
+        gap = self._course.skip(frame.first, frame.last, frame.cause)
+        if gap is not None:
+            self._add_unread(gap.first, gap)
+
+    def _passed(self, gap: Gap) -> None:
+        if self._on_gap is not None:
+            self._on_gap(gap)
+
+    def _finish(self, error: ContrailError) -> None:
+        super()._finish(error)
+        self._stop_looking()
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None and self._looking is not asyncio.current_task():
+            self._looking.cancel()
+            self._looking = None

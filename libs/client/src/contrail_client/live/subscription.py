@@ -1,0 +1,214 @@
+"""Push subscriptions to a consumer: messages with acknowledgements."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from contrail_client.errors import ContrailError
+from contrail_client.live.connection import Connection
+from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS, Feed
+from contrail_client.live.frames import Answering, ClientFrame, Refused, Settle, Sub, Unsub
+from contrail_client.live.settling import Kind, Option, Settlement, Settling
+from contrail_client.models import Delivered, Duration, MessageFacts
+
+Waiter = asyncio.Future[None]
+
+
+class AsyncPushedMessage(MessageFacts):
+    """A message of a subscription, to be acknowledged by one of its methods.
+
+    `ack`, `nak`, `term` and `in_progress` leave with the next frame and have no answer; should one
+    be lost, the message comes again after the consumer's `ack_wait`. `ack_sync` returns once the
+    acknowledgement is durable: the message will not come again.
+    """
+
+    __slots__ = ("_claimed", "_subscription")
+
+    def __init__(self, delivered: Delivered, subscription: "AsyncSubscription") -> None:
+        super().__init__(delivered)
+        self._subscription = subscription
+        self._claimed = False
+
+    async def ack(self) -> None:
+        """It is done."""
+        self.settle("ack")
+
+    async def nak(self, *, delay: Duration | None = None) -> None:
+        """Deliver it again, at once or after `delay`."""
+        self.settle("nak", delay)
+
+    async def term(self, *, reason: str | None = None) -> None:
+        """Never deliver it again."""
+        self.settle("term", reason)
+
+    async def in_progress(self) -> None:
+        """Still working: start its `ack_wait` anew."""
+        self._subscription.settle(self.delivered, "in_progress", None)
+
+    async def ack_sync(self) -> None:
+        """It is done, and that is durable when this returns.
+
+        Raises the server's refusal, or what ended the subscription; then it may be tried again.
+        """
+        self.claim()
+        waiter = asyncio.get_running_loop().create_future()
+        self._subscription.settle(self.delivered, "ack", None, waiter)
+        try:
+            await waiter
+        except BaseException:
+            self._claimed = False
+            raise
+
+    def settle(self, kind: Kind, option: Option = None) -> None:
+        """Acknowledge it for good, without an answer."""
+        self.claim()
+        self.settle_claimed(kind, option)
+
+    def settle_claimed(self, kind: Kind, option: Option = None) -> None:
+        """As `settle`, after `claim`."""
+        self._subscription.settle(self.delivered, kind, option)
+
+    def claim(self) -> None:
+        """Note that it is acknowledged; ValueError when it was before."""
+        if self._claimed:
+            raise ValueError(f"message {self.seq} has been acknowledged already")
+        self._claimed = True
+
+
+class AsyncSubscription(Feed[AsyncPushedMessage]):
+    """Messages of a consumer, pushed as they come; several subscriptions share them.
+
+    After a lost connection it goes on, and what was read before can still be acknowledged. What
+    was not acknowledged in time comes again, `num_delivered` counts how often.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        consumer: str,
+        *,
+        credit_msgs: int = CREDIT_MSGS,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> None:
+        super().__init__(connection, stream, credit_msgs=credit_msgs, credit_bytes=credit_bytes)
+        self.consumer = consumer
+        self._settling: Settling[Waiter] = Settling(self._sid)
+        self._awaited: dict[int, Sequence[Settlement[Waiter]]] = {}
+        self._settled = asyncio.Event()
+
+    def settle(
+        self, delivered: Delivered, kind: Kind, option: Option, waiter: Waiter | None = None
+    ) -> None:
+        """Acknowledge a message with the next frame; `waiter` hears when it is durable."""
+        if self._end is not None:
+            if waiter is not None:
+                waiter.set_exception(self._end)
+        elif not delivered.ack_token:  # of a consumer that acknowledges nothing
+            if waiter is not None:
+                waiter.set_result(None)
+        else:
+            self._put(Settlement(kind, option, delivered.seq, delivered.ack_token, waiter))
+
+    # For the connection --------------------------------------------------------------------------
+
+    def take(self, max_bytes: int) -> Sequence[ClientFrame]:
+        """As `Participant.take`."""
+        if not self._subscribed:  # the server cannot check a token before it knows the consumer
+            return super().take(max_bytes)
+        settled: Sequence[Settle] = self._settling.take(self._new_id)
+        self._settled.set()
+        # Acknowledgements go first: behind the end of the subscription they would mean nothing.
+        return [*settled, *super().take(max_bytes)]
+
+    def disconnected(self, error: ContrailError) -> None:
+        """As `Participant.disconnected`."""
+        self._settling.lost()
+        for group in self._awaited.values():
+            for each in group:
+                self._settling.add(each)
+        self._awaited.clear()
+        super().disconnected(error)
+
+    # As a kind of feed ---------------------------------------------------------------------------
+
+    def _subscribe(self) -> None:
+        self._request(
+            Sub(
+                id=self._connection.new_id(),
+                sid=self._sid,
+                stream=self.stream,
+                consumer=self.consumer,
+                credit=self._credit(),
+            )
+        )
+
+    def _give(self, delivered: Delivered) -> AsyncPushedMessage:
+        return AsyncPushedMessage(delivered, self)
+
+    def _came(self, delivered: Delivered) -> None:
+        if delivered.ack_token:
+            self._settling.delivered(delivered.seq)
+        earlier = self._unread.pop(delivered.seq, None)
+        if isinstance(earlier, Delivered):
+            # It came again before it was read: once is enough, with the newer token.
+            self._unread_bytes -= earlier.size
+            self._consumed(earlier)
+        self._add_unread(delivered.seq, delivered)
+
+    def _unsubscribe_frame(self, number: int) -> Unsub:
+        return Unsub(id=number, sid=self._sid, drain=True)
+
+    async def _return_unread(self) -> None:
+        for each in self._unread.values():
+            if isinstance(each, Delivered) and each.ack_token:
+                self._put(Settlement("nak", None, each.seq, each.ack_token))
+        self._unread.clear()
+        while self._settling and self._subscribed and self._end is None:
+            self._settled.clear()
+            await self._settled.wait()
+
+    # Itself --------------------------------------------------------------------------------------
+
+    def _put(self, settlement: Settlement[Waiter]) -> None:
+        self._settling.add(settlement)
+        if self._subscribed:
+            self._connection.wants_to_send(self._sid)
+
+    def _new_id(self, group: Sequence[Settlement[Waiter]]) -> int:
+        number = self._connection.new_id()
+        self._awaited[number] = group
+        self._connection.expect(number, self._settled_answer)
+        return number
+
+    def _settled_answer(self, frame: Answering) -> None:
+        if frame.id is None:
+            return
+        group = self._awaited.pop(frame.id, ())
+        error = frame.error if isinstance(frame, Refused) else None
+        if error is not None and len(group) > 1:
+            # One of them was refused and the answer does not say which: each asks for itself.
+            for each in group:
+                self._put(replace(each, alone=True))
+            return
+        for each in group:
+            _tell(each.about, error)
+
+    def _finish(self, error: ContrailError) -> None:
+        super()._finish(error)
+        waiting = self._settling.clear()
+        for group in self._awaited.values():
+            waiting += [each.about for each in group if each.about is not None]
+        self._awaited.clear()
+        for waiter in waiting:
+            _tell(waiter, error)
+        self._settled.set()
+
+
+def _tell(waiter: Waiter | None, error: ContrailError | None) -> None:
+    if waiter is None or waiter.done():
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

@@ -1,0 +1,404 @@
+"""``StorageLink`` over TCP: what the api and the gateway use when storage is another process."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import (
+    AckItem,
+    AckResult,
+    CreateMode,
+    Page,
+    PublishAck,
+    PublishOutcome,
+    PullRequest,
+    PullResult,
+    RangeRequest,
+    RangeResult,
+    ReplayPlan,
+    ReplayPlanRequest,
+    ReplayRequest,
+)
+from contrail_common.link_net import methods
+from contrail_common.link_net.channel import Address, Channel, LinkLostError
+from contrail_common.link_net.limits import LinkLimits
+from contrail_common.link_net.methods import Method, OnLoss, encode
+from contrail_common.message_batch import MessageBatch
+from contrail_common.model import (
+    ConsumerConfig,
+    ConsumerInfo,
+    PublishMessage,
+    StoredMessage,
+    StreamConfig,
+    StreamInfo,
+)
+from contrail_common.timeunits import NS_PER_S
+
+_R = TypeVar("_R")
+
+_AGAIN_S: Final = 1
+
+
+class RemoteLink:
+    """``contrail_common.link.StorageLink`` on a storage node in another process.
+
+    Two connections, so that no bulk of a replay stands before the answer to a publish. What was not
+    sent, and what changes nothing, is asked again for a moment when a connection is lost; what may
+    have been done is OUTCOME_UNKNOWN. While storage is away everything is NOT_READY.
+    """
+
+    def __init__(
+        self, addresses: Sequence[Address], key: bytes, limits: LinkLimits | None = None
+    ) -> None:
+        self.limits = limits or LinkLimits()
+        self._calls = Channel(addresses, key, self.limits)
+        self._streams = Channel(addresses, key, self.limits)
+
+    def start(self) -> None:
+        """Connect in the background; requests are refused until that is done."""
+        self._calls.start()
+        self._streams.start()
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._calls.close()
+        await self._streams.close()
+
+    async def wait_until_up(self, timeout_s: float) -> bool:
+        """Wait until storage answers; whether it does."""
+        return await self._calls.wait_until_up(timeout_s)
+
+    # Calls ---------------------------------------------------------------------------------------
+    async def _call(
+        self,
+        method: Method[_R],
+        *arguments: Any,
+        wait_s: float = 0.0,
+        on_loss: OnLoss | None = None,
+    ) -> _R:
+        """The method's result. ``wait_s`` is how long storage may wait before it answers."""
+        body = encode(arguments)
+        what_then = on_loss or method.on_loss
+        timeout_s = self.limits.call_s + wait_s
+        retry = _Retry(self._calls)
+        while True:
+            call = _Call(self._calls)
+            try:
+                call.begin(method, body, timeout_s)
+                return method.result.decode(await call.result())
+            except LinkLostError as lost:
+                if what_then is OnLoss.UNKNOWN:
+                    raise ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {lost}") from None
+                if what_then is OnLoss.REFUSE or not await retry.ready():
+                    raise _interrupted(lost) from None
+            except ApiError as error:
+                if error.spec is not errors.NOT_READY or error.applied is not False:
+                    raise
+                self._calls.move_on()
+                if self._calls.up or not await retry.ready():
+                    raise
+
+    # Streams -------------------------------------------------------------------------------------
+    async def put_stream(
+        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
+    ) -> tuple[StreamInfo, bool]:
+        """Create, find identical, or update."""
+        return await self._call(methods.PUT_STREAM, config, mode, if_match, if_none)
+
+    async def stream_info(self, name: str) -> StreamInfo:
+        """Configuration and state."""
+        return await self._call(methods.STREAM_INFO, name)
+
+    async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
+        """Streams by name, paged."""
+        return await self._call(methods.LIST_STREAMS, subject, prefix, limit, token)
+
+    async def delete_stream(self, name: str) -> None:
+        """Remove a stream."""
+        await self._call(methods.DELETE_STREAM, name)
+
+    async def purge_stream(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
+        """Remove messages, answer how many."""
+        return await self._call(methods.PURGE_STREAM, name, subject, up_to_seq, keep)
+
+    # Messages ------------------------------------------------------------------------------------
+    async def stream_for_subject(self, subject: str) -> str:
+        """The stream that captures a subject."""
+        return await self._call(methods.STREAM_FOR_SUBJECT, subject)
+
+    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
+        """Store messages; durable when this returns."""
+        return await self._call(methods.PUBLISH, stream, messages)
+
+    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
+        """Store a batch; durable when this returns."""
+        return await self._call(methods.PUBLISH_BATCH, stream, batch)
+
+    def publish_then(
+        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store messages; ``done`` gets the outcome. NOT_READY at once while storage is away."""
+        self._calls.post(
+            methods.PUBLISH, encode((stream, messages)), self.limits.call_s, _Publish(done)
+        )
+
+    async def get_message(self, stream: str, seq: int) -> StoredMessage:
+        """One message."""
+        return await self._call(methods.GET_MESSAGE, stream, seq)
+
+    async def read_range(self, request: RangeRequest) -> RangeResult:
+        """Messages in order, waiting for the first when asked to."""
+        # A wait is not begun anew: its caller would wait longer than it said.
+        on_loss = OnLoss.REFUSE if request.wait_ns else None
+        wait_s = request.wait_ns / NS_PER_S
+        return await self._call(methods.READ_RANGE, request, wait_s=wait_s, on_loss=on_loss)
+
+    async def last_messages(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[StoredMessage], str | None]:
+        """The newest message of each subject."""
+        return await self._call(methods.LAST_MESSAGES, stream, subject, limit, token)
+
+    async def subject_counts(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """Subjects with their number of messages."""
+        return await self._call(methods.SUBJECT_COUNTS, stream, subject, limit, token)
+
+    async def delete_message(self, stream: str, seq: int) -> None:
+        """Make one message unreadable."""
+        await self._call(methods.DELETE_MESSAGE, stream, seq)
+
+    # Replay --------------------------------------------------------------------------------------
+    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
+        """Pin a range and cut it into splits."""
+        return await self._call(methods.REPLAY_PLAN, request)
+
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+        """Check the request, then stream the encoded body."""
+        body = encode((request,))
+        retry = _Retry(self._streams)
+        while True:
+            stream = ReplayStream(self._streams)
+            try:
+                await stream.begin(body, self.limits)
+                return stream
+            except LinkLostError as lost:
+                if not await retry.ready():
+                    raise _interrupted(lost) from None
+            except ApiError as error:
+                if error.spec is not errors.NOT_READY or self._streams.up:
+                    raise
+                if not await retry.ready():
+                    raise
+
+    # Consumers -----------------------------------------------------------------------------------
+    async def put_consumer(
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        mode: CreateMode,
+        if_match: int | None,
+        if_none: bool,
+    ) -> tuple[ConsumerInfo, bool]:
+        """Create, find identical, or update."""
+        return await self._call(methods.PUT_CONSUMER, stream, config, mode, if_match, if_none)
+
+    async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
+        """Configuration and progress."""
+        return await self._call(methods.CONSUMER_INFO, stream, consumer)
+
+    async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
+        """Consumers of a stream by name, paged."""
+        return await self._call(methods.LIST_CONSUMERS, stream, limit, token)
+
+    async def delete_consumer(self, stream: str, consumer: str) -> None:
+        """Remove a consumer."""
+        await self._call(methods.DELETE_CONSUMER, stream, consumer)
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch."""
+        wait_s = 0.0 if request.no_wait else request.expires_ns / NS_PER_S
+        return await self._call(methods.PULL, request, wait_s=wait_s)
+
+    async def acknowledge(
+        self, stream: str, consumer: str, items: list[AckItem], sync: bool
+    ) -> list[AckResult]:
+        """Take acknowledgements."""
+        return await self._call(methods.ACKNOWLEDGE, stream, consumer, items, sync)
+
+    # Node ----------------------------------------------------------------------------------------
+    def readiness(self) -> dict[str, str]:
+        """What is not ready, and why: the link, or what storage said of itself within a second."""
+        for channel in (self._calls, self._streams):
+            if not channel.up:
+                return {"storage link": f"down: {channel.why}"}
+        return self._calls.status
+
+    def metrics_text(self) -> str:
+        """The link's own metrics; storage's are at its own address."""
+        channels = {"calls": self._calls, "streams": self._streams}
+        lines = [
+            "# HELP contrail_link_up Whether the link to the storage is up.",
+            "# TYPE contrail_link_up gauge",
+            *(f'contrail_link_up{{channel="{n}"}} {c.up:d}' for n, c in channels.items()),
+            "# HELP contrail_link_pending Requests to the storage without an answer.",
+            "# TYPE contrail_link_pending gauge",
+            *(f'contrail_link_pending{{channel="{n}"}} {c.pending}' for n, c in channels.items()),
+            "# HELP contrail_link_lost_total How often the link to the storage was lost.",
+            "# TYPE contrail_link_lost_total counter",
+            *(f'contrail_link_lost_total{{channel="{n}"}} {c.losses}' for n, c in channels.items()),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+class _Retry:
+    """How long one caller's request is kept for a connection that comes back."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._until: float | None = None
+
+    async def ready(self) -> bool:
+        """Wait for a connection; False when the request has waited long enough."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._channel.limits.reconnect_wait_s
+        left_s = self._until - now
+        return left_s > 0 and await self._channel.wait_until_up(left_s)
+
+
+class _Call:
+    """A request whose caller is a coroutine; when that is cancelled, storage is told."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._number = 0
+        self._done: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+
+    def begin(self, method: Method[Any], body: bytes, timeout_s: float) -> None:
+        self._number = self._channel.post(method, body, timeout_s, self)
+
+    async def result(self) -> memoryview:
+        try:
+            return await self._done
+        except asyncio.CancelledError:
+            self._channel.cancel(self._number)
+            raise
+
+    def answered(self, body: memoryview) -> None:
+        if not self._done.done():
+            self._done.set_result(body)
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+
+class _Publish:
+    """A publish whose caller is a callback."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, done: Callable[[PublishOutcome], None]) -> None:
+        self._done = done
+
+    def answered(self, body: memoryview) -> None:
+        try:
+            outcome: PublishOutcome = methods.PUBLISH.result.decode(body)
+        except msgspec.DecodeError as error:
+            outcome = ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {error}")
+        self._done(outcome)
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        if isinstance(error, LinkLostError):
+            error = ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {error}")
+        self._done(error)
+
+
+class ReplayStream(AsyncIterator[bytes]):
+    """The chunks of a replay. At most a window of them is here or on its way."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._number = 0
+        self._window = 0
+        self._taken = 0
+        self._pieces: deque[bytes] = deque()
+        self._complete = False
+        self._error: ApiError | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def begin(self, body: bytes, limits: LinkLimits) -> None:
+        """Ask, and wait until storage has checked the request."""
+        self._window = limits.window_bytes
+        self._number = self._channel.post(methods.REPLAY, body, limits.call_s, self, self)
+        self._channel.give_credit(self._number, self._window)
+        try:
+            await self._begun
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+
+    async def __anext__(self) -> bytes:
+        """The next piece; ApiError when the stream was cut."""
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._complete:
+                raise StopAsyncIteration
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        piece = self._pieces.popleft()
+        self._taken += len(piece)
+        if 2 * self._taken >= self._window and not self._complete:
+            self._channel.give_credit(self._number, self._taken)
+            self._taken = 0
+        return piece
+
+    async def aclose(self) -> None:
+        """End the stream before its end; nothing to do behind it."""
+        if not self._complete:
+            self._complete = True
+            self._channel.cancel(self._number)
+        self._pieces.clear()
+
+    def answered(self, body: memoryview) -> None:
+        """Storage has taken the request."""
+        del body
+        if not self._begun.done():
+            self._begun.set_result(None)
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        """The request was refused, or the stream is cut."""
+        if not self._begun.done():
+            self._complete = True
+            self._begun.set_exception(error)
+            return
+        self._complete = True
+        self._error = error if isinstance(error, ApiError) else _interrupted(error)
+        self._wake()
+
+    def chunk(self, piece: memoryview) -> None:
+        """A piece."""
+        self._pieces.append(bytes(piece))
+        self._wake()
+
+    def ended(self) -> None:
+        """That was all."""
+        self._complete = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+
+def _interrupted(lost: LinkLostError) -> ApiError:
+    return ApiError(errors.NOT_READY, f"storage link: {lost}", retry_after_s=_AGAIN_S)

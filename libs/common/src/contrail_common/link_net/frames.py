@@ -1,0 +1,96 @@
+"""Frames of the service link: a head of fixed size, then a body.
+
+Head, big-endian: ``u32 bytes of body | u8 kind | u8 method | u32 request | u32 value``. A body is
+msgpack, but for chunks of a stream, which are the bytes themselves.
+
+| Kind | From | Meaning of request, value and body |
+|---|---|---|
+| REQUEST | client | a new number; milliseconds the caller waits at most; the arguments |
+| CANCEL | client | the caller has left |
+| CREDIT | client | bytes of chunks that may follow, added to what is left |
+| RESULT | server | the result; of a stream: it begins |
+| ERROR | server | the refusal; of a stream: it is cut |
+| CHUNK | server | a piece of the stream |
+| END | server | the stream is complete |
+| PULSE | both | still there; from the server with what is not ready (component to reason) |
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+REQUEST: Final = 1
+CANCEL: Final = 2
+CREDIT: Final = 3
+RESULT: Final = 4
+ERROR: Final = 5
+CHUNK: Final = 6
+END: Final = 7
+PULSE: Final = 8
+
+_KINDS: Final = frozenset(range(REQUEST, PULSE + 1))
+_HEAD: Final = struct.Struct(">IBBII")
+HEAD_BYTES: Final = _HEAD.size
+VALUE_MAX: Final = 0xFFFF_FFFF
+
+
+class FrameError(Exception):
+    """The peer does not keep to the protocol; the connection cannot go on."""
+
+
+class Frame(NamedTuple):
+    """One frame as it came; ``body`` is a view into what was read."""
+
+    kind: int
+    method: int
+    request: int
+    value: int
+    body: memoryview
+
+
+def frame_head(kind: int, method: int, request: int, value: int, body_bytes: int) -> bytes:
+    """The head of a frame whose body has ``body_bytes`` bytes."""
+    return _HEAD.pack(body_bytes, kind, method, request, value)
+
+
+class FrameReader:
+    """Cuts a byte stream into frames; holds at most one frame that is not complete."""
+
+    def __init__(self, body_bytes_max: int) -> None:
+        self._body_bytes_max = body_bytes_max
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = HEAD_BYTES
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that ``data`` completes.
+
+        FrameError as soon as a head announces more than a body may have, or an unknown kind.
+        """
+        self._have += len(data)
+        if self._parts:
+            self._parts.append(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._parts)
+            self._parts = []
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> list[Frame]:
+        frames: list[Frame] = []
+        view = memoryview(data)
+        at, end = 0, len(data)
+        self._need = HEAD_BYTES
+        while end - at >= HEAD_BYTES:
+            size, kind, method, request, value = _HEAD.unpack_from(data, at)
+            if size > self._body_bytes_max or kind not in _KINDS:
+                raise FrameError(f"a frame of kind {kind} with {size} bytes")
+            stop = at + HEAD_BYTES + size
+            if stop > end:
+                self._need = stop - at
+                break
+            frames.append(Frame(kind, method, request, value, view[at + HEAD_BYTES : stop]))
+            at = stop
+        self._have = end - at
+        if at < end:
+            self._parts = [data[at:]]
+        return frames

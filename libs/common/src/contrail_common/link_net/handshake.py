@@ -1,0 +1,115 @@
+"""Both ends prove that they know the cluster secret, in raw bytes, before a frame is looked at.
+
+::
+
+    server -> client   magic | server's nonce
+    client -> server   magic | client's nonce | HMAC-SHA256(key, "client" | both nonces)
+    server -> client   HMAC-SHA256(key, "server" | both nonces)
+
+A nonce is used once, so nothing that was overheard can be used again; the two labels keep a proof
+from being sent back as the other one. Frames are not sealed after it: whoever can change packets on
+the way needs a tunnel in the way.
+"""
+
+import hashlib
+import hmac
+from typing import Final
+
+MAGIC: Final = b"CTRLNK\x00\x01"
+NONCE_BYTES: Final = 32
+_PROOF_BYTES: Final = 32
+_CLIENT: Final = b"contrail link: client"
+_SERVER: Final = b"contrail link: server"
+
+
+class HandshakeError(Exception):
+    """The peer is no end of a link, or knows another secret."""
+
+
+def derived_key(secret: bytes, label: str) -> bytes:
+    """The key (32 bytes) for one use of the cluster secret, which itself is used for nothing."""
+    return hmac.digest(secret, f"contrail: {label}".encode(), hashlib.sha256)
+
+
+class Handshake:
+    """One end's part. ``rest`` is what came behind the handshake, once it is ``done``."""
+
+    _magic_checked = False
+
+    def __init__(self, key: bytes, nonce: bytes, awaited_bytes: int) -> None:
+        self._key = key
+        self._nonce = nonce
+        self._awaited_bytes = awaited_bytes
+        self._read = b""
+        self.done = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what the peer sent; answers what is to be sent now. HandshakeError ends it."""
+        self._read += data
+        answer = b""
+        while not self.done and len(self._read) >= self._awaited_bytes:
+            given = self._read[: self._awaited_bytes]
+            self._read = self._read[self._awaited_bytes :]
+            answer += self._proceed(given)
+        if self.done:
+            self.rest, self._read = self._read, b""
+        elif not self._magic_checked and not MAGIC.startswith(self._read[: len(MAGIC)]):
+            raise HandshakeError("the peer does not speak this protocol")
+        return answer
+
+    def _proceed(self, given: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _take_magic(self, given: bytes) -> bytes:
+        if not given.startswith(MAGIC):
+            raise HandshakeError("the peer does not speak this protocol")
+        self._magic_checked = True
+        return given[len(MAGIC) :]
+
+    def _proof(self, label: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+        return hmac.digest(self._key, label + server_nonce + client_nonce, hashlib.sha256)
+
+
+class ServerHandshake(Handshake):
+    """The end that was connected to; it proves itself only to a peer that has done so."""
+
+    def __init__(self, key: bytes, nonce: bytes) -> None:
+        super().__init__(key, nonce, len(MAGIC) + NONCE_BYTES + _PROOF_BYTES)
+
+    @property
+    def hello(self) -> bytes:
+        """What is sent first."""
+        return MAGIC + self._nonce
+
+    def _proceed(self, given: bytes) -> bytes:
+        given = self._take_magic(given)
+        client_nonce, proof = given[:NONCE_BYTES], given[NONCE_BYTES:]
+        if not hmac.compare_digest(proof, self._proof(_CLIENT, self._nonce, client_nonce)):
+            raise HandshakeError("the peer has another cluster secret")
+        self.done = True
+        return self._proof(_SERVER, self._nonce, client_nonce)
+
+
+class ClientHandshake(Handshake):
+    """The end that connects."""
+
+    def __init__(self, key: bytes, nonce: bytes) -> None:
+        super().__init__(key, nonce, len(MAGIC) + NONCE_BYTES)
+        self._server_nonce = b""
+
+    @property
+    def proof_sent(self) -> bool:
+        """Whether the peer has what it needs to decide."""
+        return bool(self._server_nonce)
+
+    def _proceed(self, given: bytes) -> bytes:
+        if not self._server_nonce:
+            self._server_nonce = self._take_magic(given)
+            self._awaited_bytes = _PROOF_BYTES
+            proof = self._proof(_CLIENT, self._server_nonce, self._nonce)
+            return MAGIC + self._nonce + proof
+        if not hmac.compare_digest(given, self._proof(_SERVER, self._server_nonce, self._nonce)):
+            raise HandshakeError("the peer has another cluster secret")
+        self.done = True
+        return b""

@@ -1,0 +1,38 @@
+"""A refusal on the link: the registry's entry by name, with everything its occurrence added."""
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.errors import ApiError, FieldProblem
+
+
+class WireError(msgspec.Struct, array_like=True, frozen=True):
+    """An ApiError in msgpack; ``code`` is for a peer that does not know the name yet."""
+
+    name: str
+    code: int
+    detail: str
+    fields: list[tuple[str, str]]
+    applied: bool | None
+    retry_after_s: int | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(WireError)
+
+
+def encode_error(error: ApiError) -> bytes:
+    """``error`` as the body of a frame."""
+    fields = [(one.pointer, one.message) for one in error.fields]
+    spec = error.spec
+    return _encoder.encode(
+        WireError(spec.name, spec.code, error.detail, fields, error.applied, error.retry_after_s)
+    )
+
+
+def decode_error(body: bytes | memoryview) -> ApiError:
+    """The refusal that ``body`` holds; msgspec.DecodeError when it holds none."""
+    wire = _decoder.decode(body)
+    spec = errors.BY_NAME.get(wire.name) or errors.REGISTRY.get(wire.code, errors.INTERNAL)
+    fields = [FieldProblem(pointer, message) for pointer, message in wire.fields]
+    return ApiError(spec, wire.detail, fields, wire.retry_after_s, wire.applied)

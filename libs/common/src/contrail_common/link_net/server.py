@@ -1,0 +1,395 @@
+"""The storage end of the link: answers the frames of many clients with one ``StorageLink``."""
+
+import asyncio
+import contextlib
+import math
+import secrets
+import socket
+from typing import Any, Final
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import PublishAck, PublishOutcome, ReplayRequest, StorageLink
+from contrail_common.link_net import frames
+from contrail_common.link_net.connection import FramedConnection
+from contrail_common.link_net.frames import Frame, FrameError
+from contrail_common.link_net.handshake import NONCE_BYTES, ServerHandshake
+from contrail_common.link_net.limits import LinkLimits
+from contrail_common.link_net.methods import (
+    METHODS,
+    PUBLISH,
+    PUBLISH_BATCH,
+    REPLAY,
+    Method,
+    encode,
+)
+from contrail_common.link_net.refusals import encode_error
+from contrail_common.message_batch import MessageBatch
+from contrail_common.model import PublishMessage
+from contrail_common.texts import as_u32
+
+_log: Final = structlog.get_logger("contrail.link")
+_MS: Final = 1000.0
+
+
+class LinkServer:
+    """Serves ``link`` to every client that knows the key."""
+
+    def __init__(self, link: StorageLink, key: bytes, limits: LinkLimits | None = None) -> None:
+        self.link = link
+        self.key = key
+        self.limits = limits or LinkLimits()
+        self.stopping = False
+        self.connections: set[ServerConnection] = set()
+        self.refused = 0
+        self.served = 0
+        self._complained = False
+        self._quiet: asyncio.Future[None] | None = None
+        self._pulse: asyncio.Task[None]
+        self._server: asyncio.Server
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections on a bound socket."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ServerConnection(self), sock=listener)
+        self._pulse = asyncio.create_task(self._keep_pulse())
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse what is new, answer all who wait, end when what is under way is answered."""
+        self.stopping = True
+        self._server.close()
+        self._pulse.cancel()
+        for connection in list(self.connections):
+            connection.leave()
+        self._quiet = asyncio.get_running_loop().create_future()
+        self.work_ended()
+        await asyncio.wait([self._quiet], timeout=grace_s)
+        for connection in list(self.connections):
+            connection.close()
+        await asyncio.gather(self._pulse, return_exceptions=True)
+
+    def work_ended(self) -> None:
+        """A request was answered; at the end the last one is waited for."""
+        quiet = self._quiet
+        if quiet is not None and not quiet.done() and not any(map(_at_work, self.connections)):
+            quiet.set_result(None)
+
+    def admits(self) -> bool:
+        """Whether one more connection may try to prove itself."""
+        unproven = sum(not one.proven for one in self.connections)
+        limits = self.limits
+        return unproven < limits.unproven_max and len(self.connections) < limits.connections_max
+
+    def proved(self) -> None:
+        """A client has shown that it knows the key."""
+        self._complained = False
+
+    def turned_away(self, reason: str) -> None:
+        """A connection ended before its client had proved itself; told once, then counted."""
+        self.refused += 1
+        if not self._complained:
+            self._complained = True
+            _log.warning("link_client_refused", reason=reason)
+
+    def readiness(self) -> dict[str, str]:
+        """What clients are told is not ready."""
+        return {"storage": "shutting down"} if self.stopping else self.link.readiness()
+
+    def metrics_text(self) -> str:
+        """Prometheus exposition text."""
+        proven = [one for one in self.connections if one.proven]
+        return (
+            "# HELP contrail_link_clients Connections of the service link.\n"
+            "# TYPE contrail_link_clients gauge\n"
+            f"contrail_link_clients {len(proven)}\n"
+            "# HELP contrail_link_busy Requests of the link under way that do not wait.\n"
+            "# TYPE contrail_link_busy gauge\n"
+            f"contrail_link_busy {sum(one.busy for one in proven)}\n"
+            "# HELP contrail_link_waiting Requests of the link that may wait, and streams.\n"
+            "# TYPE contrail_link_waiting gauge\n"
+            f"contrail_link_waiting {sum(one.waits for one in proven)}\n"
+            "# HELP contrail_link_requests_total Requests of the link answered.\n"
+            "# TYPE contrail_link_requests_total counter\n"
+            f"contrail_link_requests_total {self.served}\n"
+            "# HELP contrail_link_refused_total Connections without the cluster secret.\n"
+            "# TYPE contrail_link_refused_total counter\n"
+            f"contrail_link_refused_total {self.refused}\n"
+        )
+
+    async def _keep_pulse(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self.limits.pulse_s)
+            status = encode(self.readiness())
+            for connection in list(self.connections):
+                connection.tick(loop.time(), status)
+
+
+class _Work:
+    """A request under way; ``size`` is that of its arguments, ``credit`` that of its stream."""
+
+    __slots__ = (
+        "credit",
+        "deadline",
+        "end_with",
+        "method",
+        "more_credit",
+        "request",
+        "size",
+        "task",
+    )
+
+    def __init__(self, request: int, method: Method[Any], size: int, deadline: float) -> None:
+        self.request = request
+        self.method = method
+        self.size = size
+        self.deadline = deadline
+        self.credit = 0
+        self.more_credit: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.end_with: ApiError | None = None
+
+    def wake(self) -> None:
+        """Let a stream look again whether it may go on."""
+        if self.more_credit is not None and not self.more_credit.done():
+            self.more_credit.set_result(None)
+
+    def cancel(self, end_with: ApiError | None = None) -> None:
+        """End it, answering ``end_with`` when there is somebody to hear it."""
+        if self.task is not None and not self.task.done():
+            self.end_with = end_with
+            self.task.cancel()
+
+
+class ServerConnection(FramedConnection):
+    """One client."""
+
+    def __init__(self, owner: LinkServer) -> None:
+        self._hello = ServerHandshake(owner.key, secrets.token_bytes(NONCE_BYTES))
+        super().__init__(self._hello, owner.limits)
+        self.proven = False
+        self.busy = self.waits = 0
+        self._owner = owner
+        self._link = owner.link
+        self._busy_bytes = 0
+        self._works: dict[int, _Work] = {}
+
+    # Connection ----------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet a client, unless there are too many."""
+        super().connection_made(transport)
+        if not self._owner.admits():
+            self.fail("too many connections")
+            return
+        self._owner.connections.add(self)
+        self._transport.write(self._hello.hello)
+
+    def on_open(self) -> None:
+        """Tell the client at once what is not ready."""
+        self.proven = True
+        self._owner.proved()
+        self.send(frames.PULSE, 0, body=encode(self._owner.readiness()))
+
+    def on_lost(self, reason: str) -> None:
+        """Cancel what waits; what was begun goes on to its end, which nobody hears."""
+        self._owner.connections.discard(self)
+        if not self.proven:
+            self._owner.turned_away(reason)
+        self._cancel_waits(None)
+
+    def on_flow(self) -> None:
+        """Go on, or stop reading, as the client reads or not."""
+        self._regulate()
+        if self.writable:
+            for work in self._works.values():
+                work.wake()
+
+    def tick(self, now: float, status: bytes) -> None:
+        """What is due each second."""
+        overdue = ApiError(errors.NOT_READY, "the caller's time was over", applied=None)
+        for work in list(self._works.values()):
+            if work.method.may_wait and now > work.deadline:
+                work.cancel(overdue)
+        self.pulse(now, status)
+
+    def leave(self) -> None:
+        """Answer all that waits, and let the client know."""
+        self._cancel_waits(ApiError(errors.SHUTTING_DOWN, applied=False))
+        if self.proven:
+            self.send(frames.PULSE, 0, body=encode(self._owner.readiness()))
+
+    def _cancel_waits(self, end_with: ApiError | None) -> None:
+        for work in list(self._works.values()):
+            if work.method.may_wait:
+                work.cancel(end_with)
+
+    # Frames --------------------------------------------------------------------------------------
+    def on_frame(self, frame: Frame) -> None:
+        """Begin a request, or do what the frame says about one."""
+        if frame.kind == frames.REQUEST:
+            self._begin(frame)
+            self._regulate()
+            return
+        work = self._works.get(frame.request)
+        if frame.kind == frames.CREDIT:
+            if work is not None:
+                work.credit += frame.value
+                work.wake()
+        elif frame.kind == frames.CANCEL:
+            if work is not None and work.method.may_wait:
+                work.cancel()
+        elif frame.kind != frames.PULSE:
+            raise FrameError(f"a client sent a frame of kind {frame.kind}")
+
+    def _begin(self, frame: Frame) -> None:
+        method = METHODS.get(frame.method)
+        if method is None or frame.request in self._works:
+            raise FrameError(f"method {frame.method}, request {frame.request}")
+        arguments = method.arguments.decode(frame.body)
+        refusal = self._refusal(method)
+        if refusal is not None:
+            self._refuse(frame.request, refusal)
+            return
+        deadline = self._loop.time() + frame.value / _MS
+        work = _Work(frame.request, method, len(frame.body), deadline)
+        self._works[frame.request] = work
+        if method.may_wait:
+            self.waits += 1
+        else:
+            self.busy += 1
+            self._busy_bytes += work.size
+        if method is PUBLISH and arguments[1]:
+            self._publish(work, *arguments)
+        else:
+            work.task = self._loop.create_task(self._run(work, arguments))
+            # Not within the task: one that is cancelled before it begins never runs.
+            work.task.add_done_callback(lambda task: self._ended(work, task))
+
+    def _refusal(self, method: Method[Any]) -> ApiError | None:
+        if self._owner.stopping:
+            return ApiError(errors.SHUTTING_DOWN, applied=False)
+        if method.may_wait and self.waits >= self.limits.waits_max:
+            return ApiError(errors.OVERLOADED, "too many requests wait", applied=False)
+        return None
+
+    def _regulate(self) -> None:
+        limits = self.limits
+        self.set_reading(
+            self.writable
+            and self.busy < limits.busy_max
+            and self._busy_bytes < limits.busy_bytes_max
+        )
+
+    # Requests ------------------------------------------------------------------------------------
+    def _publish(self, work: _Work, stream: str, messages: list[PublishMessage]) -> None:
+        """Without a task: the most frequent request of all."""
+
+        def done(outcome: PublishOutcome) -> None:
+            if isinstance(outcome, PublishAck):
+                self._answer(work.request, encode(outcome))
+            else:
+                self._refuse(work.request, outcome)
+            self._end(work)
+
+        try:
+            self._link.publish_then(stream, messages, done)
+        except ApiError as error:
+            done(error)
+        except Exception:
+            _log.exception("link_request_failed", method=PUBLISH.name)
+            done(ApiError(errors.INTERNAL))
+
+    async def _run(self, work: _Work, arguments: tuple[Any, ...]) -> None:
+        try:
+            if work.method is REPLAY:
+                await self._stream(work, arguments[0])
+                return
+            if work.method is PUBLISH_BATCH and not _is_sound(arguments[1]):
+                raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
+            result = await getattr(self._link, work.method.name)(*arguments)
+            self._answer(work.request, encode(result))
+        except ApiError as error:
+            self._refuse(work.request, error)
+        except Exception:
+            _log.exception("link_request_failed", method=work.method.name)
+            self._refuse(work.request, ApiError(errors.INTERNAL))
+
+    def _ended(self, work: _Work, task: "asyncio.Task[None]") -> None:
+        if task.cancelled() and work.end_with is not None:
+            self._refuse(work.request, work.end_with)
+        self._end(work)
+
+    async def _stream(self, work: _Work, asked: ReplayRequest) -> None:
+        chunks = await self._link.replay(asked)
+        try:
+            self.send(frames.RESULT, work.request, body=encode(None))
+            work.deadline = math.inf  # its reader sets the pace
+            async for chunk in chunks:
+                await self._send_chunk(work, memoryview(chunk))
+            self.send(frames.END, work.request)
+        finally:
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                with contextlib.suppress(RuntimeError):
+                    await close()
+
+    async def _send_chunk(self, work: _Work, chunk: memoryview) -> None:
+        """In pieces, so that no answer waits long behind it, as far as the credit goes."""
+        size = self.limits.chunk_bytes
+        for at in range(0, len(chunk), size):
+            while work.credit <= 0 or not self.writable:
+                await self._more_credit(work)
+            piece = chunk[at : at + size]
+            work.credit -= len(piece)
+            self.send(frames.CHUNK, work.request, body=piece)
+
+    async def _more_credit(self, work: _Work) -> None:
+        work.more_credit = self._loop.create_future()
+        try:
+            async with asyncio.timeout(self.limits.stream_stall_s):
+                await work.more_credit
+        except TimeoutError:
+            raise ApiError(errors.OVERLOADED, "the reader of a stream does not read") from None
+        finally:
+            work.more_credit = None
+
+    def _answer(self, request: int, body: bytes) -> None:
+        self._owner.served += 1
+        if len(body) > self.limits.frame_bytes_max:
+            self._refuse(request, ApiError(errors.OVERLOADED, "the answer is too large"))
+        else:
+            self.send(frames.RESULT, request, body=body)
+
+    def _refuse(self, request: int, error: ApiError) -> None:
+        self.send(frames.ERROR, request, body=encode_error(error))
+
+    def _end(self, work: _Work) -> None:
+        del self._works[work.request]
+        if work.method.may_wait:
+            self.waits -= 1
+        else:
+            self.busy -= 1
+            self._busy_bytes -= work.size
+            self._regulate()
+        self._owner.work_ended()
+
+
+def _at_work(connection: ServerConnection) -> bool:
+    return connection.busy + connection.waits > 0
+
+
+def _is_sound(batch: MessageBatch) -> bool:
+    """Whether the columns fit each other: storage joins and cuts them without looking again."""
+    count = batch.count
+    if not count:
+        return True
+    index = batch.subject_index
+    return (
+        batch.columns.is_sound()
+        and len(index) == as_u32(index).itemsize * count
+        and int(as_u32(index).max()) < len(batch.subjects)
+        and (batch.ids is None or batch.ids.is_sound(count))
+        and all(0 <= at < count for at in batch.expected or ())
+    )

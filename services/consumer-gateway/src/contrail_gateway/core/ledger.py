@@ -1,0 +1,79 @@
+"""The ledger of a subscription: which messages the socket holds unacknowledged."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+
+HELD_MAX: Final = 65_536
+"""Beyond this the oldest are forgotten: their acknowledgement has been overdue for long."""
+
+_SHOWN_MAX: Final = 5
+
+
+class Ledger:
+    """Sequences that were sent and are not settled, each once however often it was sent."""
+
+    def __init__(self, held_max: int = HELD_MAX) -> None:
+        self._held: dict[int, None] = {}
+        self._held_max = held_max
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._held
+
+    def clear(self) -> None:
+        """The socket holds nothing."""
+        self._held.clear()
+
+    def sent(self, seqs: Iterable[int]) -> None:
+        """The socket holds ``seqs`` from now on."""
+        for seq in seqs:
+            self._held.pop(seq, None)
+            self._held[seq] = None
+        while len(self._held) > self._held_max:
+            del self._held[next(iter(self._held))]
+
+    def settled(self, seqs: Iterable[int]) -> None:
+        """The socket no longer holds ``seqs``."""
+        for seq in seqs:
+            self._held.pop(seq, None)
+
+    def settled_up_to(self, seq: int) -> None:
+        """The socket holds nothing up to ``seq``, itself included."""
+        for held in [held for held in self._held if held <= seq]:
+            del self._held[held]
+
+    def find(self, seqs: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """Those of the held sequences that are named, ascending; ``ranges`` are closed.
+
+        Raises NOT_SENT_HERE when one of ``seqs`` is not held, or a range holds none that is.
+        """
+        held = self._held
+        unknown = [str(seq) for seq in seqs if seq not in held]
+        found = set(seqs)
+        ordered = sorted(held) if ranges else []
+        for first, last in _merged(ranges):
+            inside = ordered[bisect_left(ordered, first) : bisect_right(ordered, last)]
+            if not inside:
+                unknown.append(f"{first} to {last}")
+            found.update(inside)
+        if unknown:
+            shown = ", ".join(unknown[:_SHOWN_MAX]) + (" ..." if unknown[_SHOWN_MAX:] else "")
+            raise ApiError(errors.NOT_SENT_HERE, f"not held: {shown}", applied=False)
+        return sorted(found)
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same sequences in ranges that do not overlap, so that none is looked at twice."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged

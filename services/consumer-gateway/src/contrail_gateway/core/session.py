@@ -1,0 +1,235 @@
+"""The state of one socket: who it is, what it subscribed to, what is not answered yet.
+
+Frames come in decoded and time is an argument; what must be done is in the return values.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.link import AckItem
+from contrail_common.model import AckKind
+from contrail_common.timeunits import NS_PER_MS, NS_PER_S, parse_duration
+from contrail_gateway.core.credit import Credit
+from contrail_gateway.core.frames import (
+    Ack,
+    AddCredit,
+    Beat,
+    ClientFrame,
+    Connect,
+    CreditGiven,
+    DurationText,
+    Nak,
+    Settling,
+    Sub,
+    Term,
+)
+from contrail_gateway.core.subscription import Subscription
+
+HEARTBEAT_DEFAULT_NS: Final = 15 * NS_PER_S
+HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS
+HEARTBEAT_MAX_NS: Final = 3_600 * NS_PER_S
+SUBSCRIPTIONS_MAX: Final = 256
+OUTSTANDING_MAX: Final = 4_096
+OUTSTANDING_BYTES_MAX: Final = 8 << 20
+SETTLED_MAX: Final = 10_000
+_QUIET_NS: Final = 300 * NS_PER_MS
+
+_KINDS: Final[dict[type[Settling], AckKind]] = {
+    Ack: "ack",
+    Nak: "nak",
+    Term: "term",
+}
+
+
+class UnauthenticatedError(Exception):
+    """The socket has no good token: it is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Acknowledgements of one frame: of ``seqs``, which the socket holds, and of ``tokens``."""
+
+    kind: AckKind
+    seqs: list[int]
+    tokens: list[str]
+    delay_ns: int
+    reason: str
+
+    def items(self, shard: int, consumer_id: int, epoch: int) -> list[AckItem]:
+        """The acknowledgements of ``seqs`` for the consumer as it delivered them."""
+        return [
+            AckItem(shard, consumer_id, epoch, seq, self.kind, self.delay_ns, self.reason)
+            for seq in self.seqs
+        ]
+
+
+class Session:
+    """What a socket may do now, and what it has under way."""
+
+    def __init__(self, *, authenticated: bool, now_ns: int) -> None:
+        self.authenticated = authenticated
+        self.heartbeat_ns = HEARTBEAT_DEFAULT_NS
+        self.subscriptions: dict[str, Subscription] = {}
+        self.draining = False
+        self._outstanding = 0
+        self._outstanding_bytes = 0
+        self._heard_ns = now_ns
+
+    # Who -----------------------------------------------------------------------------------------
+    def heard(self, frame: ClientFrame, now_ns: int) -> None:
+        """A frame came; UnauthenticatedError when the socket has to connect first."""
+        self._heard_ns = now_ns
+        if not self.authenticated and not isinstance(frame, Connect):
+            raise UnauthenticatedError
+
+    def connect(self, frame: Connect, *, good_token: bool) -> None:
+        """Take what a client says of itself; ``good_token`` is what its token is worth."""
+        if not (self.authenticated or good_token) or (frame.token is not None and not good_token):
+            raise UnauthenticatedError
+        if frame.heartbeat is not None:
+            self.heartbeat_ns = _heartbeat_ns(frame.heartbeat)
+        self.authenticated = True
+
+    # Back-pressure -------------------------------------------------------------------------------
+    def begin(self, count: int, size: int) -> None:
+        """Messages or acknowledgements were passed on, and are answered later."""
+        self._outstanding += count
+        self._outstanding_bytes += size
+
+    def finish(self, count: int, size: int) -> None:
+        """They were answered."""
+        self._outstanding -= count
+        self._outstanding_bytes -= size
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to be read until something was answered."""
+        return (
+            self._outstanding >= OUTSTANDING_MAX or self._outstanding_bytes >= OUTSTANDING_BYTES_MAX
+        )
+
+    # Subscriptions -------------------------------------------------------------------------------
+    def subscribe(self, frame: Sub) -> Subscription:
+        """The new subscription, whose consumer is still to be found or made.
+
+        Raises SUBSCRIPTION_EXISTS, SHUTTING_DOWN, TOO_MANY_WAITERS and INVALID_FIELD.
+        """
+        if self.draining:
+            raise ApiError(errors.SHUTTING_DOWN, applied=False)
+        if frame.sid in self.subscriptions:
+            raise ApiError(errors.SUBSCRIPTION_EXISTS, f"sid {frame.sid}", applied=False)
+        if len(self.subscriptions) >= SUBSCRIPTIONS_MAX:
+            limit = f"at most {SUBSCRIPTIONS_MAX} subscriptions on a socket"
+            raise ApiError(errors.TOO_MANY_WAITERS, limit, applied=False)
+        if frame.consumer is not None:
+            _check_durable(frame)
+        if frame.cols:
+            raise _invalid("cols", "columns are not available in this version")
+        given = frame.credit or CreditGiven(msgs=0)
+        found = Subscription(
+            frame.sid,
+            frame.stream,
+            Credit(given.msgs, given.bytes),
+            own=frame.consumer is None,
+            ordered=frame.ordered,
+        )
+        self.subscriptions[frame.sid] = found
+        return found
+
+    def find(self, sid: str) -> Subscription:
+        """The subscription under ``sid`` (SUBSCRIPTION_NOT_FOUND)."""
+        found = self.subscriptions.get(sid)
+        if found is None:
+            raise ApiError(errors.SUBSCRIPTION_NOT_FOUND, f"sid {sid}", applied=False)
+        return found
+
+    def credit(self, frame: AddCredit) -> Subscription:
+        """Add credit; answers the subscription, which may go on now."""
+        found = self.find(frame.sid)
+        found.credit.add(frame.msgs, frame.bytes)
+        return found
+
+    def settle(self, frame: Settling) -> Settlement:
+        """What ``frame`` acknowledges (NOT_SENT_HERE, BATCH_TOO_LARGE, INVALID_FIELD)."""
+        found = self.find(frame.sid)
+        if len(frame.seqs) + len(frame.ranges) + len(frame.tokens) > SETTLED_MAX:
+            limit = f"at most {SETTLED_MAX} seqs, ranges and tokens"
+            raise ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
+        if not (frame.seqs or frame.ranges or frame.tokens):
+            raise _invalid("seqs", "seqs, ranges or tokens are needed")
+        return Settlement(
+            _KINDS.get(type(frame), "in_progress"),
+            found.ledger.find(frame.seqs, frame.ranges),
+            frame.tokens,
+            _delay_ns(frame.delay) if isinstance(frame, Nak) else 0,
+            (frame.reason or "") if isinstance(frame, Term) else "",
+        )
+
+    # Heartbeats ----------------------------------------------------------------------------------
+    def beats(self, now_ns: int) -> list[Beat]:
+        """The heartbeats that are due."""
+        if not self.heartbeat_ns:
+            return []
+        due = [
+            one
+            for one in self.subscriptions.values()
+            if one.consumer and not one.leaving and now_ns - one.last_sent_ns >= self.heartbeat_ns
+        ]
+        for one in due:
+            one.last_sent_ns = now_ns
+        return [
+            Beat(
+                sid=one.sid,
+                last_consumer_seq=one.last_consumer_seq,
+                last_stream_seq=one.last_stream_seq,
+            )
+            for one in due
+        ]
+
+    # The end -------------------------------------------------------------------------------------
+    def quiet(self, now_ns: int) -> bool:
+        """Whether a draining socket has nothing under way, and its client no more to say."""
+        return (
+            not self._outstanding
+            and now_ns - self._heard_ns >= _QUIET_NS
+            and not any(len(one.ledger) for one in self.subscriptions.values())
+        )
+
+
+def _check_durable(frame: Sub) -> None:
+    for name in (
+        "filter_subjects", "deliver_policy", "opt_start_seq", "opt_start_time", "replay_policy",
+    ):  # fmt: skip
+        if getattr(frame, name) is not None:
+            raise _invalid(name, "belongs to a subscription without a consumer's name")
+    if frame.ordered:
+        raise _invalid("ordered", "belongs to a subscription without a consumer's name")
+
+
+def _heartbeat_ns(text: DurationText) -> int:
+    """The interval of heartbeats; 0 is none."""
+    interval_ns = _duration("heartbeat", text)
+    if interval_ns and not HEARTBEAT_MIN_NS <= interval_ns <= HEARTBEAT_MAX_NS:
+        raise _invalid("heartbeat", "must be 0 or lie between 100ms and 1h")
+    return interval_ns
+
+
+def _delay_ns(text: DurationText | None) -> int:
+    return 0 if text is None else _duration("delay", text)
+
+
+def _duration(name: str, text: DurationText) -> int:
+    try:
+        duration_ns = parse_duration(text)
+    except ValueError as error:
+        raise _invalid(name, str(error)) from None
+    if duration_ns < 0:
+        raise _invalid(name, "must not be negative")
+    return duration_ns
+
+
+def _invalid(name: str, message: str) -> ApiError:
+    fields = [FieldProblem(f"/{name}", message)]
+    return ApiError(errors.INVALID_FIELD, f"{name}: {message}", fields, applied=False)

@@ -1,0 +1,453 @@
+"""The feed of one subscription: pulls under its credit, pushes, and passes acknowledgements on."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.ack_tokens import AckTokens
+from contrail_common.config_rules import ConsumerDraft, normalise_consumer
+from contrail_common.edge.problems import invalid_field
+from contrail_common.errors import ApiError
+from contrail_common.link import AckItem, AckResult, Delivery, PullRequest, PullResult, StorageLink
+from contrail_common.model import ConsumerConfig, ConsumerInfo
+from contrail_common.timeunits import INT64_MAX, NS_PER_S, parse_time
+from contrail_gateway.core.frames import FrameId, Gap, Gone, Ok, ServerFrame, Sub, Subscribed
+from contrail_gateway.core.session import Session, Settlement
+from contrail_gateway.core.subscription import PullTerms, Subscription
+from contrail_gateway.deliveries import SignToken
+from contrail_gateway.socket_metrics import SessionCounts
+
+ACK_BYTES: Final = 64
+"""What an acknowledgement under way counts against the bounds of a socket."""
+
+_EXPIRES_NS: Final = 5 * NS_PER_S
+_TOUCH_S: Final = 10.0
+_INACTIVE_NS: Final = 30 * NS_PER_S
+_NAME_BYTES: Final = 8
+_UNNAMED: Final = "own"
+_RETRY_MIN_S: Final = 0.05
+_RETRY_MAX_S: Final = 2.0
+_GONE: Final = {
+    errors.STREAM_NOT_FOUND: "the stream was deleted",
+    errors.CONSUMER_NOT_FOUND: "the consumer was deleted",
+    errors.CONSUMER_DELETED: "the consumer was deleted",
+}
+
+
+class Host(Protocol):
+    """The session of the socket, as its feeds use it."""
+
+    link: StorageLink
+    tokens: AckTokens
+    counts: SessionCounts
+    session: Session
+
+    def send(self, frame: ServerFrame) -> None:
+        """Send a frame."""
+        ...
+
+    def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
+        """Send an error."""
+        ...
+
+    def push(
+        self, sub: Subscription, deliveries: Sequence[Delivery], sign: SignToken | None
+    ) -> None:
+        """Send messages."""
+        ...
+
+    def answered(self, count: int, size: int) -> None:
+        """Something under way was answered."""
+        ...
+
+    async def room(self) -> None:
+        """Wait while the peer is behind."""
+        ...
+
+    def ended(self, feed: "Feed") -> None:
+        """The feed's subscription is no more."""
+        ...
+
+    def later(self, work: "asyncio.Future[None]") -> None:
+        """Keep work that outlives the socket."""
+        ...
+
+
+class _GoneError(Exception):
+    """The subscription cannot go on; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Acknowledgements of one frame on their way."""
+
+    frame_id: FrameId | None
+    items: list[AckItem]
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """Where deliveries came from: what acknowledgements of them must name."""
+
+    shard: int
+    consumer_id: int
+    epoch: int
+
+
+class Feed:
+    """One subscription at work."""
+
+    def __init__(self, host: Host, sub: Subscription, frame: Sub) -> None:
+        self.sub = sub
+        self._host = host
+        self._frame = frame
+        self._config: ConsumerConfig | None = None
+        self._address = _Address(0, 0, 0)
+        self._sign: SignToken | None = None
+        self._more = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._own_name = ""
+        self._covered_seq = 0
+        self._retry_s = _RETRY_MIN_S
+        self._acks: list[_Waiting] = []
+        self._acking: asyncio.Task[None] | None = None
+        self._pumping = False
+        self._drained = False
+        self._left: FrameId | None = None
+        if frame.consumer is None:
+            self._config = _own_config(frame)
+        self._task = asyncio.create_task(self._run())
+
+    # The client's side ---------------------------------------------------------------------------
+    def more(self) -> None:
+        """There is more credit."""
+        self._more.set()
+
+    def leave(self, frame_id: FrameId | None, *, drain: bool) -> None:
+        """Pull no more; with ``drain`` what was sent can still be acknowledged."""
+        self.sub.leaving = True
+        self._left = frame_id
+        self._drained = drain
+        if self._pumping:
+            self._task.cancel()
+
+    def stop(self) -> None:
+        """The socket is lost."""
+        self._task.cancel()
+
+    def settle(self, settlement: Settlement, frame_id: FrameId | None) -> None:
+        """Pass acknowledgements on, together with others of the same pass of the loop."""
+        sub, address = self.sub, self._address
+        items = settlement.items(address.shard, address.consumer_id, address.epoch)
+        if settlement.tokens:
+            open_token = self._host.tokens.opener(sub.stream, sub.consumer)
+            opened = [open_token(token) for token in settlement.tokens]
+            items += [
+                AckItem(
+                    one.shard,
+                    one.consumer_id,
+                    one.epoch,
+                    one.seq,
+                    settlement.kind,
+                    settlement.delay_ns,
+                    settlement.reason,
+                )
+                for one in opened
+            ]
+        self._host.session.begin(len(items), ACK_BYTES * len(items))
+        self._acks.append(_Waiting(frame_id, items))
+        if self._acking is None:
+            self._acking = asyncio.create_task(self._acknowledge())
+            self._host.later(self._acking)
+
+    # From beginning to end -----------------------------------------------------------------------
+    async def _run(self) -> None:
+        try:
+            if await self._begin():
+                await self._serve()
+        finally:
+            self._host.ended(self)
+            if self._own_name:
+                self._host.later(asyncio.create_task(self._delete(self._own_name)))
+
+    async def _begin(self) -> bool:
+        """Find or make the consumer; False when it was refused."""
+        sub, frame = self.sub, self._frame
+        try:
+            if self._config is None:
+                assert frame.consumer is not None
+                info = await self._host.link.consumer_info(sub.stream, frame.consumer)
+            else:
+                info = await self._make(self._config)
+        except ApiError as error:
+            self._host.refuse(frame.id, sub.sid, error)
+            return False
+        sub.opened(info, time.monotonic_ns(), frame.opt_start_seq or 0)
+        if frame.id is not None:
+            self._host.send(
+                Subscribed(
+                    id=frame.id, sid=sub.sid, consumer=sub.consumer, num_pending=info.num_pending
+                )
+            )
+        return True
+
+    async def _serve(self) -> None:
+        sub = self.sub
+        try:
+            self._pumping = True
+            await self._pump()
+        except asyncio.CancelledError:
+            if not sub.leaving:
+                raise
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]
+        except _GoneError as gone:
+            self._host.send(Gone(sid=sub.sid, reason=str(gone)))
+            return
+        finally:
+            self._pumping = False
+        self._give_back()
+        if self._left is not None:
+            self._host.send(Ok(id=self._left))
+        if self._drained:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(sub.ack_wait_ns / NS_PER_S):
+                    await self._until_settled()
+
+    async def _until_settled(self) -> None:
+        while len(self.sub.ledger) or self._acks:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def _give_back(self) -> None:
+        """What was pulled and is not sent goes to whoever pulls next."""
+        seqs = self.sub.give_back()
+        if seqs:
+            self.settle(Settlement("nak", seqs, [], 0, ""), None)
+
+    # Pulling -------------------------------------------------------------------------------------
+    async def _pump(self) -> None:
+        sub = self.sub
+        if self._frame.opt_start_seq:
+            await self._tell_of_loss(INT64_MAX)
+        while not sub.leaving:
+            self._push(sub.take(()))
+            terms = sub.wanted()
+            if terms is None:
+                await self._wait_for_credit()
+                continue
+            await self._host.room()
+            try:
+                await self._deliver(await self._pull(terms))
+                self._retry_s = _RETRY_MIN_S
+            except ApiError as error:
+                await self._recover(error)
+            # A pull that finds messages at once never waits: others must have their turn.
+            await asyncio.sleep(0)
+
+    async def _pull(self, terms: PullTerms) -> PullResult:
+        sub = self.sub
+        return await self._host.link.pull(
+            PullRequest(
+                stream=sub.stream,
+                consumer=sub.consumer,
+                batch=terms.batch,
+                max_bytes=terms.max_bytes,
+                expires_ns=min(_EXPIRES_NS, sub.expires_max_ns or _EXPIRES_NS),
+            )
+        )
+
+    async def _wait_for_credit(self) -> None:
+        self._more.clear()
+        try:
+            async with asyncio.timeout(_TOUCH_S):
+                await self._more.wait()
+        except TimeoutError:
+            if self.sub.own:
+                await self._touch()
+
+    async def _touch(self) -> None:
+        """Keep a consumer from being taken for abandoned while its client gives no credit."""
+        sub = self.sub
+        try:
+            await self._host.link.acknowledge(sub.stream, sub.consumer, [], False)
+        except ApiError as error:
+            await self._recover(error)
+
+    async def _recover(self, error: ApiError) -> None:
+        """Go on after a failed pull, or raise _GoneError."""
+        sub, spec = self.sub, error.spec
+        if spec is errors.PULL_TOO_SMALL:
+            sub.too_large()
+        elif spec is errors.PULL_LIMIT:
+            # The consumer's limits were lowered.
+            await self._pause()
+            sub.limited(await self._host.link.consumer_info(sub.stream, sub.consumer))
+        elif sub.ordered and spec in (errors.CONSUMER_NOT_FOUND, errors.CONSUMER_DELETED):
+            await self._resume()
+        elif spec.retryable:
+            await self._pause()
+        else:
+            raise _GoneError(_GONE.get(spec, spec.title))
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._retry_s)
+        self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
+
+    # Pushing -------------------------------------------------------------------------------------
+    async def _deliver(self, result: PullResult) -> None:
+        deliveries = result.deliveries
+        if self.sub.ordered and not await self._follows(deliveries):
+            return
+        if deliveries:
+            self._remember(_Address(result.shard, result.consumer_id, result.epoch))
+            self._push(self.sub.take(deliveries))
+
+    def _remember(self, address: _Address) -> None:
+        if address == self._address:
+            return
+        # Of an earlier epoch nothing can be acknowledged any more.
+        self.sub.ledger.clear()
+        self._address = address
+        if self.sub.acks:
+            self._sign = self._host.tokens.signer(
+                self.sub.stream,
+                self.sub.consumer,
+                address.shard,
+                address.consumer_id,
+                address.epoch,
+            )
+
+    def _push(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries:
+            self.sub.sent(deliveries, time.monotonic_ns())
+            self._host.push(self.sub, deliveries, self._sign)
+
+    # Order ---------------------------------------------------------------------------------------
+    async def _follows(self, deliveries: Sequence[Delivery]) -> bool:
+        """Whether messages came that follow what was sent before; otherwise it is made so."""
+        sub = self.sub
+        if not deliveries:
+            sub.passed(self._covered_seq)
+            self._covered_seq = await self._tell_of_loss(INT64_MAX)
+            return False
+        if not sub.in_order(deliveries):
+            await self._resume()
+            return False
+        if sub.leaves_a_hole(deliveries):
+            await self._tell_of_loss(deliveries[0].message.seq)
+        sub.advance(deliveries)
+        return True
+
+    async def _tell_of_loss(self, before_seq: int) -> int:
+        """Send a ``gap`` when messages left the stream unsent; answers the stream's last."""
+        state = (await self._host.link.stream_info(self.sub.stream)).state
+        lost = self.sub.lost_below(state.first_seq, before_seq)
+        if lost is not None:
+            first, last = lost
+            cause = "the messages are no longer in the stream"
+            self._host.send(Gap(sid=self.sub.sid, first=first, last=last, cause=cause))
+        return state.last_seq
+
+    async def _resume(self) -> None:
+        """Begin again with a new consumer where the old one was lost."""
+        sub = self.sub
+        assert self._config is not None
+        await self._pause()
+        await self._delete(sub.consumer)
+        self._covered_seq = 0
+        config = msgspec.structs.replace(
+            self._config,
+            deliver_policy="by_start_sequence",
+            opt_start_seq=sub.next_seq,
+            opt_start_time_ns=0,
+        )
+        info = await self._make(config)
+        sub.opened(info, time.monotonic_ns(), sub.next_seq)
+
+    # The consumer --------------------------------------------------------------------------------
+    async def _make(self, config: ConsumerConfig) -> ConsumerInfo:
+        """Make the subscription's own consumer, under a name that was never used."""
+        self._own_name = secrets.token_hex(_NAME_BYTES)
+        named = msgspec.structs.replace(config, name=self._own_name)
+        made, _ = await self._host.link.put_consumer(self.sub.stream, named, "create", None, False)
+        return made
+
+    async def _delete(self, consumer: str) -> None:
+        with contextlib.suppress(ApiError):  # then it goes when it has been idle for long enough
+            await self._host.link.delete_consumer(self.sub.stream, consumer)
+
+    # Acknowledging -------------------------------------------------------------------------------
+    async def _acknowledge(self) -> None:
+        """Pass on what waits, again and again: what comes meanwhile goes together."""
+        while self._acks:
+            waiting, self._acks = self._acks, []
+            items = [item for one in waiting for item in one.items]
+            sync = any(one.frame_id is not None for one in waiting)
+            results: Sequence[AckResult] | ApiError
+            try:
+                results = await self._host.link.acknowledge(
+                    self.sub.stream, self.sub.consumer, items, sync
+                )
+            except ApiError as error:
+                results = error
+            self._tell(waiting, results)
+            self._settled.set()
+        self._acking = None
+
+    def _tell(self, waiting: list[_Waiting], results: Sequence[AckResult] | ApiError) -> None:
+        at = 0
+        for one in waiting:
+            count = len(one.items)
+            self._host.answered(count, ACK_BYTES * count)
+            if isinstance(results, ApiError):
+                self._host.refuse(one.frame_id, self.sub.sid, results)
+                continue
+            own, at = results[at : at + count], at + count
+            self._taken(one, own)
+
+    def _taken(self, waiting: _Waiting, results: Sequence[AckResult]) -> None:
+        done = [
+            item.seq
+            for item, result in zip(waiting.items, results, strict=True)
+            if not result.code and item.kind != "in_progress"
+        ]
+        self.sub.settled(done)
+        self._host.counts.acks += len(done)
+        refused = next((result for result in results if result.code), None)
+        if refused is not None:
+            spec = errors.REGISTRY.get(refused.code, errors.INTERNAL)
+            error = ApiError(spec, refused.detail)
+            self._host.refuse(waiting.frame_id, self.sub.sid, error)
+        elif waiting.frame_id is not None:
+            self._host.send(Ok(id=waiting.frame_id))
+
+
+def _own_config(frame: Sub) -> ConsumerConfig:
+    """The consumer of a subscription that names none."""
+    if frame.replay_policy == "original" or frame.deliver_policy == "last_per_subject":
+        name = "replay_policy" if frame.replay_policy == "original" else "deliver_policy"
+        message = f"{getattr(frame, name)} is not available in this version"
+        raise invalid_field(f"/{name}", message, errors.CONSUMER_CONFIG_INVALID)
+    draft = ConsumerDraft(
+        name=_UNNAMED,
+        durable=False,
+        ack_policy="none" if frame.ordered else "explicit",
+        filter_subjects=tuple(frame.filter_subjects or ()),
+        deliver_policy=frame.deliver_policy or "all",
+        inactive_threshold_ns=_INACTIVE_NS,
+    )
+    if frame.opt_start_seq is not None:
+        draft["opt_start_seq"] = frame.opt_start_seq
+    if frame.opt_start_time is not None:
+        try:
+            draft["opt_start_time_ns"] = parse_time(frame.opt_start_time)
+        except ValueError as error:
+            raise invalid_field("/opt_start_time", str(error)) from None
+    return normalise_consumer(draft)

@@ -1,0 +1,239 @@
+"""The two sub-protocols: JSON in text frames, msgpack in binary ones."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import msgspec
+from websockets.frames import Opcode
+
+from contrail_common import errors
+from contrail_common.edge.json_body import check_nesting, malformed, mistyped
+from contrail_common.edge.messages import NO_HEADERS, payload_json
+from contrail_common.edge.problems import Problem
+from contrail_common.errors import ApiError
+from contrail_common.link import Delivery
+from contrail_common.model import Headers
+from contrail_common.timeunits import format_time
+from contrail_gateway.core.frames import (
+    OPERATIONS,
+    ClientFrame,
+    FrameId,
+    JsonFrame,
+    PackedFrame,
+    ServerFrame,
+)
+from contrail_gateway.deliveries import SignToken
+
+_BLANK: Final = b" \t\r\n"
+_PACKED_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
+"""How an array begins in msgpack."""
+
+
+class BatchResult(msgspec.Struct, gc=False):
+    """Where a message of a batch was stored, or why it was not (``problem``)."""
+
+    seq: int | msgspec.UnsetType = msgspec.UNSET
+    duplicate: bool | msgspec.UnsetType = msgspec.UNSET
+    problem: Problem | msgspec.UnsetType = msgspec.UNSET
+
+
+class BatchAcks(ServerFrame, tag="acks"):
+    """The result of each message of a batch, in order."""
+
+    id: FrameId
+    results: list[BatchResult]
+    stream: str
+    durability: str
+
+
+class Failed(ServerFrame, tag="error"):
+    """Why what a frame asked for was not done; ``id`` and ``sid`` are the frame's."""
+
+    problem: Problem
+    id: FrameId | None = None
+    sid: str | None = None
+
+
+class PushedMessage(msgspec.Struct, gc=False):
+    """A delivered message in JSON; without a token where nothing is acknowledged."""
+
+    stream: str
+    seq: int
+    subject: str
+    time: str
+    headers: Headers
+    consumer_seq: int
+    num_delivered: int
+    num_pending: int
+    ack_token: str | msgspec.UnsetType
+    data: str | msgspec.UnsetType
+    data_base64: bytes | msgspec.UnsetType
+
+
+class PackedPushedMessage(msgspec.Struct, gc=False):
+    """A delivered message in msgpack, with the payload as bytes."""
+
+    stream: str
+    seq: int
+    subject: str
+    time: str
+    headers: Headers
+    consumer_seq: int
+    num_delivered: int
+    num_pending: int
+    ack_token: str | msgspec.UnsetType
+    data: bytes
+
+
+class Messages(ServerFrame, tag="msgs"):
+    """Messages of a subscription."""
+
+    sid: str
+    messages: Sequence[PushedMessage | PackedPushedMessage]
+
+
+class InvalidTextError(Exception):
+    """A text frame that is not UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misunderstood:
+    """An object that is no frame of a client, and why."""
+
+    id: FrameId | None
+    sid: str | None
+    error: ApiError
+
+
+Shape = Callable[[str, Delivery, str | msgspec.UnsetType], PushedMessage | PackedPushedMessage]
+
+
+class Codec:
+    """One sub-protocol."""
+
+    def __init__(self, opcode: Opcode, frame: Any, form: Any, shape: Shape) -> None:
+        self.opcode = opcode
+        self._one = form.Decoder(frame)
+        self._many = form.Decoder(list[frame])
+        self._parts = form.Decoder(list[msgspec.Raw])
+        self._untyped = form.Decoder()
+        self._shape = shape
+        self.encode: Callable[[msgspec.Struct], bytes] = form.Encoder().encode
+
+    def decode(self, message: bytes) -> Sequence[ClientFrame | Misunderstood]:
+        """The frames of a message.
+
+        Raises InvalidTextError, and MALFORMED_BODY for what holds no objects that name an ``op``.
+        """
+        try:
+            if self.opcode is Opcode.TEXT:
+                check_nesting(message)
+            many = self._is_array(message)
+            try:
+                if many:
+                    return cast(list[ClientFrame], self._many.decode(message))
+                return [cast(ClientFrame, self._one.decode(message))]
+            except msgspec.ValidationError:
+                self._untyped.decode(message)  # the rest must be readable at all
+                parts = self._parts.decode(message) if many else [message]
+            return [self._part(bytes(part)) for part in parts]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if self.opcode is Opcode.TEXT:
+                _check_utf8(message)
+            raise malformed(error) from None
+
+    def _is_array(self, message: bytes) -> bool:
+        if self.opcode is Opcode.TEXT:
+            return message.lstrip(_BLANK)[:1] == b"["
+        return bool(message) and message[0] in _PACKED_ARRAYS
+
+    def _part(self, part: bytes) -> ClientFrame | Misunderstood:
+        try:
+            return cast(ClientFrame, self._one.decode(part))
+        except msgspec.ValidationError as error:
+            value = self._untyped.decode(part)
+            operation = value.get("op") if isinstance(value, dict) else None
+            if not isinstance(operation, str):
+                raise ApiError(errors.MALFORMED_BODY, "a frame is an object with an op") from None
+            refusal = mistyped(error)
+            if operation not in OPERATIONS:
+                refusal = ApiError(errors.OPERATION_UNKNOWN, f"op {operation[:64]!r}")
+            refusal.applied = False
+            frame_id, sid = value.get("id"), value.get("sid")
+            return Misunderstood(
+                frame_id if _is_id(frame_id) else None,
+                sid if isinstance(sid, str) else None,
+                refusal,
+            )
+
+    def messages(
+        self, sid: str, stream: str, deliveries: Sequence[Delivery], sign: SignToken | None
+    ) -> bytes:
+        """The frame that carries ``deliveries``; ``sign`` None gives them no tokens."""
+        shape = self._shape
+        if sign is None:
+            shaped = [shape(stream, one, msgspec.UNSET) for one in deliveries]
+        else:
+            shaped = [
+                shape(stream, one, sign(one.message.seq, one.num_delivered)) for one in deliveries
+            ]
+        return self.encode(Messages(sid=sid, messages=shaped))
+
+
+def _is_id(value: object) -> bool:
+    try:
+        msgspec.convert(value, FrameId)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _check_utf8(message: bytes) -> None:
+    try:
+        message.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidTextError from error
+
+
+def _json_message(stream: str, delivery: Delivery, token: str | msgspec.UnsetType) -> PushedMessage:
+    stored = delivery.message
+    text, raw = payload_json(stored.payload, base64=False)
+    return PushedMessage(
+        stream,
+        stored.seq,
+        stored.subject,
+        format_time(stored.time_ns),
+        stored.headers or NO_HEADERS,
+        delivery.consumer_seq,
+        delivery.num_delivered,
+        delivery.num_pending,
+        token,
+        text,
+        raw,
+    )
+
+
+def _packed_message(
+    stream: str, delivery: Delivery, token: str | msgspec.UnsetType
+) -> PackedPushedMessage:
+    stored = delivery.message
+    return PackedPushedMessage(
+        stream,
+        stored.seq,
+        stored.subject,
+        format_time(stored.time_ns),
+        stored.headers or NO_HEADERS,
+        delivery.consumer_seq,
+        delivery.num_delivered,
+        delivery.num_pending,
+        token,
+        stored.payload,
+    )
+
+
+CODECS: Final = {
+    "contrail.v1.json": Codec(Opcode.TEXT, JsonFrame, msgspec.json, _json_message),
+    "contrail.v1.msgpack": Codec(Opcode.BINARY, PackedFrame, msgspec.msgpack, _packed_message),
+}
+"""The sub-protocols by name."""

@@ -1,0 +1,390 @@
+"""The session of one socket: frames in, what they ask for, frames out."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import structlog
+from msgspec import UNSET
+
+from contrail_common import errors
+from contrail_common.__about__ import __version__
+from contrail_common.ack_tokens import AckTokens
+from contrail_common.edge.json_body import NESTING_MAX
+from contrail_common.edge.message_items import Candidate, Item, candidate, payload_of
+from contrail_common.edge.problems import problem, result_problem
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.websocket import CloseCode, EdgeSocket, Opening
+from contrail_common.errors import ApiError
+from contrail_common.link import Delivery, PublishAck, PublishOutcome, PubResult, StorageLink
+from contrail_common.model import BATCH_MESSAGES_MAX, PublishMessage
+from contrail_common.timeunits import NS_PER_S, format_duration
+from contrail_gateway.core.frames import (
+    Ack,
+    AddCredit,
+    Batch,
+    Connect,
+    Drain,
+    FrameId,
+    Info,
+    InProgress,
+    Nak,
+    Ok,
+    PackedPub,
+    PackedPubBatch,
+    Ping,
+    Pong,
+    Pub,
+    PubAck,
+    PubBatch,
+    Publishing,
+    ServerFrame,
+    Settling,
+    Sub,
+    Term,
+    Unsub,
+    Watch,
+)
+from contrail_gateway.core.session import Session, UnauthenticatedError
+from contrail_gateway.core.subscription import Subscription
+from contrail_gateway.deliveries import SignToken
+from contrail_gateway.feeds import Feed
+from contrail_gateway.socket_codec import (
+    BatchAcks,
+    BatchResult,
+    Codec,
+    Failed,
+    InvalidTextError,
+    Misunderstood,
+)
+from contrail_gateway.socket_metrics import SessionCounts
+
+_log: Final = structlog.get_logger(__name__)
+
+_BY_SUBJECT: Final = ""
+_PUB_DEPTH: Final = 1
+_BATCH_DEPTH: Final = 3
+_MESSAGE_BYTES: Final = 256
+"""What a message under way counts beside its payload."""
+_DRAIN_LOOK_S: Final = 0.05
+_INTERNAL_CLOSE: Final = 1011
+
+
+@dataclass(slots=True)
+class SessionRoom:
+    """What the sessions of a process share; ``work`` outlives the sockets it was begun for."""
+
+    link: StorageLink
+    tokens: AckTokens
+    settings: EdgeSettings
+    counts: SessionCounts
+    work: set["asyncio.Future[None]"] = field(default_factory=set)
+
+
+class SocketSession:
+    """A socket at work: the handler of its messages, and the host of its feeds."""
+
+    def __init__(
+        self, room: SessionRoom, codec: Codec, socket: EdgeSocket, opening: Opening
+    ) -> None:
+        self.link = room.link
+        self.tokens = room.tokens
+        self.counts = room.counts
+        self._room = room
+        self._codec = codec
+        self._socket = socket
+        self._opening = opening
+        self._loop = asyncio.get_running_loop()
+        self._feeds: dict[str, Feed] = {}
+        self._beat: asyncio.TimerHandle | None = None
+        self._connect_by: asyncio.TimerHandle | None = None
+        self._drain_until_ns = 0
+        self.session = Session(authenticated=opening.authenticated, now_ns=time.monotonic_ns())
+        self.send(
+            Info(
+                server=f"contrail/{__version__}",
+                node=room.settings.node,
+                max_payload=room.settings.payload_bytes_max,
+                heartbeat=format_duration(self.session.heartbeat_ns),
+            )
+        )
+        if not opening.authenticated:
+            self._connect_by = self._loop.call_later(room.settings.connect_s, self._too_late)
+
+    # The socket's side ---------------------------------------------------------------------------
+    def received(self, message: bytes) -> None:
+        """Do what the frames of a message ask for."""
+        try:
+            frames = self._codec.decode(message)
+        except InvalidTextError:
+            self._socket.close(CloseCode.INVALID_DATA, "text is UTF-8")
+            return
+        except ApiError as error:
+            self._socket.close(CloseCode.PROTOCOL_ERROR, error.detail)
+            return
+        for frame in frames:
+            self._handle(frame)
+            if not self._socket.open:
+                return
+        if self.session.full:
+            self._socket.pause()
+
+    def drain(self, grace_s: float) -> None:
+        """Push no more; close once the client has settled what it holds, or at the end."""
+        if self.session.draining:
+            return
+        self.session.draining = True
+        grace_ns = round(grace_s * NS_PER_S)
+        self._drain_until_ns = time.monotonic_ns() + grace_ns
+        self.send(Drain(grace=format_duration(grace_ns)))
+        for feed in list(self._feeds.values()):
+            feed.leave(None, drain=True)
+        self._look_drained()
+
+    def lost(self) -> None:
+        """Stop everything that serves the socket."""
+        for timer in (self._beat, self._connect_by):
+            if timer is not None:
+                timer.cancel()
+        for feed in list(self._feeds.values()):
+            feed.stop()
+
+    def _look_drained(self) -> None:
+        now_ns = time.monotonic_ns()
+        if not self._socket.open:
+            return
+        if now_ns >= self._drain_until_ns or self.session.quiet(now_ns):
+            self._socket.close(CloseCode.DRAINING, "draining")
+        else:
+            self._loop.call_later(_DRAIN_LOOK_S, self._look_drained)
+
+    def _too_late(self) -> None:
+        self._socket.close(CloseCode.UNAUTHENTICATED, "connect with a token first")
+
+    # The feeds' side -----------------------------------------------------------------------------
+    def send(self, frame: ServerFrame) -> None:
+        """Send a frame."""
+        self._socket.send(self._codec.encode(frame))
+
+    def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
+        """Send an error."""
+        self.send(Failed(problem=problem(error), id=frame_id, sid=sid))
+
+    def push(
+        self, sub: Subscription, deliveries: Sequence[Delivery], sign: SignToken | None
+    ) -> None:
+        """Send messages."""
+        self.counts.pushed += len(deliveries)
+        self._socket.send(self._codec.messages(sub.sid, sub.stream, deliveries, sign))
+
+    def answered(self, count: int, size: int) -> None:
+        """Something under way was answered: there may be room to read again."""
+        session = self.session
+        was_full = session.full
+        session.finish(count, size)
+        if was_full and not session.full:
+            self._socket.resume()
+
+    async def room(self) -> None:
+        """Wait while the peer is behind."""
+        await self._socket.room()
+
+    def ended(self, feed: Feed) -> None:
+        """The feed's subscription is no more."""
+        self.counts.subscriptions -= 1
+        del self._feeds[feed.sub.sid]
+        del self.session.subscriptions[feed.sub.sid]
+
+    def later(self, work: "asyncio.Future[None]") -> None:
+        """Keep work that outlives the socket."""
+        self._room.work.add(work)
+        work.add_done_callback(self._room.work.discard)
+
+    # Frames --------------------------------------------------------------------------------------
+    def _handle(self, frame: Any) -> None:
+        try:
+            self.session.heard(frame, time.monotonic_ns())
+            if isinstance(frame, Misunderstood):
+                raise frame.error
+            self._handlers[type(frame)](self, frame)
+        except ApiError as error:
+            self.refuse(frame.id, getattr(frame, "sid", None), error)
+        except UnauthenticatedError:
+            self._socket.close(CloseCode.UNAUTHENTICATED, "no or bad token")
+        except Exception:
+            _log.exception("frame_failed")
+            self._socket.close(_INTERNAL_CLOSE, "internal error")
+
+    def _connect(self, frame: Connect) -> None:
+        token = frame.token
+        good = token is not None and self._opening.good_token(token)
+        self.session.connect(frame, good_token=good)
+        if self._connect_by is not None:
+            self._connect_by.cancel()
+            self._connect_by = None
+        self._watch_silence()
+        _log.info("socket_connected", client=frame.client)
+        self._ok(frame.id)
+
+    def _publish(self, frame: Publishing) -> None:
+        payload = payload_of(frame, "", NESTING_MAX - _PUB_DEPTH)
+        message = candidate(frame, payload, self._room.settings.payload_bytes_max)
+        if isinstance(message, ApiError):
+            raise message
+        size = len(payload) + _MESSAGE_BYTES
+        done = partial(self._published, frame.id, size)
+        self.link.publish_then(_BY_SUBJECT, [message], done)
+        self.session.begin(1, size)
+
+    def _published(self, frame_id: FrameId | None, size: int, outcome: PublishOutcome) -> None:
+        self.answered(1, size)
+        if isinstance(outcome, ApiError):
+            self.refuse(frame_id, None, outcome)
+            return
+        result = outcome.results[0]
+        if result.code:
+            self.refuse(frame_id, None, _refused(result))
+            return
+        self.counts.published += 1
+        if frame_id is not None:
+            self.send(
+                PubAck(
+                    id=frame_id,
+                    stream=outcome.stream,
+                    seq=result.seq,
+                    duplicate=result.duplicate,
+                    durability=outcome.durability,
+                )
+            )
+
+    def _publish_batch(self, frame: Batch) -> None:
+        if len(frame.messages) > BATCH_MESSAGES_MAX:
+            limit = f"at most {BATCH_MESSAGES_MAX} messages"
+            raise ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
+        items: Sequence[Item] = frame.messages
+        candidates = [self._candidate(item, at) for at, item in enumerate(items)]
+        messages = [one for one in candidates if isinstance(one, PublishMessage)]
+        size = sum(len(message.payload) + _MESSAGE_BYTES for message in messages)
+        done = partial(self._batch_published, frame.id, candidates, size)
+        if messages:
+            self.link.publish_then(frame.stream, messages, done)
+            self.session.begin(len(messages), size)
+        else:
+            done(PublishAck(frame.stream, [], ""))
+
+    def _candidate(self, item: Item, at: int) -> Candidate:
+        # As over HTTP: a batch of the wrong form is refused whole, a message for itself.
+        payload = payload_of(item, f"/messages/{at}", NESTING_MAX - _BATCH_DEPTH)
+        return candidate(item, payload, self._room.settings.payload_bytes_max)
+
+    def _batch_published(
+        self,
+        frame_id: FrameId | None,
+        candidates: Sequence[Candidate],
+        size: int,
+        outcome: PublishOutcome,
+    ) -> None:
+        count = sum(1 for one in candidates if isinstance(one, PublishMessage))
+        self.answered(count, size)
+        if isinstance(outcome, ApiError):
+            self.refuse(frame_id, None, outcome)
+            return
+        answers = iter([each for run in outcome.results for each in run.each()])
+        results = [
+            BatchResult(problem=problem(one))
+            if isinstance(one, ApiError)
+            else _result(next(answers))
+            for one in candidates
+        ]
+        self.counts.published += sum(1 for one in results if one.problem is UNSET)
+        if frame_id is not None:
+            self.send(
+                BatchAcks(
+                    id=frame_id,
+                    results=results,
+                    stream=outcome.stream,
+                    durability=outcome.durability,
+                )
+            )
+            return
+        for one in results:
+            if one.problem is not UNSET:
+                self.send(Failed(problem=one.problem))
+
+    def _subscribe(self, frame: Sub) -> None:
+        sub = self.session.subscribe(frame)
+        try:
+            feed = Feed(self, sub, frame)
+        except ApiError:
+            del self.session.subscriptions[frame.sid]
+            raise
+        self._feeds[frame.sid] = feed
+        self.counts.subscriptions += 1
+        self._watch_silence()
+
+    def _credit(self, frame: AddCredit) -> None:
+        self._feeds[self.session.credit(frame).sid].more()
+        self._ok(frame.id)
+
+    def _settle(self, frame: Settling) -> None:
+        settlement = self.session.settle(frame)
+        self._feeds[frame.sid].settle(settlement, frame.id)
+
+    def _unsubscribe(self, frame: Unsub) -> None:
+        if self.session.find(frame.sid).leaving:
+            raise ApiError(errors.SUBSCRIPTION_NOT_FOUND, f"sid {frame.sid}", applied=False)
+        self._feeds[frame.sid].leave(frame.id, drain=frame.drain)
+
+    def _ping(self, frame: Ping) -> None:
+        self.send(Pong(id=frame.id))
+
+    def _watch(self, _: Watch) -> None:
+        raise ApiError(errors.OPERATION_UNAVAILABLE, "watch", applied=False)
+
+    def _ok(self, frame_id: FrameId | None) -> None:
+        if frame_id is not None:
+            self.send(Ok(id=frame_id))
+
+    _handlers: ClassVar[dict[type, Callable[["SocketSession", Any], None]]] = {
+        Pub: _publish,
+        PackedPub: _publish,
+        Ack: _settle,
+        AddCredit: _credit,
+        PubBatch: _publish_batch,
+        PackedPubBatch: _publish_batch,
+        Nak: _settle,
+        Term: _settle,
+        InProgress: _settle,
+        Sub: _subscribe,
+        Unsub: _unsubscribe,
+        Connect: _connect,
+        Ping: _ping,
+        Watch: _watch,
+    }
+
+    # Silence -------------------------------------------------------------------------------------
+    def _watch_silence(self) -> None:
+        """Look for due heartbeats twice in each interval, while there is a subscription."""
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+        for beat in self.session.beats(time.monotonic_ns()):
+            self.send(beat)
+        if self._feeds and self.session.heartbeat_ns and self._socket.open:
+            delay_s = self.session.heartbeat_ns / NS_PER_S / 4
+            self._beat = self._loop.call_later(delay_s, self._watch_silence)
+
+
+def _result(result: PubResult) -> BatchResult:
+    if result.code:
+        return BatchResult(problem=result_problem(result.code, result.detail))
+    return BatchResult(result.seq, result.duplicate)
+
+
+def _refused(result: PubResult) -> ApiError:
+    spec = errors.REGISTRY.get(result.code, errors.INTERNAL)
+    # Only an unknown outcome may have had an effect.
+    return ApiError(spec, result.detail, applied=None if spec is errors.OUTCOME_UNKNOWN else False)

@@ -1,0 +1,33 @@
+"""``/v1/ws``: the gateway's sockets."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from prometheus_client.registry import Collector
+from websockets.frames import Opcode
+
+from contrail_common.ack_tokens import AckTokens
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.websocket import EdgeSocket, Opening, SocketHandler
+from contrail_common.link import StorageLink
+from contrail_gateway.socket_codec import CODECS
+from contrail_gateway.socket_metrics import SessionCounts
+from contrail_gateway.socket_session import SessionRoom, SocketSession
+
+PATH: Final = "/v1/ws"
+
+
+class Sockets:
+    """Begins a session for each socket."""
+
+    path: str = PATH
+    subprotocols: Mapping[str, Opcode] = {name: codec.opcode for name, codec in CODECS.items()}
+
+    def __init__(self, link: StorageLink, tokens: AckTokens, settings: EdgeSettings) -> None:
+        counts = SessionCounts()
+        self.metrics: Collector = counts
+        self._room = SessionRoom(link, tokens, settings, counts)
+
+    def open(self, socket: EdgeSocket, opening: Opening) -> SocketHandler:
+        """Begin a session."""
+        return SocketSession(self._room, CODECS[opening.subprotocol], socket, opening)

@@ -1,0 +1,62 @@
+"""The processes without data: ``contrail api`` and ``contrail gateway``.
+
+Each serves its own room over the link to storage, and every other public path by asking a process
+of the other kind.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import contrail_api
+import contrail_gateway
+from contrail_common.edge.app import build_app
+from contrail_common.edge.routing import Room
+from contrail_common.edge.settings import EdgeSettings
+from contrail_common.link import StorageLink
+from contrail_common.link_net.client import RemoteLink
+from contrail_common.link_net.handshake import derived_key
+from contrail_serve.forwarding.forwarder import Forwarder
+from contrail_serve.forwarding.peers import Peers
+from contrail_serve.process import (
+    ACK_LABEL,
+    LINK_LABEL,
+    edge_settings,
+    listen,
+    serve_http,
+    stop_signal,
+)
+from contrail_serve.settings import EdgeProcessSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of edge process: the room it serves, and the other one that it asks ``others`` for."""
+
+    own: Callable[[StorageLink, EdgeSettings], Room]
+    foreign: Callable[[StorageLink, EdgeSettings], Room]
+    others: str
+
+
+API: Final = Kind(contrail_api.room, contrail_gateway.room, "gateway")
+GATEWAY: Final = Kind(contrail_gateway.room, contrail_api.room, "api")
+
+
+async def serve_edge(settings: EdgeProcessSettings, kind: Kind) -> bool:
+    """Serve until SIGTERM or SIGINT; storage and peers may come and go meanwhile."""
+    stopping = stop_signal()
+    listener = listen(settings.host, settings.port)
+    with contextlib.closing(listener):
+        edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
+        link = RemoteLink(settings.storage, derived_key(settings.cluster_secret, LINK_LABEL))
+        forwarder = Forwarder(Peers(kind.others, settings.peers))
+        foreign = replace(kind.foreign(link, edge), elsewhere=forwarder)
+        app = build_app([kind.own(link, edge), foreign], edge)
+        link.start()
+        try:
+            await serve_http(app, edge, listener, stopping.wait(), leaving=forwarder.drain)
+        finally:
+            forwarder.close()
+            await link.close()
+    return True

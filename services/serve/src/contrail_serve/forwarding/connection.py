@@ -1,0 +1,212 @@
+"""The client side of HTTP/1.1 to another process: one request at a time, streamed both ways."""
+
+import asyncio
+from collections import deque
+from typing import Final, cast
+
+import httptools
+
+from contrail_common.edge.responses import Header
+
+_READ_AHEAD: Final = 256 << 10
+_READ_AGAIN: Final = 64 << 10
+_CONTINUE: Final = 100
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+
+
+Address = tuple[str, int]
+
+
+class PeerLostError(Exception):
+    """The connection ended before the answer was complete."""
+
+
+class PeerConnection(asyncio.Protocol):
+    """One connection to a peer; it carries one request at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.used = False
+        self.lost = False
+        self.idle_since = 0.0
+        self._exchange: Exchange | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        # uvloop's transports do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request under way."""
+        self.lost = True
+        self._writable.set()
+        if self._exchange is not None:
+            self._exchange.cut()
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the answer; bytes that belong to none end the connection."""
+        if self._exchange is None:
+            self.abort()
+        else:
+            self._exchange.feed(data)
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than we write."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self._writable.set()
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request can be sent."""
+        return not self.lost and not self._transport.is_closing()
+
+    def begin(self, head: bytes, body: bytes, *, head_only: bool) -> "Exchange":
+        """Send a request; with ``body`` the whole of it, else it follows in pieces."""
+        self._exchange = Exchange(self, head_only=head_only)
+        self._transport.write(head + body if body else head)
+        return self._exchange
+
+    async def send(self, piece: bytes) -> None:
+        """Send a piece of the body, and wait while the peer does not read."""
+        if not self.lost:
+            self._transport.write(piece)
+        await self._writable.wait()
+        if self.lost:
+            raise PeerLostError
+
+    async def send_chunk(self, piece: bytes) -> None:
+        """Send a chunk of a body without a declared length."""
+        await self.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    async def end_chunks(self) -> None:
+        """Send the mark behind the last chunk."""
+        await self.send(_LAST_CHUNK)
+
+    def set_reading(self, wanted: bool) -> None:
+        """Read on, or let the peer wait."""
+        if not self.usable:
+            return
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def finished(self) -> None:
+        """The request under way is over."""
+        self._exchange = None
+        self.used = True
+
+    def abort(self) -> None:
+        """End the connection: its peer learns that nobody waits for the answer."""
+        if not self.lost:
+            self._transport.abort()
+
+
+class Exchange:
+    """One answer as it comes. ``head`` is done with its head, or with PeerLostError."""
+
+    def __init__(self, connection: PeerConnection, *, head_only: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.connection = connection
+        self.status = 0
+        self.headers: list[Header] = []
+        self.heard = False
+        """Whether anything of the answer has come."""
+        self.complete = False
+        self.keep_alive = False
+        self.head: asyncio.Future[None] = loop.create_future()
+        self.go_on: asyncio.Future[None] = loop.create_future()
+        """Done when the peer asks for the body of a request that waits to be asked."""
+        self._head_only = head_only
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: deque[bytes] = deque()
+        self._held = 0
+        self._paused = False
+        self._lost = False
+        self._news: asyncio.Future[None] | None = None
+
+    # Parser callbacks ----------------------------------------------------------------------------
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self.status = self._parser.get_status_code()
+        if self.status == _CONTINUE:
+            self.headers = []
+            if not self.go_on.done():
+                self.go_on.set_result(None)
+            return
+        self.keep_alive = self._parser.should_keep_alive()
+        if not self.head.done():
+            self.head.set_result(None)
+        if self._head_only:
+            self._end()
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body."""
+        self._pieces.append(piece)
+        self._held += len(piece)
+        if self._held > _READ_AHEAD and not self._paused:
+            self._paused = True
+            self.connection.set_reading(False)
+        self._wake()
+
+    def on_message_complete(self) -> None:
+        """The answer is complete, or it only said to go on."""
+        if self.status != _CONTINUE:
+            self._end()
+
+    def _end(self) -> None:
+        if not self.complete:
+            self.complete = True
+            self.connection.finished()
+            self._wake()
+
+    # Connection ----------------------------------------------------------------------------------
+    def feed(self, data: bytes) -> None:
+        """Bytes of the answer."""
+        self.heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.connection.abort()
+
+    def cut(self) -> None:
+        """The connection is gone."""
+        if self.complete:
+            return
+        self._lost = True
+        for waited in (self.head, self.go_on):
+            if not waited.done():
+                waited.set_exception(PeerLostError())
+                waited.exception()  # whoever does not wait for it misses nothing
+        self._wake()
+
+    # Reading -------------------------------------------------------------------------------------
+    async def next_piece(self) -> bytes | None:
+        """The next piece of the body; None behind the last one."""
+        while not self._pieces:
+            if self._lost:
+                raise PeerLostError
+            if self.complete:
+                return None
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        piece = self._pieces.popleft()
+        self._held -= len(piece)
+        if self._paused and self._held < _READ_AGAIN:
+            self._paused = False
+            self.connection.set_reading(True)
+        return piece
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)

@@ -1,0 +1,234 @@
+"""Forwarding of requests over HTTP/1.1, streamed both ways."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from contrail_common import errors
+from contrail_common.edge.requests import ClientGoneError, Request
+from contrail_common.edge.responses import Answer, Header, Response, StreamResponse
+from contrail_common.errors import ApiError
+from contrail_serve.forwarding.connection import Address, Exchange, PeerLostError
+from contrail_serve.forwarding.heads import FORWARDED, answer_headers, request_head
+from contrail_serve.forwarding.peers import Peers
+from contrail_serve.forwarding.splice import Splice
+
+_WHOLE_BYTES_MAX: Final = 64 << 10
+"""Bodies up to this size are passed on whole, in one write with their head."""
+_ANSWER_S: Final = 120.0
+_REPEATABLE: Final = frozenset({"GET", "HEAD"})
+_OCTETS: Final = b"application/octet-stream"
+_EVENTS: Final = b"text/event-stream"
+
+
+class Forwarder:
+    """Serves a room elsewhere (:class:`contrail_common.edge.routing.Elsewhere`): asks ``peers``.
+
+    A peer that cannot be connected to is passed over. One that is lost after it was asked is asked
+    again, or another one, only when nothing can come of it: reads. Else the outcome is unknown.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._draining: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def drain(self) -> None:
+        """End what waits, as this process is about to stop."""
+        if not self._draining.done():
+            self._draining.set_result(None)
+
+    def close(self) -> None:
+        """End all connections that are kept."""
+        self._peers.close()
+
+    def splice(
+        self, request: Request, transport: asyncio.Transport, connections: set[Any]
+    ) -> asyncio.Protocol:
+        """Join the connection of a handshake to one to a peer."""
+        self._check_first_hop(request)
+        return Splice(request, transport, connections, self._peers)
+
+    async def forward(self, request: Request) -> Answer:
+        """The answer of a peer to ``request``."""
+        self._check_first_hop(request)
+        waits_to_be_asked = b"expect" in request.headers
+        length = int(request.headers.get(b"content-length", b"0"))
+        chunked = b"transfer-encoding" in request.headers
+        body = None
+        if not (waits_to_be_asked or chunked or length > _WHOLE_BYTES_MAX):
+            body = await request.body(_WHOLE_BYTES_MAX)
+        head = request_head(request, chunked=chunked)
+        repeatable = body is not None and request.scope["method"] in _REPEATABLE
+        tried: set[Address] = set()
+        while True:
+            connection = await self._peers.connection(tried)
+            exchange = connection.begin(head, body or b"", head_only=request.head_only)
+            forwarding = _Forwarding(request, exchange, self._peers, self._draining)
+            was_kept = connection.used
+            try:
+                if body is None:
+                    forwarding.begin_body(chunked, waits_to_be_asked)
+                return await forwarding.answer()
+            except PeerLostError:
+                forwarding.abandon()
+                if was_kept:
+                    self._peers.forget(connection.address)
+                else:
+                    tried.add(connection.address)
+                if not repeatable:
+                    detail = f"the {self._peers.kind} that was asked is gone"
+                    raise ApiError(errors.OUTCOME_UNKNOWN, detail) from None
+            except BaseException:
+                forwarding.abandon()
+                raise
+
+    def _check_first_hop(self, request: Request) -> None:
+        if FORWARDED in request.headers:
+            detail = f"this process is asked for what is a {self._peers.kind}'s"
+            raise ApiError(errors.NOT_READY, detail, applied=False)
+
+
+class _Forwarding:
+    """One request on its way to a peer, and the peer's answer on its way back."""
+
+    def __init__(
+        self,
+        request: Request,
+        exchange: Exchange,
+        peers: Peers,
+        draining: "asyncio.Future[None]",
+    ) -> None:
+        self._request = request
+        self._exchange = exchange
+        self._peers = peers
+        self._draining = draining
+        self._body: asyncio.Task[None] | None = None
+        self._waits = (
+            request.raw_path.endswith(b"/next")
+            or b"wait=" in request.query_string
+            or _EVENTS in request.headers.get(b"accept", b"")
+        )
+
+    # The request's body --------------------------------------------------------------------------
+    def begin_body(self, chunked: bool, waits_to_be_asked: bool) -> None:
+        """Pass the body on as it comes, while the answer may already be under way.
+
+        How large it may be the peer says, which knows what it is for.
+        """
+        self._body = asyncio.create_task(self._pass_body(chunked, waits_to_be_asked))
+        self._body.add_done_callback(self._body_ended)
+
+    def _body_ended(self, body: "asyncio.Task[None]") -> None:
+        if not body.cancelled() and body.exception() is not None:
+            self._exchange.connection.abort()
+
+    async def _pass_body(self, chunked: bool, waits_to_be_asked: bool) -> None:
+        connection, exchange = self._exchange.connection, self._exchange
+        if waits_to_be_asked:
+            first = {exchange.go_on, exchange.head}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if not exchange.go_on.done():
+                return  # it was answered without its body
+            exchange.go_on.result()
+        send = connection.send_chunk if chunked else connection.send
+        async for piece in self._request.chunks(sys.maxsize):
+            await send(piece)
+            self._request.consumed(len(piece))
+        if chunked:
+            await connection.end_chunks()
+
+    # The answer ----------------------------------------------------------------------------------
+    async def answer(self) -> Answer:
+        """Wait for the answer's head; small bodies are read whole."""
+        exchange = self._exchange
+        if self._body is not None:
+            either: set[asyncio.Future[Any]] = {self._body, exchange.head}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not exchange.head.done():
+                self._body.result()
+        if not exchange.head.done():
+            await self._wait_for_head()
+        exchange.head.result()
+        headers = answer_headers(exchange.headers)
+        length = dict(headers).get(b"content-length")
+        if exchange.complete or (length is not None and int(length) <= _WHOLE_BYTES_MAX):
+            return await self._whole(headers)
+        kind = dict(headers).get(b"content-type", _OCTETS)
+        rest = [one for one in headers if one[0] != b"content-type"]
+        return StreamResponse(exchange.status, _Pieces(self), kind, rest)
+
+    async def _wait_for_head(self) -> None:
+        request, head = self._request, self._exchange.head
+        first: set[asyncio.Future[Any]] = {head, request.gone}
+        if self._waits:
+            first.add(self._draining)
+        await asyncio.wait(first, timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        if head.done():
+            return
+        if request.gone.done():
+            raise ClientGoneError
+        if self._waits and self._draining.done():
+            raise ApiError(errors.SHUTTING_DOWN)
+        detail = f"the {self._peers.kind} that was asked does not answer"
+        raise ApiError(errors.OUTCOME_UNKNOWN, detail)
+
+    async def _whole(self, headers: list[Header]) -> Response:
+        pieces = []
+        while (piece := await self._exchange.next_piece()) is not None:
+            pieces.append(piece)
+        if self._body is not None and not self._body.done():
+            # Nobody reads the rest of it: the edge drops it.
+            self._body.cancel()
+            await asyncio.gather(self._body, return_exceptions=True)
+        self.end()
+        body = b"".join(pieces)
+        if not self._request.head_only and body:
+            headers = [one for one in headers if one[0] != b"content-length"]
+            headers.append((b"content-length", b"%d" % len(body)))
+        return Response(self._exchange.status, body, None, headers)
+
+    async def next_piece(self) -> bytes | None:
+        """The next piece of a streamed answer; None at its end."""
+        if not self._waits:
+            return await self._exchange.next_piece()
+        piece = asyncio.ensure_future(self._exchange.next_piece())
+        try:
+            first: set[asyncio.Future[Any]] = {piece, self._draining}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            return piece.result() if piece.done() else None
+        finally:
+            piece.cancel()
+
+    # End -----------------------------------------------------------------------------------------
+    def end(self) -> None:
+        """Keep the connection when both the request and its answer went through it whole."""
+        exchange = self._exchange
+        sent = self._body is None or (self._body.done() and not self._body.cancelled())
+        if exchange.complete and exchange.keep_alive and sent:
+            self._peers.keep(exchange.connection)
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End the connection: the peer learns that nobody waits any more."""
+        if self._body is not None:
+            self._body.cancel()
+        self._exchange.connection.abort()
+
+
+class _Pieces(AsyncIterator[bytes]):
+    """The body of a streamed answer."""
+
+    def __init__(self, forwarding: _Forwarding) -> None:
+        self._forwarding = forwarding
+
+    async def __anext__(self) -> bytes:
+        piece = await self._forwarding.next_piece()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """The answer was sent, or its reader has left."""
+        self._forwarding.end()

@@ -1,0 +1,77 @@
+"""Heads of forwarded requests and answers: what is passed on, and what is of one connection."""
+
+from typing import Final
+
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Header
+
+FORWARDED: Final = b"contrail-forwarded"
+"""Marks a request that was forwarded: it is not forwarded again."""
+
+REQUEST_ID: Final = b"x-request-id"
+
+# RFC 9110 section 7.6.1, and what a server writes anew into each of its answers.
+_OF_ONE_CONNECTION: Final = frozenset(
+    {
+        b"connection",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_WRITTEN_ANEW: Final = frozenset({b"date", b"server", REQUEST_ID})
+_CHUNKED: Final = (b"transfer-encoding", b"chunked")
+
+
+def passed_on(headers: list[Header]) -> list[Header]:
+    """The headers that are meant for the other end of the chain."""
+    named = {
+        token.strip()
+        for name, value in headers
+        if name == b"connection"
+        for token in value.lower().split(b",")
+    }
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in _OF_ONE_CONNECTION and name not in named
+    ]
+
+
+def request_head(request: Request, *, chunked: bool) -> bytes:
+    """The head of ``request`` for another process; ``chunked`` when its length is not declared."""
+    headers = [
+        one for one in passed_on(request.raw_headers) if one[0] not in (REQUEST_ID, FORWARDED)
+    ]
+    if chunked:
+        headers.append(_CHUNKED)
+    method: str = request.scope["method"]
+    return head_bytes(request, method, headers)
+
+
+def handshake_head(request: Request) -> bytes:
+    """The head of a request that asks for another protocol, with all that asks for it."""
+    headers = [one for one in request.raw_headers if one[0] not in (REQUEST_ID, FORWARDED)]
+    return head_bytes(request, "GET", headers)
+
+
+def head_bytes(request: Request, method: str, headers: list[Header]) -> bytes:
+    """A request line and headers; the request's id and the mark of forwarding are added."""
+    target = request.raw_path
+    if request.query_string:
+        target += b"?" + request.query_string
+    lines = [b"%b %b HTTP/1.1" % (method.encode("ascii"), target)]
+    lines += [b"%b: %b" % header for header in headers]
+    lines += [b"%b: %b" % (REQUEST_ID, request.request_id), FORWARDED + b": 1", b"", b""]
+    return b"\r\n".join(lines)
+
+
+def answer_headers(headers: list[Header]) -> list[Header]:
+    """The headers of another process's answer that go to the client."""
+    return [one for one in passed_on(headers) if one[0] not in _WRITTEN_ANEW]

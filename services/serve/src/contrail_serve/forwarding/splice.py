@@ -1,0 +1,134 @@
+"""Two connections joined byte by byte: what a client upgraded, served by another process."""
+
+import asyncio
+from typing import Any, Final, cast
+
+from contrail_common.edge.problems import refusal
+from contrail_common.edge.requests import Request
+from contrail_common.errors import ApiError
+from contrail_serve.forwarding.heads import handshake_head
+from contrail_serve.forwarding.peers import Peers
+
+_AHEAD_BYTES_MAX: Final = 64 << 10
+"""What a client may send before the peer is connected; then it waits."""
+
+
+class _Half(asyncio.Protocol):
+    """One of the two connections: what it reads the other one writes, no faster than that goes."""
+
+    def __init__(self) -> None:
+        self.other: _Half | None = None
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        # uvloop's transports do not derive from asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on."""
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        """Who reads here is slow: read no more from the other."""
+        self._set_other_reading(False)
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._set_other_reading(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the other one, when it has been sent everything."""
+        other, self.other = self.other, None
+        if other is not None and other.transport is not None:
+            other.other = None
+            other.transport.close()
+
+    def _set_other_reading(self, wanted: bool) -> None:
+        other = self.other
+        if other is None or other.transport is None or other.transport.is_closing():
+            return
+        if wanted:
+            other.transport.resume_reading()
+        else:
+            other.transport.pause_reading()
+
+
+class Splice(_Half):
+    """The client's half. The handshake goes to a peer as it came, and so does its answer back."""
+
+    def __init__(
+        self,
+        request: Request,
+        transport: asyncio.Transport,
+        connections: set[Any],
+        peers: Peers,
+    ) -> None:
+        super().__init__()
+        self.transport = transport
+        self._request = request
+        self._connections = connections
+        self._peers = peers
+        self._ahead: list[bytes] = [handshake_head(request)]
+        self._ahead_bytes = 0
+        self._paused = False
+        transport.set_protocol(self)
+        connections.add(self)
+        self._joining = asyncio.create_task(self._join())
+
+    async def _join(self) -> None:
+        for address in self._peers.in_turn():
+            half = await self._peers.connect(address, _Half)
+            if half is not None:
+                self._begin(half)
+                return
+        self._refuse(self._peers.away())
+
+    def _begin(self, half: _Half) -> None:
+        assert half.transport is not None
+        assert self.transport is not None
+        if self.transport.is_closing():
+            half.transport.close()
+            return
+        half.other, self.other = self, half
+        half.transport.writelines(self._ahead)
+        self._ahead = []
+        if self._paused:
+            self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on; keep what comes before there is a peer."""
+        if self.other is not None or self._joining.done():
+            super().data_received(data)
+            return
+        self._ahead.append(data)
+        self._ahead_bytes += len(data)
+        if self._ahead_bytes > _AHEAD_BYTES_MAX and not self._paused:
+            assert self.transport is not None
+            self._paused = True
+            self.transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left."""
+        self._connections.discard(self)
+        self._joining.cancel()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """This process stops: the client comes back to another one."""
+        assert self.transport is not None
+        self._joining.cancel()
+        self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        assert self.transport is not None
+        answer = refusal(self._request, error)
+        lines = [
+            b"HTTP/1.1 %d Service Unavailable" % answer.status,
+            *(b"%b: %b" % header for header in answer.wire_headers()),
+            b"x-request-id: " + self._request.request_id,
+            b"connection: close",
+        ]
+        self.transport.write(b"\r\n".join([*lines, b"", answer.body]))
+        self.transport.close()

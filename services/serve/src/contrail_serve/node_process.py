@@ -1,0 +1,123 @@
+"""The processes with a storage node: ``contrail serve`` with all rooms, ``contrail storage``."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+import contrail_api
+import contrail_gateway
+from contrail_common.edge.app import build_app
+from contrail_common.edge.declared import management_router
+from contrail_common.edge.routing import Room
+from contrail_common.link_net.handshake import derived_key
+from contrail_common.link_net.server import LinkServer
+from contrail_serve.groups import SingleMemberGroups
+from contrail_serve.process import (
+    ACK_LABEL,
+    LINK_LABEL,
+    StartError,
+    authority,
+    edge_settings,
+    first_done,
+    listen,
+    serve_http,
+    stop_signal,
+)
+from contrail_serve.settings import ServeSettings, StorageSettings
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.wal.files import Files
+from contrail_storage.wal.node_file import read_node_file, write_node_file
+
+_ACK_KEY_BYTES: Final = 32
+_LINK_GRACE_S: Final = 10.0
+_log: Final = structlog.get_logger("contrail.serve")
+
+
+async def serve(settings: ServeSettings) -> bool:
+    """All rooms in one process, joined by direct calls; False when the node could not go on."""
+    stopping = stop_signal()
+    listener = listen(settings.host, settings.port)
+    with contextlib.closing(listener):
+        async with _running_node(settings.data_dir) as node:
+            edge = edge_settings(settings, _kept_ack_key(settings.data_dir))
+            link = LocalLink(node)
+            rooms = [contrail_api.room(link, edge), contrail_gateway.room(link, edge)]
+            app = build_app(rooms, edge)
+            await serve_http(app, edge, listener, first_done(node.fatal, stopping.wait()))
+            return _went_well(node)
+
+
+async def serve_storage(settings: StorageSettings) -> bool:
+    """A storage node on the service link, with probes over HTTP; False as for :func:`serve`."""
+    stopping = stop_signal()
+    listener = listen(settings.host, settings.port)
+    link_listener = listen(settings.host, settings.link_port)
+    with contextlib.closing(listener), contextlib.closing(link_listener):
+        async with _running_node(settings.data_dir) as node:
+            link = _ServedLink(node)
+            link.server = LinkServer(link, derived_key(settings.cluster_secret, LINK_LABEL))
+            await link.server.start(link_listener)
+            edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
+            app = build_app([Room(link, (), management_router())], edge)
+
+            async def until_link_stopped() -> None:
+                await first_done(node.fatal, stopping.wait())
+                await link.server.stop(_LINK_GRACE_S)
+
+            where = authority(link_listener)
+            await serve_http(app, edge, listener, until_link_stopped(), link=where)
+            return _went_well(node)
+
+
+class _ServedLink(LocalLink):
+    """The node, and what its server on the link counts."""
+
+    server: LinkServer
+
+    def metrics_text(self) -> str:
+        """The metrics of both."""
+        return super().metrics_text() + self.server.metrics_text()
+
+
+@asynccontextmanager
+async def _running_node(data_dir: Path) -> AsyncIterator[StorageNode]:
+    node = await asyncio.to_thread(_open_node, data_dir)
+    await node.start()
+    _log.info("node_started", data_dir=str(data_dir))
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+def _open_node(data_dir: Path) -> StorageNode:
+    try:
+        return StorageNode.open(NodeOptions(data_dir), SingleMemberGroups())
+    except OSError as error:
+        raise StartError(f"the data in {data_dir} cannot be opened: {error}") from error
+
+
+def _went_well(node: StorageNode) -> bool:
+    if node.fatal.done():
+        _log.critical("stopped", reason=node.fatal.result())
+    return not node.fatal.done()
+
+
+def _kept_ack_key(data_dir: Path) -> bytes:
+    """The key that signs ack tokens, made at the first start and kept beside the data."""
+    path = data_dir / "ack.key"
+    files = Files()
+    try:
+        return read_node_file(files, path)
+    except FileNotFoundError:
+        key = secrets.token_bytes(_ACK_KEY_BYTES)
+        write_node_file(files, path, key)
+        path.chmod(0o600)
+        return key

@@ -1,0 +1,117 @@
+"""What all server processes do alike: sockets, ready line, signals, the HTTP server's life."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+
+from contrail_common.edge.app import EdgeApp
+from contrail_common.edge.server import make_server
+from contrail_common.edge.settings import EdgeSettings
+from contrail_serve.settings import ProcessSettings
+
+LINK_LABEL: Final = "service link"
+ACK_LABEL: Final = "ack tokens"
+"""What keys are derived from the cluster secret for."""
+
+_BACKLOG: Final = 2_048
+_log: Final = structlog.get_logger("contrail.serve")
+
+
+class StartError(Exception):
+    """The process cannot start; the text says why."""
+
+
+def stop_signal() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartError(f"{host}:{port} cannot be bound: {error.strerror}") from error
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def authority(listener: socket.socket) -> str:
+    """``host:port`` of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def edge_settings(settings: ProcessSettings, ack_key: bytes) -> EdgeSettings:
+    """How a process with these settings serves HTTP."""
+    return EdgeSettings(
+        ack_keys=(ack_key,),
+        token=settings.token,
+        allowed_hosts=settings.allowed_hosts,
+        allowed_origins=settings.allowed_origins,
+        fast_lane=settings.fast_lane,
+        payload_bytes_max=settings.max_payload,
+    )
+
+
+async def serve_http(
+    app: EdgeApp,
+    edge: EdgeSettings,
+    listener: socket.socket,
+    until: Awaitable[object],
+    *,
+    leaving: Callable[[], None] = lambda: None,
+    **announced: Any,
+) -> None:
+    """Serve ``app``, announce it, and end in good order once ``until`` is done.
+
+    ``leaving`` is called first then; ``announced`` goes into the ready line.
+    """
+    server = make_server(app, edge, [listener])
+    serving = asyncio.ensure_future(server.serve())
+    await _first_of(serving, server.running.wait())
+    # What is alive now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    url = f"http://{authority(listener)}"
+    _log.info("serving", url=url, **announced)
+    print(json.dumps({"ready": True, "url": url, "pid": os.getpid(), **announced}), flush=True)
+    await _first_of(serving, until)
+    leaving()
+    server.should_exit = True
+    await serving
+
+
+async def first_done(*others: Awaitable[object]) -> None:
+    """Wait until any of ``others`` happens."""
+    waiting = {asyncio.ensure_future(other) for other in others}
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            if isinstance(one, asyncio.Task):
+                one.cancel()
+
+
+async def _first_of(serving: "asyncio.Future[None]", other: Awaitable[object]) -> None:
+    """Wait until the server ends or ``other`` happens."""
+    waiting = asyncio.ensure_future(other)
+    either: set[asyncio.Future[Any]] = {waiting, serving}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if isinstance(waiting, asyncio.Task):
+        waiting.cancel()

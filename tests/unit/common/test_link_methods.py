@@ -1,0 +1,67 @@
+"""What travels: every method of the link as it is declared, every refusal with all it says."""
+
+import inspect
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrail_common import errors
+from contrail_common.errors import BY_NAME, ApiError, FieldProblem
+from contrail_common.link import StorageLink
+from contrail_common.link_net.methods import METHODS, REPLAY, Method, encode
+from contrail_common.link_net.refusals import WireError, decode_error, encode_error
+
+COROUTINES = {
+    name: method
+    for name, method in inspect.getmembers(StorageLink, inspect.iscoroutinefunction)
+    if not name.startswith("_")
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
+def test_method_has_the_types_of_its_declaration(method: Method[Any]) -> None:
+    hints = get_type_hints(COROUTINES[method.name])
+    result = hints.pop("return")
+    assert get_args(method.argument_types) == tuple(hints.values())
+    if method is not REPLAY:
+        assert method.result_type == result
+
+
+def test_every_method_travels_under_a_number_of_its_own() -> None:
+    assert {method.name for method in METHODS.values()} == COROUTINES.keys()
+    assert all(number == method.number for number, method in METHODS.items())
+
+
+def test_method_without_a_result_answers_nothing() -> None:
+    for method in METHODS.values():
+        if method.result_type is NoneType:
+            assert method.result.decode(encode(None)) is None
+
+
+@given(
+    st.sampled_from(sorted(BY_NAME)),
+    st.text(max_size=30),
+    st.lists(st.builds(FieldProblem, st.text(max_size=9), st.text(max_size=9)), max_size=3),
+    st.none() | st.integers(0, 60),
+    st.none() | st.booleans(),
+)
+def test_refusal_arrives_as_it_was(
+    name: str,
+    detail: str,
+    fields: list[FieldProblem],
+    retry_after_s: int | None,
+    applied: bool | None,
+) -> None:
+    error = ApiError(BY_NAME[name], detail, fields, retry_after_s, applied)
+    assert decode_error(encode_error(error)) == error
+
+
+@pytest.mark.parametrize(
+    ("code", "spec"), [(10059, errors.STREAM_NOT_FOUND), (29_999, errors.INTERNAL)]
+)
+def test_refusal_of_an_unknown_name_is_known_by_its_code(code: int, spec: errors.ErrorSpec) -> None:
+    body = encode(WireError("a_newer_name", code, "why", [], False, None))
+    assert decode_error(body) == ApiError(spec, "why", applied=False)

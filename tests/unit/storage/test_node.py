@@ -1,0 +1,110 @@
+"""A whole node in this process, where it must stop: replays cut short, entries it cannot apply."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import ReplayRequest
+from contrail_common.model import PublishMessage, StreamConfig
+from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import NodeOptions, StorageNode
+
+PATIENCE_S = 20.0
+PAYLOAD = b"x" * 1_000
+Scene = Callable[[StorageNode, LocalLink], Coroutine[Any, Any, None]]
+
+
+@contextlib.asynccontextmanager
+async def running(data_dir: Path) -> AsyncIterator[StorageNode]:
+    """A node with stream ``S`` on ``a``."""
+    node = StorageNode.open(NodeOptions(data_dir), SingleMemberGroups())
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+def play(data_dir: Path, scene: Scene) -> None:
+    """Run ``scene`` on a node with a stream ``S``."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(PATIENCE_S), running(data_dir) as node:
+            link = LocalLink(node)
+            await link.put_stream(StreamConfig(name="S", subjects=("a",)), "create", None, False)
+            await scene(node, link)
+
+    asyncio.run(whole())
+
+
+async def publish(link: LocalLink, count: int) -> None:
+    ack = await link.publish("S", [PublishMessage("a", None, PAYLOAD) for _ in range(count)])
+    assert [result.code for result in ack.results] == [0] * count
+
+
+def test_request_of_many_entries_is_stored_whole(tmp_path: Path) -> None:
+    async def scene(_: StorageNode, link: LocalLink) -> None:
+        await publish(link, 16_000)  # twice what a Raft group takes at once
+        assert (await link.stream_info("S")).state.messages == 16_000
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("form", ["arrow", "ndjson", "msgpack"])
+def test_replay_overtaken_by_a_purge_is_cut_and_then_refused(tmp_path: Path, form: Any) -> None:
+    async def scene(_: StorageNode, link: LocalLink) -> None:
+        await publish(link, 10_000)  # three pieces of a replay
+        asked = ReplayRequest(stream="S", format=form, from_seq=1, to_seq=10_000)
+        chunks = await link.replay(asked)
+        assert await anext(chunks)
+        await link.purge_stream("S", "", 10_000, 0)
+        with pytest.raises(ApiError) as cut:
+            async for _ in chunks:
+                pass
+        assert cut.value.spec is errors.REPLAY_GONE
+        with pytest.raises(ApiError) as refused:
+            await link.replay(asked)
+        assert refused.value.spec is errors.REPLAY_GONE
+
+    play(tmp_path, scene)
+
+
+def test_entry_that_cannot_be_applied_ends_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await publish(link, 1)
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError("a fault of the machine")
+
+        monkeypatch.setattr(StreamMachine, "apply", broken)
+        waiting = asyncio.ensure_future(publish(link, 1))
+        reason = await node.fatal
+        assert "a fault of the machine" in reason
+        # Nobody is told that it was stored, nothing more is taken, and the probe says why.
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(ApiError) as refused:
+            await publish(link, 1)
+        assert refused.value.spec is errors.STORAGE_FAILED
+        assert "a fault of the machine" in str(link.readiness())
+        monkeypatch.undo()
+
+    play(tmp_path, scene)
+
+    async def after() -> None:
+        # The entry is in the log: a sound version of the machine applies it at the next start.
+        async with asyncio.timeout(PATIENCE_S), running(tmp_path) as node:
+            info = await LocalLink(node).stream_info("S")
+            assert info.state.messages == 2
+
+    asyncio.run(after())
