@@ -39,7 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_split(item: pytest.Item) -> bool:
-    return isinstance(item, pytest.Function) and "split" in item.name
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("server") == "split"
 
 
 @pytest.fixture(scope="session", params=FORMS)

@@ -6,6 +6,8 @@ from tests.bench import (
     bare_http,
     cases_publish,
     cases_read,
+    cases_socket,
+    cases_split,
     cases_start,
     limits,
     peer_nats,
@@ -201,6 +203,71 @@ _READING: Final = (
     ),
 )
 
+_SOCKETS: Final = (
+    Case(
+        "ws-publish",
+        "WebSocket: single messages, 1,000 outstanding",
+        "msg/s",
+        cases_socket.SocketPublish(_BATCH),
+        aim=40_000,
+        beside=(
+            Beside("single-64", 1, "one message a request, 64 connections"),
+            Beside("nats-1000", 1, "NATS, 1,000 outstanding on each of 4 connections"),
+        ),
+    ),
+    Case(
+        "ws-push",
+        "WebSocket: ordered subscription from the start, msgpack",
+        "msg/s",
+        cases_socket.SocketPush(),
+        aim=300_000,
+        beside=(
+            Beside("stream", 1 / PAYLOAD_BYTES, "loopback, payload alone"),
+            Beside("nats-replay", 1, "NATS, push consumer"),
+        ),
+    ),
+    Case(
+        "ws-delay",
+        "WebSocket: from publish to push, 1,000 a second",
+        "s",
+        cases_socket.Delay(_BATCH),
+        aim=0.002,
+        smaller_is_better=True,
+        beside=(Beside("disk-4k", 1, "appends and syncs a second"),),
+    ),
+)
+
+_SPLIT: Final = (
+    Case(
+        "split-1000",
+        "split form: batches of 1,000, msgpack, 4 connections",
+        "msg/s",
+        cases_split.Split(cases_publish.Batched(_BATCH)),
+        beside=(Beside("batch-1000", 1, "one process"),),
+    ),
+    Case(
+        "split-64",
+        "split form: one message a request, 64 connections",
+        "msg/s",
+        cases_split.Split(cases_publish.Single(_MANY)),
+        beside=(Beside("single-64", 1, "one process"),),
+    ),
+    Case(
+        "split-replay",
+        "split form: replay as Arrow over HTTP, decoded and counted",
+        "msg/s",
+        cases_split.Split(cases_read.replay_arrow),
+        beside=(Beside("replay", 1, "one process"),),
+    ),
+    Case(
+        "split-pull-1",
+        "split form: pull 100, acks in the next pull, 1 connection to a gateway",
+        "msg/s",
+        cases_split.Split(cases_read.Pull(1), "gateway"),
+        beside=(Beside("pull-1", 1, "one process"),),
+    ),
+)
+
 _LIVING: Final = (
     Case(
         "start",
@@ -228,7 +295,10 @@ _LIVING: Final = (
     ),
 )
 
-CASES: Final = {case.name: case for case in (*_LIMITS, *_PEERS, *_PUBLISHING, *_READING, *_LIVING)}
+CASES: Final = {
+    case.name: case
+    for case in (*_LIMITS, *_PEERS, *_PUBLISHING, *_READING, *_SOCKETS, *_SPLIT, *_LIVING)
+}
 
 
 def with_references(names: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ BATCH_CONNECTIONS: Final = 4
 Scripts = Callable[[], Sequence[Script]]
 
 
-def _published(bench: Bench, scripts: Callable[[str, str], Scripts], timed: bool) -> Measured:
+def published(bench: Bench, scripts: Callable[[str, str], Scripts], timed: bool) -> Measured:
     """Run after run on one server, each on a stream of its own, checked at the end of each."""
     with fresh_server(bench) as server:
 
@@ -49,7 +49,7 @@ class Single:
 
     def __call__(self, bench: Bench) -> Measured:
         """Messages a second."""
-        return _published(bench, lambda _, prefix: Singles(prefix, self.connections), timed=True)
+        return published(bench, lambda _, prefix: Singles(prefix, self.connections), timed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Batched:
 
     def __call__(self, bench: Bench) -> Measured:
         """Messages a second."""
-        return _published(
+        return published(
             bench,
             lambda stream, prefix: Batches(
                 stream, prefix, self.size, BATCH_CONNECTIONS, self.content_type
@@ -73,7 +73,7 @@ class Batched:
 def batches_with_ids(bench: Bench) -> Measured:
     """Batches of 1,000 msgpack messages, each with an id of its own: messages a second."""
     count = bench.scale.messages // 4 // FILL_BATCH
-    return _published(
+    return published(
         bench,
         lambda stream, prefix: Batches(
             stream, prefix, FILL_BATCH, BATCH_CONNECTIONS, count=count, ids=True

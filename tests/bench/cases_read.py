@@ -19,7 +19,7 @@ from tests.bench.figures import PULLED_MAX, Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import Pulls
 from tests.bench.load import Load
 from tests.bench.patience import repeat
-from tests.bench.processes import HOST, Usage
+from tests.bench.processes import HOST, Pids, Usage
 from tests.bench.server import Server, drive, fill, fresh_server
 
 STREAM: Final = "BENCH"
@@ -33,7 +33,7 @@ class Source:
     """Where a reader finds the messages, and how many there are."""
 
     port: int
-    server_pid: int
+    server_pid: Pids
     messages: int
 
     @property

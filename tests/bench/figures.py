@@ -3,12 +3,14 @@
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tests.bench.patience import Patience
+    from tests.bench.server import Server
 
 DISTURBED_CORES: Final = 0.25
 """A run beside which other processes used more CPU than this is marked in the report."""
@@ -84,12 +86,14 @@ class Bench:
     """What a case measures with.
 
     ``folder`` lies on the disk that is measured; ``worker`` is the process of the load generator.
+    ``started`` starts a server over a folder, by default everything in one process.
     """
 
     folder: Path
     worker: ProcessPoolExecutor
     scale: Scale
     patience: "Patience"
+    started: "Callable[[Path], AbstractContextManager[Server]] | None" = None
 
 
 @dataclass(frozen=True, slots=True)

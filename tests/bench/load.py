@@ -16,7 +16,7 @@ from typing import Final, Protocol, cast
 import uvloop
 
 from tests.bench.figures import BenchError, Run
-from tests.bench.processes import HOST, Usage
+from tests.bench.processes import HOST, Pids, Usage
 
 _STUCK_S: Final = 120.0
 SHOWN_BYTES: Final = 400
@@ -46,7 +46,7 @@ class Load:
     """
 
     port: int
-    server_pid: int
+    server_pid: Pids
     scripts: Callable[[], Sequence[Script]]
     seconds: float | None = None
     warm_s: float = 0.0

@@ -13,6 +13,9 @@ from typing import Final
 
 from tests.bench.figures import BenchError
 
+Pids = int | tuple[int, ...]
+"""One process, or several that are measured as one."""
+
 HOST: Final = "127.0.0.1"
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _START_TIMEOUT_S: Final = 60.0
@@ -29,7 +32,7 @@ class Usage:
     machine_s: float
 
     @classmethod
-    def now(cls, server_pid: int | None) -> "Usage":
+    def now(cls, server_pid: Pids | None) -> "Usage":
         """Read the clocks; ``server_pid`` None leaves the server out."""
         server_s = 0.0 if server_pid is None else cpu_s(server_pid)
         return cls(time.perf_counter(), server_s, time.process_time(), _machine_s())
@@ -41,14 +44,18 @@ class Usage:
         return max(0.0, busy - own) / (later.at_s - self.at_s)
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid: Pids) -> float:
     """User and system time of a process, all threads; the kernel counts in steps of 10 ms."""
+    if not isinstance(pid, int):
+        return sum(map(cpu_s, pid))
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-def rss_bytes(pid: int) -> int:
+def rss_bytes(pid: Pids) -> int:
     """Resident memory of a process."""
+    if not isinstance(pid, int):
+        return sum(map(rss_bytes, pid))
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

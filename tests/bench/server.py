@@ -20,7 +20,7 @@ from tests.bench import load as load_generator
 from tests.bench.figures import Bench, BenchError
 from tests.bench.http_scripts import Batches
 from tests.bench.load import Driven, Load
-from tests.bench.processes import HOST, ready_line, running
+from tests.bench.processes import HOST, Pids, ready_line, running
 
 _CALL_TIMEOUT_S: Final = 60.0
 FILL_CONNECTIONS: Final = 4
@@ -36,7 +36,7 @@ class Server:
     start_s: float
 
     @property
-    def pid(self) -> int:
+    def pid(self) -> Pids:
         """Its process id."""
         return self.process.pid
 
@@ -80,21 +80,30 @@ class Server:
 @contextlib.contextmanager
 def started(data_dir: Path) -> Iterator[Server]:
     """A server on ``data_dir`` while the context lasts; BenchError if it does not start."""
-    command = [sys.executable, "-m", "contrail_serve", f"host={HOST}", "port=0"]
-    command += [f"data_dir={data_dir}", "log_level=warning"]
+    begun = perf_counter()
+    with process_of("serve", data_dir.with_suffix(".log"), data_dir=data_dir) as (process, port):
+        yield Server(process, port, perf_counter() - begun)
+
+
+@contextlib.contextmanager
+def process_of(
+    service: str, log: Path, **settings: Any
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server process, and the port on which it answers HTTP; BenchError if it does not start."""
+    settings = {"host": HOST, "port": 0, "log_level": "warning", **settings}
+    command = [sys.executable, "-m", "contrail_serve", service]
+    command += [f"{name}={value}" for name, value in settings.items()]
     # The arguments decide: settings of another server in the environment must not.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("CONTRAIL_")
     }
-    log = data_dir.with_suffix(".log")
-    begun = perf_counter()
     with running(command, log, environment) as process:
         line = ready_line(process)
         if not line:
-            raise BenchError(f"the server did not start:\n{log.read_text()[-2_000:]}")
+            raise BenchError(f"the {service} process did not start:\n{log.read_text()[-2_000:]}")
         port = urlsplit(json.loads(line)["url"]).port
         assert port is not None
-        yield Server(process, port, perf_counter() - begun)
+        yield process, port
 
 
 @contextlib.contextmanager
@@ -110,7 +119,8 @@ def data_folder(bench: Bench) -> Iterator[Path]:
 @contextlib.contextmanager
 def fresh_server(bench: Bench) -> Iterator[Server]:
     """A server without data."""
-    with data_folder(bench) as folder, started(folder) as server:
+    start = bench.started or started
+    with data_folder(bench) as folder, start(folder) as server:
         yield server
 
 

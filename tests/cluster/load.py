@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -36,12 +36,12 @@ _ONCE: Final = Retries(attempts=1)
 
 
 class Load:
-    """Publishers and consumers of one run, at one address. Start it, `stop` it in two steps."""
+    """Publishers and consumers of one run, each at one of the addresses. Start it, `finish` it."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, urls: Sequence[str], seed: int) -> None:
         self.journal = Journal()
         self.errors: list[BaseException] = []
-        self._url = url
+        self._urls = itertools.cycle(urls)
         self._publishing = threading.Event()
         self._consuming = threading.Event()
         self._serving = threading.Event()
@@ -56,7 +56,7 @@ class Load:
 
     def prepare(self) -> None:
         """Make the stream and its consumers."""
-        with Contrail(self._url) as client:
+        with Contrail(next(self._urls)) as client:
             client.ensure_stream(STREAM, {"subjects": ["load.>"]})
             client.ensure_consumer(STREAM, ALL, {"ack_wait": ACK_WAIT})
             client.ensure_consumer(
@@ -104,7 +104,7 @@ class Load:
     def _guard(self, work: Callable[[Contrail, random.Random, str, int], None], *how: int) -> None:
         seed, name, number = how
         try:
-            with Contrail(self._url, retries=_ONCE, timeout_s=_END_S) as client:
+            with Contrail(next(self._urls), retries=_ONCE, timeout_s=_END_S) as client:
                 work(client, random.Random(f"{seed} {name} {number}"), str(name), number)
         except BaseException as error:
             self.errors.append(error)
@@ -175,8 +175,12 @@ class Load:
                     raise
                 continue
             self.journal.delivered([Delivered(name, one.seq, one.payload, asked_s) for one in pull])
-            with suppress(OutcomeUnknown, Unreachable):
-                self._acknowledge(client, name, pull, chance)
+            try:
+                with suppress(OutcomeUnknown, Unreachable):
+                    self._acknowledge(client, name, pull, chance)
+            except ApiProblem as problem:
+                if not problem.retryable:
+                    raise
 
     def _acknowledge(self, client: Contrail, name: str, pull: Pull, chance: random.Random) -> None:
         """Acknowledge nearly all, half of the time waiting until it is durable."""

@@ -46,7 +46,7 @@ def run(data_dir: Path, seed: int, kills: int) -> list[str]:
     with ServerProcess(data_dir, port=0) as server:
         # Whoever comes back finds the server where it was.
         server.settings["port"] = int(server.url.rpartition(":")[2])
-        load = Load(server.url, seed)
+        load = Load([server.url], seed)
         load.prepare()
         load.start()
         try:

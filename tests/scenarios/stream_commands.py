@@ -1,6 +1,6 @@
 """Commands that make and change streams, and put messages into them or take them out."""
 
-from contrail_api.candidates import checked
+from contrail_common.edge.message_items import checked
 from contrail_common.errors import ApiError
 from contrail_common.model import PAYLOAD_BYTES_MAX, PublishMessage, StreamConfig
 from tests.scenarios import showing

@@ -17,7 +17,13 @@ from rich.console import Console
 from contrail_client import ConsumerInfo, StreamInfo, StreamState
 from contrail_client.models import SequenceInfo
 from contrail_spark.flights.__main__ import main
-from contrail_spark.flights.checks import Check, DisagreementError, check_all, raise_disagreements
+from contrail_spark.flights.checks import (
+    Check,
+    DisagreementError,
+    Received,
+    check_all,
+    raise_disagreements,
+)
 from contrail_spark.flights.dataset import Dataset, DatasetError, load_dataset, read_flights
 from contrail_spark.flights.pages import console_table, save
 from contrail_spark.flights.report import Report, Table
@@ -72,6 +78,10 @@ def test_a_row_becomes_a_subject_compact_json_and_an_id(tmp_path: Path) -> None:
 def test_rows_are_put_into_the_order_of_their_schedule(tmp_path: Path) -> None:
     flights = read_flights(archive(tmp_path, LATE, NEVER, EARLY))
     assert [flight.message_id.split("/")[1] for flight in flights] == ["UA1545", "AA1", "DL461"]
+
+
+def test_a_limit_takes_the_first_of_the_whole_year(dataset: Dataset) -> None:
+    assert load_dataset(3_000).flights == dataset.flights[:3_000]
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip"])
@@ -146,16 +156,17 @@ def consumer(pending: int = 0, unacknowledged: int = 0) -> ConsumerInfo:
 
 def test_checks_pass_when_all_sides_agree() -> None:
     whole, route = Tally(9, 5), Tally(2, 1)
-    raise_disagreements(check_all(whole, route, whole, route, consumer(), whole))
-    raise_disagreements(check_all(whole, route, None, route, consumer(), whole))
+    received = [Received("pulled", route, route, consumer())]
+    raise_disagreements(check_all(whole, whole, received, whole))
+    raise_disagreements(check_all(whole, None, received, whole))
 
 
 @pytest.mark.parametrize(
     ("published", "delivered", "left", "read", "sentence"),
     [
         (Tally(8, 5), Tally(2, 1), consumer(), Tally(9, 5), "published: 8 with checksum 5, but"),
-        (Tally(9, 5), Tally(2, 3), consumer(), Tally(9, 5), "on the route: 2 with checksum 3"),
-        (Tally(9, 5), Tally(2, 1), consumer(1), Tally(9, 5), "route: 1 not delivered"),
+        (Tally(9, 5), Tally(2, 3), consumer(), Tally(9, 5), "pushed on B: 2 with checksum 3"),
+        (Tally(9, 5), Tally(2, 1), consumer(1), Tally(9, 5), "left of what is pushed on B: 1 not"),
         (Tally(9, 5), Tally(2, 1), consumer(0, 4), Tally(9, 5), "and 4 not acknowledged"),
         (Tally(9, 5), Tally(2, 1), consumer(), Tally(10, 5), "it has to be 9 with checksum 5"),
     ],
@@ -163,7 +174,11 @@ def test_checks_pass_when_all_sides_agree() -> None:
 def test_one_side_that_differs_fails_the_run(
     published: Tally, delivered: Tally, left: ConsumerInfo, read: Tally, sentence: str
 ) -> None:
-    checks = check_all(Tally(9, 5), Tally(2, 1), published, delivered, left, read)
+    received = [
+        Received("pulled on A", Tally(1, 7), Tally(1, 7), consumer()),
+        Received("pushed on B", Tally(2, 1), delivered, left),
+    ]
+    checks = check_all(Tally(9, 5), published, received, read)
     with pytest.raises(DisagreementError) as failed:
         raise_disagreements(checks)
     assert sentence in str(failed.value)

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from contrail_client import Contrail
+from contrail_client import Consumer, Contrail
 from contrail_common.subjects import matches
 from contrail_spark.flights.dataset import Dataset, Flight
-from contrail_spark.flights.route import ROUTE, RouteConsumer, RouteError, new_consumer
+from contrail_spark.flights.route import (
+    PULLED,
+    PUSHED,
+    PulledRoute,
+    PushedRoute,
+    Route,
+    RouteError,
+    RouteReceiver,
+    new_consumer,
+)
 from contrail_spark.flights.server import serving
 from contrail_spark.flights.stream import (
     STREAM,
@@ -40,11 +49,20 @@ def whole(flights: list[Flight]) -> Tally:
     return tally_of((flight.subject, flight.payload) for flight in flights)
 
 
-@pytest.fixture(scope="module")
-def route(flights: list[Flight]) -> Tally:
+def tally_on(route: Route, flights: list[Flight]) -> Tally:
+    """What the CSV has of a route."""
     return tally_of(
-        (flight.subject, flight.payload) for flight in flights if matches(ROUTE, flight.subject)
+        (flight.subject, flight.payload)
+        for flight in flights
+        if matches(route.subjects, flight.subject)
     )
+
+
+def receiver(client: Contrail, route: Route, consumer: Consumer, expected: int) -> RouteReceiver:
+    """The receiver of a route, as the run has it."""
+    if route is PULLED:
+        return PulledRoute(consumer, expected, unheard)
+    return PushedRoute(client, consumer, expected, unheard)
 
 
 @pytest.fixture(scope="module")
@@ -96,35 +114,44 @@ def test_what_a_run_leaves_is_recognised_by_the_next(
     assert judge(stream_info(client), whole) is Found.FOREIGN
 
 
+@pytest.mark.parametrize("route", [PULLED, PUSHED], ids=lambda route: route.name)
 def test_the_route_is_delivered_in_full_while_it_is_published(
-    client: Contrail, flights: list[Flight], whole: Tally, route: Tally
+    client: Contrail, flights: list[Flight], whole: Tally, route: Route
 ) -> None:
     create(client, whole)
-    consumer = new_consumer(client)
-    with RouteConsumer(consumer, route.count, unheard) as at_work:
+    expected = tally_on(route, flights)
+    consumer = new_consumer(client, route)
+    with receiver(client, route, consumer, expected.count) as at_work:
         publish_all(client, flights, unheard)
-        assert at_work.finish() == route
+        assert at_work.finish() == expected
     info = consumer.info()
+    assert expected.count > 0
     assert (info.num_pending, info.num_ack_pending) == (0, 0)
 
 
+@pytest.mark.parametrize("route", [PULLED, PUSHED], ids=lambda route: route.name)
 def test_a_consumer_made_anew_delivers_the_route_again(
-    client: Contrail, flights: list[Flight], whole: Tally, route: Tally
+    client: Contrail, flights: list[Flight], whole: Tally, route: Route
 ) -> None:
     create(client, whole)
     publish_all(client, flights, unheard)
+    expected = tally_on(route, flights)
     for _ in range(2):
-        with RouteConsumer(new_consumer(client), route.count, unheard) as at_work:
-            assert at_work.finish() == route
+        consumer = new_consumer(client, route)
+        with receiver(client, route, consumer, expected.count) as at_work:
+            assert at_work.finish() == expected
 
 
-def test_a_consumer_that_fails_in_its_thread_fails_the_run(client: Contrail, whole: Tally) -> None:
+@pytest.mark.parametrize("route", [PULLED, PUSHED], ids=lambda route: route.name)
+def test_a_consumer_that_fails_in_its_thread_fails_the_run(
+    client: Contrail, whole: Tally, route: Route
+) -> None:
     create(client, whole)
-    consumer = new_consumer(client)
+    consumer = new_consumer(client, route)
     consumer.delete()
     with (
-        RouteConsumer(consumer, 1, unheard) as at_work,
-        pytest.raises(RouteError, match="consumer jfk-lax failed"),
+        receiver(client, route, consumer, 1) as at_work,
+        pytest.raises(RouteError, match=f"consumer {route.consumer} failed"),
     ):
         at_work.finish()
 

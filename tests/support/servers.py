@@ -69,6 +69,11 @@ class Process:
         return self
 
     @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
     def pid(self) -> int:
         """Process id of the running server."""
         assert self.process is not None
@@ -76,7 +81,7 @@ class Process:
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None and self.alive:
             os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait(STOP_S)
         self._close()
@@ -85,6 +90,11 @@ class Process:
         """End it cleanly; answers its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until it ends by itself; answers its exit status."""
+        assert self.process is not None
         status = self.process.wait(STOP_S)
         self._close()
         return status
@@ -164,10 +174,11 @@ class SplitServers:
         return self.edges[next(self._turns)].url
 
     def start(self) -> Self:
-        """Start all at once, and wait until the edges have found storage."""
-        for process in self.processes:
+        """Start all that do not run, at once, and wait until the edges have found storage."""
+        missing = [process for process in self.processes if not process.alive]
+        for process in missing:
             process.spawn()
-        for process in self.processes:
+        for process in missing:
             process.wait_until_serving()
         self.wait_until_ready(self.edges)
         return self

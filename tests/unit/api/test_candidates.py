@@ -8,18 +8,15 @@ import pytest
 from contrail_api.batch import JsonBatch, check_count
 from contrail_api.candidates import (
     BareItem,
-    BatchItem,
     IdItem,
     PackedItem,
     admitted,
     bare_batch,
-    checked,
     id_batch,
-    json_candidate,
-    payload_of,
     uniform_batch,
 )
 from contrail_common import errors
+from contrail_common.edge.message_items import MessageItem, candidate, checked, payload_of
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, PublishMessage
 from tests.unit.api.edge_rig import messages_of
@@ -27,23 +24,23 @@ from tests.unit.api.edge_rig import messages_of
 PAYLOAD_MAX = 1000
 
 
-def item(**fields: Any) -> BatchItem:
-    return msgspec.json.decode(msgspec.json.encode({"subject": "a.b", **fields}), type=BatchItem)
+def item(**fields: Any) -> MessageItem:
+    return msgspec.json.decode(msgspec.json.encode({"subject": "a.b", **fields}), type=MessageItem)
 
 
-def candidate(**fields: Any) -> PublishMessage | ApiError:
+def candidate_of(**fields: Any) -> PublishMessage | ApiError:
     one = item(**fields)
-    return json_candidate(one, payload_of(one, "", 63), PAYLOAD_MAX)
+    return candidate(one, payload_of(one, "", 63), PAYLOAD_MAX)
 
 
 def message(**fields: Any) -> PublishMessage:
-    found = candidate(**fields)
+    found = candidate_of(**fields)
     assert isinstance(found, PublishMessage)
     return found
 
 
 def refusal(**fields: Any) -> ApiError:
-    found = candidate(**fields)
+    found = candidate_of(**fields)
     assert isinstance(found, ApiError)
     return found
 
@@ -79,19 +76,19 @@ def test_payload_is_taken_from_the_one_form_given(fields: dict[str, Any], payloa
 
 def test_json_payload_is_stored_compact_and_otherwise_as_written() -> None:
     raw = b'{"subject":"a","json": { "b" : 1.50 , "a": [ 12345678901234567890 ] } }'
-    one = msgspec.json.decode(raw, type=BatchItem)
+    one = msgspec.json.decode(raw, type=MessageItem)
     assert payload_of(one, "", 63) == b'{"b":1.50,"a":[12345678901234567890]}'
 
 
 @pytest.mark.parametrize("fields", [{}, {"data": "x", "json": 1}, {"data": "", "data_base64": ""}])
 def test_anything_but_one_payload_form_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="exactly one") as refused:
-        candidate(**fields)
+        candidate_of(**fields)
     assert refused.value.spec is errors.INVALID_FIELD
 
 
 def test_json_payload_that_is_not_utf_8_is_refused() -> None:
-    one = msgspec.json.decode(b'{"subject":"a","json":"\xff"}', type=BatchItem)
+    one = msgspec.json.decode(b'{"subject":"a","json":"\xff"}', type=MessageItem)
     with pytest.raises(ApiError) as refused:
         payload_of(one, "", 63)
     assert refused.value.spec is errors.MALFORMED_BODY

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_api.message_headers import from_request, header_problem, to_response
+from contrail_api.message_headers import from_request, to_response
+from contrail_common.edge.message_items import header_problem
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers, StoredMessage
 

@@ -17,7 +17,30 @@ def config(tmp_path: Path) -> Path:
 def test_defaults_are_named_as_such() -> None:
     settings = read_settings({}, {}, None)
     assert settings["port"] == Setting(7420, "default")
-    assert settings.keys() == DEFAULTS.keys()
+    assert settings.keys() == DEFAULTS["serve"].keys()
+
+
+@pytest.mark.parametrize(("service", "port"), [("storage", 7422), ("api", 7420), ("gateway", 7421)])
+def test_each_service_has_settings_of_its_own(service: str, port: int) -> None:
+    environ = {"CONTRAIL_CLUSTER_SECRET": "s", "CONTRAIL_STORAGE": "a:1, b:2"}
+    settings = read_settings({}, environ, None, service)
+    assert settings["port"] == Setting(port, "default")
+    assert settings["cluster_secret"] == Setting("s", "CONTRAIL_CLUSTER_SECRET")
+    assert ("data_dir" in settings) is (service == "storage")
+    if service != "storage":
+        assert settings["storage"] == Setting(("a:1", "b:2"), "CONTRAIL_STORAGE")
+
+
+def test_list_in_a_flag_is_separated_by_commas() -> None:
+    settings = read_settings({"apis": "a:1,b:2"}, {}, None, "gateway")
+    assert settings["apis"] == Setting(("a:1", "b:2"), "flag")
+
+
+def test_services_may_share_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "contrail.toml"
+    path.write_text('storage = ["a:1"]\nlink_port = 1\ngateways = ["b:2"]\n')
+    assert read_settings({}, {}, path, "api")["gateways"].value == ["b:2"]
+    assert "storage" not in read_settings({}, {}, path, "serve")
 
 
 def test_flag_beats_variable_beats_file_beats_default(config: Path) -> None:

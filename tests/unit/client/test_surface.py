@@ -5,7 +5,21 @@ import inspect
 import pytest
 
 import contrail_client
-from contrail_client import AsyncConsumer, AsyncContrail, Consumer, Contrail, errors
+from contrail_client import (
+    AsyncConsumer,
+    AsyncContrail,
+    AsyncOrderedReader,
+    AsyncPublisher,
+    AsyncPushedMessage,
+    AsyncSubscription,
+    Consumer,
+    Contrail,
+    OrderedReader,
+    Publisher,
+    PushedMessage,
+    Subscription,
+    errors,
+)
 
 # Arrow's reader pulls from a file, so it has no asynchronous form.
 ONLY_SYNC = {"read_split_arrow"}
@@ -24,6 +38,20 @@ def methods(of: type) -> dict[str, list[str]]:
 )
 def test_both_clients_have_the_same_methods(sync: type, asynchronous: type) -> None:
     assert methods(sync) == methods(asynchronous)
+
+
+@pytest.mark.parametrize(
+    ("sync", "asynchronous"),
+    [
+        (Publisher, AsyncPublisher),
+        (Subscription, AsyncSubscription),
+        (OrderedReader, AsyncOrderedReader),
+        (PushedMessage, AsyncPushedMessage),
+    ],
+)
+def test_live_methods_are_those_of_the_asynchronous_form(sync: type, asynchronous: type) -> None:
+    # The asynchronous form has more: what the connection calls.
+    assert methods(sync).items() <= methods(asynchronous).items()
 
 
 def test_everything_exported_exists() -> None:

@@ -348,3 +348,137 @@ def test_message_acknowledged_under_a_pull_that_leaves_does_not_come_again() -> 
         assert await desk.pull_seqs(10) == [2]
 
     run(scene())
+
+
+def test_delivery_that_the_log_refuses_comes_again_although_a_later_one_went_through() -> None:
+    async def scene() -> None:
+        desk = rig()
+        desk.late = True
+        desk.publish("b", "b")
+        for seq in (1, 2):
+            assert await desk.pull_seqs() == [seq]
+            await desk.record()
+        desk.refuse_one(0)
+        desk.commit()
+        await turns()
+        assert sorted(desk.consumer.pending) == [2]
+        desk.desk = desk.new_desk()
+        assert await desk.pull_seqs(10) == [1]
+        await desk.record()
+        desk.commit()
+        assert sorted(desk.consumer.pending) == [1, 2]
+        assert desk.consumer.next_seq == 3
+
+    run(scene())
+
+
+def test_position_follows_once_deliveries_that_were_on_their_way_together_are_recorded() -> None:
+    async def scene() -> None:
+        desk = rig(ack_policy="none")
+        desk.late = True
+        desk.publish("b", "b")
+        for seq in (1, 2):
+            assert await desk.pull_seqs() == [seq]
+            await desk.record()
+        desk.commit()
+        assert desk.consumer.next_seq == 2
+        await turns()
+        await desk.record()
+        desk.commit()
+        assert desk.consumer.next_seq == 3
+        assert desk.consumer.delivered.consumer_seq == 2
+
+    run(scene())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_delivery_given_up_for_lost_but_applied_comes_again_when_it_is_due(times: int) -> None:
+    async def scene() -> None:
+        desk = rig()
+        desk.publish("b")
+        for _ in range(times):
+            desk.late = True
+            assert await desk.pull_seqs() == [1]
+            desk.desk.flush()
+            await desk.lead_anew(pause=10)
+            assert desk.desk.consumer_seq == desk.consumer.delivered.consumer_seq
+            desk.late = False
+            assert await desk.pull_seqs() == []
+            desk.log_ns += SECOND_NS
+        [delivery] = (await desk.pull()).deliveries
+        assert facts(delivery) == (1, times + 1, times + 1, 0)
+
+    run(scene())
+
+
+def test_message_whose_delivery_and_ack_were_given_up_for_lost_but_applied_is_settled() -> None:
+    async def scene() -> None:
+        desk = rig()
+        desk.late = True
+        desk.publish("b")
+        assert await desk.pull_seqs() == [1]
+        await desk.acknowledge(1)
+        await desk.lead_anew(pause=10)
+        desk.late = False
+        desk.log_ns += SECOND_NS
+        result = await desk.pull(10)
+        assert (result.deliveries, result.num_pending) == ([], 0)
+
+    run(scene())
+
+
+def test_numbers_go_on_from_what_is_recorded_after_a_delivery_among_others_was_refused() -> None:
+    async def scene() -> None:
+        desk = rig()
+        desk.late = True
+        desk.publish("b", "b", "b")
+        for seq in (1, 2):
+            assert await desk.pull_seqs() == [seq]
+            await desk.record()
+        desk.refuse_one(0)
+        await turns()
+        desk.late = False
+        desk.commit()
+        await turns()
+        result = await desk.pull(10)
+        assert [facts(each)[:2] for each in result.deliveries] == [(1, 2), (3, 3)]
+        await desk.record()
+        assert desk.consumer.delivered.consumer_seq == 3
+
+    run(scene())
+
+
+def test_messages_that_went_away_before_they_were_recorded_leave_room_for_others() -> None:
+    async def scene() -> None:
+        desk = rig(max_ack_pending=2)
+        desk.publish("b", "b")
+        assert await desk.pull_seqs(2) == [1, 2]
+        waiting = desk.waiting_pull()
+        desk.publish("b")
+        await turns()
+        desk.apply(cmd.Trim(3, 100))
+        await turns()
+        assert not waiting.done()
+        await desk.record()
+        await turns()
+        assert await waiting == [3]
+
+    run(scene())
+
+
+def test_num_pending_leaves_out_what_was_delivered_behind_a_lost_delivery() -> None:
+    async def scene() -> None:
+        desk = rig(max_deliver=5)
+        desk.late = True
+        desk.publish("b", "b", "b")
+        pulls = [asyncio.create_task(desk.pull_seqs()) for _ in range(2)]
+        await turns()
+        desk.refuse_one(0)
+        desk.commit()
+        with refused_with(errors.NOT_READY):
+            await pulls[0]
+        assert await pulls[1] == [2]
+        assert await desk.desk.num_pending() == 2
+        assert await desk.new_desk().num_pending() == 2
+
+    run(scene())

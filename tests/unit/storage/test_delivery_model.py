@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from contrail_common.errors import ApiError
@@ -28,6 +28,21 @@ PULLS = [
 ]
 PENDING_MAX = [-1, 1, 2, 5]
 MANY_ATTEMPTS = 1_000
+
+
+def a_stream(max_msgs: int = -1) -> StreamConfig:
+    return StreamConfig(name="S", subjects=("a.*", "b"), max_msgs=max_msgs)
+
+
+def a_consumer(**changes: Any) -> dict[str, Any]:
+    return {
+        "ack_wait_ns": ACK_WAIT_NS,
+        "filter_subjects": (),
+        "max_ack_pending": -1,
+        "max_deliver": -1,
+        **changes,
+    }
+
 
 publishing = st.tuples(st.just("publish"), st.lists(st.sampled_from(SUBJECTS), min_size=1))
 pulling = st.tuples(st.just("pull"), st.tuples(st.integers(1, 4), st.integers(0, len(PULLS) - 1)))
@@ -52,6 +67,7 @@ Step = tuple[str, Any]
 usual = [publishing, pulling, pulling, settling, waiting, removing, reading, logging, configuring]
 peaceful = st.lists(st.one_of(*usual), min_size=10, max_size=40)
 troubled = st.lists(st.one_of(*usual, failing, failing), min_size=10, max_size=40)
+streams = st.sampled_from([-1, -1, 4]).map(a_stream)
 consumers = st.fixed_dictionaries(
     {
         "ack_wait_ns": st.just(ACK_WAIT_NS),
@@ -59,12 +75,6 @@ consumers = st.fixed_dictionaries(
         "max_ack_pending": st.sampled_from([-1, 2, 5]),
         "max_deliver": st.sampled_from([-1, -1, MANY_ATTEMPTS, 2]),
     }
-)
-streams = st.builds(
-    StreamConfig,
-    name=st.just("S"),
-    subjects=st.just(("a.*", "b")),
-    max_msgs=st.sampled_from([-1, -1, 4]),
 )
 
 
@@ -309,6 +319,23 @@ async def told(script: list[Step], stream: StreamConfig, consumer: dict[str, Any
 
 @settings(max_examples=3 * settings().max_examples)
 @given(peaceful, streams, consumers)
+@example(  # trimmed under a pull that reads
+    [("publish", SUBJECTS), ("hold", 0), ("pull", (3, 1)), ("trim", 8), ("step", 0)],
+    a_stream(),
+    a_consumer(filter_subjects=("a.*",)),
+)
+@example(  # gone before they were recorded: there is room for the others
+    [
+        ("reconfigure", 2),
+        ("publish", ["b", "b"]),
+        ("pull", (2, 0)),
+        ("publish", ["b", "b", "b"]),
+        ("pull", (1, 0)),
+        ("flush", 0),
+    ],
+    a_stream(max_msgs=4),
+    a_consumer(),
+)
 def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_well(
     script: list[Step], stream: StreamConfig, consumer: dict[str, Any]
 ) -> None:
@@ -317,6 +344,38 @@ def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_
 
 @settings(max_examples=5 * settings().max_examples)
 @given(troubled, streams, consumers)
+@example(  # a delivery is refused, the one behind it is not
+    [
+        ("publish", ["b", "b"]),
+        ("late", 0),
+        ("pull", (1, 0)),
+        ("pull", (1, 0)),
+        ("refuse one", 0),
+    ],
+    a_stream(),
+    a_consumer(max_deliver=MANY_ATTEMPTS),
+)
+@example(  # given up for lost, and applied all the same
+    [("late", 0), ("pull", (1, 0)), ("publish", ["b"]), ("flush", 0), ("lead anew", 2)],
+    a_stream(),
+    a_consumer(),
+)
+@example(  # the same, and the message is settled before the desk looks at it again
+    [
+        ("late", 0),
+        ("pull", (3, 0)),
+        ("publish", ["b"]),
+        ("reconfigure", 1),
+        ("lead anew", 2),
+    ],
+    a_stream(),
+    a_consumer(max_deliver=2),
+)
+@example(  # settled although no delivery of it was recorded
+    [("publish", ["b"]), ("pull", (1, 3)), ("new leader", 0), ("term", 0)],
+    a_stream(),
+    a_consumer(),
+)
 def test_nothing_is_skipped_when_commands_are_lost_pulls_cancelled_and_leaders_changed(
     script: list[Step], stream: StreamConfig, consumer: dict[str, Any]
 ) -> None:

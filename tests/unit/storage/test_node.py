@@ -10,12 +10,13 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import ReplayRequest
-from contrail_common.model import PublishMessage, StreamConfig
+from contrail_common.link import AckItem, PublishOutcome, PullRequest, ReplayRequest
+from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.node.node import SHARD_GROUP, NodeOptions, StorageNode
 
 PATIENCE_S = 20.0
 PAYLOAD = b"x" * 1_000
@@ -107,4 +108,55 @@ def test_entry_that_cannot_be_applied_ends_the_node(
             info = await LocalLink(node).stream_info("S")
             assert info.state.messages == 2
 
+    asyncio.run(after())
+
+
+def test_delivery_whose_command_outlives_its_term_comes_again_when_it_is_due(
+    tmp_path: Path,
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        config = ConsumerConfig(name="red", durable=True, ack_wait_ns=50_000_000)
+        await link.put_consumer("S", config, "create", None, False)
+        await publish(link, 1)
+        pull = PullRequest(stream="S", consumer="red", expires_ns=10_000_000_000)
+        assert [one.num_delivered for one in (await link.pull(pull)).deliveries] == [1]
+        group = node.groups[SHARD_GROUP]
+        assert isinstance(group, RaftGroup)
+        last_index = group.last_index
+        recorded = asyncio.ensure_future(link.consumer_info("S", "red"))
+        while group.last_index == last_index:
+            await asyncio.sleep(0)
+        group.resign()
+        group.start()
+        await recorded
+        while node.readiness():
+            await asyncio.sleep(0)
+        assert [one.num_delivered for one in (await link.pull(pull)).deliveries] == [2]
+
+    play(tmp_path, scene)
+
+
+def test_what_nobody_waits_for_is_stored_and_recorded_before_a_clean_stop(tmp_path: Path) -> None:
+    outcomes: list[PublishOutcome] = []
+
+    async def scene(_: StorageNode, link: LocalLink) -> None:
+        config = ConsumerConfig(name="red", durable=True)
+        await link.put_consumer("S", config, "create", None, False)
+        await publish(link, 2)
+        pulled = await link.pull(PullRequest(stream="S", consumer="red", batch=2))
+        address = (pulled.shard, pulled.consumer_id, pulled.epoch)
+        await link.acknowledge("S", "red", [AckItem(*address, 1, "ack")], False)
+        for _ in range(3_000):  # more than two entries, which may be on their way at once
+            link.publish_then("S", [PublishMessage("a", None, PAYLOAD)], outcomes.append)
+
+    async def after() -> None:
+        async with asyncio.timeout(PATIENCE_S), running(tmp_path) as node:
+            link = LocalLink(node)
+            assert (await link.stream_info("S")).state.messages == 3_002
+            info = await link.consumer_info("S", "red")
+            assert (info.delivered.stream_seq, info.num_ack_pending) == (2, 1)
+
+    play(tmp_path, scene)
+    assert len(outcomes) == 3_000
+    assert not any(isinstance(outcome, ApiError) for outcome in outcomes)
     asyncio.run(after())

@@ -242,6 +242,11 @@ class MessageFacts:
         return self.delivered.headers
 
     @property
+    def time(self) -> str:
+        """When it was stored (RFC 3339)."""
+        return self.delivered.time
+
+    @property
     def time_ns(self) -> int:
         """When it was stored, in nanoseconds since the epoch."""
         return self.delivered.time_ns

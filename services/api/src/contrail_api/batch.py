@@ -9,21 +9,23 @@ from contrail_api.batch_results import Result, all_stored, encode_results, resul
 from contrail_api.candidates import (
     Admitted,
     BareItem,
-    BatchItem,
-    Candidate,
     IdItem,
     PackedItem,
     admitted,
     bare_batch,
-    checked,
     id_batch,
-    json_candidate,
-    payload_of,
     uniform_batch,
 )
 from contrail_api.ndjson_batch import NdjsonBatch
 from contrail_common import errors
 from contrail_common.edge.json_body import NESTING_MAX, decode_json, decode_msgpack
+from contrail_common.edge.message_items import (
+    Candidate,
+    MessageItem,
+    candidate,
+    checked,
+    payload_of,
+)
 from contrail_common.edge.negotiation import (
     JSON_TYPE,
     MSGPACK_TYPE,
@@ -54,7 +56,7 @@ _USUAL_HEAD: Final = bytes((0x92, _PACKED_VERSION))
 class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
     """A batch of messages for one stream."""
 
-    messages: list[BatchItem]
+    messages: list[MessageItem]
 
 
 class BatchQuery(msgspec.Struct):
@@ -125,7 +127,7 @@ class BatchPublish:
             for position, item in enumerate(items)
         ]
         candidates: list[Candidate] = [
-            json_candidate(item, payload, self._payload_bytes_max)
+            candidate(item, payload, self._payload_bytes_max)
             for item, payload in zip(items, payloads, strict=True)
         ]
         return admitted(candidates)

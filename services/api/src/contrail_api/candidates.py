@@ -1,4 +1,4 @@
-"""What is asked to be published: its wire forms, and what it becomes or why it is refused."""
+"""Batches in msgpack: their wire forms, and what becomes of them as a whole or one by one."""
 
 import functools
 from collections.abc import Sequence
@@ -7,41 +7,16 @@ from typing import Final
 
 import msgspec
 
-from contrail_api.message_headers import header_problem
 from contrail_common.blocks import columns_of
-from contrail_common.edge.json_body import check_nesting, malformed
-from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.message_items import PLAIN_ID_MAX, Candidate, header_problem
 from contrail_common.errors import ApiError
 from contrail_common.header_columns import UniformHeaders, headers_in_columns
 from contrail_common.message_batch import MessageBatch, index_subjects
-from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, Expected, Headers, PublishMessage
-from contrail_common.publishing import check_message, with_control
+from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, PublishMessage
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import Texts
 
-TTL_HEADER: Final = "Nats-TTL"
-_MSG_ID_LOWER: Final = MSG_ID.lower()
-_PLAIN_ID_MAX: Final = 1024
-"""A longer message id, in characters or bytes, needs a closer look."""
-_OTHER_FORMS: Final = 2
 _ID_NAMES: Final = Texts.of([MSG_ID])
-
-
-class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):
-    """What the publisher expects of the stream; a message that finds it otherwise is refused."""
-
-
-class BatchItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One message to publish, with exactly one of ``data``, ``data_base64`` and ``json``."""
-
-    subject: str
-    headers: Headers | None = None
-    msg_id: str | None = None
-    expected: ExpectedJson | None = None
-    ttl: str | int | None = None
-    data: str | msgspec.UnsetType = msgspec.UNSET
-    data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
-    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class PackedItem(PublishMessage, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -80,74 +55,6 @@ class IdItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fal
     subject: str
     headers: OnlyId
     payload: bytes
-
-
-Candidate = PublishMessage | ApiError
-"""A message that may be published, or why it may not."""
-
-
-def payload_of(item: BatchItem, at: str, nesting: int) -> bytes:
-    """The payload of a JSON item at the pointer ``at``, whose JSON value nests at most ``nesting``.
-
-    Raises INVALID_FIELD unless exactly one form is given, MALFORMED_BODY for a bad JSON value.
-    """
-    text, raw, value = item.data, item.data_base64, item.json
-    if (text is msgspec.UNSET) + (raw is msgspec.UNSET) + (value is msgspec.UNSET) != _OTHER_FORMS:
-        raise invalid_field(at, "needs exactly one of data, data_base64 and json")
-    if isinstance(text, str):
-        return text.encode()
-    if isinstance(value, msgspec.Raw):
-        return _compact(bytes(value), nesting)
-    assert isinstance(raw, bytes)
-    return raw
-
-
-def _compact(value: bytes, nesting: int) -> bytes:
-    check_nesting(value, nesting)
-    try:
-        value.decode()  # the decoder does not look into values that it passes on
-    except UnicodeDecodeError as error:
-        raise malformed(error) from None
-    return msgspec.json.format(value, indent=-1)
-
-
-def json_candidate(item: BatchItem, payload: bytes, payload_bytes_max: int) -> Candidate:
-    """The message of a JSON item, or why it is refused."""
-    headers = item.headers
-    if headers and item.msg_id is not None:
-        for name, values in headers.items():
-            if name.lower() == _MSG_ID_LOWER and values != [item.msg_id]:
-                return invalid_field("msg_id", f"disagrees with the header {name}")
-    headers = with_control(headers, item.msg_id, item.expected)
-    if item.ttl is not None:
-        headers = {**(headers or {}), TTL_HEADER: [str(item.ttl)]}
-    return checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
-
-
-def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
-    """``message`` with its headers interpreted, or why it is refused."""
-    headers = message.headers
-    if headers:
-        message_id = _only_message_id(headers)
-        if message_id is not None and len(message.payload) <= payload_bytes_max:
-            found = subject_problem(message.subject)
-            if found is None:
-                message.msg_id = message_id
-                return message
-        found = header_problem(headers)
-        if found is not None:
-            return invalid_field("headers", found)
-    return check_message(message, payload_bytes_max) or message
-
-
-def _only_message_id(headers: Headers) -> str | None:
-    """The message id when it is the only header and needs no closer look; the common case."""
-    values = headers.get(MSG_ID)
-    if values is None or len(headers) != 1 or len(values) != 1:
-        return None
-    message_id = values[0]
-    plain = 0 < len(message_id) <= _PLAIN_ID_MAX and message_id.isprintable()
-    return message_id if plain else None
 
 
 @dataclass(slots=True, frozen=True)
@@ -210,7 +117,7 @@ def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> Messag
     if MSG_ID in names:
         batch.ids = headers.column(names.index(MSG_ID))
         lengths = batch.ids.lengths()
-        if not 0 < int(lengths.min(initial=1)) <= int(lengths.max(initial=1)) <= _PLAIN_ID_MAX:
+        if not 0 < int(lengths.min(initial=1)) <= int(lengths.max(initial=1)) <= PLAIN_ID_MAX:
             return None
     batch.columns.headers = headers
     return batch

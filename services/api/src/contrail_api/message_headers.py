@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 from contrail_common import model
+from contrail_common.edge.message_items import BAD_HEADER_VALUE, HEADER_NAME
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.responses import Header
 from contrail_common.model import Headers, StoredMessage
@@ -22,8 +23,6 @@ _IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _TRACEPARENT: Final = b"traceparent"
 _LEADING: Final = (_PREFIX, _NATS, _IDEMPOTENCY_KEY, _TRACEPARENT)
 
-_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
-_BAD_VALUE: Final = re.compile(r"[\x00\r\n]")
 _PLAIN_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _EXTENDED: Final = re.compile(rb"(?i:utf-8)'[A-Za-z0-9-]*'((?:[\x21-\x24\x26\x2b\x2d\x2e\x30-\x39"
                               rb"\x41-\x5a\x5e-\x7a\x7c\x7e]|%[0-9A-Fa-f]{2})*)")  # fmt: skip
@@ -74,7 +73,7 @@ def stored_name(lowered: bytes, shown: str) -> str:
     if spelling is not None:
         return spelling
     text = lowered.decode("latin-1")
-    if _NAME.fullmatch(text) is None:
+    if HEADER_NAME.fullmatch(text) is None:
         raise invalid_field(shown, "names no message header")
     return "-".join(part.capitalize() for part in text.split("-"))
 
@@ -91,29 +90,11 @@ def _extended_text(shown: str, value: bytes) -> str:
     try:
         if found is not None:
             text = unquote_to_bytes(found[1]).decode()
-            if _BAD_VALUE.search(text) is None:
+            if BAD_HEADER_VALUE.search(text) is None:
                 return text
     except UnicodeDecodeError:
         pass
     raise invalid_field(shown, "is not the RFC 8187 form, such as UTF-8''na%C3%AFve")
-
-
-def header_problem(headers: Headers) -> str | None:
-    """Why ``headers``, given as they are, cannot be stored with a message; None when they can."""
-    for name, values in headers.items():
-        if not _valid_name(name):
-            return f"{name!r} is not a header name: 1 to 128 token characters, none of them * last"
-        if not values:
-            return f"{name} has no value"
-        for value in values:
-            if not value.isprintable() and _BAD_VALUE.search(value):
-                return f"{name} holds a line break or NUL"
-    return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _valid_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
 
 
 def to_response(stream: str, stored: StoredMessage) -> list[Header]:

@@ -8,15 +8,10 @@ from typing import Final
 import msgspec
 
 from contrail_api.batch_results import Result, all_stored, encode_lines, results_of
-from contrail_api.candidates import (
-    BatchItem,
-    Candidate,
-    admitted,
-    json_candidate,
-    payload_of,
-)
+from contrail_api.candidates import admitted
 from contrail_common import errors
 from contrail_common.edge.json_body import NESTING_MAX, decode_json
+from contrail_common.edge.message_items import Candidate, MessageItem, candidate, payload_of
 from contrail_common.edge.negotiation import NDJSON_TYPE
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Response, StreamResponse
@@ -32,7 +27,7 @@ PIECE_BYTES_MAX: Final = 256 * 1024
 _ITEM_DEPTH: Final = 1
 """Levels of a line around the value of an item's ``json``."""
 
-_decoder: Final = msgspec.json.Decoder(BatchItem)
+_decoder: Final = msgspec.json.Decoder(MessageItem)
 
 
 class Lines:
@@ -189,7 +184,7 @@ class NdjsonBatch:
             if position == 0 and error.spec is errors.MALFORMED_BODY:
                 raise  # the body is not NDJSON at all
             return error
-        return json_candidate(item, payload, self._payload_bytes_max)
+        return candidate(item, payload, self._payload_bytes_max)
 
 
 async def _encoded(first: Piece, pieces: AsyncGenerator[Piece, None]) -> AsyncIterator[bytes]:

@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from contrail_api.candidates import checked
 from contrail_api.message_headers import from_request
 from contrail_common import errors
+from contrail_common.edge.message_items import checked
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request

@@ -4,10 +4,10 @@ from typing import Final
 
 from contrail_api.batch import BatchQuery, JsonBatch
 from contrail_api.batch_results import BatchResults
-from contrail_api.candidates import BatchItem
 from contrail_api.publish import PublishAckJson, PublishQuery
 from contrail_common import errors
 from contrail_common.edge.document import BODY_ERRORS
+from contrail_common.edge.message_items import MessageItem
 from contrail_common.edge.negotiation import BYTES_TYPE, JSON_TYPE, MSGPACK_TYPE, NDJSON_TYPE
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 
@@ -152,7 +152,7 @@ BATCH: Final = Operation(
             },
         ),
         NDJSON_TYPE: Body(
-            shape=BatchItem, example='{"subject":"orders.eu.created","json":{"id":1017}}\n'
+            shape=MessageItem, example='{"subject":"orders.eu.created","json":{"id":1017}}\n'
         ),
         MSGPACK_TYPE: Body(shape={"type": "string", "format": "binary"}),
     },

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
+import structlog
 
 from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
@@ -23,6 +24,8 @@ from contrail_gateway.core.session import Session, Settlement
 from contrail_gateway.core.subscription import PullTerms, Subscription
 from contrail_gateway.deliveries import SignToken
 from contrail_gateway.socket_metrics import SessionCounts
+
+_log: Final = structlog.get_logger(__name__)
 
 ACK_BYTES: Final = 64
 """What an acknowledgement under way counts against the bounds of a socket."""
@@ -172,6 +175,9 @@ class Feed:
         try:
             if await self._begin():
                 await self._serve()
+        except Exception:
+            _log.exception("feed_failed")
+            self._host.send(Gone(sid=self.sub.sid, reason=errors.INTERNAL.title))
         finally:
             self._host.ended(self)
             if self._own_name:
@@ -235,7 +241,10 @@ class Feed:
     async def _pump(self) -> None:
         sub = self.sub
         if self._frame.opt_start_seq:
-            await self._tell_of_loss(INT64_MAX)
+            try:
+                await self._tell_of_loss(INT64_MAX)
+            except ApiError as error:
+                await self._recover(error)
         while not sub.leaving:
             self._push(sub.take(()))
             terms = sub.wanted()
@@ -281,7 +290,15 @@ class Feed:
             await self._recover(error)
 
     async def _recover(self, error: ApiError) -> None:
-        """Go on after a failed pull, or raise _GoneError."""
+        """Go on after a failed call, or raise _GoneError."""
+        while True:
+            try:
+                await self._mend(error)
+                return
+            except ApiError as another:
+                error = another
+
+    async def _mend(self, error: ApiError) -> None:
         sub, spec = self.sub, error.spec
         if spec is errors.PULL_TOO_SMALL:
             sub.too_large()

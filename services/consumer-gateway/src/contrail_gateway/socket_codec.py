@@ -66,9 +66,9 @@ class PushedMessage(msgspec.Struct, gc=False):
     consumer_seq: int
     num_delivered: int
     num_pending: int
-    ack_token: str | msgspec.UnsetType
-    data: str | msgspec.UnsetType
-    data_base64: bytes | msgspec.UnsetType
+    ack_token: str | msgspec.UnsetType = msgspec.UNSET
+    data: str | msgspec.UnsetType = msgspec.UNSET
+    data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
 
 
 class PackedPushedMessage(msgspec.Struct, gc=False):
@@ -82,15 +82,22 @@ class PackedPushedMessage(msgspec.Struct, gc=False):
     consumer_seq: int
     num_delivered: int
     num_pending: int
-    ack_token: str | msgspec.UnsetType
     data: bytes
+    ack_token: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Messages(ServerFrame, tag="msgs"):
     """Messages of a subscription."""
 
     sid: str
-    messages: Sequence[PushedMessage | PackedPushedMessage]
+    messages: list[PushedMessage]
+
+
+class PackedMessages(ServerFrame, tag="msgs"):
+    """The same in msgpack."""
+
+    sid: str
+    messages: list[PackedPushedMessage]
 
 
 class InvalidTextError(Exception):
@@ -106,19 +113,21 @@ class Misunderstood:
     error: ApiError
 
 
-Shape = Callable[[str, Delivery, str | msgspec.UnsetType], PushedMessage | PackedPushedMessage]
+Token = str | msgspec.UnsetType
+Pack = Callable[[str, str, Sequence[Delivery], Sequence[Token]], ServerFrame]
+"""From sid, stream, deliveries and their tokens to the frame that carries them."""
 
 
 class Codec:
     """One sub-protocol."""
 
-    def __init__(self, opcode: Opcode, frame: Any, form: Any, shape: Shape) -> None:
+    def __init__(self, opcode: Opcode, frame: Any, form: Any, pack: Pack) -> None:
         self.opcode = opcode
         self._one = form.Decoder(frame)
         self._many = form.Decoder(list[frame])
         self._parts = form.Decoder(list[msgspec.Raw])
         self._untyped = form.Decoder()
-        self._shape = shape
+        self._pack = pack
         self.encode: Callable[[msgspec.Struct], bytes] = form.Encoder().encode
 
     def decode(self, message: bytes) -> Sequence[ClientFrame | Misunderstood]:
@@ -171,14 +180,12 @@ class Codec:
         self, sid: str, stream: str, deliveries: Sequence[Delivery], sign: SignToken | None
     ) -> bytes:
         """The frame that carries ``deliveries``; ``sign`` None gives them no tokens."""
-        shape = self._shape
+        tokens: list[Token]
         if sign is None:
-            shaped = [shape(stream, one, msgspec.UNSET) for one in deliveries]
+            tokens = [msgspec.UNSET] * len(deliveries)
         else:
-            shaped = [
-                shape(stream, one, sign(one.message.seq, one.num_delivered)) for one in deliveries
-            ]
-        return self.encode(Messages(sid=sid, messages=shaped))
+            tokens = [sign(one.message.seq, one.num_delivered) for one in deliveries]
+        return self.encode(self._pack(sid, stream, deliveries, tokens))
 
 
 def _is_id(value: object) -> bool:
@@ -196,44 +203,56 @@ def _check_utf8(message: bytes) -> None:
         raise InvalidTextError from error
 
 
-def _json_message(stream: str, delivery: Delivery, token: str | msgspec.UnsetType) -> PushedMessage:
-    stored = delivery.message
-    text, raw = payload_json(stored.payload, base64=False)
-    return PushedMessage(
-        stream,
-        stored.seq,
-        stored.subject,
-        format_time(stored.time_ns),
-        stored.headers or NO_HEADERS,
-        delivery.consumer_seq,
-        delivery.num_delivered,
-        delivery.num_pending,
-        token,
-        text,
-        raw,
-    )
+def _json_messages(
+    sid: str, stream: str, deliveries: Sequence[Delivery], tokens: Sequence[Token]
+) -> ServerFrame:
+    shaped = []
+    for delivery, token in zip(deliveries, tokens, strict=True):
+        stored = delivery.message
+        text, raw = payload_json(stored.payload, base64=False)
+        shaped.append(
+            PushedMessage(
+                stream,
+                stored.seq,
+                stored.subject,
+                format_time(stored.time_ns),
+                stored.headers or NO_HEADERS,
+                delivery.consumer_seq,
+                delivery.num_delivered,
+                delivery.num_pending,
+                token,
+                text,
+                raw,
+            )
+        )
+    return Messages(sid=sid, messages=shaped)
 
 
-def _packed_message(
-    stream: str, delivery: Delivery, token: str | msgspec.UnsetType
-) -> PackedPushedMessage:
-    stored = delivery.message
-    return PackedPushedMessage(
-        stream,
-        stored.seq,
-        stored.subject,
-        format_time(stored.time_ns),
-        stored.headers or NO_HEADERS,
-        delivery.consumer_seq,
-        delivery.num_delivered,
-        delivery.num_pending,
-        token,
-        stored.payload,
-    )
+def _packed_messages(
+    sid: str, stream: str, deliveries: Sequence[Delivery], tokens: Sequence[Token]
+) -> ServerFrame:
+    shaped = []
+    for delivery, token in zip(deliveries, tokens, strict=True):
+        stored = delivery.message
+        shaped.append(
+            PackedPushedMessage(
+                stream,
+                stored.seq,
+                stored.subject,
+                format_time(stored.time_ns),
+                stored.headers or NO_HEADERS,
+                delivery.consumer_seq,
+                delivery.num_delivered,
+                delivery.num_pending,
+                stored.payload,
+                token,
+            )
+        )
+    return PackedMessages(sid=sid, messages=shaped)
 
 
 CODECS: Final = {
-    "contrail.v1.json": Codec(Opcode.TEXT, JsonFrame, msgspec.json, _json_message),
-    "contrail.v1.msgpack": Codec(Opcode.BINARY, PackedFrame, msgspec.msgpack, _packed_message),
+    "contrail.v1.json": Codec(Opcode.TEXT, JsonFrame, msgspec.json, _json_messages),
+    "contrail.v1.msgpack": Codec(Opcode.BINARY, PackedFrame, msgspec.msgpack, _packed_messages),
 }
 """The sub-protocols by name."""

@@ -31,7 +31,7 @@ from contrail_serve.settings import EdgeProcessSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class _Kind:
     """A kind of edge process: the room it serves, and the other one that it asks ``others`` for."""
 
     own: Callable[[StorageLink, EdgeSettings], Room]
@@ -39,12 +39,21 @@ class Kind:
     others: str
 
 
-API: Final = Kind(contrail_api.room, contrail_gateway.room, "gateway")
-GATEWAY: Final = Kind(contrail_gateway.room, contrail_api.room, "api")
+_API: Final = _Kind(contrail_api.room, contrail_gateway.room, "gateway")
+_GATEWAY: Final = _Kind(contrail_gateway.room, contrail_api.room, "api")
 
 
-async def serve_edge(settings: EdgeProcessSettings, kind: Kind) -> bool:
-    """Serve until SIGTERM or SIGINT; storage and peers may come and go meanwhile."""
+async def serve_api(settings: EdgeProcessSettings) -> bool:
+    """An api; always True: storage and peers may come and go meanwhile."""
+    return await _serve(settings, _API)
+
+
+async def serve_gateway(settings: EdgeProcessSettings) -> bool:
+    """A gateway, likewise."""
+    return await _serve(settings, _GATEWAY)
+
+
+async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
     stopping = stop_signal()
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):

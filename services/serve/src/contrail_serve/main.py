@@ -1,14 +1,14 @@
 """The server commands: settings in, exit status out."""
 
+import importlib
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import uvloop
 
-from contrail_serve.edge_process import API, GATEWAY, serve_edge
 from contrail_serve.logs import configure_logs
-from contrail_serve.node_process import serve, serve_storage
 from contrail_serve.process import StartError
 from contrail_serve.settings import (
     EdgeProcessSettings,
@@ -17,37 +17,32 @@ from contrail_serve.settings import (
     SettingsError,
     StorageSettings,
 )
-from contrail_storage.node.checkpointer import DataLostError
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
 
-Start = Callable[[], Coroutine[Any, Any, bool]]
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A server command: its settings, and the coroutine function (in a module) that serves.
+
+    The module is imported when it is asked for: an edge process has no use for a storage node.
+    """
+
+    settings: Callable[[Mapping[str, Any]], ProcessSettings]
+    module: str
+    function: str
 
 
-def _serve(values: Mapping[str, Any]) -> tuple[ProcessSettings, Start]:
-    settings = ServeSettings.of(values)
-    return settings, lambda: serve(settings)
-
-
-def _storage(values: Mapping[str, Any]) -> tuple[ProcessSettings, Start]:
-    settings = StorageSettings.of(values)
-    return settings, lambda: serve_storage(settings)
-
-
-def _api(values: Mapping[str, Any]) -> tuple[ProcessSettings, Start]:
-    settings = EdgeProcessSettings.of_api(values)
-    return settings, lambda: serve_edge(settings, API)
-
-
-def _gateway(values: Mapping[str, Any]) -> tuple[ProcessSettings, Start]:
-    settings = EdgeProcessSettings.of_gateway(values)
-    return settings, lambda: serve_edge(settings, GATEWAY)
-
-
-SERVICES: Final = {"serve": _serve, "storage": _storage, "api": _api, "gateway": _gateway}
-"""What each command starts, by its name."""
+SERVICES: Final[Mapping[str, Service]] = {
+    "serve": Service(ServeSettings.of, "contrail_serve.node_process", "serve"),
+    "storage": Service(StorageSettings.of, "contrail_serve.node_process", "serve_storage"),
+    "api": Service(EdgeProcessSettings.of_api, "contrail_serve.edge_process", "serve_api"),
+    "gateway": Service(
+        EdgeProcessSettings.of_gateway, "contrail_serve.edge_process", "serve_gateway"
+    ),
+}
 
 
 def main(values: Mapping[str, Any], service: str = "serve") -> int:
@@ -55,14 +50,16 @@ def main(values: Mapping[str, Any], service: str = "serve") -> int:
 
     0 is a clean end, 1 a failure, 2 a bad setting.
     """
+    chosen = SERVICES[service]
     try:
-        settings, start = SERVICES[service](values)
+        settings = chosen.settings(values)
     except SettingsError as error:
         print(f"contrail: {error}", file=sys.stderr)
         return EXIT_SETTINGS
     configure_logs(settings.log_level, settings.log_format)
+    serve = getattr(importlib.import_module(chosen.module), chosen.function)
     try:
-        return EXIT_OK if uvloop.run(start()) else EXIT_FAILED
-    except (StartError, DataLostError, OSError) as error:
+        return EXIT_OK if uvloop.run(serve(settings)) else EXIT_FAILED
+    except (StartError, OSError) as error:
         print(f"contrail: {error}", file=sys.stderr)
         return EXIT_FAILED

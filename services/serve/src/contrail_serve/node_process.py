@@ -30,6 +30,7 @@ from contrail_serve.process import (
     stop_signal,
 )
 from contrail_serve.settings import ServeSettings, StorageSettings
+from contrail_storage.node.checkpointer import DataLostError
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.wal.files import Files
@@ -100,6 +101,8 @@ async def _running_node(data_dir: Path) -> AsyncIterator[StorageNode]:
 def _open_node(data_dir: Path) -> StorageNode:
     try:
         return StorageNode.open(NodeOptions(data_dir), SingleMemberGroups())
+    except DataLostError as error:
+        raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(f"the data in {data_dir} cannot be opened: {error}") from error
 

@@ -110,9 +110,12 @@ class EdgeProcessSettings(ProcessSettings):
         cls, values: Mapping[str, Any], port: int, peers: str, peer_port: int
     ) -> "EdgeProcessSettings":
         given = _given(values, _COMMON | _SECRET | {"storage", peers})
+        storage = _addresses(given, "storage", LINK_PORT)
+        if not storage:
+            raise SettingsError("storage must name at least one address")
         return cls(
             **_common(given, port),
-            storage=_addresses(given, "storage", LINK_PORT),
+            storage=storage,
             peers=_addresses(given, peers, peer_port),
             cluster_secret=_cluster_secret(given),
         )
@@ -171,8 +174,6 @@ def parse_address(text: str) -> Address:
 
 def _addresses(given: Mapping[str, Any], name: str, default_port: int) -> tuple[Address, ...]:
     listed = _listed(given, name) if name in given else [f"127.0.0.1:{default_port}"]
-    if not listed:
-        raise SettingsError(f"{name} must name at least one address")
     return tuple(map(parse_address, listed))
 
 

@@ -29,24 +29,26 @@ class Check:
         return f"{self.what}: {self.found}{but}"
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a consumer was given of its route, ``expected`` by the CSV, and what it has left."""
+
+    how: str
+    expected: Tally
+    found: Tally
+    consumer: ConsumerInfo
+
+
 def check_all(
-    whole: Tally,
-    route: Tally,
-    published: Tally | None,
-    delivered: Tally,
-    consumer: ConsumerInfo,
-    read: Tally,
+    whole: Tally, published: Tally | None, received: Sequence[Received], read: Tally
 ) -> list[Check]:
     """Every check of a run; ``published`` is None when an earlier run has published."""
     checks = [] if published is None else [Check("published", str(whole), str(published))]
-    return [
-        *checks,
-        Check("delivered on the route", str(route), str(delivered)),
-        Check(
-            "left on the route", _left(0, 0), _left(consumer.num_pending, consumer.num_ack_pending)
-        ),
-        Check("read by Spark", str(whole), str(read)),
-    ]
+    for each in received:
+        left = _left(each.consumer.num_pending, each.consumer.num_ack_pending)
+        checks.append(Check(each.how, str(each.expected), str(each.found)))
+        checks.append(Check(f"left of what is {each.how}", _left(0, 0), left))
+    return [*checks, Check("read by Spark", str(whole), str(read))]
 
 
 def raise_disagreements(checks: Sequence[Check]) -> None:

@@ -5,11 +5,13 @@ imported: importing it would load pandas and every table.
 """
 
 import csv
+import heapq
 import importlib.util
 import io
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -47,7 +49,7 @@ def load_dataset(limit: int | None = None) -> Dataset:
     folder = _data_folder()
     try:
         return Dataset(
-            flights=read_flights(folder / "flights.csv.zip")[:limit],
+            flights=read_flights(folder / "flights.csv.zip", limit),
             airlines=_names(folder / "airlines.csv", "carrier"),
             airports=_names(folder / "airports.csv", "faa"),
         )
@@ -55,10 +57,19 @@ def load_dataset(limit: int | None = None) -> Dataset:
         raise DatasetError(f"the flights in {folder} cannot be read: {error!r}") from error
 
 
-def read_flights(archive: Path) -> list[Flight]:
-    """The rows of the only CSV in ``archive``, ordered by scheduled hour and departure."""
-    dated = list(_dated_flights(archive))
-    dated.sort(key=lambda entry: entry[0])
+def read_flights(archive: Path, limit: int | None = None) -> list[Flight]:
+    """The rows of the only CSV in ``archive``, ordered by scheduled hour and departure.
+
+    With ``limit`` the first so many; the others are not made into messages at all.
+    """
+    with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as raw:
+        lines = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+        columns = next(lines, [])
+        moment, flight = _moments(columns), _flights(columns)
+        if limit is not None:
+            return [flight(line) for line in heapq.nsmallest(limit, lines, key=moment)]
+        dated = [(moment(line), flight(line)) for line in lines]
+    dated.sort(key=itemgetter(0))
     return [flight for _, flight in dated]
 
 
@@ -69,22 +80,31 @@ def _data_folder() -> Path:
     return Path(spec.origin).parent / "data"
 
 
-def _dated_flights(archive: Path) -> Iterator[tuple[tuple[str, int], Flight]]:
-    """Each flight with what it is ordered by: the hour in UTC and the scheduled departure."""
-    with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as raw:
-        lines = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
-        columns = next(lines)
-        converters: list[Callable[[str], str | int]] = [
-            str if name in _TEXT_COLUMNS else int for name in columns
-        ]
-        encode = msgspec.json.Encoder().encode
-        for line in lines:
-            row = {
-                name: None if text == MISSING else convert(text)
-                for name, convert, text in zip(columns, converters, line, strict=True)
-            }
-            moment = (str(row["time_hour"]), int(row["sched_dep_time"] or 0))
-            yield moment, Flight(_subject(row), encode(row), _message_id(row))
+def _moments(columns: list[str]) -> Callable[[list[str]], tuple[str, int]]:
+    """What lines are ordered by: the hour in UTC and the scheduled departure."""
+    hour, departure = columns.index("time_hour"), columns.index("sched_dep_time")
+
+    def moment(line: list[str]) -> tuple[str, int]:
+        return line[hour], 0 if line[departure] == MISSING else int(line[departure])
+
+    return moment
+
+
+def _flights(columns: list[str]) -> Callable[[list[str]], Flight]:
+    """Makes a line into a message."""
+    converters: list[Callable[[str], str | int]] = [
+        str if name in _TEXT_COLUMNS else int for name in columns
+    ]
+    encode = msgspec.json.Encoder().encode
+
+    def flight(line: list[str]) -> Flight:
+        row = {
+            name: None if text == MISSING else convert(text)
+            for name, convert, text in zip(columns, converters, line, strict=True)
+        }
+        return Flight(_subject(row), encode(row), _message_id(row))
+
+    return flight
 
 
 def _subject(row: dict[str, str | int | None]) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -13,11 +13,11 @@ from rich.console import Console
 
 from contrail_client import Consumer, Contrail
 from contrail_common.subjects import matches
-from contrail_spark.flights.checks import Check, check_all, raise_disagreements
+from contrail_spark.flights.checks import Check, Received, check_all, raise_disagreements
 from contrail_spark.flights.dataset import Dataset, load_dataset
 from contrail_spark.flights.pages import save
 from contrail_spark.flights.report import Report, make_report, read_stream
-from contrail_spark.flights.route import ROUTE, RouteConsumer, new_consumer
+from contrail_spark.flights.route import PULLED, PUSHED, PulledRoute, PushedRoute, new_consumer
 from contrail_spark.flights.screen import note, progress, show_report, show_suggestions, step
 from contrail_spark.flights.server import Server, serving
 from contrail_spark.flights.stream import (
@@ -90,51 +90,59 @@ class _Demonstration:
     client: Contrail
     url: str
     whole: Tally = field(init=False)
-    route: Tally = field(init=False)
+    pulled: Tally = field(init=False)
+    pushed: Tally = field(init=False)
 
     def __post_init__(self) -> None:
         flights = [(flight.subject, flight.payload) for flight in self.dataset.flights]
         self.whole = tally_of(flights)
-        self.route = tally_of(flight for flight in flights if matches(ROUTE, flight[0]))
+        self.pulled, self.pushed = (
+            tally_of(flight for flight in flights if matches(route.subjects, flight[0]))
+            for route in (PULLED, PUSHED)
+        )
 
     def run(self) -> None:
         kept = self._keep_or_create()
-        consumer = new_consumer(self.client)
-        published, delivered = self._stream(kept, consumer)
+        pulling, pushing = (new_consumer(self.client, route) for route in (PULLED, PUSHED))
+        published, pulled, pushed = self._stream(kept, pulling, pushing)
         report = self._report()
-        checks = check_all(
-            self.whole,
-            self.route,
-            published.tally if published else None,
-            delivered,
-            consumer.info(),
-            report.tally,
-        )
+        received = [
+            Received(f"pulled on {PULLED.name}", self.pulled, pulled, pulling.info()),
+            Received(f"pushed on {PUSHED.name}", self.pushed, pushed, pushing.info()),
+        ]
+        tally = published.tally if published else None
+        checks = check_all(self.whole, tally, received, report.tally)
         folder = (self.settings.data_dir / "report").resolve()
         page = save(report, _facts(published, checks), folder)
         show_report(self.console, report, checks, page)
         raise_disagreements(checks)
 
-    def _stream(self, kept: bool, consumer: Consumer) -> tuple[Published | None, Tally]:
-        """Publish, unless an earlier run has, while the consumer pulls its route."""
+    def _stream(
+        self, kept: bool, pulling: Consumer, pushing: Consumer
+    ) -> tuple[Published | None, Tally, Tally]:
+        """Publish, unless an earlier run has, while one route is pulled and another pushed."""
         with progress(self.console) as bars:
-            publishing = bars.add_task(
-                f"Publishing {STREAM}", total=self.whole.count, visible=not kept
-            )
-            delivering = bars.add_task("Delivering JFK-LAX", total=self.route.count)
-            with RouteConsumer(
-                consumer, self.route.count, lambda count: bars.advance(delivering, count)
-            ) as route:
-                published = (
-                    None
-                    if kept
-                    else publish_all(
-                        self.client,
-                        self.dataset.flights,
-                        lambda count: bars.advance(publishing, count),
-                    )
-                )
-                return published, route.finish()
+
+            def counter(what: str, total: int, *, visible: bool = True) -> Callable[[int], None]:
+                bar = bars.add_task(what, total=total, visible=visible)
+                return lambda count: bars.advance(bar, count)
+
+            stored = counter(f"Publishing {STREAM}", self.whole.count, visible=not kept)
+            with (
+                PulledRoute(
+                    pulling,
+                    self.pulled.count,
+                    counter(f"Pulling {PULLED.name}", self.pulled.count),
+                ) as pulled,
+                PushedRoute(
+                    self.client,
+                    pushing,
+                    self.pushed.count,
+                    counter(f"Pushing {PUSHED.name}", self.pushed.count),
+                ) as pushed,
+            ):
+                published = None if kept else publish_all(self.client, self.dataset.flights, stored)
+                return published, pulled.finish(), pushed.finish()
 
     def _keep_or_create(self) -> bool:
         """Bring the stream into the state a run begins with; True when it is complete already."""

@@ -11,7 +11,7 @@ from contrail_spark.flights.plot import draw
 from contrail_spark.flights.report import Report, Table, Value
 
 CONSOLE_ROWS: Final = 10
-_NAME_CHARS: Final = 26
+_NAME_CHARS: Final = 25
 PLOT: Final = "delays.png"
 PAGE: Final = "report.md"
 _HEADINGS: Final = {

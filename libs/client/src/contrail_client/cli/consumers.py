@@ -1,32 +1,36 @@
-"""`contrail consumer`: list, show, create and remove consumers."""
+"""`contrail consumer`: manage consumers."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from contrail_client.calls import given
 from contrail_client.cli import show
-from contrail_client.cli.connection import DEFAULT_URL, AsJson, Server, TokenFile, connected
-from contrail_client.cli.streams import read_object
+from contrail_client.cli.arguments import (
+    ConsumerName,
+    FieldsFile,
+    SetFields,
+    StreamName,
+    Yes,
+    confirm,
+    fields_of,
+)
+from contrail_client.cli.connection import Session, client_command
 
 app = typer.Typer(help="Manage consumers.", no_args_is_help=True)
 
-Stream = Annotated[str, typer.Argument(help="Name of the stream.")]
-Name = Annotated[str, typer.Argument(help="Name of the consumer.")]
+Filters = Annotated[
+    list[str] | None, typer.Option("--filter", help="Subject to receive; may be repeated.")
+]
+AckWait = Annotated[str | None, typer.Option(help='Time to ack, such as "30s".')]
+MaxDeliver = Annotated[int | None, typer.Option(help="Most deliveries of one message.")]
+MaxAckPending = Annotated[int | None, typer.Option(help="Most messages awaiting their ack.")]
 
 
-@app.command("ls")
-def list_consumers(
-    stream: Stream,
-    server: Server = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+@client_command(app, "ls")
+def list_consumers(session: Session, stream: StreamName) -> None:
     """List a stream's consumers."""
-    with connected(server, token_file) as client:
-        found = list(client.list_consumers(stream))
-    if as_json:
+    found = session.client.list_consumers(stream)
+    if session.as_json:
         for info in found:
             show.json_line(info)
         return
@@ -46,60 +50,74 @@ def list_consumers(
     )
 
 
-@app.command("info")
-def show_consumer(
-    stream: Stream,
-    name: Name,
-    server: Server = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+@client_command(app, "info")
+def show_consumer(session: Session, stream: StreamName, consumer: ConsumerName) -> None:
     """Show a consumer's configuration and progress."""
-    with connected(server, token_file) as client:
-        info = client.consumer(stream, name).info()
-    if as_json:
-        show.json_line(info)
-    else:
-        show.pairs(info, f"{stream} / {name}")
+    info = session.client.consumer(stream, consumer).info()
+    show.facts(info, f"{stream} / {consumer}", as_json=session.as_json)
 
 
-@app.command("create")
+@client_command(app, "create")
 def create_consumer(
-    stream: Stream,
-    name: Name,
-    filters: Annotated[
-        list[str] | None, typer.Option("--filter", help="Subject to receive; may be repeated.")
-    ] = None,
+    session: Session,
+    stream: StreamName,
+    consumer: ConsumerName,
+    filters: Filters = None,
     deliver: Annotated[str | None, typer.Option(help="Where to begin: all, new, last, ...")] = None,
-    ack_wait: Annotated[str | None, typer.Option(help='Time to ack, such as "30s".')] = None,
-    max_deliver: Annotated[int | None, typer.Option(help="Most deliveries of one message.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="JSON file with further fields of the configuration.")
-    ] = None,
-    server: Server = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
+    ack: Annotated[str | None, typer.Option(help="Acknowledging: explicit, all or none.")] = None,
+    ack_wait: AckWait = None,
+    max_deliver: MaxDeliver = None,
+    max_ack_pending: MaxAckPending = None,
+    fields: FieldsFile = None,
+    assignments: SetFields = None,
 ) -> None:
     """Create a durable consumer, or replace its configuration."""
-    with connected(server, token_file) as client:
-        fields = read_object(config) | given(
-            filter_subjects=filters,
-            deliver_policy=deliver,
-            ack_wait=ack_wait,
-            max_deliver=max_deliver,
-        )
-        consumer = client.ensure_consumer(stream, name, fields)  # type: ignore[arg-type]
-        info = consumer.info()
-    if as_json:
-        show.json_line(info)
-    else:
-        show.pairs(info.config, f"{stream} / {name}")
+    config = fields_of(
+        fields,
+        assignments,
+        filter_subjects=filters,
+        deliver_policy=deliver,
+        ack_policy=ack,
+        ack_wait=ack_wait,
+        max_deliver=max_deliver,
+        max_ack_pending=max_ack_pending,
+    )
+    made = session.client.ensure_consumer(stream, consumer, config)  # type: ignore[arg-type]
+    info = made.info()
+    shown = info if session.as_json else info.config
+    show.facts(shown, f"{stream} / {consumer}", as_json=session.as_json)
 
 
-@app.command("rm")
+@client_command(app, "edit")
+def edit_consumer(
+    session: Session,
+    stream: StreamName,
+    consumer: ConsumerName,
+    filters: Filters = None,
+    ack_wait: AckWait = None,
+    max_deliver: MaxDeliver = None,
+    max_ack_pending: MaxAckPending = None,
+    fields: FieldsFile = None,
+    assignments: SetFields = None,
+) -> None:
+    """Change only the fields that are given."""
+    changes = fields_of(
+        fields,
+        assignments,
+        filter_subjects=filters,
+        ack_wait=ack_wait,
+        max_deliver=max_deliver,
+        max_ack_pending=max_ack_pending,
+    )
+    info = session.client.consumer(stream, consumer).update(changes)
+    shown = info if session.as_json else info.config
+    show.facts(shown, f"{stream} / {consumer}", as_json=session.as_json)
+
+
+@client_command(app, "rm")
 def remove_consumer(
-    stream: Stream, name: Name, server: Server = DEFAULT_URL, token_file: TokenFile = None
+    session: Session, stream: StreamName, consumer: ConsumerName, yes: Yes = False
 ) -> None:
     """Remove a consumer."""
-    with connected(server, token_file) as client:
-        client.consumer(stream, name).delete()
+    confirm(f"Remove consumer {consumer} of stream {stream}?", yes)
+    session.client.consumer(stream, consumer).delete()

@@ -1,11 +1,14 @@
-"""The `contrail` command: status 0 for success, 1 for a failure, 2 for misuse."""
+"""The `contrail` command.
+
+Status: 0 done, 1 failed or refused, 2 misused, 3 not found, 130 interrupted.
+"""
 
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from contrail_client.cli import consumers, messages, serve, streams
+from contrail_client.cli import bench, consumers, publishing, receiving, serve, streams
 
 app = typer.Typer(
     help="Durable message streaming over HTTP.",
@@ -13,12 +16,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
+app.command("storage")(serve.storage)
+app.command("api")(serve.api)
+app.command("gateway")(serve.gateway)
 app.command("config")(serve.show_config)
 app.add_typer(streams.app, name="stream")
 app.add_typer(consumers.app, name="consumer")
-app.command("pub")(messages.publish)
-app.command("next")(messages.pull)
-app.command("replay")(messages.replay)
+publishing.register(app)
+receiving.register(app)
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(asked: bool) -> None:

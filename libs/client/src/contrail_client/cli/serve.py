@@ -1,6 +1,7 @@
-"""`contrail serve` and `contrail config`."""
+"""The server commands, and `contrail config`."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +19,46 @@ Host = Annotated[
 ]
 # Text like every other setting: contrail_serve checks them all, wherever they came from.
 Port = Annotated[str | None, typer.Option(help="Port; 0 takes a free one.", show_default="7420")]
+GatewayPort = Annotated[
+    str | None, typer.Option(help="Port; 0 takes a free one.", show_default="7421")
+]
+StoragePort = Annotated[
+    str | None,
+    typer.Option(help="Port of probes and metrics; 0 takes a free one.", show_default="7422"),
+]
+LinkPort = Annotated[
+    str | None,
+    typer.Option(help="Port for apis and gateways; 0 takes a free one.", show_default="7430"),
+]
 DataDir = Annotated[
     str | None, typer.Option(help="Folder of the data.", show_default="contrail-data")
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the storage process listens for its link: host:port, several by commas.",
+        show_default="127.0.0.1:7430",
+    ),
+]
+Gateways = Annotated[
+    str | None,
+    typer.Option(
+        help="Gateways to forward delivery to: host:port, several by commas.",
+        show_default="127.0.0.1:7421",
+    ),
+]
+Apis = Annotated[
+    str | None,
+    typer.Option(
+        help="Apis to forward everything else to: host:port, several by commas.",
+        show_default="127.0.0.1:7420",
+    ),
+]
+SecretFile = Annotated[
+    str | None,
+    typer.Option(
+        help="File with the secret that all processes share (or CONTRAIL_CLUSTER_SECRET)."
+    ),
 ]
 TokenFile = Annotated[str | None, typer.Option(help="File with the token callers must show.")]
 LogLevel = Annotated[
@@ -28,6 +67,15 @@ LogLevel = Annotated[
 Config = Annotated[
     Path | None, typer.Option(envvar="CONTRAIL_CONFIG", help="TOML file with settings.")
 ]
+
+
+class Service(StrEnum):
+    """The server commands."""
+
+    SERVE = "serve"
+    STORAGE = "storage"
+    API = "api"
+    GATEWAY = "gateway"
 
 
 def serve(
@@ -42,7 +90,8 @@ def serve(
 
     Prints one JSON line once it serves, logs to stderr, and stops cleanly on SIGTERM or Ctrl-C.
     """
-    settings = _settings(
+    _run(
+        Service.SERVE,
         config,
         host=host,
         port=port,
@@ -50,19 +99,86 @@ def serve(
         token_file=token_file,
         log_level=log_level,
     )
-    try:
-        import contrail_serve  # noqa: PLC0415 - the client commands work without the server
-    except ModuleNotFoundError as error:
-        if error.name != "contrail_serve":
-            raise
-        show.failure("the server is not installed: pip install 'contrail-client[serve]'")
-        raise typer.Exit(FAILED) from error
-    raise typer.Exit(
-        contrail_serve.main({name: setting.value for name, setting in settings.items()})
+
+
+def storage(
+    host: Host = None,
+    port: StoragePort = None,
+    link_port: LinkPort = None,
+    data_dir: DataDir = None,
+    cluster_secret_file: SecretFile = None,
+    token_file: TokenFile = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> None:
+    """Keep the data, for apis and gateways in processes of their own.
+
+    Apis and gateways come to the link port, and must know the cluster secret; the other port has
+    /livez, /readyz and /metrics.
+    """
+    _run(
+        Service.STORAGE,
+        config,
+        host=host,
+        port=port,
+        link_port=link_port,
+        data_dir=data_dir,
+        cluster_secret_file=cluster_secret_file,
+        token_file=token_file,
+        log_level=log_level,
+    )
+
+
+def api(
+    host: Host = None,
+    port: Port = None,
+    storage: Storage = None,
+    gateways: Gateways = None,
+    cluster_secret_file: SecretFile = None,
+    token_file: TokenFile = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> None:
+    """Serve management, publishing and reads; forward delivery to a gateway."""
+    _run(
+        Service.API,
+        config,
+        host=host,
+        port=port,
+        storage=storage,
+        gateways=gateways,
+        cluster_secret_file=cluster_secret_file,
+        token_file=token_file,
+        log_level=log_level,
+    )
+
+
+def gateway(
+    host: Host = None,
+    port: GatewayPort = None,
+    storage: Storage = None,
+    apis: Apis = None,
+    cluster_secret_file: SecretFile = None,
+    token_file: TokenFile = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> None:
+    """Serve delivery (pulls, acknowledgements, sockets); forward everything else to an api."""
+    _run(
+        Service.GATEWAY,
+        config,
+        host=host,
+        port=port,
+        storage=storage,
+        apis=apis,
+        cluster_secret_file=cluster_secret_file,
+        token_file=token_file,
+        log_level=log_level,
     )
 
 
 def show_config(
+    service: Annotated[Service, typer.Argument(help="Which command's.")] = Service.SERVE,
     host: Host = None,
     port: Port = None,
     data_dir: DataDir = None,
@@ -71,8 +187,9 @@ def show_config(
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value a line.")] = False,
 ) -> None:
-    """Print the effective settings of `contrail serve`, and where each came from."""
+    """Print the effective settings of a server command, and where each came from."""
     settings = _settings(
+        service,
         config,
         host=host,
         port=port,
@@ -88,9 +205,22 @@ def show_config(
         show.table(["setting", "value", "from"], rows)
 
 
-def _settings(config: Path | None, **flags: Any) -> dict[str, Setting]:
+def _run(service: Service, config: Path | None, **flags: Any) -> None:
+    settings = _settings(service, config, **flags)
     try:
-        return read_settings(flags, os.environ, config)
+        import contrail_serve  # noqa: PLC0415 - the client commands work without the server
+    except ModuleNotFoundError as error:
+        if error.name != "contrail_serve":
+            raise
+        show.failure("the server is not installed: pip install 'contrail-client[serve]'")
+        raise typer.Exit(FAILED) from error
+    values = {name: setting.value for name, setting in settings.items()}
+    raise typer.Exit(contrail_serve.main(values, service))
+
+
+def _settings(service: Service, config: Path | None, **flags: Any) -> dict[str, Setting]:
+    try:
+        return read_settings(flags, os.environ, config, service)
     except SettingError as error:
         show.failure(str(error))
         raise typer.Exit(MISUSED) from error

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 ENVIRONMENT_PREFIX: Final = "CONTRAIL_"
 
-DEFAULTS: Final[Mapping[str, Any]] = {
+_COMMON: Final[Mapping[str, Any]] = {
     "host": "127.0.0.1",
     "port": 7420,
-    "data_dir": "contrail-data",
     "token": None,
     "token_file": None,
     "log_level": "info",
@@ -23,10 +22,29 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "allowed_origins": (),
     "max_payload": 1 << 20,
 }
-"""Every setting. `token` has no flag: a flag would show it to all processes of the machine."""
+_SECRETS: Final[Mapping[str, Any]] = {"cluster_secret": None, "cluster_secret_file": None}
+_LINK: Final[Mapping[str, Any]] = {"storage": ("127.0.0.1:7430",), **_SECRETS}
 
-LISTS: Final = {"allowed_hosts", "allowed_origins"}
-SECRET: Final = {"token"}
+DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "serve": {**_COMMON, "data_dir": "contrail-data"},
+    "storage": {
+        **_COMMON,
+        "port": 7422,
+        "link_port": 7430,
+        "data_dir": "contrail-data",
+        **_SECRETS,
+    },
+    "api": {**_COMMON, **_LINK, "gateways": ("127.0.0.1:7421",)},
+    "gateway": {**_COMMON, "port": 7421, **_LINK, "apis": ("127.0.0.1:7420",)},
+}
+"""Every setting of each server command. Secrets have no flag: all processes could see it."""
+
+KNOWN: Final = frozenset(name for settings in DEFAULTS.values() for name in settings)
+LISTS: Final = {"allowed_hosts", "allowed_origins", "storage", "gateways", "apis"}
+SECRET: Final = {"token", "cluster_secret"}
+
+CLIENT: Final = "client"
+"""A table of the same file, for the client commands."""
 
 
 class SettingError(ValueError):
@@ -42,16 +60,20 @@ class Setting:
 
 
 def read_settings(
-    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    config: Path | None,
+    service: str = "serve",
 ) -> dict[str, Setting]:
-    """The effective settings by name; `flags` holds None for what was not given.
+    """The effective settings of `service` by name; `flags` holds None for what was not given.
 
-    Raises SettingError for a file that cannot be read or names an unknown setting.
+    A file may hold settings of other services, too, so that all share one. Raises SettingError for
+    a file that cannot be read or names a setting that no service has.
     """
     table = _read_table(config)
     return {
         name: _first_given(name, default, flags, environ, table, str(config))
-        for name, default in DEFAULTS.items()
+        for name, default in DEFAULTS[service].items()
     }
 
 
@@ -65,7 +87,7 @@ def _first_given(
 ) -> Setting:
     variable = ENVIRONMENT_PREFIX + name.upper()
     if flags.get(name) is not None:
-        return Setting(flags[name], "flag")
+        return Setting(_elements(flags[name]) if name in LISTS else flags[name], "flag")
     if variable in environ:
         text = environ[variable]
         return Setting(_elements(text) if name in LISTS else text, variable)
@@ -85,9 +107,9 @@ def _read_table(config: Path | None) -> dict[str, Any]:
         table = tomllib.loads(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingError(f"{config}: {error}") from error
-    unknown = sorted(set(table) - set(DEFAULTS))
+    table.pop(CLIENT, None)
+    unknown = sorted(set(table) - KNOWN)
     if unknown:
-        raise SettingError(
-            f"{config}: no setting is called {unknown[0]!r}; there are {', '.join(DEFAULTS)}"
-        )
+        known = ", ".join(sorted(KNOWN))
+        raise SettingError(f"{config}: no setting is called {unknown[0]!r}; there are {known}")
     return table

@@ -1,18 +1,62 @@
 """What the commands print: one JSON value a line for machines, tables for people."""
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TextIO
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
-from contrail_client.models import StoredMessage
+from contrail_client.models import Delivered
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+_FILE_WIDTH: Final = 10_000
+"""In a file or pipe nothing is cut off to fit a screen."""
+
+
+def _console(stream: TextIO) -> Console:
+    width = None if stream.isatty() else _FILE_WIDTH
+    return Console(stderr=stream is sys.stderr, highlight=False, width=width)
+
+
+console = _console(sys.stdout)
+errors = _console(sys.stderr)
+
+
+class Shown(Protocol):
+    """A message, however it was received."""
+
+    @property
+    def seq(self) -> int:
+        """Its sequence."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """Its subject."""
+        ...
+
+    @property
+    def time(self) -> str:
+        """When it was stored."""
+        ...
+
+    @property
+    def payload(self) -> bytes:
+        """Its payload."""
+        ...
 
 
 def failure(text: str) -> None:
@@ -20,10 +64,14 @@ def failure(text: str) -> None:
     errors.print(text, style="red", markup=False, soft_wrap=True)
 
 
+def note(text: str) -> None:
+    """A line about what goes on, beside the output."""
+    errors.print(text, markup=False, soft_wrap=True)
+
+
 def json_line(value: Any) -> None:
     """One JSON value on a line of its own."""
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
-    sys.stdout.buffer.flush()
+    _write(msgspec.json.encode(value))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -34,18 +82,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     console.print(drawn)
 
 
-def pairs(values: Any, title: str) -> None:
-    """Names and values of a struct or dictionary, nested ones with dots."""
+def facts(values: Any, title: str, *, as_json: bool) -> None:
+    """A struct or dictionary: as JSON, or as names and values, nested ones with dots."""
+    if as_json:
+        json_line(values)
+        return
     drawn = Table("", "", title=escape(title), show_header=False)
     for name, value in _flat(msgspec.to_builtins(values)):
         drawn.add_row(escape(name), escape(value))
     console.print(drawn)
 
 
-def message(found: StoredMessage, *, as_json: bool) -> None:
-    """One message: a JSON object, or position, time, subject and text."""
+def message(found: Shown, *, as_json: bool, raw: bool = False) -> None:
+    """One message: a JSON object, the payload alone, or position, time, subject and text."""
     if as_json:
-        json_line(found)
+        json_line(_as_api(found) if isinstance(found, Delivered) else found)
+    elif raw:
+        _write(found.payload)
     else:
         text = printable(found.payload.decode(errors="backslashreplace"))
         head = f"[dim]{found.seq} {escape(found.time)}[/dim] [bold]{escape(found.subject)}[/bold]"
@@ -57,6 +110,48 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
+
+
+@contextmanager
+def progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Progress]:
+    """A bar with the rate of now on stderr, when that is a terminal; its only task is number 0."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=errors, transient=True, disable=not (shown and errors.is_terminal)
+    ) as bar:
+        bar.add_task(what, total=total)
+        yield bar
+
+
+class _Rate(ProgressColumn):
+    """How many a second, of late."""
+
+    def render(self, task: Task) -> Text:
+        """The rate, once it is known."""
+        return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _as_api(found: Delivered) -> dict[str, Any]:
+    """A message that came in msgpack, as the API has it in JSON."""
+    fields = msgspec.structs.asdict(found)
+    if not found.ack_token:
+        del fields["ack_token"]
+    try:
+        fields["data"] = found.data.decode()
+    except UnicodeDecodeError:
+        fields["data_base64"] = fields.pop("data")
+    return fields
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

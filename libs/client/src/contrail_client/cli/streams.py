@@ -1,39 +1,39 @@
-"""`contrail stream`: list, show, create, remove and purge streams."""
+"""`contrail stream`: manage streams, and the messages in them."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
-from contrail_client.calls import given
 from contrail_client.cli import show
-from contrail_client.cli.connection import (
-    DEFAULT_URL,
-    AsJson,
-    Server,
-    TokenFile,
-    connected,
-    read_file,
+from contrail_client.cli.arguments import (
+    FieldsFile,
+    Raw,
+    SetFields,
+    StreamName,
+    Yes,
+    confirm,
+    fields_of,
 )
+from contrail_client.cli.connection import Session, client_command
 
 app = typer.Typer(help="Manage streams.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the stream.")]
-Subject = Annotated[str | None, typer.Option("--subject", help="Only these subjects.")]
+Subjects = Annotated[
+    list[str] | None, typer.Option("--subject", help="Captured subject; may be repeated.")
+]
+Filter = Annotated[str | None, typer.Option("--subject", help="Only these subjects.")]
+MaxMsgs = Annotated[int | None, typer.Option(help="Most messages kept.")]
+MaxBytes = Annotated[int | None, typer.Option(help="Most bytes kept.")]
+MaxAge = Annotated[str | None, typer.Option(help='Longest age, such as "7d".')]
+Discard = Annotated[str | None, typer.Option(help="At a limit: old or new.")]
+Sequence = Annotated[int, typer.Argument(help="Sequence of the message.")]
 
 
-@app.command("ls")
-def list_streams(
-    subject: Subject = None,
-    server: Server = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+@client_command(app, "ls")
+def list_streams(session: Session, subject: Filter = None) -> None:
     """List streams."""
-    with connected(server, token_file) as client:
-        found = list(client.list_streams(subject=subject))
-    if as_json:
+    found = session.client.list_streams(subject=subject)
+    if session.as_json:
         for info in found:
             show.json_line(info)
         return
@@ -54,86 +54,126 @@ def list_streams(
     )
 
 
-@app.command("info")
-def show_stream(
-    name: Name,
-    server: Server = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
+@client_command(app, "info")
+def show_stream(session: Session, stream: StreamName) -> None:
     """Show a stream's configuration and state."""
-    with connected(server, token_file) as client:
-        info = client.get_stream(name)
-    if as_json:
-        show.json_line(info)
-    else:
-        show.pairs(info, name)
+    show.facts(session.client.get_stream(stream), stream, as_json=session.as_json)
 
 
-@app.command("create")
+@client_command(app, "create")
 def create_stream(
-    name: Name,
-    subjects: Annotated[
-        list[str] | None, typer.Option("--subject", help="Captured subject; may be repeated.")
-    ] = None,
-    max_msgs: Annotated[int | None, typer.Option(help="Most messages kept.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="Most bytes kept.")] = None,
-    max_age: Annotated[str | None, typer.Option(help='Longest age, such as "7d".')] = None,
-    discard: Annotated[str | None, typer.Option(help="At a limit: old or new.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="JSON file with further fields of the configuration.")
-    ] = None,
-    server: Server = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
+    session: Session,
+    stream: StreamName,
+    subjects: Subjects = None,
+    max_msgs: MaxMsgs = None,
+    max_bytes: MaxBytes = None,
+    max_age: MaxAge = None,
+    discard: Discard = None,
+    fields: FieldsFile = None,
+    assignments: SetFields = None,
 ) -> None:
     """Create a stream, or replace its configuration."""
-    with connected(server, token_file) as client:
-        fields = read_object(config) | given(
-            subjects=subjects,
-            max_msgs=max_msgs,
-            max_bytes=max_bytes,
-            max_age=max_age,
-            discard=discard,
-        )
-        info = client.ensure_stream(name, fields)  # type: ignore[arg-type] # the server checks it
-    if as_json:
-        show.json_line(info)
-    else:
-        show.pairs(info.config, name)
+    config = fields_of(
+        fields,
+        assignments,
+        subjects=subjects,
+        max_msgs=max_msgs,
+        max_bytes=max_bytes,
+        max_age=max_age,
+        discard=discard,
+    )
+    info = session.client.ensure_stream(stream, config)  # type: ignore[arg-type] # the server checks
+    show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
 
 
-@app.command("rm")
-def remove_stream(name: Name, server: Server = DEFAULT_URL, token_file: TokenFile = None) -> None:
+@client_command(app, "edit")
+def edit_stream(
+    session: Session,
+    stream: StreamName,
+    subjects: Subjects = None,
+    max_msgs: MaxMsgs = None,
+    max_bytes: MaxBytes = None,
+    max_age: MaxAge = None,
+    discard: Discard = None,
+    fields: FieldsFile = None,
+    assignments: SetFields = None,
+) -> None:
+    """Change only the fields that are given."""
+    changes = fields_of(
+        fields,
+        assignments,
+        subjects=subjects,
+        max_msgs=max_msgs,
+        max_bytes=max_bytes,
+        max_age=max_age,
+        discard=discard,
+    )
+    info = session.client.update_stream(stream, changes)
+    show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
+
+
+@client_command(app, "rm")
+def remove_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
     """Remove a stream with its messages and consumers."""
-    with connected(server, token_file) as client:
-        client.delete_stream(name)
+    confirm(f"Remove stream {stream} with all its messages?", yes)
+    session.client.delete_stream(stream)
 
 
-@app.command("purge")
+@client_command(app, "purge")
 def purge_stream(
-    name: Name,
-    subject: Subject = None,
+    session: Session,
+    stream: StreamName,
+    subject: Filter = None,
     up_to_seq: Annotated[int | None, typer.Option(help="Only below this sequence.")] = None,
     keep: Annotated[int | None, typer.Option(help="Keep this many of the newest.")] = None,
-    server: Server = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
     """Remove messages of a stream, by default all of them."""
-    with connected(server, token_file) as client:
-        purged = client.purge_stream(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
-    if as_json:
+    confirm(f"Remove messages of stream {stream}?", yes)
+    purged = session.client.purge_stream(stream, subject=subject, up_to_seq=up_to_seq, keep=keep)
+    if session.as_json:
         show.json_line({"purged": purged})
     else:
         show.console.print(f"{purged} messages removed")
 
 
-def read_object(path: Path | None) -> dict[str, Any]:
-    """The JSON object in a file; ValueError when it holds something else."""
-    if path is None:
-        return {}
-    try:
-        return msgspec.json.decode(read_file(path), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
+@client_command(app, "seal")
+def seal_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
+    """Make a stream read-only, for good."""
+    confirm(f"Seal stream {stream}? That cannot be undone.", yes)
+    info = session.client.seal_stream(stream)
+    show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
+
+
+@client_command(app, "subjects")
+def list_subjects(session: Session, stream: StreamName, subject: Filter = None) -> None:
+    """List the subjects that have messages, with how many."""
+    found = session.client.list_subjects(stream, subject=subject)
+    if session.as_json:
+        for each in found:
+            show.json_line(each)
+    else:
+        show.table(["subject", "messages"], ((each.subject, each.messages) for each in found))
+
+
+@client_command(app, "get")
+def get_message(session: Session, stream: StreamName, seq: Sequence, raw: Raw = False) -> None:
+    """Print one message."""
+    found = session.client.get_message(stream, seq)
+    show.message(found, as_json=session.as_json, raw=raw)
+
+
+@client_command(app, "last")
+def last_messages(
+    session: Session, stream: StreamName, subject: Filter = None, raw: Raw = False
+) -> None:
+    """Print the newest message of each subject."""
+    for found in session.client.last_messages(stream, subject=subject):
+        show.message(found, as_json=session.as_json, raw=raw)
+
+
+@client_command(app, "delete-message")
+def delete_message(session: Session, stream: StreamName, seq: Sequence, yes: Yes = False) -> None:
+    """Make one message unreadable."""
+    confirm(f"Delete message {seq} of stream {stream}?", yes)
+    session.client.delete_message(stream, seq)

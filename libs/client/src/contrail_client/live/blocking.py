@@ -9,7 +9,12 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from contrail_client.errors import ContrailError, PublishesFailed
 from contrail_client.live.feed import Feed
-from contrail_client.live.publisher import AsyncPublication, AsyncPublisher, outgoing_message
+from contrail_client.live.publisher import (
+    FAILURES_KEPT,
+    AsyncPublication,
+    AsyncPublisher,
+    outgoing_message,
+)
 from contrail_client.live.reader import AsyncOrderedReader
 from contrail_client.live.settling import Kind, Option
 from contrail_client.live.subscription import AsyncPushedMessage, AsyncSubscription
@@ -118,7 +123,7 @@ class Publisher:
         self._lock = threading.Condition()
         self._passing: asyncio.Task[None] | None = None
         self._busy = False
-        self._not_taken: tuple[str, ContrailError, Publication] | None = None
+        self._not_taken: deque[tuple[str, ContrailError, Publication]] = deque(maxlen=FAILURES_KEPT)
 
     def __enter__(self) -> Self:
         self._thread.run(self._publisher.__aenter__())
@@ -179,7 +184,7 @@ class Publisher:
                     inner = await self._publisher.send(message)
                 except ContrailError as error:
                     publication.fail(error)
-                    self._not_taken = self._not_taken or (message.subject, error, publication)
+                    self._not_taken.append((message.subject, error, publication))
                 else:
                     publication.follow(inner)
 
@@ -189,9 +194,10 @@ class Publisher:
             if self._passing is not None:
                 await self._passing
         await self._publisher.flush()
-        not_taken, self._not_taken = self._not_taken, None
-        if not_taken is not None and not not_taken[2].asked:
-            raise PublishesFailed([not_taken[:2]], 1)
+        failed = [(subject, error) for subject, error, each in self._not_taken if not each.asked]
+        self._not_taken.clear()
+        if failed:
+            raise PublishesFailed(failed, len(failed))
 
     async def _close(self) -> None:
         self._publisher.close()

@@ -83,9 +83,9 @@ class Settle(ClientFrame):
 
     sid: str
     id: int | None = None
-    seqs: Sequence[int] = ()
-    ranges: Sequence[tuple[int, int]] = ()
-    tokens: Sequence[str] = ()
+    seqs: list[int] = []
+    ranges: list[tuple[int, int]] = []
+    tokens: list[str] = []
 
 
 class Ack(Settle, tag="ack"):

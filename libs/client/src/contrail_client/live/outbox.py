@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from contrail_client.calls import Retries
-from contrail_client.errors import ContrailError, OutcomeUnknown, Unreachable
+from contrail_client.errors import ContrailError, OutcomeUnknown
 from contrail_client.models import Message
 
 T = TypeVar("T")
@@ -164,6 +164,6 @@ class Outbox(Generic[T]):
 
 def given_up(outgoing: Outgoing[T], reason: ContrailError) -> ContrailError:
     """The error of a message that is not sent any more."""
-    if outgoing.first_sent_s is not None:
-        return OutcomeUnknown(f"publish to {outgoing.message.subject}: {reason}")
-    return Unreachable(f"publish to {outgoing.message.subject}: {reason}")
+    if outgoing.first_sent_s is None:
+        return reason
+    return OutcomeUnknown(f"publish to {outgoing.message.subject}: {reason}")

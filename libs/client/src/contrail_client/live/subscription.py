@@ -109,6 +109,8 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
                 waiter.set_result(None)
         else:
             self._put(Settlement(kind, option, delivered.seq, delivered.ack_token, waiter))
+            if kind in ("ack", "term"):
+                self._drop_unread(delivered.seq)
 
     # For the connection --------------------------------------------------------------------------
 
@@ -149,11 +151,7 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
     def _came(self, delivered: Delivered) -> None:
         if delivered.ack_token:
             self._settling.delivered(delivered.seq)
-        earlier = self._unread.pop(delivered.seq, None)
-        if isinstance(earlier, Delivered):
-            # It came again before it was read: once is enough, with the newer token.
-            self._unread_bytes -= earlier.size
-            self._consumed(earlier)
+        self._drop_unread(delivered.seq)  # of two unread copies the newer token is the better one
         self._add_unread(delivered.seq, delivered)
 
     def _unsubscribe_frame(self, number: int) -> Unsub:
@@ -192,7 +190,19 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
                 self._put(replace(each, alone=True))
             return
         for each in group:
+            if error is None:
+                self._drop_unread(each.seq)
             _tell(each.about, error)
+
+    def _drop_unread(self, seq: int) -> None:
+        """Pass over a copy of a message that is acknowledged for good.
+
+        After a lost connection the server may have sent it again before it heard of that.
+        """
+        copy = self._unread.pop(seq, None)
+        if isinstance(copy, Delivered):
+            self._unread_bytes -= copy.size
+            self._consumed(copy)
 
     def _finish(self, error: ContrailError) -> None:
         super()._finish(error)

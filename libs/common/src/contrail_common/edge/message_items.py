@@ -15,10 +15,11 @@ from contrail_common.subjects import subject_problem
 
 TTL_HEADER: Final = "Nats-TTL"
 _MSG_ID_LOWER: Final = MSG_ID.lower()
-_PLAIN_ID_CHARS_MAX: Final = 1024
+PLAIN_ID_MAX: Final = 1024
+"""A longer message id, in characters or bytes, needs a closer look."""
 _OTHER_FORMS: Final = 2
-_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
-_BAD_VALUE: Final = re.compile(r"[\x00\r\n]")
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
+BAD_HEADER_VALUE: Final = re.compile(r"[\x00\r\n]")
 
 
 class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +117,7 @@ def _only_message_id(headers: Headers) -> str | None:
     if values is None or len(headers) != 1 or len(values) != 1:
         return None
     message_id = values[0]
-    plain = 0 < len(message_id) <= _PLAIN_ID_CHARS_MAX and message_id.isprintable()
+    plain = 0 < len(message_id) <= PLAIN_ID_MAX and message_id.isprintable()
     return message_id if plain else None
 
 
@@ -128,14 +129,14 @@ def header_problem(headers: Headers) -> str | None:
         if not values:
             return f"{name} has no value"
         for value in values:
-            if not value.isprintable() and _BAD_VALUE.search(value):
+            if not value.isprintable() and BAD_HEADER_VALUE.search(value):
                 return f"{name} holds a line break or NUL"
     return None
 
 
 @functools.lru_cache(maxsize=4096)
 def _valid_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
+    return HEADER_NAME.fullmatch(name) is not None
 
 
 def _invalid(pointer: str, message: str) -> ApiError:

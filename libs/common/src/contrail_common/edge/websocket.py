@@ -218,7 +218,8 @@ class EdgeSocket(asyncio.Protocol):
             self._fail(wire.parser_exc, answers)
         elif answers:
             self._answer(answers)
-        self._hold(len(wire.reader.buffer) + len(self._fragments or b""))
+        if not self._deaf:
+            self._hold(len(wire.reader.buffer) + len(self._fragments or b""))
 
     def eof_received(self) -> None:
         """The peer sends no more: the connection ends, as RFC 6455 has no half-open sockets."""
@@ -259,7 +260,6 @@ class EdgeSocket(asyncio.Protocol):
 
     def _fail(self, error: Exception, answers: list[bytes]) -> None:
         """What came is not WebSocket, or is too large: say so and listen no more."""
-        self._deaf = True
         if self._ended:
             return
         if isinstance(error, PayloadTooBig):
@@ -268,8 +268,15 @@ class EdgeSocket(asyncio.Protocol):
         else:
             assert self._wire.close_sent is not None
             self.close(self._wire.close_sent.code, self._wire.close_sent.reason)
+        self._listen_no_more()
+
+    def _listen_no_more(self) -> None:
         # Closing now would reset the connection under a peer that still writes, and it would never
         # see why: end this side, drop what comes, close a little later.
+        self._deaf = True
+        self._wire.reader.discard()
+        self._state.bodies_bytes -= self._held
+        self._held = 0
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
@@ -279,6 +286,7 @@ class EdgeSocket(asyncio.Protocol):
         self._held = count
         if count and self._state.bodies_bytes > self._state.bodies_bytes_max:
             self.close(CloseCode.RATE_LIMITED, "too many bytes of messages are in flight")
+            self._listen_no_more()
 
     def pause(self) -> None:
         """Read no more for now: the peer sends faster than its messages can be worked on."""

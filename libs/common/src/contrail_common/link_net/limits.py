@@ -17,7 +17,7 @@ class LinkLimits:
     busy_bytes_max: int = 64 << 20
     waits_max: int = 16_384
     unwritten_bytes_max: int = 256 << 20
-    window_bytes: int = 4 << 20
+    window_bytes: int = 8 << 20
     chunk_bytes: int = 256 << 10
     unproven_max: int = 64
     connections_max: int = 256

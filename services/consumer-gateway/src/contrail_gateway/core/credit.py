@@ -28,9 +28,9 @@ class Credit:
         """Whether another message may begin."""
         return (self.msgs is None or self.msgs > 0) and (self.bytes is None or self.bytes > 0)
 
-    def spend(self, size: int) -> None:
-        """A message of ``size`` bytes is sent."""
+    def spend(self, count: int, size: int) -> None:
+        """``count`` messages of ``size`` bytes in all are sent."""
         if self.msgs is not None:
-            self.msgs -= 1
+            self.msgs -= count
         if self.bytes is not None:
             self.bytes -= size

@@ -99,10 +99,15 @@ class Subscription:
         waiting = self.held_back
         waiting.extend(deliveries)
         credit = self.credit
+        if credit.bytes is None:
+            # Nobody counts bytes, and messages need not be counted one by one.
+            count = len(waiting) if credit.msgs is None else min(credit.msgs, len(waiting))
+            credit.spend(count, 0)
+            return [waiting.popleft() for _ in range(count)]
         taken: list[Delivery] = []
         while waiting and credit.open:
             delivery = waiting.popleft()
-            credit.spend(_size(delivery))
+            credit.spend(1, _size(delivery))
             taken.append(delivery)
         return taken
 
@@ -130,11 +135,13 @@ class Subscription:
 
     # Order ---------------------------------------------------------------------------------------
     def in_order(self, deliveries: Sequence[Delivery]) -> bool:
-        """Whether ``deliveries`` follow what came before, by the consumer's own sequence."""
+        """Whether ``deliveries`` (at least one) follow what came before: nobody else took any."""
+        first, last = deliveries[0], deliveries[-1]
         expected = self.next_consumer_seq
-        return all(
-            delivery.consumer_seq == expected + at and delivery.num_delivered == 1
-            for at, delivery in enumerate(deliveries)
+        return (
+            first.consumer_seq == expected
+            and last.consumer_seq == expected + len(deliveries) - 1
+            and first.message.seq >= self.next_seq
         )
 
     def leaves_a_hole(self, deliveries: Sequence[Delivery]) -> bool:

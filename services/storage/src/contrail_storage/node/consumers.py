@@ -145,6 +145,11 @@ class ConsumerManager:
             if not machine.exists or desk.consumer.consumer_id not in machine.consumers:
                 self._close(key)
 
+    def flush(self) -> None:
+        """Propose what was delivered and is not recorded yet."""
+        for desk in self._desks.values():
+            desk.flush()
+
     def new_term(self) -> None:
         """This node leads the shards anew: what desks took for lost may have been applied."""
         loop = asyncio.get_running_loop()

@@ -305,7 +305,7 @@ class Desk:
         return taken
 
     def _is_out(self, seq: int) -> bool:
-        """Whether a message from ``position`` on was delivered already, as after an undo."""
+        """Whether a message from ``position`` on was delivered before an undo or a new term."""
         consumer = self.consumer
         return seq in consumer.acked_ahead or seq in consumer.pending or seq in self.in_flight
 

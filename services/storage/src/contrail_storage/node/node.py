@@ -54,6 +54,7 @@ META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
 _TICK_S: Final = 0.05
 _RECOVER_WAIT_S: Final = 0.5
+_STOP_GRACE_S: Final = 10.0
 _SEGMENT_BYTES: Final = 16 << 20
 """Log segments are dropped whole: a restart replays little when they are small."""
 _log = structlog.get_logger("contrail.node")
@@ -390,8 +391,15 @@ class StorageNode:
             await self._write_seen.wait()
 
     async def stop(self) -> None:
-        """Stop cleanly: groups, log, writer; flush, so that the next start has little to replay."""
+        """Stop cleanly: groups, log, writer; flush, so that the next start has little to replay.
+
+        What was taken before is applied first, as long as that takes no more than a grace time:
+        nobody waits for publishes without an ack, for acks and for the records of deliveries.
+        """
         self._ready = False
+        self.consumers.flush()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._until_applied(), _STOP_GRACE_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -403,6 +411,15 @@ class StorageNode:
         if not self.failure:
             await self.checkpoint()
         await asyncio.to_thread(self._store.close)
+
+    async def _until_applied(self) -> None:
+        while not self.failure and (
+            self.meta_log.queued_bytes
+            or self.shard_log.queued_bytes
+            or any(group.outstanding_bytes for group in self.groups.values())
+        ):
+            self._write_seen.clear()
+            await self._write_seen.wait()
 
     # Failures ------------------------------------------------------------------------------------
 
@@ -424,6 +441,7 @@ class StorageNode:
         """Fail-stop: refuse everything and ask the owner to end the process."""
         self.failure = self.failure or reason
         self._ready = False
+        self._write_seen.set()
         if not self.fatal.done():
             self.fatal.set_result(reason)
 
@@ -431,6 +449,7 @@ class StorageNode:
         # What was not yet durable has an unknown outcome; the log goes on in a new segment as
         # soon as the disk takes one.
         self.failure = f"the log failed: {error}"
+        self._write_seen.set()
         _log.error("log failed", error=str(error))
         for group in self.groups.values():
             group.handle_log_failure()

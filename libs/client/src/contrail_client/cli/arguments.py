@@ -1,0 +1,76 @@
+"""Arguments that several commands have, and what their texts mean."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from contrail_client.cli import completion
+from contrail_client.cli.context import read_file
+
+StreamName = Annotated[
+    str, typer.Argument(help="Name of the stream.", autocompletion=completion.stream_names)
+]
+ConsumerName = Annotated[
+    str, typer.Argument(help="Name of the consumer.", autocompletion=completion.consumer_names)
+]
+FieldsFile = Annotated[
+    Path | None,
+    typer.Option("--fields", help="JSON file with fields of the configuration; - is stdin."),
+]
+SetFields = Annotated[
+    list[str] | None,
+    typer.Option("--set", help='Any field, as NAME=VALUE (JSON or text); "null" resets.'),
+]
+HeaderTexts = Annotated[
+    list[str] | None, typer.Option("--header", "-H", help="NAME=VALUE; may be repeated.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Payloads alone, each with a line end.")]
+
+
+def fields_of(file: Path | None, assignments: list[str] | None, **options: Any) -> dict[str, Any]:
+    """Fields of a configuration: those of the file, then `--set`, then the options given."""
+    fields = _read_object(file)
+    for text in assignments or []:
+        name, value = _pair(text, "a field")
+        try:
+            fields[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            fields[name] = value
+    return fields | {name: value for name, value in options.items() if value is not None}
+
+
+def headers_of(texts: list[str] | None) -> dict[str, list[str]]:
+    """Headers from NAME=VALUE; ValueError for anything else."""
+    headers: dict[str, list[str]] = {}
+    for text in texts or []:
+        name, value = _pair(text, "a header")
+        headers.setdefault(name, []).append(value)
+    return headers
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is lost, when a person is there to answer."""
+    terminal = typer.get_text_stream("stdin").isatty()
+    if terminal and not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def _pair(text: str, what: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"{what} is NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def _read_object(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    stdin = str(file) == "-"
+    data = typer.get_binary_stream("stdin").read() if stdin else read_file(file)
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{file}: {error}") from error

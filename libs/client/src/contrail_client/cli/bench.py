@@ -1,0 +1,287 @@
+"""`contrail bench`: what a server does for this client, on a stream made for it and removed.
+
+The figures are of client and server together; the client's own work is a large part of them.
+"""
+
+import math
+import secrets
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from contrail_client.cli import show
+from contrail_client.cli.connection import Session, client_command
+from contrail_client.client import Contrail
+from contrail_client.errors import Unreachable
+from contrail_client.live.publisher import MAX_OUTSTANDING
+from contrail_client.models import Message
+
+app = typer.Typer(help="Measure rates and latencies.", no_args_is_help=True)
+
+FILL_OUTSTANDING: Final = 4
+PERCENTILES: Final = (50, 90, 99)
+_STAMP: Final = struct.Struct("!d")
+_PATIENCE_S: Final = 30.0
+_MB: Final = 1e6
+
+
+class Mode(StrEnum):
+    """How messages are published."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    BATCH = "batch"
+
+
+Messages = Annotated[int, typer.Option(min=1, help="How many messages.")]
+Size = Annotated[int, typer.Option(min=_STAMP.size, help="Bytes of each payload.")]
+Batch = Annotated[int, typer.Option(min=1, help="Messages in a batch or pull.")]
+Outstanding = Annotated[int, typer.Option(min=1, help="Async: most messages under way.")]
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured: times in seconds, latencies in milliseconds."""
+
+    what: str
+    messages: int
+    seconds: float
+    messages_per_second: float
+    megabytes_per_second: float
+    p50_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    max_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The stream of one measurement."""
+
+    client: Contrail
+    name: str
+    subject: str
+
+
+@client_command(app, "pub")
+def bench_publish(
+    session: Session,
+    messages: Messages = 10_000,
+    size: Size = 128,
+    mode: Mode = Mode.ASYNC,
+    batch: Batch = 500,
+    outstanding: Outstanding = MAX_OUTSTANDING,
+) -> None:
+    """Publish: one after the other, many at once over WebSocket, or in batches.
+
+    The latency is that of a message until its ack, with batches that of a batch.
+    """
+    payload = bytes(size)
+    with _stream(session.client) as stream, show.progress("Publishing", messages) as bar:
+        done: Iterator[tuple[int, float]]
+        match mode:
+            case Mode.SYNC:
+                done = _one_by_one(stream, payload, messages)
+            case Mode.ASYNC:
+                done = _at_once(stream, payload, messages, outstanding)
+            case Mode.BATCH:
+                done = _in_batches(stream, payload, messages, batch)
+        begun = time.perf_counter()
+        latencies = []
+        for count, latency_s in done:
+            latencies.append(latency_s)
+            bar.advance(bar.task_ids[0], count)
+        seconds = time.perf_counter() - begun
+    _show(session, figures(f"publish, {mode}", messages, size, seconds, latencies))
+
+
+@client_command(app, "sub")
+def bench_subscribe(
+    session: Session,
+    messages: Messages = 10_000,
+    size: Size = 128,
+    ordered: Annotated[bool, typer.Option(help="Read in order, without acknowledging.")] = False,
+) -> None:
+    """Receive by push what is stored already."""
+    with _stream(session.client) as stream, show.progress("Receiving", messages) as bar:
+        _fill(stream, messages, size)
+        begun = time.perf_counter()
+        for count in _ordered(stream, messages) if ordered else _pushed(stream, messages):
+            bar.advance(bar.task_ids[0], count)
+        seconds = time.perf_counter() - begun
+    kind = "ordered" if ordered else "acknowledged"
+    _show(session, figures(f"push, {kind}", messages, size, seconds, []))
+
+
+@client_command(app, "pull")
+def bench_pull(
+    session: Session, messages: Messages = 10_000, size: Size = 128, batch: Batch = 500
+) -> None:
+    """Receive by pulls, acknowledging each batch; the latency is that of a pull."""
+    with _stream(session.client) as stream, show.progress("Pulling", messages) as bar:
+        _fill(stream, messages, size)
+        worker = stream.client.ensure_consumer(
+            stream.name, "bench", {"max_ack_pending": max(batch, 1_000)}
+        )
+        begun = time.perf_counter()
+        latencies: list[float] = []
+        left = messages
+        while left:
+            asked = time.perf_counter()
+            found = worker.next(min(batch, left))
+            latencies.append(time.perf_counter() - asked)
+            worker.ack(*found)
+            left -= len(found)
+            bar.advance(bar.task_ids[0], len(found))
+        seconds = time.perf_counter() - begun
+    _show(session, figures("pull", messages, size, seconds, latencies))
+
+
+@client_command(app, "latency")
+def bench_latency(
+    session: Session,
+    messages: Messages = 1_000,
+    size: Size = 128,
+    rate: Annotated[float, typer.Option(min=1.0, help="Messages published a second.")] = 200.0,
+) -> None:
+    """Publish at a steady rate; the latency is that from the publish to the push."""
+    latencies: list[float] = []
+    with (
+        _stream(session.client) as stream,
+        show.progress("Measuring", messages) as bar,
+        stream.client.ordered(stream.name) as reader,
+    ):
+        publishing = threading.Thread(
+            target=_steadily, args=(stream, messages, size, rate), daemon=True
+        )
+        begun = time.perf_counter()
+        publishing.start()
+        while len(latencies) < messages:
+            found = reader.next(timeout_s=_PATIENCE_S)
+            if found is None:
+                raise Unreachable(f"no message for {_PATIENCE_S:.0f} s")
+            [sent] = _STAMP.unpack_from(found.payload)
+            latencies.append(time.perf_counter() - sent)
+            bar.advance(bar.task_ids[0])
+        seconds = time.perf_counter() - begun
+        publishing.join()
+    _show(session, figures(f"publish to push at {rate:g}/s", messages, size, seconds, latencies))
+
+
+def figures(
+    what: str, messages: int, size: int, seconds: float, latencies_s: Sequence[float]
+) -> Figures:
+    """The figures of one measurement."""
+    ordered_ms = sorted(1_000 * each for each in latencies_s)
+    p50, p90, p99 = (percentile(ordered_ms, percent) for percent in PERCENTILES)
+    return Figures(
+        what=what,
+        messages=messages,
+        seconds=round(seconds, 3),
+        messages_per_second=round(messages / seconds, 1),
+        megabytes_per_second=round(messages * size / seconds / _MB, 2),
+        p50_ms=p50,
+        p90_ms=p90,
+        p99_ms=p99,
+        max_ms=round(ordered_ms[-1], 3) if ordered_ms else None,
+    )
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float | None:
+    """The smallest value that at least `percent` of all (ascending) values do not exceed."""
+    if not ordered:
+        return None
+    return round(ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1], 3)
+
+
+def _one_by_one(stream: Stream, payload: bytes, count: int) -> Iterator[tuple[int, float]]:
+    for _ in range(count):
+        begun = time.perf_counter()
+        stream.client.publish(stream.subject, payload)
+        yield 1, time.perf_counter() - begun
+
+
+def _at_once(
+    stream: Stream, payload: bytes, count: int, outstanding: int
+) -> Iterator[tuple[int, float]]:
+    acked: deque[float] = deque()
+
+    def stored(begun: float, _: object) -> None:
+        acked.append(time.perf_counter() - begun)
+
+    with stream.client.publisher(max_outstanding=outstanding) as publisher:
+        for _ in range(count):
+            begun = time.perf_counter()
+            publisher.publish(stream.subject, payload).add_done_callback(partial(stored, begun))
+            while acked:
+                yield 1, acked.popleft()
+        publisher.flush()
+        while acked:
+            yield 1, acked.popleft()
+
+
+def _in_batches(
+    stream: Stream, payload: bytes, count: int, size: int
+) -> Iterator[tuple[int, float]]:
+    for first in range(0, count, size):
+        batch = [Message(stream.subject, payload)] * min(size, count - first)
+        begun = time.perf_counter()
+        stream.client.publish_batch(stream.name, batch).raise_refused()
+        yield len(batch), time.perf_counter() - begun
+
+
+def _pushed(stream: Stream, count: int) -> Iterator[int]:
+    stream.client.ensure_consumer(stream.name, "bench", {"max_ack_pending": 10_000})
+    with stream.client.subscribe(stream.name, "bench") as messages:
+        for number, message in zip(range(1, count + 1), messages, strict=False):
+            if number == count:
+                message.ack_sync()
+            else:
+                message.ack()
+            yield 1
+
+
+def _ordered(stream: Stream, count: int) -> Iterator[int]:
+    with stream.client.ordered(stream.name) as messages:
+        for _ in zip(range(count), messages, strict=False):
+            yield 1
+
+
+def _steadily(stream: Stream, count: int, size: int, rate: float) -> None:
+    begun = time.perf_counter()
+    with stream.client.publisher() as publisher:
+        for number in range(count):
+            time.sleep(max(begun + number / rate - time.perf_counter(), 0.0))
+            stamp = _STAMP.pack(time.perf_counter())
+            publisher.publish(stream.subject, stamp.ljust(size, b"\0"))
+
+
+def _fill(stream: Stream, count: int, size: int) -> None:
+    messages = (Message(stream.subject, bytes(size)) for _ in range(count))
+    for result in stream.client.publish_all(stream.name, messages, outstanding=FILL_OUTSTANDING):
+        result.raise_refused()
+
+
+@contextmanager
+def _stream(client: Contrail) -> Iterator[Stream]:
+    """A stream of its own, removed in the end."""
+    mark = secrets.token_hex(4)
+    stream = Stream(client, f"BENCH_{mark}", f"bench.{mark}")
+    client.ensure_stream(stream.name, {"subjects": [stream.subject]}, only_create=True)
+    try:
+        yield stream
+    finally:
+        client.delete_stream(stream.name)
+
+
+def _show(session: Session, found: Figures) -> None:
+    show.facts(found, found.what, as_json=session.as_json)

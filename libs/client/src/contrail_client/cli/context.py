@@ -1,0 +1,85 @@
+"""Which server the client commands talk to: flags, then the environment, then a TOML file.
+
+The file may be the server's own: the client reads its table `[client]`, the server the rest.
+
+    [client]
+    url = "http://127.0.0.1:7420"
+    token_file = "contrail.token"
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from contrail_client.transport import DEFAULT_URL
+
+TABLE: Final = "client"
+_KEYS: Final = ("url", "token", "token_file")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A server's address, and the token to show it."""
+
+    url: str
+    token: str | None
+
+
+def read_context(
+    url: str | None, token_file: Path | None, config: Path | None, environ: Mapping[str, str]
+) -> Context:
+    """The effective context; ValueError for a file that cannot be used.
+
+    A flag goes before `CONTRAIL_URL` and `CONTRAIL_TOKEN`, these before the file.
+    """
+    table = _read_table(config)
+    return Context(
+        url or environ.get("CONTRAIL_URL") or table.get("url") or DEFAULT_URL,
+        _token(token_file, environ, table, config),
+    )
+
+
+def read_file(path: Path) -> bytes:
+    """The file's bytes; ValueError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+
+
+def _token(
+    file: Path | None,
+    environ: Mapping[str, str],
+    table: Mapping[str, str],
+    config: Path | None,
+) -> str | None:
+    if file is None:
+        if token := environ.get("CONTRAIL_TOKEN") or table.get("token"):
+            return token
+        if config is None or "token_file" not in table:
+            return None
+        file = config.parent / table["token_file"]
+    try:
+        return read_file(file).decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: a token is ASCII") from error
+
+
+def _read_table(config: Path | None) -> Mapping[str, str]:
+    if config is None:
+        return {}
+    try:
+        whole: dict[str, Any] = tomllib.loads(read_file(config).decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{config}: {error}") from error
+    table = whole.get(TABLE, {})
+    if not isinstance(table, dict):
+        raise ValueError(f"{config}: [{TABLE}] is a table")
+    for name, value in table.items():
+        if name not in _KEYS:
+            raise ValueError(f"{config}: [{TABLE}] has no {name!r}, only {', '.join(_KEYS)}")
+        if not isinstance(value, str):
+            raise ValueError(f"{config}: {name} is a text")
+    return table

@@ -1,0 +1,131 @@
+"""`contrail pub`: one message, many copies of one, or a message for each line."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from contrail_client.cli import show
+from contrail_client.cli.arguments import HeaderTexts, headers_of
+from contrail_client.cli.connection import Session, client_command
+from contrail_client.live.blocking import Publication
+from contrail_client.live.publisher import MAX_OUTSTANDING
+from contrail_client.models import PubAck
+
+
+class Acks(StrEnum):
+    """What to wait for."""
+
+    STORED = "stored"
+    NONE = "none"
+
+
+Payload = Annotated[
+    str, typer.Argument(help="The payload; - reads standard input.", show_default="empty")
+]
+Count = Annotated[int, typer.Option(min=1, help="Publish it so many times.")]
+Lines = Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")]
+MsgId = Annotated[str | None, typer.Option(help="Stored once within the duplicate window.")]
+Ack = Annotated[Acks, typer.Option(help="none: do not ask whether it was stored.")]
+Outstanding = Annotated[int, typer.Option(min=1, help="Most messages under way at once.")]
+
+_NEWLINE: Final = b"\r\n"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    client_command(app, "pub")(publish)
+
+
+def publish(
+    session: Session,
+    subject: Annotated[str, typer.Argument(help="Subject of the messages.")],
+    payload: Payload = "",
+    headers: HeaderTexts = None,
+    msg_id: MsgId = None,
+    count: Count = 1,
+    lines: Lines = False,
+    ack: Ack = Acks.STORED,
+    outstanding: Outstanding = MAX_OUTSTANDING,
+) -> None:
+    """Publish messages.
+
+    With --count or --lines they go over WebSocket with ids of their own, so that each is stored
+    once even when the connection breaks on the way.
+    """
+    many = count > 1 or lines
+    if many and msg_id is not None:
+        raise ValueError("--msg-id is for one message: with the same id only one would be stored")
+    if lines and (payload or count > 1):
+        raise ValueError("--lines takes the payloads from standard input, one message for each")
+    given = headers_of(headers)
+    if ack is Acks.NONE:
+        for each in _payloads(payload, count, lines):
+            session.client.publish_unacked(subject, each, headers=given, msg_id=msg_id)
+    elif many:
+        _publish_many(session, subject, _payloads(payload, count, lines), given, count, outstanding)
+    else:
+        [data] = _payloads(payload, 1, lines=False)
+        _show(session, session.client.publish(subject, data, headers=given, msg_id=msg_id))
+
+
+def _publish_many(
+    session: Session,
+    subject: str,
+    payloads: Iterator[bytes],
+    headers: dict[str, list[str]],
+    count: int,
+    outstanding: int,
+) -> None:
+    acked = 0
+    begun = time.perf_counter()
+    under_way: deque[Publication] = deque()
+    total = count if count > 1 else None
+
+    def settle(advance: Callable[[int], None]) -> None:
+        nonlocal acked
+        ack = under_way.popleft().result()
+        acked += 1
+        advance(acked)
+        if session.as_json:
+            show.json_line(ack)
+
+    with (
+        show.progress(f"Publishing {subject}", total) as bar,
+        session.client.publisher(max_outstanding=outstanding, auto_ids=True) as publisher,
+    ):
+
+        def advance(done: int) -> None:
+            bar.update(bar.task_ids[0], completed=done)
+
+        for payload in payloads:
+            under_way.append(publisher.publish(subject, payload, headers=headers))
+            while under_way and (len(under_way) > outstanding or under_way[0].done()):
+                settle(advance)
+        while under_way:
+            settle(advance)
+    seconds = time.perf_counter() - begun
+    if not session.as_json:
+        show.console.print(f"{acked:,} stored in {seconds:.2f} s: {acked / seconds:,.0f}/s")
+
+
+def _payloads(payload: str, count: int, lines: bool) -> Iterator[bytes]:
+    stdin = typer.get_binary_stream("stdin")
+    if lines:
+        for line in stdin:
+            yield line.rstrip(_NEWLINE)
+        return
+    data = stdin.read() if payload == "-" else payload.encode()
+    for _ in range(count):
+        yield data
+
+
+def _show(session: Session, ack: PubAck) -> None:
+    if session.as_json:
+        show.json_line(ack)
+    else:
+        known = " (known already)" if ack.duplicate else ""
+        show.console.print(f"{ack.stream} {ack.seq}{known}", markup=False)

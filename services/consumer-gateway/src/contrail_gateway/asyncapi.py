@@ -1,0 +1,139 @@
+"""The AsyncAPI 3 document of ``/v1/ws``, built from the frames themselves."""
+
+from typing import Any, Final, get_args
+
+import msgspec
+
+from contrail_common.__about__ import __version__
+from contrail_common.edge.handshake import VERSION
+from contrail_common.edge.websocket import CloseCode
+from contrail_gateway.core import frames
+from contrail_gateway.socket_codec import CODECS, BatchAcks, Failed, Messages
+from contrail_gateway.sockets import PATH
+
+_SCHEMAS: Final = "#/components/schemas/{name}"
+_SERVER_FRAMES: Final[tuple[type[msgspec.Struct], ...]] = (
+    frames.Info,
+    frames.Ok,
+    frames.Subscribed,
+    frames.PubAck,
+    BatchAcks,
+    Failed,
+    Messages,
+    frames.Beat,
+    frames.Gap,
+    frames.Gone,
+    frames.Pong,
+    frames.Drain,
+)
+_CLIENT_FRAMES: Final[tuple[type[msgspec.Struct], ...]] = get_args(frames.JsonFrame)
+
+_DESCRIPTION: Final = """\
+Publishing, subscriptions and acknowledgements over one WebSocket.
+
+`contrail.v1.json` uses text frames that hold one JSON object or an array of them;
+`contrail.v1.msgpack` uses binary frames with the same objects in msgpack, where the payload of a
+message is the bytes of `data`. The server sends one object in each frame. A frame of a client that
+has an `id` gets exactly one answer with that `id`: `ok`, `ack`, `acks`, `pong` or `error`.
+permessage-deflate is never accepted. A message is at most 8 MiB, in one frame or in fragments, and
+nests at most 64 levels.
+
+A token comes in the handshake's `Authorization` header or, from browsers, in `connect` as the
+first frame. `credit` is exact: no message begins beyond it, and one that begins within it is sent
+whole; bytes count subject, headers and payload. What a socket leaves unread may be 8 MiB, then it
+is closed with 4008. Before a shutdown the server sends `drain`, pushes no more, takes
+acknowledgements and messages for the time that it names, and closes with 4000.
+"""
+
+_CLOSE_CODES: Final[dict[int, str]] = {
+    1002: "not WebSocket: RFC 6455 is broken, or a frame is compressed",
+    CloseCode.INVALID_DATA: "a text frame that is not UTF-8",
+    1011: "internal error",
+    CloseCode.DRAINING: "the server stops; come back",
+    CloseCode.SLOW_CONSUMER: "too much was left unread; come back",
+    CloseCode.RATE_LIMITED: "too many unfinished messages are held for all sockets; come back",
+    CloseCode.LEADER_LOST: "reserved",
+    CloseCode.PROTOCOL_ERROR: "a message that holds no frames of the sub-protocol",
+    CloseCode.UNAUTHENTICATED: "no or bad token, or none in time",
+    CloseCode.FORBIDDEN: "reserved",
+    CloseCode.REPLACED: "reserved",
+    CloseCode.TOO_LARGE: "a message over 8 MiB",
+}
+
+
+def document() -> dict[str, Any]:
+    """The document, as ``openapi/asyncapi.yaml`` holds it."""
+    kinds = (*_CLIENT_FRAMES, *_SERVER_FRAMES)
+    shapes, components = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
+    messages = {
+        _name(kind): {
+            "name": _operation(kind),
+            "title": _operation(kind),
+            "summary": _summary(kind),
+            "payload": shape,
+        }
+        for kind, shape in zip(kinds, shapes, strict=True)
+    }
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Contrail", "version": __version__, "description": _DESCRIPTION},
+        "defaultContentType": "application/json",
+        "servers": {
+            "local": {
+                "host": "127.0.0.1:7420",
+                "protocol": "ws",
+                "security": [{"$ref": "#/components/securitySchemes/bearer"}],
+            }
+        },
+        "channels": {
+            "socket": {
+                "address": PATH,
+                "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
+                "bindings": {"ws": {"method": "GET", "headers": _handshake()}},
+                "x-close-codes": {str(int(code)): why for code, why in _CLOSE_CODES.items()},
+            }
+        },
+        "operations": {
+            "fromClient": _direction("receive", "What a client sends.", _CLIENT_FRAMES),
+            "fromServer": _direction("send", "What the server sends.", _SERVER_FRAMES),
+        },
+        "components": {
+            "messages": messages,
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _handshake() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "Sec-WebSocket-Version": {"const": VERSION.decode()},
+            "Sec-WebSocket-Protocol": {"enum": list(CODECS)},
+        },
+        "required": ["Sec-WebSocket-Version", "Sec-WebSocket-Protocol"],
+    }
+
+
+def _direction(
+    action: str, summary: str, kinds: tuple[type[msgspec.Struct], ...]
+) -> dict[str, Any]:
+    return {
+        "action": action,
+        "summary": summary,
+        "channel": {"$ref": "#/channels/socket"},
+        "messages": [{"$ref": f"#/channels/socket/messages/{_name(kind)}"} for kind in kinds],
+    }
+
+
+def _name(kind: type[msgspec.Struct]) -> str:
+    return kind.__name__
+
+
+def _operation(kind: type[msgspec.Struct]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _summary(kind: type[msgspec.Struct]) -> str:
+    return (kind.__doc__ or "").partition("\n")[0]

@@ -1,0 +1,272 @@
+"""Storage, two apis and two gateways as processes: what each death costs, and what comes back."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from contrail_client import Contrail
+from tests.cluster.load import ALL, Load
+from tests.cluster.test_kill_under_load import ACKS_BETWEEN_KILLS, PROGRESS_S, read_all
+from tests.cluster.verdict import problems
+from tests.contract.talk import Talk
+from tests.support.servers import HOST, Process, SplitServers, free_port
+
+SEED: Final = 1_729
+PATIENCE_S: Final = 30.0
+STREAM: Final = "/v1/streams/S"
+NEXT: Final = f"{STREAM}/consumers/c/next"
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitServers]:
+    with SplitServers(tmp_path_factory.mktemp("split")) as running:
+        yield running
+
+
+@pytest.fixture
+def split(servers: SplitServers) -> SplitServers:
+    """All processes, those that the test before has killed started again; a new stream ``S``."""
+    servers.start()
+    with servers.client() as client:
+        client.delete(STREAM)
+        assert client.put(STREAM, json={"subjects": ["s.>"]}).status_code == 201
+        assert client.put(f"{STREAM}/consumers/c", json={}).status_code == 201
+    return servers
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as threads:
+        yield threads
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.01)
+
+
+def ready(edge: Process) -> bool:
+    return httpx.get(f"{edge.url}/readyz").status_code == httpx.codes.OK
+
+
+def waiting_pulls(split: SplitServers) -> int:
+    count: int = httpx.get(f"{split.apis[0].url}{STREAM}/consumers/c").json()["num_waiting"]
+    return count
+
+
+def ask(edge: Process, method: str, target: str, **more: Any) -> httpx.Response:
+    return httpx.request(method, f"{edge.url}{target}", timeout=60, **more)
+
+
+def pull(pool: ThreadPoolExecutor, edge: Process) -> "Future[httpx.Response]":
+    return pool.submit(ask, edge, "POST", NEXT, json={"expires": "60s"})
+
+
+def publish(edge: Process) -> httpx.Response:
+    return ask(edge, "POST", "/v1/subjects/s.a/messages", content=b"x")
+
+
+# Storage -----------------------------------------------------------------------------------------
+def kill_and_restart_storage(split: SplitServers, load: Load, kills: int) -> None:
+    chance = random.Random(SEED)
+    for _ in range(kills):
+        wanted = load.journal.acknowledged + chance.randint(*ACKS_BETWEEN_KILLS)
+        assert load.journal.wait_for_acknowledged(wanted, PROGRESS_S), "publishing stands still"
+        load.server_goes_down()
+        split.storage.kill()
+        wait_until(lambda: not any(ready(edge) for edge in split.edges))
+        split.storage.start()
+        split.wait_until_ready(split.edges)
+        load.server_is_up()
+    wanted = load.journal.acknowledged + ACKS_BETWEEN_KILLS[0]
+    assert load.journal.wait_for_acknowledged(wanted, PROGRESS_S), "publishing stands still"
+
+
+def test_storage_killed_under_load_loses_and_doubles_nothing(split: SplitServers) -> None:
+    load = Load([edge.url for edge in split.edges], SEED)
+    load.prepare()
+    load.start()
+    try:
+        kill_and_restart_storage(split, load, kills=2)
+        load.finish()
+    finally:
+        load.abandon()
+    assert load.errors == []
+    assert load.journal.unknown > 0, "no kill was noticed"
+    with Contrail(split.gateways[1].url) as client:
+        stored, replayed = read_all(client), list(client.replay("LOAD"))
+    assert problems(load.journal, stored, replayed, eager_consumer=ALL) == [], f"seed {SEED}"
+
+
+def test_storage_away_is_503_with_a_reason_everywhere_and_back_is_found(
+    split: SplitServers, pool: ThreadPoolExecutor
+) -> None:
+    waits = [pull(pool, edge) for edge in split.edges]
+    wait_until(lambda: waiting_pulls(split) == len(waits))
+    assert split.storage.stop() == 0
+    assert [wait.result().status_code for wait in waits] == [503] * len(waits)
+    for edge in split.edges:
+        verdict = ask(edge, "GET", "/readyz?verbose").json()
+        assert "down" in verdict["errors"][0]["message"], verdict
+        assert ask(edge, "GET", "/livez").status_code == 200
+        for answer in (publish(edge), ask(edge, "GET", STREAM), ask(edge, "POST", NEXT)):
+            assert answer.status_code == 503, answer.text
+            assert answer.headers["retry-after"].isdigit()
+            assert answer.json()["applied"] is False
+    split.storage.start()
+    split.wait_until_ready(split.edges)
+    assert [publish(edge).json()["seq"] for edge in split.edges] == [1, 2, 3, 4]
+
+
+# Edges -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["apis", "gateways"])
+def test_dead_peer_is_passed_over_and_the_last_one_is_503(split: SplitServers, kind: str) -> None:
+    dying: list[Process] = getattr(split, kind)
+    living = [edge for edge in split.edges if edge not in dying]
+    dying[0].kill()
+    for edge in living * 4:
+        assert publish(edge).status_code == 201
+        assert ask(edge, "POST", NEXT).status_code == 200
+    dying[1].kill()
+    target = "/next" if kind == "gateways" else ""
+    for edge in living:
+        answer = ask(edge, "POST" if target else "GET", NEXT if target else STREAM)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"].isdigit()
+        assert kind.removesuffix("s") in answer.json()["detail"]
+    dying[0].start()
+    wait_until(lambda: ready(dying[0]))
+    assert all(publish(edge).status_code == 201 for edge in living)
+
+
+def test_pull_whose_gateway_dies_is_answered_and_its_place_given_back(
+    split: SplitServers, pool: ThreadPoolExecutor
+) -> None:
+    waits = [pull(pool, split.apis[0]) for _ in range(4)]
+    wait_until(lambda: waiting_pulls(split) == 4)
+    for gateway in split.gateways:
+        gateway.kill()
+    assert {wait.result().status_code for wait in waits} <= {503, 504}
+    wait_until(lambda: waiting_pulls(split) == 0)
+
+
+def test_client_that_leaves_a_forwarded_pull_leaves_no_one_waiting(split: SplitServers) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{split.apis[1].url}{NEXT}", json={"expires": "60s"}, timeout=1.0)
+    wait_until(lambda: waiting_pulls(split) == 0)
+
+
+def test_api_that_is_told_to_stop_answers_what_waits_and_what_is_under_way(
+    split: SplitServers, pool: ThreadPoolExecutor
+) -> None:
+    api, other = split.apis
+    waits = [pull(pool, api) for _ in range(3)]
+    waits += [pool.submit(ask, api, "GET", f"{STREAM}/messages?wait=60s")]
+    wait_until(lambda: waiting_pulls(split) == 3)
+    stopped = threading.Event()
+    answers: list[int] = []
+
+    def keep_publishing() -> None:
+        with httpx.Client(base_url=api.url) as client:
+            while not stopped.is_set():
+                try:
+                    answer = client.post("/v1/subjects/s.a/messages", content=b"x")
+                except httpx.TransportError:
+                    return
+                answers.append(answer.status_code)
+
+    publisher = pool.submit(keep_publishing)
+    wait_until(lambda: len(answers) > 5)
+    assert api.stop() == 0
+    stopped.set()
+    publisher.result()
+    assert {wait.result().status_code for wait in waits} <= {200, 503}
+    stored = ask(other, "GET", STREAM).json()["state"]["messages"]
+    assert answers.count(201) == stored
+    assert publish(other).status_code == 201
+
+
+def test_socket_through_an_api_is_a_gateways_and_ends_with_it(split: SplitServers) -> None:
+    with Talk(split.apis[0].url) as talk:
+        talk.done("sub", sid="x", stream="S", credit={"msgs": 10})
+        publish(split.apis[1])
+        assert talk.next("msgs")["messages"][0]["seq"] == 1
+        for gateway in split.gateways:
+            gateway.kill()
+        with pytest.raises(ConnectionClosed):
+            talk.socket.recv(timeout=PATIENCE_S)
+
+
+def test_socket_while_no_gateway_lives_is_refused(split: SplitServers) -> None:
+    for gateway in split.gateways:
+        gateway.kill()
+    lines = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "sec-websocket-protocol": "contrail.v1.json",
+    }
+    answer = httpx.get(f"{split.apis[0].url}/v1/ws", headers=lines)
+    assert answer.status_code == 503
+    assert answer.json()["name"] == "not_ready"
+
+
+# Secrets and settings ----------------------------------------------------------------------------
+def test_api_with_another_secret_gets_nothing_and_disturbs_nobody(
+    split: SplitServers, tmp_path: Path
+) -> None:
+    storage = split.apis[0].settings["storage"]
+    log = tmp_path / "stranger.log"
+    with Process("api", log, storage=storage, cluster_secret="of another cluster") as stranger:
+        wait_until(lambda: "secret" in ask(stranger, "GET", "/readyz?verbose").text)
+        assert ask(stranger, "GET", STREAM).status_code == 503
+        assert all(map(ready, split.edges))
+        assert split.storage.log.read_text().count("link_client_refused") == 1
+
+
+def test_forwarded_request_is_not_forwarded_again(tmp_path: Path) -> None:
+    # A gateway that takes another gateway for an api.
+    first, second = free_port(), free_port()
+    common = {"cluster_secret": "the secret of a ring", "storage": f"{HOST}:{free_port()}"}
+    log = tmp_path / "ring.log"
+    with (
+        Process("gateway", log, port=first, apis=f"{HOST}:{second}", **common) as gateway,
+        Process("gateway", log, port=second, apis=f"{HOST}:{first}", **common),
+    ):
+        answer = ask(gateway, "GET", STREAM)
+        assert answer.status_code == 503
+        assert "api" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("service", "settings", "complaint"),
+    [
+        ("storage", {}, "cluster secret"),
+        ("api", {"cluster_secret": "short"}, "16 bytes"),
+        ("gateway", {"cluster_secret": "x" * 16, "apis": "nonsense"}, "nonsense"),
+        ("api", {"cluster_secret": "x" * 16, "storage": "host:0"}, "port"),
+        ("api", {"cluster_secret": "x" * 16, "storage": ""}, "storage"),
+        ("gateway", {"cluster_secret_file": "missing.secret"}, "missing.secret"),
+        ("storage", {"cluster_secret": "x" * 16, "apis": "a:1"}, "apis"),
+    ],
+)
+def test_bad_setting_ends_the_start_with_status_2(
+    tmp_path: Path, service: str, settings: dict[str, str], complaint: str
+) -> None:
+    process = Process(service, tmp_path / "log", **settings)
+    process.spawn()
+    assert process.wait() == 2
+    assert complaint in process.log.read_text()

@@ -1,0 +1,275 @@
+"""Sockets over a link that fails as told: dead peers, back-pressure, storage gone and back."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+from contrail_common import errors
+from contrail_common.edge.server import EdgeServer, make_server
+from contrail_common.errors import ApiError
+from contrail_common.link import Delivery, PullResult
+from contrail_common.model import ConsumerConfig, ConsumerInfo, StoredMessage
+from contrail_gateway.core.session import OUTSTANDING_MAX
+from tests.unit.api.edge_rig import Edge
+
+SOON_S = 10.0
+SUB = {"op": "sub", "id": 1, "sid": "s", "stream": "S", "consumer": "c", "credit": {"msgs": 9}}
+PUB = {"op": "pub", "id": 1, "subject": "a.b", "data": "x"}
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Look again and again until ``condition`` holds."""
+    async with asyncio.timeout(SOON_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def serving(edge: Edge) -> AsyncIterator[tuple[int, EdgeServer]]:
+    """Serve ``edge`` on a free port until the block ends; answers the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = make_server(edge.app, edge.settings, [listener])
+    task = asyncio.create_task(server.serve())
+    await wait_until(lambda: server.started)
+    try:
+        yield listener.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextlib.asynccontextmanager
+async def talking(port: int) -> AsyncIterator[ClientConnection]:
+    """A client that has read ``info``."""
+    url = f"ws://127.0.0.1:{port}/v1/ws"
+    form = [Subprotocol("contrail.v1.json")]
+    async with connect(url, subprotocols=form, compression=None, close_timeout=0.1) as opened:
+        assert (await frame(opened))["op"] == "info"
+        yield opened
+
+
+async def frame(client: ClientConnection) -> dict[str, Any]:
+    async with asyncio.timeout(SOON_S):
+        found: dict[str, Any] = json.loads(await client.recv())
+    return found
+
+
+async def ask(client: ClientConnection, value: dict[str, Any]) -> dict[str, Any]:
+    await client.send(json.dumps(value))
+    return await frame(client)
+
+
+async def code_of_close(client: ClientConnection) -> int:
+    with pytest.raises(ConnectionClosed) as ended:
+        await frame(client)
+    assert ended.value.rcvd is not None
+    return ended.value.rcvd.code
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def delivered(*seqs: int) -> PullResult:
+    stored = [StoredMessage(seq, "a.b", 0, None, b"x") for seq in seqs]
+    return PullResult([Delivery(one, one.seq, 1, 0) for one in stored], 0, 1, 7, 3)
+
+
+def test_peer_that_answers_no_ping_is_cut() -> None:
+    async def scenario() -> None:
+        async with serving(Edge(socket_ping_s=0.1)) as (port, server):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            key = base64.b64encode(os.urandom(16)).decode()
+            writer.write(
+                f"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+                f"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n"
+                f"Sec-WebSocket-Protocol: contrail.v1.json\r\n\r\n".encode()
+            )
+            with contextlib.suppress(ConnectionResetError):
+                received = await asyncio.wait_for(reader.read(), SOON_S)
+                assert received.endswith(b"\x89\x00"), "a ping is the last that was sent"
+            await wait_until(lambda: not server.server_state.connections)
+            writer.close()
+
+    run(scenario())
+
+
+def test_peer_that_answers_pings_stays() -> None:
+    async def scenario() -> None:
+        async with serving(Edge(socket_ping_s=0.02)) as (port, _), talking(port) as client:
+            for _ in range(10):
+                await (await client.ping())
+                await asyncio.wait({asyncio.ensure_future(client.wait_closed())}, timeout=0.03)
+            assert (await ask(client, {"op": "ping"}))["op"] == "pong"
+
+    run(scenario())
+
+
+def test_socket_that_does_not_connect_in_time_is_closed() -> None:
+    async def scenario() -> None:
+        async with serving(Edge(token="t", connect_s=0.1)) as (port, _), talking(port) as client:
+            assert await code_of_close(client) == 4501
+
+    run(scenario())
+
+
+def test_reading_stops_while_too_much_is_unanswered_and_goes_on_after() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.outcomes = waiting = []
+        count = 3 * OUTSTANDING_MAX
+        async with serving(edge) as (port, _), talking(port) as client:
+
+            async def publish() -> None:
+                padded = {**PUB, "data": "x" * 1_000}
+                for number in range(count):
+                    await client.send(json.dumps({**padded, "id": number}))
+
+            sending = asyncio.create_task(publish())
+            await wait_until(lambda: len(waiting) >= OUTSTANDING_MAX)
+            held = len(waiting)
+            await asyncio.wait({sending}, timeout=0.3)
+            assert len(waiting) == held < 2 * OUTSTANDING_MAX
+            answered = 0
+            while answered < count:
+                await wait_until(lambda: bool(waiting))
+                for done in [waiting.pop(0) for _ in range(len(waiting))]:
+                    done()
+                    answered += 1
+                await asyncio.sleep(0)
+            await sending
+            assert [(await frame(client))["id"] for _ in range(count)] == list(range(count))
+
+    run(scenario())
+
+
+def test_storage_that_was_away_goes_on_where_it_was() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        away = [ApiError(errors.NOT_READY), ApiError(errors.OVERLOADED)]
+        edge.link.failures = [*away, ApiError(errors.TOO_MANY_WAITERS)]
+        edge.link.pull_results = [delivered(1, 2)]
+        async with serving(edge) as (port, _), talking(port) as client:
+            assert (await ask(client, SUB))["op"] == "ok"
+            found = await frame(client)
+            assert [one["seq"] for one in found["messages"]] == [1, 2]
+
+    run(scenario())
+
+
+def test_ordered_subscription_resumes_although_storage_is_away_meanwhile() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        made: list[ConsumerConfig] = []
+        away = [ApiError(errors.NOT_READY), ApiError(errors.OUTCOME_UNKNOWN)]
+
+        async def put_consumer(
+            stream: str, config: ConsumerConfig, *_: object
+        ) -> tuple[ConsumerInfo, bool]:
+            if made and away:
+                raise away.pop()
+            made.append(config)
+            return await edge.link.consumer_info(stream, config.name), True
+
+        async def delete_consumer(*_: object) -> None:
+            raise ApiError(errors.CONSUMER_NOT_FOUND)
+
+        edge.link.put_consumer = put_consumer  # type: ignore[attr-defined]
+        edge.link.delete_consumer = delete_consumer  # type: ignore[attr-defined]
+        edge.link.failures = [None, ApiError(errors.CONSUMER_DELETED)]
+        edge.link.failures += [ApiError(errors.CONSUMER_NOT_FOUND)] * 2
+        edge.link.pull_results = [delivered(1, 2), delivered(3)]
+        edge.link.pull_results[1].deliveries[0] = Delivery(
+            StoredMessage(3, "a.b", 0, None, b"x"), 1, 1, 0
+        )
+        ordered = {**SUB, "consumer": None, "ordered": True}
+        async with serving(edge) as (port, _), talking(port) as client:
+            assert (await ask(client, ordered))["op"] == "ok"
+            seqs = [one["seq"] for _ in range(2) for one in (await frame(client))["messages"]]
+            assert seqs == [1, 2, 3]
+            assert [config.opt_start_seq for config in made] == [0, 3]
+
+    run(scenario())
+
+
+def test_publish_while_storage_is_away_is_refused_and_may_be_tried_again() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.failures = [ApiError(errors.NOT_READY, applied=False)]
+        async with serving(edge) as (port, _), talking(port) as client:
+            refused = await ask(client, PUB)
+            assert (refused["problem"]["name"], refused["problem"]["retryable"]) == (
+                "not_ready",
+                True,
+            )
+            assert refused["problem"]["applied"] is False
+            assert (await ask(client, PUB))["op"] == "ack"
+
+    run(scenario())
+
+
+def test_unknown_outcome_is_told_by_the_id_of_the_message() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.outcomes = waiting = []
+        async with serving(edge) as (port, _), talking(port) as client:
+            await client.send(json.dumps(PUB))
+            await wait_until(lambda: bool(waiting))
+            waiting.pop()(ApiError(errors.OUTCOME_UNKNOWN))
+            answer = await frame(client)
+            assert (answer["id"], answer["problem"]["status"]) == (1, 504)
+            assert "applied" not in answer["problem"]
+
+    run(scenario())
+
+
+def test_failure_that_is_nobodys_fault_but_ours_closes_the_socket() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.failures = [RuntimeError("a fault")]
+        async with serving(edge) as (port, _), talking(port) as client:
+            await client.send(json.dumps(PUB))
+            assert await code_of_close(client) == 1011
+
+    run(scenario())
+
+
+def test_waiting_pull_of_a_lost_socket_is_cancelled() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, _):
+            async with talking(port) as client:
+                await ask(client, SUB)
+                await asyncio.wait_for(edge.link.waiting.wait(), SOON_S)
+            await asyncio.wait_for(edge.link.cancelled.wait(), SOON_S)
+
+    run(scenario())
+
+
+def test_acks_of_one_pass_of_the_loop_go_together() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.pull_results = [delivered(1, 2, 3)]
+        async with serving(edge) as (port, _), talking(port) as client:
+            await ask(client, SUB)
+            await frame(client)
+            acks = [{"op": "ack", "sid": "s", "seqs": [seq]} for seq in (1, 2)]
+            await client.send(json.dumps([*acks, {**acks[0], "seqs": [3], "id": "last"}]))
+            assert await frame(client) == {"op": "ok", "id": "last"}
+            assert [(item.seq, item.consumer_id, item.epoch) for item in edge.link.acked] == [
+                (1, 7, 3),
+                (2, 7, 3),
+                (3, 7, 3),
+            ]
+
+    run(scenario())
