@@ -1,7 +1,9 @@
 """Bulk replay: plan, then stream, in each form."""
 
+import collections
 import itertools
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.servers import ServerProcess
 
 NDJSON = {"accept": "application/x-ndjson"}
 MSGPACK = {"accept": "application/vnd.msgpack"}
@@ -42,6 +45,13 @@ def test_plan_is_clipped_to_the_range(stream: Stream) -> None:
     stream.fill(20)
     plan = stream.client.get(f"{stream.path}/replay/plan?from_seq=5&to_seq=9").json()
     assert (plan["splits"][0]["from_seq"], plan["splits"][-1]["to_seq"]) == (5, 9)
+
+
+def test_plan_is_clipped_to_what_is_kept_and_tells_where_that_begins(stream: Stream) -> None:
+    stream.configure(max_msgs=5)
+    stream.fill(20)
+    plan = stream.client.get(f"{stream.path}/replay/plan?from_seq=3&to_seq=99").json()
+    assert (plan["splits"][0]["from_seq"], plan["splits"][-1]["to_seq"]) == (16, 20)
 
 
 def test_plan_of_an_empty_stream_has_no_splits(stream: Stream) -> None:
@@ -154,6 +164,27 @@ def test_range_below_what_is_kept_is_410_unless_clamped(stream: Stream) -> None:
     assert "16" in problem["detail"]
     clamped = stream.client.get(f"{stream.path}/replay?from_seq=3&clamp=true")
     assert table(clamped).column("seq").to_pylist() == [16, 17, 18, 19, 20]
+
+
+@pytest.mark.parametrize("accept", ["*/*", NDJSON["accept"], MSGPACK["accept"]])
+def test_replay_overtaken_by_a_purge_is_cut_and_asking_again_is_410(
+    server: ServerProcess, stream: Stream, accept: str
+) -> None:
+    for _ in range(36):
+        stream.publish(bytes(1_000_000))
+    target = f"{stream.path}/replay?from_seq=1&to_seq=36"
+    # What this side has room for is far less than the body, so the server waits in its midst.
+    little = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)])
+    with (
+        httpx.Client(base_url=server.url, transport=little, headers={"accept": accept}) as reader,
+        reader.stream("GET", target) as answer,
+    ):
+        pieces = answer.iter_raw()
+        next(pieces)
+        assert stream.client.post(f"{stream.path}/purge").json() == {"purged": 36}
+        with pytest.raises(httpx.RemoteProtocolError):
+            collections.deque(pieces, maxlen=0)
+    assert_problem(stream.client.get(target), 410)
 
 
 def test_range_above_what_is_stored_is_503(stream: Stream) -> None:

@@ -9,10 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import httpx
 
@@ -33,6 +33,8 @@ def free_port() -> int:
 class Process:
     """A server command as a child process; may be killed and started again."""
 
+    program: ClassVar[Sequence[str]] = (sys.executable, "-m", "contrail_serve")
+
     def __init__(self, service: str, log: Path, **settings: Any) -> None:
         self.service = service
         self.log = log
@@ -51,7 +53,7 @@ class Process:
         arguments = [f"{name}={value}" for name, value in settings.items()]
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "contrail_serve", self.service, *arguments],
+                [*self.program, self.service, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

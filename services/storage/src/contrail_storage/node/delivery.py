@@ -49,7 +49,8 @@ class Desk:
     """Deliveries of one consumer. ``position`` and ``consumer_seq`` run ahead of the machine.
 
     ``in_flight`` are the sequences chosen whose deliveries the machine does not have yet, and
-    ``waiters`` the pulls that wait, in the order they came.
+    ``waiters`` the pulls that wait, in the order they came. ``_held_back`` tells that the machine
+    was sent a position before the desk's own, ``_top_seq`` is the highest sequence that went out.
     """
 
     shard: Shard
@@ -67,6 +68,7 @@ class Desk:
     _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
     _joined: list[int] = field(default_factory=list)
     _held_back: bool = False
+    _top_seq: int = 0
     _join_timer: asyncio.TimerHandle | None = None
     _deadline_timer: asyncio.TimerHandle | None = None
     _filter: SubjectFilter = field(default_factory=lambda: SubjectFilter(()))
@@ -78,6 +80,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.position = self.consumer.next_seq
         self.consumer_seq = self.consumer.delivered.consumer_seq
+        self._top_seq = self.consumer.delivered.stream_seq
         self.touch()
         self.shard.listeners.add(self.wake)
         self.reconfigured()
@@ -298,6 +301,7 @@ class Desk:
                 if not batch.take(Chosen(seq, message, 1), int(sizes[position])):
                     return None
                 self.in_flight.add(seq)
+                self._top_seq = max(self._top_seq, seq)
                 taken += 1
             if seq <= self._counted_to:
                 self._count -= 1
@@ -483,10 +487,10 @@ class Desk:
     def _count_out(self, low: int) -> int:
         """Live messages from ``low`` on that are out already, see :meth:`_is_out`."""
         consumer = self.consumer
-        out = consumer.acked_ahead | self.in_flight
-        if low <= consumer.delivered.stream_seq:
-            out.update(consumer.pending)
-        return sum(1 for seq in out if seq >= low and self.shard.machine.is_live(seq))
+        out = {seq for seq in consumer.acked_ahead if seq >= low}
+        if low <= self._top_seq:
+            out.update(seq for seq in (*consumer.pending, *self.in_flight) if seq >= low)
+        return sum(map(self.shard.machine.is_live, out))
 
     async def _count_from(self, low: int) -> int:
         # Counted once, then kept up: new messages are added as they come, deliveries taken off.

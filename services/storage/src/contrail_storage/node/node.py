@@ -95,6 +95,10 @@ class Group(Protocol):
         """Do what is due."""
         ...
 
+    def resign(self) -> None:
+        """Lead no longer, and do not before :meth:`start`."""
+        ...
+
     def stop(self) -> None:
         """End taking part."""
         ...
@@ -291,14 +295,7 @@ class StorageNode:
     def _make_group(self, group_id: int) -> Group:
         def commit(entries: list[Committed]) -> None:
             for entry in entries:
-                try:
-                    self.applier.apply(group_id, entry.index, entry.term, entry.data, entry.context)
-                except Exception as error:
-                    # No entry may be passed over: what follows would be built on another state.
-                    self._fail(f"entry {entry.index} of group {group_id}: {error!r}")
-                    raise
-                if isinstance(entry.context, EntryContext):
-                    self._proposer(group_id).settled()
+                self._commit(group_id, entry)
 
         def lost(contexts: list[object]) -> None:
             for context in contexts:
@@ -325,6 +322,20 @@ class StorageNode:
             on_role=role,
             on_lost=lost,
         )
+
+    def _commit(self, group_id: int, entry: Committed) -> None:
+        own = entry.context if isinstance(entry.context, EntryContext) else None
+        # No entry may be passed over: what follows would be built on another state.
+        if not self.fatal.done():
+            try:
+                self.applier.apply(group_id, entry.index, entry.term, entry.data, own)
+            except Exception as error:
+                _log.exception("entry not applied", group=group_id, index=entry.index)
+                self._fail(f"entry {entry.index} of group {group_id}: {error!r}")
+        if own is not None:
+            if self.fatal.done():
+                own.unknown()
+            self._proposer(group_id).settled()
 
     async def _mend(self) -> None:
         """Finish what a failed log left half done; should it fail again, the next term tries."""
@@ -444,6 +455,12 @@ class StorageNode:
         self._write_seen.set()
         if not self.fatal.done():
             self.fatal.set_result(reason)
+            # Who waits for a commit is told that the outcome is unknown.
+            self._loop.call_soon(self._resign)
+
+    def _resign(self) -> None:
+        for group in self.groups.values():
+            group.resign()
 
     def _log_failed(self, error: Exception) -> None:
         # What was not yet durable has an unknown outcome; the log goes on in a new segment as
