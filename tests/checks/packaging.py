@@ -14,7 +14,7 @@ from tests.checks.repository import File
 
 # The sockets of the service link are not vocabulary; its frames, handshake and methods are.
 VOCABULARY = re.compile(
-    r"^contrail_common\.(?!edge\b|__about__$|link_net(\.(channel|client|connection|server))?$)"
+    r"^contrail_common\.(?!edge\b|__about__$|link_net(\.(channel|client|connection|metrics|server))?$)"
 )
 CORE = re.compile(r"^contrail_\w+\.core(\.|$)")
 

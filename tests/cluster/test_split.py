@@ -261,6 +261,8 @@ def test_forwarded_request_is_not_forwarded_again(tmp_path: Path) -> None:
         ("api", {"cluster_secret": "x" * 16, "storage": ""}, "storage"),
         ("gateway", {"cluster_secret_file": "missing.secret"}, "missing.secret"),
         ("storage", {"cluster_secret": "x" * 16, "apis": "a:1"}, "apis"),
+        ("serve", {"node": "a.b"}, "node"),
+        ("serve", {"access_log": "perhaps"}, "access_log"),
     ],
 )
 def test_bad_setting_ends_the_start_with_status_2(

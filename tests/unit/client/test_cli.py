@@ -40,6 +40,7 @@ def test_version_is_printed() -> None:
         ("pub", "a", "x", "--header", "no-equals"),
         ("stream", "ls", "--token-file", "missing.token"),
         ("config", "--config", "missing.toml"),
+        ("config", "storage", "--gateways", "a:1"),
     ],
 )
 def test_misuse_has_status_2_and_a_message(arguments: tuple[str, ...]) -> None:
@@ -63,6 +64,15 @@ def test_config_shows_where_a_setting_came_from_and_hides_the_token(tmp_path: Pa
     assert rows["port"] == {"name": "port", "value": "2", "source": "flag"}
     assert rows["token"] == {"name": "token", "value": "(hidden)", "source": str(file)}
     assert result.exit_code == 0
+
+
+def test_config_of_a_service_takes_its_flags() -> None:
+    flags = ("--storage", "a:1,b:2", "--node", "east", "--access-log", "--json")
+    result = contrail("config", "gateway", *flags)
+    rows = {row["name"]: row for row in map(json.loads, result.stdout.splitlines())}
+    assert rows["storage"] == {"name": "storage", "value": ["a:1", "b:2"], "source": "flag"}
+    assert (rows["node"]["value"], rows["access_log"]["value"]) == ("east", True)
+    assert rows["apis"]["source"] == "default"
 
 
 def test_payload_cannot_steer_the_terminal_or_mark_up_the_line(

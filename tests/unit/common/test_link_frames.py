@@ -68,7 +68,7 @@ def test_oversized_frame_is_refused_at_its_head() -> None:
         FrameReader(BODY_MAX).feed(frame_head(frames.REQUEST, 1, 1, 0, BODY_MAX + 1))
 
 
-@pytest.mark.parametrize("kind", [0, frames.PULSE + 1, 255])
+@pytest.mark.parametrize("kind", [0, frames.CONTEXT + 1, 255])
 def test_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(FrameError):
         FrameReader(BODY_MAX).feed(frame_head(kind, 1, 1, 0, 0))

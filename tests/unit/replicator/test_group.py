@@ -318,10 +318,10 @@ def test_two_groups_share_one_sync() -> None:
     for _ in range(10):
         member.group.propose(b"a", None)
         other.propose(b"b", None)
-    syncs = member.log.stats.sync_count
+    syncs = member.log.stats.syncs.count
     disk.sync_gate.set()
     member.loop.run_until(lambda: other.applied_index == 11)
-    assert member.log.stats.sync_count == syncs + 2
+    assert member.log.stats.syncs.count == syncs + 2
     other.stop()
     member.close()
 

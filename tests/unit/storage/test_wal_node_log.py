@@ -98,11 +98,11 @@ def test_records_that_arrive_during_a_sync_share_the_next_batch(disk: SimDisk, n
     assert disk.syncing.wait(30)
     for index in range(2, 102):
         last = node.log.append(1, index, 1, b"waits")
-    handed_over, syncs = node.loop.handed_over, node.log.stats.sync_count
+    handed_over, syncs = node.loop.handed_over, node.log.stats.syncs.count
     disk.sync_gate.set()
     node.settle(1, last)
     assert node.loop.handed_over - handed_over == 2
-    assert node.log.stats.sync_count - syncs == 2
+    assert node.log.stats.syncs.count - syncs == 2
 
 
 def test_nothing_is_reported_before_its_sync_ends(disk: SimDisk, node: Node) -> None:

@@ -1,7 +1,8 @@
 """Message headers on raw HTTP: which request headers become them, and how they are sent back.
 
 ``Nats-*`` headers travel under their own names, ``Idempotency-Key`` is ``Nats-Msg-Id``,
-``traceparent`` is kept, every other message header travels as ``Msg-Header-<Name>``.
+``traceparent`` and ``tracestate`` are kept, every other message header travels as
+``Msg-Header-<Name>``.
 """
 
 import functools
@@ -20,8 +21,8 @@ PREFIX: Final = "Msg-Header-"
 _PREFIX: Final = b"msg-header-"
 _NATS: Final = b"nats-"
 _IDEMPOTENCY_KEY: Final = b"idempotency-key"
-_TRACEPARENT: Final = b"traceparent"
-_LEADING: Final = (_PREFIX, _NATS, _IDEMPOTENCY_KEY, _TRACEPARENT)
+_TRACE: Final = (b"traceparent", b"tracestate")
+_LEADING: Final = (_PREFIX, _NATS, _IDEMPOTENCY_KEY, *_TRACE)
 
 _PLAIN_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _EXTENDED: Final = re.compile(rb"(?i:utf-8)'[A-Za-z0-9-]*'((?:[\x21-\x24\x26\x2b\x2d\x2e\x30-\x39"
@@ -30,7 +31,7 @@ _EXTENDED_SAFE: Final = "!#$&+-.^_`|~"
 _METADATA: Final = frozenset({"nats-stream", "nats-subject", "nats-sequence", "nats-time-stamp"})
 
 # JetStream's spellings that Title-Case would not give.
-_SPELLINGS: Final = {b"nats-ttl": "Nats-TTL", _TRACEPARENT: "traceparent"}
+_SPELLINGS: Final = {b"nats-ttl": "Nats-TTL", **{name: name.decode() for name in _TRACE}}
 
 
 def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:

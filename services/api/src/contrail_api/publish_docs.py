@@ -60,6 +60,11 @@ _MESSAGE_HEADERS: Final = (
         description="W3C trace context, stored with the message.",
         example="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ),
+    HeaderDoc(
+        name="tracestate",
+        description="What vendors of tracing add to it, stored with the message.",
+        example="congo=t61rcWkgMzE",
+    ),
 )
 _MESSAGE_ERRORS: Final = (
     errors.INVALID_SUBJECT,

@@ -34,13 +34,14 @@ from contrail_serve.settings import EdgeProcessSettings
 class _Kind:
     """A kind of edge process: the room it serves, and the other one that it asks ``others`` for."""
 
+    name: str
     own: Callable[[StorageLink, EdgeSettings], Room]
     foreign: Callable[[StorageLink, EdgeSettings], Room]
     others: str
 
 
-_API: Final = _Kind(contrail_api.room, contrail_gateway.room, "gateway")
-_GATEWAY: Final = _Kind(contrail_gateway.room, contrail_api.room, "api")
+_API: Final = _Kind("api", contrail_api.room, contrail_gateway.room, "gateway")
+_GATEWAY: Final = _Kind("gateway", contrail_gateway.room, contrail_api.room, "api")
 
 
 async def serve_api(settings: EdgeProcessSettings) -> bool:
@@ -62,9 +63,12 @@ async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
         forwarder = Forwarder(Peers(kind.others, settings.peers))
         foreign = replace(kind.foreign(link, edge), elsewhere=forwarder)
         app = build_app([kind.own(link, edge), foreign], edge)
+        app.metrics.add(forwarder)
         link.start()
         try:
-            await serve_http(app, edge, listener, stopping.wait(), leaving=forwarder.drain)
+            await serve_http(
+                app, edge, listener, stopping.wait(), service=kind.name, leaving=forwarder.drain
+            )
         finally:
             forwarder.close()
             await link.close()

@@ -56,7 +56,7 @@ def main(values: Mapping[str, Any], service: str = "serve") -> int:
     except SettingsError as error:
         print(f"contrail: {error}", file=sys.stderr)
         return EXIT_SETTINGS
-    configure_logs(settings.log_level, settings.log_format)
+    configure_logs(settings.log_level, settings.log_format, service=service, node=settings.node)
     serve = getattr(importlib.import_module(chosen.module), chosen.function)
     try:
         return EXIT_OK if uvloop.run(serve(settings)) else EXIT_FAILED

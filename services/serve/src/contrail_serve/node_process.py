@@ -51,7 +51,8 @@ async def serve(settings: ServeSettings) -> bool:
             link = LocalLink(node)
             rooms = [contrail_api.room(link, edge), contrail_gateway.room(link, edge)]
             app = build_app(rooms, edge)
-            await serve_http(app, edge, listener, first_done(node.fatal, stopping.wait()))
+            until = first_done(node.fatal, stopping.wait())
+            await serve_http(app, edge, listener, until, service="serve")
             return _went_well(node)
 
 
@@ -63,7 +64,11 @@ async def serve_storage(settings: StorageSettings) -> bool:
     with contextlib.closing(listener), contextlib.closing(link_listener):
         async with _running_node(settings.data_dir) as node:
             link = _ServedLink(node)
-            link.server = LinkServer(link, derived_key(settings.cluster_secret, LINK_LABEL))
+            link.server = LinkServer(
+                link,
+                derived_key(settings.cluster_secret, LINK_LABEL),
+                access_log=settings.access_log,
+            )
             await link.server.start(link_listener)
             edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
             app = build_app([Room(link, (), management_router())], edge)
@@ -73,7 +78,8 @@ async def serve_storage(settings: StorageSettings) -> bool:
                 await link.server.stop(_LINK_GRACE_S)
 
             where = authority(link_listener)
-            await serve_http(app, edge, listener, until_link_stopped(), link=where)
+            until = until_link_stopped()
+            await serve_http(app, edge, listener, until, service="storage", link=where)
             return _went_well(node)
 
 

@@ -14,6 +14,7 @@ import structlog
 from contrail_common.edge.app import EdgeApp
 from contrail_common.edge.server import make_server
 from contrail_common.edge.settings import EdgeSettings
+from contrail_serve.process_metrics import ProcessMetrics
 from contrail_serve.settings import ProcessSettings
 
 LINK_LABEL: Final = "service link"
@@ -61,10 +62,12 @@ def edge_settings(settings: ProcessSettings, ack_key: bytes) -> EdgeSettings:
     """How a process with these settings serves HTTP."""
     return EdgeSettings(
         ack_keys=(ack_key,),
+        node=settings.node,
         token=settings.token,
         allowed_hosts=settings.allowed_hosts,
         allowed_origins=settings.allowed_origins,
         fast_lane=settings.fast_lane,
+        access_log=settings.access_log,
         payload_bytes_max=settings.max_payload,
     )
 
@@ -75,13 +78,18 @@ async def serve_http(
     listener: socket.socket,
     until: Awaitable[object],
     *,
+    service: str,
     leaving: Callable[[], None] = lambda: None,
     **announced: Any,
 ) -> None:
     """Serve ``app``, announce it, and end in good order once ``until`` is done.
 
-    ``leaving`` is called first then; ``announced`` goes into the ready line.
+    ``service`` is the command's name. ``leaving`` is called first then; ``announced`` goes into the
+    ready line.
     """
+    metrics = ProcessMetrics(service, edge.node)
+    app.metrics.add(metrics)
+    watching = asyncio.create_task(metrics.watch())
     server = make_server(app, edge, [listener])
     serving = asyncio.ensure_future(server.serve())
     await _first_of(serving, server.running.wait())
@@ -95,6 +103,7 @@ async def serve_http(
     leaving()
     server.should_exit = True
     await serving
+    watching.cancel()
 
 
 async def first_done(*others: Awaitable[object]) -> None:

@@ -6,6 +6,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
+from contrail_common.names import name_problem
+
 DEFAULT_PORT: Final = 7420
 GATEWAY_PORT: Final = 7421
 STORAGE_PORT: Final = 7422
@@ -23,6 +25,8 @@ _COMMON: Final = frozenset(
         "log_level",
         "log_format",
         "fast_lane",
+        "node",
+        "access_log",
         "allowed_hosts",
         "allowed_origins",
         "max_payload",
@@ -41,13 +45,15 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """What every process has: where it answers HTTP, who may call, how it logs."""
+    """What every process has: its name, where it answers HTTP, who may call, how it logs."""
 
+    node: str
     host: str
     port: int
     token: str | None
     log_level: str
     log_format: str
+    access_log: bool
     fast_lane: bool
     allowed_hosts: frozenset[str]
     allowed_origins: frozenset[str]
@@ -64,7 +70,7 @@ class ServeSettings(ProcessSettings):
     def of(cls, values: Mapping[str, Any]) -> "ServeSettings":
         """Check ``values`` (names as on the command line, with underscores); SettingsError."""
         given = _given(values, _COMMON | {"data_dir"})
-        return cls(**_common(given, DEFAULT_PORT), data_dir=_data_dir(given))
+        return cls(**_common(given, "n1", DEFAULT_PORT), data_dir=_data_dir(given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +86,7 @@ class StorageSettings(ProcessSettings):
         """Check ``values``, as :meth:`ServeSettings.of` does."""
         given = _given(values, _COMMON | _SECRET | {"data_dir", "link_port"})
         return cls(
-            **_common(given, STORAGE_PORT),
+            **_common(given, "n1", STORAGE_PORT),
             data_dir=_data_dir(given),
             link_port=_number(given, "link_port", LINK_PORT, 0, _PORT_MAX),
             cluster_secret=_cluster_secret(given),
@@ -98,23 +104,23 @@ class EdgeProcessSettings(ProcessSettings):
     @classmethod
     def of_api(cls, values: Mapping[str, Any]) -> "EdgeProcessSettings":
         """Check the ``values`` of an api, as :meth:`ServeSettings.of` does."""
-        return cls._of(values, DEFAULT_PORT, "gateways", GATEWAY_PORT)
+        return cls._of(values, "api", DEFAULT_PORT, "gateways", GATEWAY_PORT)
 
     @classmethod
     def of_gateway(cls, values: Mapping[str, Any]) -> "EdgeProcessSettings":
         """Check the ``values`` of a gateway, as :meth:`ServeSettings.of` does."""
-        return cls._of(values, GATEWAY_PORT, "apis", DEFAULT_PORT)
+        return cls._of(values, "gateway", GATEWAY_PORT, "apis", DEFAULT_PORT)
 
     @classmethod
     def _of(
-        cls, values: Mapping[str, Any], port: int, peers: str, peer_port: int
+        cls, values: Mapping[str, Any], node: str, port: int, peers: str, peer_port: int
     ) -> "EdgeProcessSettings":
         given = _given(values, _COMMON | _SECRET | {"storage", peers})
         storage = _addresses(given, "storage", LINK_PORT)
         if not storage:
             raise SettingsError("storage must name at least one address")
         return cls(
-            **_common(given, port),
+            **_common(given, node, port),
             storage=storage,
             peers=_addresses(given, peers, peer_port),
             cluster_secret=_cluster_secret(given),
@@ -128,7 +134,7 @@ def _given(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _common(given: Mapping[str, Any], default_port: int) -> dict[str, Any]:
+def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> dict[str, Any]:
     host = str(given.get("host", "127.0.0.1"))
     token = _token(given)
     loopback = is_loopback(host)
@@ -139,11 +145,13 @@ def _common(given: Mapping[str, Any], default_port: int) -> dict[str, Any]:
         )
     hosts = frozenset(_listed(given, "allowed_hosts")) | {"localhost", "127.0.0.1", "::1"}
     return {
+        "node": _node(given, default_node),
         "host": host,
         "port": _number(given, "port", default_port, 0, _PORT_MAX),
         "token": token,
         "log_level": _choice(given, "log_level", "info", _LEVELS),
         "log_format": _choice(given, "log_format", "auto", ("auto", "json", "text")),
+        "access_log": _flag(given, "access_log", default=False),
         "fast_lane": _flag(given, "fast_lane", default=True),
         "allowed_hosts": hosts if loopback else hosts | {host},
         "allowed_origins": frozenset(_listed(given, "allowed_origins")),
@@ -181,6 +189,14 @@ def _listed(given: Mapping[str, Any], name: str) -> list[str]:
     value = given.get(name, ())
     elements = value.split(",") if isinstance(value, str) else value
     return [one for element in elements if (one := str(element).strip())]
+
+
+def _node(given: Mapping[str, Any], default: str) -> str:
+    node = str(given.get("node", default))
+    problem = name_problem(node)
+    if problem:
+        raise SettingsError(f"{node!r} names no node: {problem}")
+    return node
 
 
 def _data_dir(given: Mapping[str, Any]) -> Path:

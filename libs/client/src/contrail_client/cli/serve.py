@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from contrail_client.cli import show
-from contrail_client.cli.settings import SECRET, Setting, SettingError, read_settings
+from contrail_client.cli.settings import DEFAULTS, SECRET, Setting, SettingError, read_settings
 
 FAILED = 1
 MISUSED = 2
@@ -64,6 +64,10 @@ TokenFile = Annotated[str | None, typer.Option(help="File with the token callers
 LogLevel = Annotated[
     str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
 ]
+Node = Annotated[str | None, typer.Option(help="The process's name, in logs and to clients.")]
+AccessLog = Annotated[
+    bool | None, typer.Option("--access-log/--no-access-log", help="Log each request.")
+]
 Config = Annotated[
     Path | None, typer.Option(envvar="CONTRAIL_CONFIG", help="TOML file with settings.")
 ]
@@ -83,7 +87,9 @@ def serve(
     port: Port = None,
     data_dir: DataDir = None,
     token_file: TokenFile = None,
+    node: Node = None,
     log_level: LogLevel = None,
+    access_log: AccessLog = None,
     config: Config = None,
 ) -> None:
     """Serve everything in one process.
@@ -97,7 +103,9 @@ def serve(
         port=port,
         data_dir=data_dir,
         token_file=token_file,
+        node=node,
         log_level=log_level,
+        access_log=access_log,
     )
 
 
@@ -108,7 +116,9 @@ def storage(
     data_dir: DataDir = None,
     cluster_secret_file: SecretFile = None,
     token_file: TokenFile = None,
+    node: Node = None,
     log_level: LogLevel = None,
+    access_log: AccessLog = None,
     config: Config = None,
 ) -> None:
     """Keep the data, for apis and gateways in processes of their own.
@@ -125,7 +135,9 @@ def storage(
         data_dir=data_dir,
         cluster_secret_file=cluster_secret_file,
         token_file=token_file,
+        node=node,
         log_level=log_level,
+        access_log=access_log,
     )
 
 
@@ -136,7 +148,9 @@ def api(
     gateways: Gateways = None,
     cluster_secret_file: SecretFile = None,
     token_file: TokenFile = None,
+    node: Node = None,
     log_level: LogLevel = None,
+    access_log: AccessLog = None,
     config: Config = None,
 ) -> None:
     """Serve management, publishing and reads; forward delivery to a gateway."""
@@ -149,7 +163,9 @@ def api(
         gateways=gateways,
         cluster_secret_file=cluster_secret_file,
         token_file=token_file,
+        node=node,
         log_level=log_level,
+        access_log=access_log,
     )
 
 
@@ -160,7 +176,9 @@ def gateway(
     apis: Apis = None,
     cluster_secret_file: SecretFile = None,
     token_file: TokenFile = None,
+    node: Node = None,
     log_level: LogLevel = None,
+    access_log: AccessLog = None,
     config: Config = None,
 ) -> None:
     """Serve delivery (pulls, acknowledgements, sockets); forward everything else to an api."""
@@ -173,17 +191,26 @@ def gateway(
         apis=apis,
         cluster_secret_file=cluster_secret_file,
         token_file=token_file,
+        node=node,
         log_level=log_level,
+        access_log=access_log,
     )
 
 
 def show_config(
     service: Annotated[Service, typer.Argument(help="Which command's.")] = Service.SERVE,
     host: Host = None,
-    port: Port = None,
+    port: Annotated[str | None, typer.Option(help="Port of the process.")] = None,
+    link_port: LinkPort = None,
     data_dir: DataDir = None,
+    storage: Storage = None,
+    gateways: Gateways = None,
+    apis: Apis = None,
+    cluster_secret_file: SecretFile = None,
     token_file: TokenFile = None,
+    node: Node = None,
     log_level: LogLevel = None,
+    access_log: AccessLog = None,
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value a line.")] = False,
 ) -> None:
@@ -193,9 +220,16 @@ def show_config(
         config,
         host=host,
         port=port,
+        link_port=link_port,
         data_dir=data_dir,
+        storage=storage,
+        gateways=gateways,
+        apis=apis,
+        cluster_secret_file=cluster_secret_file,
         token_file=token_file,
+        node=node,
         log_level=log_level,
+        access_log=access_log,
     )
     rows = [(name, _shown(name, setting), setting.source) for name, setting in settings.items()]
     if as_json:
@@ -219,6 +253,10 @@ def _run(service: Service, config: Path | None, **flags: Any) -> None:
 
 
 def _settings(service: Service, config: Path | None, **flags: Any) -> dict[str, Setting]:
+    for name, value in flags.items():
+        if value is not None and name not in DEFAULTS[service]:
+            show.failure(f"contrail {service} has no --{name.replace('_', '-')}")
+            raise typer.Exit(MISUSED)
     try:
         return read_settings(flags, os.environ, config, service)
     except SettingError as error:

@@ -12,12 +12,14 @@ from typing import Any, Final
 ENVIRONMENT_PREFIX: Final = "CONTRAIL_"
 
 _COMMON: Final[Mapping[str, Any]] = {
+    "node": "n1",
     "host": "127.0.0.1",
     "port": 7420,
     "token": None,
     "token_file": None,
     "log_level": "info",
     "log_format": "auto",
+    "access_log": False,
     "allowed_hosts": (),
     "allowed_origins": (),
     "max_payload": 1 << 20,
@@ -34,8 +36,8 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "data_dir": "contrail-data",
         **_SECRETS,
     },
-    "api": {**_COMMON, **_LINK, "gateways": ("127.0.0.1:7421",)},
-    "gateway": {**_COMMON, "port": 7421, **_LINK, "apis": ("127.0.0.1:7420",)},
+    "api": {**_COMMON, "node": "api", **_LINK, "gateways": ("127.0.0.1:7421",)},
+    "gateway": {**_COMMON, "node": "gateway", "port": 7421, **_LINK, "apis": ("127.0.0.1:7420",)},
 }
 """Every setting of each server command. Secrets have no flag: all processes could see it."""
 

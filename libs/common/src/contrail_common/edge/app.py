@@ -1,6 +1,7 @@
 """The public ASGI application: guard, one table of all routes, fast lane or FastAPI, metrics."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,11 +29,15 @@ from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.socket_metrics import SocketCounts
 from contrail_common.edge.websocket import EdgeSocket, Opening, SocketEndpoint
 from contrail_common.errors import ApiError
+from contrail_common.request_context import enter_context, in_context
 
 _log: Final = structlog.get_logger(__name__)
 
 CLIENT_GONE_STATUS: Final = 499
 """What the metrics show for a request whose client left before the answer."""
+INTERNAL_STATUS: Final = 500
+BUSY_STATUS: Final = 503
+"""Told by readiness and metrics: a line for each of these refusals would make it worse."""
 
 _DIRECT_URLS_MAX: Final = 4096
 _DIRECT_URL_BYTES_MAX: Final = 256
@@ -100,6 +105,7 @@ class EdgeApp:
         """Serve one HTTP request."""
         begun = time.perf_counter()
         request = Request(scope, receive, self._state)
+        enter_context(request.context)  # each request has a task of its own
         label, status = UNMATCHED, CLIENT_GONE_STATUS
         try:
             try:
@@ -117,7 +123,7 @@ class EdgeApp:
             except ClientGoneError:
                 raise
             except Exception:
-                _log.exception("request_failed", request_id=request.request_id.decode())
+                _log.exception("request_failed")
                 answer = self._refusal(request, ApiError(errors.INTERNAL))
             status = answer.status
             await deliver(request, answer, send, self._settings.linger_s)
@@ -125,7 +131,7 @@ class EdgeApp:
             status = CLIENT_GONE_STATUS
         finally:
             request.release()
-            self.metrics.answered(request.method, label, status, time.perf_counter() - begun)
+            self._account(request, label, status, time.perf_counter() - begun)
 
     # Direct answers ------------------------------------------------------------------------------
     def direct_target(self, method: bytes, url: bytes) -> DirectTarget | None:
@@ -171,17 +177,32 @@ class EdgeApp:
             request.release()
             exchange.send(answer)
             seconds = time.perf_counter() - exchange.begun
-            self.metrics.answered("POST", target.template, answer.status, seconds)
+            self._account(request, target.template, answer.status, seconds)
 
-        try:
-            self._guard.check(request)
-            request.hold(len(exchange.body))
-            target.handler(request, exchange.body, reply)
-        except ApiError as error:
-            reply(error)
-        except Exception:
-            _log.exception("request_failed", request_id=request.request_id.decode())
-            reply(ApiError(errors.INTERNAL))
+        with in_context(request.context):
+            try:
+                self._guard.check(request)
+                request.hold(len(exchange.body))
+                target.handler(request, exchange.body, reply)
+            except ApiError as error:
+                reply(error)
+            except Exception:
+                _log.exception("request_failed")
+                reply(ApiError(errors.INTERNAL))
+
+    def _account(self, request: Request, template: str, status: int, seconds: float) -> None:
+        """Count an answered request, and tell of it when it is asked for or went wrong."""
+        self.metrics.answered(request.method, template, status, seconds)
+        if self._settings.access_log or (status >= INTERNAL_STATUS and status != BUSY_STATUS):
+            with in_context(request.context):
+                _log.log(
+                    logging.WARNING if status >= INTERNAL_STATUS else logging.INFO,
+                    "request",
+                    method=request.scope["method"],
+                    path=request.raw_path.decode("latin-1"),
+                    status=status,
+                    seconds=round(seconds, 6),
+                )
 
     # Sockets -------------------------------------------------------------------------------------
     def socket_endpoint(self, url: bytes) -> SocketEndpoint | None:
@@ -199,6 +220,7 @@ class EdgeApp:
         if self._state.drained:
             raise ApiError(errors.SHUTTING_DOWN, applied=False)
         authenticated = self._guard.check_socket(request)
+        enter_context(request.context)  # the connection carries nothing else from here on
         elsewhere = self._sockets_elsewhere.get(request.raw_path)
         if elsewhere is not None:
             return elsewhere.splice(request, transport, connections)
@@ -244,7 +266,7 @@ class EdgeApp:
         except Exception:
             if wire.status is None:
                 raise
-            _log.exception("request_failed", request_id=request.request_id.decode())
+            _log.exception("request_failed")
         return CLIENT_GONE_STATUS if wire.status is None else wire.status
 
     def _refusal(self, request: Request, error: ApiError) -> Response:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import re
 import secrets
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field
@@ -12,10 +11,10 @@ from starlette.types import Receive, Scope
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
+from contrail_common.request_context import REQUEST_ID, RequestContext
 
 _T = TypeVar("_T")
 
-_CLIENT_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 _id_prefix: Final = secrets.token_hex(4)
 _id_counter: Final = itertools.count(1)
 
@@ -103,11 +102,16 @@ class Request:
         """The client's X-Request-Id when it has a usable one, otherwise one made here."""
         if self._id is None:
             given = self.headers.get(b"x-request-id")
-            if given is not None and _CLIENT_REQUEST_ID.fullmatch(given):
+            if given is not None and REQUEST_ID.fullmatch(given):
                 self._id = given
             else:
                 self._id = f"{_id_prefix}-{next(_id_counter):x}".encode()
         return self._id
+
+    @property
+    def context(self) -> RequestContext:
+        """What the work on the request is part of."""
+        return RequestContext.of(self.request_id, self.headers.get(b"traceparent", b""))
 
     @property
     def body_pending(self) -> bool:

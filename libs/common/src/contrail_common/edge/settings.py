@@ -16,6 +16,7 @@ class EdgeSettings:
     new one in front. ``token`` is the bootstrap bearer token; without it the server must be bound
     to loopback. ``allowed_hosts`` are names without port; ``allowed_origins`` full origins beyond
     those on allowed hosts. ``fast_lane`` off serves everything through the FastAPI routes.
+    ``access_log`` writes a line for each request.
     """
 
     ack_keys: tuple[bytes, ...]
@@ -25,6 +26,7 @@ class EdgeSettings:
     allowed_hosts: frozenset[str] = LOOPBACK_HOSTS
     allowed_origins: frozenset[str] = frozenset()
     fast_lane: bool = True
+    access_log: bool = False
     clustered: bool = False
 
     payload_bytes_max: int = PAYLOAD_BYTES_MAX

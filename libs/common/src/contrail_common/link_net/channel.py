@@ -6,6 +6,7 @@ import math
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -20,6 +21,8 @@ from contrail_common.link_net.handshake import NONCE_BYTES, ClientHandshake, Han
 from contrail_common.link_net.limits import LinkLimits
 from contrail_common.link_net.methods import Method
 from contrail_common.link_net.refusals import decode_error
+from contrail_common.request_context import current_context
+from contrail_common.timings import Timings
 
 _log: Final = structlog.get_logger("contrail.link")
 _status: Final = msgspec.msgpack.Decoder(dict[str, str])
@@ -61,7 +64,7 @@ class StreamCaller(Caller, Protocol):
 
 
 class _Pending:
-    __slots__ = ("caller", "deadline", "method", "size", "stream")
+    __slots__ = ("begun", "caller", "deadline", "method", "size", "stream")
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class _Pending:
         self.stream = stream
         self.size = size
         self.deadline = deadline
+        self.begun = perf_counter()
 
 
 class Channel:
@@ -87,6 +91,10 @@ class Channel:
     def __init__(self, addresses: Sequence[Address], key: bytes, limits: LinkLimits) -> None:
         self.limits = limits
         self.losses = 0
+        self.timings: dict[str, Timings] = {}
+        """Of all requests, by method, however they ended."""
+        self.failed: dict[str, int] = {}
+        """Requests that were refused or lost, by method."""
         self.status: dict[str, str] = {}
         """What storage said last of its own readiness."""
         self.why = _NOT_YET
@@ -221,6 +229,9 @@ class Channel:
             self._busy += 1
             self._busy_bytes += len(body)
         value = min(round(timeout_s * _MS), frames.VALUE_MAX)
+        context = current_context()
+        if context is not None:
+            connection.send(frames.CONTEXT, number, body=context.encode())
         connection.send(frames.REQUEST, number, method=method.number, value=value, body=body)
         return number
 
@@ -264,20 +275,29 @@ class Channel:
             else:
                 self._busy -= 1
                 self._busy_bytes -= pending.size
+            timings = self.timings.get(pending.method.name)
+            if timings is None:
+                timings = self.timings[pending.method.name] = Timings()
+            timings.add(perf_counter() - pending.begun)
         return pending
+
+    def _fail(self, pending: _Pending, error: ApiError | LinkLostError) -> None:
+        name = pending.method.name
+        self.failed[name] = self.failed.get(name, 0) + 1
+        pending.caller.failed(error)
 
     def _expire(self, now: float) -> None:
         overdue = [number for number, one in self._pending.items() if now > one.deadline]
         for number in overdue:
             pending = self._pending[number]
             self.cancel(number)
-            pending.caller.failed(LinkLostError("the storage did not answer in time"))
+            self._fail(pending, LinkLostError("the storage did not answer in time"))
 
     def _lose_all(self, reason: str) -> None:
         for number in list(self._pending):
             pending = self._take(number)
             if pending is not None:
-                pending.caller.failed(LinkLostError(reason))
+                self._fail(pending, LinkLostError(reason))
 
     # Frames --------------------------------------------------------------------------------------
     def take(self, frame: Frame) -> None:
@@ -296,7 +316,7 @@ class Channel:
         elif frame.kind == frames.ERROR:
             error = decode_error(frame.body)
             if self._take(frame.request) is not None and pending is not None:
-                pending.caller.failed(error)
+                self._fail(pending, error)
         elif frame.kind in (frames.CHUNK, frames.END):
             self._take_stream(frame, None if pending is None else pending.stream)
         else:

@@ -28,6 +28,7 @@ from contrail_common.link_net import methods
 from contrail_common.link_net.channel import Address, Channel, LinkLostError
 from contrail_common.link_net.limits import LinkLimits
 from contrail_common.link_net.methods import Method, OnLoss, encode
+from contrail_common.link_net.metrics import client_metrics, exposition
 from contrail_common.message_batch import MessageBatch
 from contrail_common.model import (
     ConsumerConfig,
@@ -242,19 +243,7 @@ class RemoteLink:
 
     def metrics_text(self) -> str:
         """The link's own metrics; storage's are at its own address."""
-        channels = {"calls": self._calls, "streams": self._streams}
-        lines = [
-            "# HELP contrail_link_up Whether the link to the storage is up.",
-            "# TYPE contrail_link_up gauge",
-            *(f'contrail_link_up{{channel="{n}"}} {c.up:d}' for n, c in channels.items()),
-            "# HELP contrail_link_pending Requests to the storage without an answer.",
-            "# TYPE contrail_link_pending gauge",
-            *(f'contrail_link_pending{{channel="{n}"}} {c.pending}' for n, c in channels.items()),
-            "# HELP contrail_link_lost_total How often the link to the storage was lost.",
-            "# TYPE contrail_link_lost_total counter",
-            *(f'contrail_link_lost_total{{channel="{n}"}} {c.losses}' for n, c in channels.items()),
-        ]
-        return "\n".join(lines) + "\n"
+        return exposition(client_metrics({"calls": self._calls, "streams": self._streams}))
 
 
 class _Retry:

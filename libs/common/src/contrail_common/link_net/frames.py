@@ -13,6 +13,7 @@ msgpack, but for chunks of a stream, which are the bytes themselves.
 | CHUNK | server | a piece of the stream |
 | END | server | the stream is complete |
 | PULSE | both | still there; from the server with what is not ready (component to reason) |
+| CONTEXT | client | what the request of this number, which follows, is part of; its id and trace |
 """
 
 import struct
@@ -26,8 +27,9 @@ ERROR: Final = 5
 CHUNK: Final = 6
 END: Final = 7
 PULSE: Final = 8
+CONTEXT: Final = 9
 
-_KINDS: Final = frozenset(range(REQUEST, PULSE + 1))
+_KINDS: Final = frozenset(range(REQUEST, CONTEXT + 1))
 _HEAD: Final = struct.Struct(">IBBII")
 HEAD_BYTES: Final = _HEAD.size
 VALUE_MAX: Final = 0xFFFF_FFFF

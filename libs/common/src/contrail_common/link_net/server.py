@@ -25,10 +25,13 @@ from contrail_common.link_net.methods import (
     Method,
     encode,
 )
+from contrail_common.link_net.metrics import exposition, server_metrics
 from contrail_common.link_net.refusals import encode_error
 from contrail_common.message_batch import MessageBatch
 from contrail_common.model import PublishMessage
+from contrail_common.request_context import RequestContext, in_context
 from contrail_common.texts import as_u32
+from contrail_common.timings import Timings
 
 _log: Final = structlog.get_logger("contrail.link")
 _MS: Final = 1000.0
@@ -37,14 +40,25 @@ _MS: Final = 1000.0
 class LinkServer:
     """Serves ``link`` to every client that knows the key."""
 
-    def __init__(self, link: StorageLink, key: bytes, limits: LinkLimits | None = None) -> None:
+    def __init__(
+        self,
+        link: StorageLink,
+        key: bytes,
+        limits: LinkLimits | None = None,
+        *,
+        access_log: bool = False,
+    ) -> None:
         self.link = link
         self.key = key
         self.limits = limits or LinkLimits()
+        self.access_log = access_log
         self.stopping = False
         self.connections: set[ServerConnection] = set()
         self.refused = 0
-        self.served = 0
+        self.timings: dict[str, Timings] = {}
+        """Of the requests that were answered or refused, by method."""
+        self.failed: dict[str, int] = {}
+        """Requests that were refused, by method."""
         self._complained = False
         self._quiet: asyncio.Future[None] | None = None
         self._pulse: asyncio.Task[None]
@@ -70,11 +84,23 @@ class LinkServer:
             connection.close()
         await asyncio.gather(self._pulse, return_exceptions=True)
 
-    def work_ended(self) -> None:
-        """A request was answered; at the end the last one is waited for."""
-        quiet = self._quiet
-        if quiet is not None and not quiet.done() and not any(map(_at_work, self.connections)):
-            quiet.set_result(None)
+    @property
+    def served(self) -> int:
+        """Requests answered, one way or the other."""
+        return sum(timings.count for timings in self.timings.values())
+
+    def request_ended(self, work: "Work", seconds: float) -> None:
+        """A request was answered, or left."""
+        name, error = work.method.name, work.error
+        timings = self.timings.get(name)
+        if timings is None:
+            timings = self.timings[name] = Timings()
+        timings.add(seconds)
+        if error:
+            self.failed[name] = self.failed.get(name, 0) + 1
+        if self.access_log:
+            with in_context(work.context):
+                _log.info("link_request", method=name, error=error or None, seconds=seconds)
 
     def admits(self) -> bool:
         """Whether one more connection may try to prove itself."""
@@ -99,24 +125,13 @@ class LinkServer:
 
     def metrics_text(self) -> str:
         """Prometheus exposition text."""
-        proven = [one for one in self.connections if one.proven]
-        return (
-            "# HELP contrail_link_clients Connections of the service link.\n"
-            "# TYPE contrail_link_clients gauge\n"
-            f"contrail_link_clients {len(proven)}\n"
-            "# HELP contrail_link_busy Requests of the link under way that do not wait.\n"
-            "# TYPE contrail_link_busy gauge\n"
-            f"contrail_link_busy {sum(one.busy for one in proven)}\n"
-            "# HELP contrail_link_waiting Requests of the link that may wait, and streams.\n"
-            "# TYPE contrail_link_waiting gauge\n"
-            f"contrail_link_waiting {sum(one.waits for one in proven)}\n"
-            "# HELP contrail_link_requests_total Requests of the link answered.\n"
-            "# TYPE contrail_link_requests_total counter\n"
-            f"contrail_link_requests_total {self.served}\n"
-            "# HELP contrail_link_refused_total Connections without the cluster secret.\n"
-            "# TYPE contrail_link_refused_total counter\n"
-            f"contrail_link_refused_total {self.refused}\n"
-        )
+        return exposition(server_metrics(self))
+
+    def work_ended(self) -> None:
+        """A request was answered; at the end the last one is waited for."""
+        quiet = self._quiet
+        if quiet is not None and not quiet.done() and not any(map(_at_work, self.connections)):
+            quiet.set_result(None)
 
     async def _keep_pulse(self) -> None:
         loop = asyncio.get_running_loop()
@@ -127,13 +142,19 @@ class LinkServer:
                 connection.tick(loop.time(), status)
 
 
-class _Work:
-    """A request under way; ``size`` is that of its arguments, ``credit`` that of its stream."""
+class Work:
+    """A request under way; ``size`` is that of its arguments, ``credit`` that of its stream.
+
+    ``error`` is the name of what it was refused with.
+    """
 
     __slots__ = (
+        "begun",
+        "context",
         "credit",
         "deadline",
         "end_with",
+        "error",
         "method",
         "more_credit",
         "request",
@@ -141,11 +162,22 @@ class _Work:
         "task",
     )
 
-    def __init__(self, request: int, method: Method[Any], size: int, deadline: float) -> None:
+    def __init__(
+        self,
+        request: int,
+        method: Method[Any],
+        size: int,
+        begun: float,
+        deadline: float,
+        context: RequestContext | None,
+    ) -> None:
         self.request = request
         self.method = method
         self.size = size
+        self.begun = begun
         self.deadline = deadline
+        self.context = context
+        self.error = ""
         self.credit = 0
         self.more_credit: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
@@ -170,11 +202,11 @@ class ServerConnection(FramedConnection):
         self._hello = ServerHandshake(owner.key, secrets.token_bytes(NONCE_BYTES))
         super().__init__(self._hello, owner.limits)
         self.proven = False
-        self.busy = self.waits = 0
+        self.busy = self.busy_bytes = self.waits = 0
         self._owner = owner
         self._link = owner.link
-        self._busy_bytes = 0
-        self._works: dict[int, _Work] = {}
+        self._works: dict[int, Work] = {}
+        self._context: tuple[int, RequestContext] | None = None
 
     # Connection ----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -232,6 +264,9 @@ class ServerConnection(FramedConnection):
             self._begin(frame)
             self._regulate()
             return
+        if frame.kind == frames.CONTEXT:
+            self._context = frame.request, _context_of(frame)
+            return
         work = self._works.get(frame.request)
         if frame.kind == frames.CREDIT:
             if work is not None:
@@ -248,24 +283,30 @@ class ServerConnection(FramedConnection):
         if method is None or frame.request in self._works:
             raise FrameError(f"method {frame.method}, request {frame.request}")
         arguments = method.arguments.decode(frame.body)
+        context = self._take_context(frame.request)
         refusal = self._refusal(method)
         if refusal is not None:
-            self._refuse(frame.request, refusal)
+            self.send(frames.ERROR, frame.request, body=encode_error(refusal))
             return
-        deadline = self._loop.time() + frame.value / _MS
-        work = _Work(frame.request, method, len(frame.body), deadline)
+        now = self._loop.time()
+        work = Work(frame.request, method, len(frame.body), now, now + frame.value / _MS, context)
         self._works[frame.request] = work
         if method.may_wait:
             self.waits += 1
         else:
             self.busy += 1
-            self._busy_bytes += work.size
-        if method is PUBLISH and arguments[1]:
-            self._publish(work, *arguments)
-        else:
-            work.task = self._loop.create_task(self._run(work, arguments))
-            # Not within the task: one that is cancelled before it begins never runs.
-            work.task.add_done_callback(lambda task: self._ended(work, task))
+            self.busy_bytes += work.size
+        with in_context(context):
+            if method is PUBLISH and arguments[1]:
+                self._publish(work, *arguments)
+            else:
+                work.task = self._loop.create_task(self._run(work, arguments))
+                # Not within the task: one that is cancelled before it begins never runs.
+                work.task.add_done_callback(lambda task: self._ended(work, task))
+
+    def _take_context(self, request: int) -> RequestContext | None:
+        held, self._context = self._context, None
+        return held[1] if held is not None and held[0] == request else None
 
     def _refusal(self, method: Method[Any]) -> ApiError | None:
         if self._owner.stopping:
@@ -279,18 +320,18 @@ class ServerConnection(FramedConnection):
         self.set_reading(
             self.writable
             and self.busy < limits.busy_max
-            and self._busy_bytes < limits.busy_bytes_max
+            and self.busy_bytes < limits.busy_bytes_max
         )
 
     # Requests ------------------------------------------------------------------------------------
-    def _publish(self, work: _Work, stream: str, messages: list[PublishMessage]) -> None:
+    def _publish(self, work: Work, stream: str, messages: list[PublishMessage]) -> None:
         """Without a task: the most frequent request of all."""
 
         def done(outcome: PublishOutcome) -> None:
             if isinstance(outcome, PublishAck):
-                self._answer(work.request, encode(outcome))
+                self._answer(work, encode(outcome))
             else:
-                self._refuse(work.request, outcome)
+                self._refuse(work, outcome)
             self._end(work)
 
         try:
@@ -301,7 +342,7 @@ class ServerConnection(FramedConnection):
             _log.exception("link_request_failed", method=PUBLISH.name)
             done(ApiError(errors.INTERNAL))
 
-    async def _run(self, work: _Work, arguments: tuple[Any, ...]) -> None:
+    async def _run(self, work: Work, arguments: tuple[Any, ...]) -> None:
         try:
             if work.method is REPLAY:
                 await self._stream(work, arguments[0])
@@ -309,19 +350,19 @@ class ServerConnection(FramedConnection):
             if work.method is PUBLISH_BATCH and not _is_sound(arguments[1]):
                 raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
             result = await getattr(self._link, work.method.name)(*arguments)
-            self._answer(work.request, encode(result))
+            self._answer(work, encode(result))
         except ApiError as error:
-            self._refuse(work.request, error)
+            self._refuse(work, error)
         except Exception:
             _log.exception("link_request_failed", method=work.method.name)
-            self._refuse(work.request, ApiError(errors.INTERNAL))
+            self._refuse(work, ApiError(errors.INTERNAL))
 
-    def _ended(self, work: _Work, task: "asyncio.Task[None]") -> None:
+    def _ended(self, work: Work, task: "asyncio.Task[None]") -> None:
         if task.cancelled() and work.end_with is not None:
-            self._refuse(work.request, work.end_with)
+            self._refuse(work, work.end_with)
         self._end(work)
 
-    async def _stream(self, work: _Work, asked: ReplayRequest) -> None:
+    async def _stream(self, work: Work, asked: ReplayRequest) -> None:
         chunks = await self._link.replay(asked)
         try:
             self.send(frames.RESULT, work.request, body=encode(None))
@@ -335,7 +376,7 @@ class ServerConnection(FramedConnection):
                 with contextlib.suppress(RuntimeError):
                     await close()
 
-    async def _send_chunk(self, work: _Work, chunk: memoryview) -> None:
+    async def _send_chunk(self, work: Work, chunk: memoryview) -> None:
         """In pieces, so that no answer waits long behind it, as far as the credit goes."""
         size = self.limits.chunk_bytes
         for at in range(0, len(chunk), size):
@@ -345,7 +386,7 @@ class ServerConnection(FramedConnection):
             work.credit -= len(piece)
             self.send(frames.CHUNK, work.request, body=piece)
 
-    async def _more_credit(self, work: _Work) -> None:
+    async def _more_credit(self, work: Work) -> None:
         work.more_credit = self._loop.create_future()
         try:
             async with asyncio.timeout(self.limits.stream_stall_s):
@@ -355,25 +396,33 @@ class ServerConnection(FramedConnection):
         finally:
             work.more_credit = None
 
-    def _answer(self, request: int, body: bytes) -> None:
-        self._owner.served += 1
+    def _answer(self, work: Work, body: bytes) -> None:
         if len(body) > self.limits.frame_bytes_max:
-            self._refuse(request, ApiError(errors.OVERLOADED, "the answer is too large"))
+            self._refuse(work, ApiError(errors.OVERLOADED, "the answer is too large"))
         else:
-            self.send(frames.RESULT, request, body=body)
+            self.send(frames.RESULT, work.request, body=body)
 
-    def _refuse(self, request: int, error: ApiError) -> None:
-        self.send(frames.ERROR, request, body=encode_error(error))
+    def _refuse(self, work: Work, error: ApiError) -> None:
+        work.error = error.spec.name
+        self.send(frames.ERROR, work.request, body=encode_error(error))
 
-    def _end(self, work: _Work) -> None:
+    def _end(self, work: Work) -> None:
         del self._works[work.request]
         if work.method.may_wait:
             self.waits -= 1
         else:
             self.busy -= 1
-            self._busy_bytes -= work.size
+            self.busy_bytes -= work.size
             self._regulate()
+        self._owner.request_ended(work, self._loop.time() - work.begun)
         self._owner.work_ended()
+
+
+def _context_of(frame: Frame) -> RequestContext:
+    try:
+        return RequestContext.decode(bytes(frame.body))
+    except ValueError as error:
+        raise FrameError(str(error)) from None
 
 
 def _at_work(connection: ServerConnection) -> bool:

@@ -2,8 +2,13 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
+from weakref import WeakSet
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from contrail_common import errors
 from contrail_common.edge.requests import ClientGoneError, Request
@@ -22,7 +27,7 @@ _OCTETS: Final = b"application/octet-stream"
 _EVENTS: Final = b"text/event-stream"
 
 
-class Forwarder:
+class Forwarder(Collector):
     """Serves a room elsewhere (:class:`contrail_common.edge.routing.Elsewhere`): asks ``peers``.
 
     A peer that cannot be connected to is passed over. One that is lost after it was asked is asked
@@ -32,11 +37,29 @@ class Forwarder:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._draining: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended: Counter[str] = Counter()
+        self._splices: WeakSet[Splice] = WeakSet()
 
     def drain(self) -> None:
         """End what waits, as this process is about to stop."""
         if not self._draining.done():
             self._draining.set_result(None)
+
+    def collect(self) -> Iterator[Metric]:
+        """What became of forwarded requests, and what is kept and joined now."""
+        ended = CounterMetricFamily(
+            "contrail_forwarded",
+            "Requests passed on: answered, lost and perhaps asked again, or refused (error name).",
+            labels=["outcome"],
+        )
+        for outcome, count in self._ended.items():
+            ended.add_metric([outcome], count)
+        yield ended
+        for name, text, value in (
+            ("idle_connections", "Connections kept for the next request.", self._peers.idle),
+            ("sockets", "Sockets joined to one of a peer.", len(self._splices)),
+        ):
+            yield GaugeMetricFamily(f"contrail_forward_{name}", text, value)
 
     def close(self) -> None:
         """End all connections that are kept."""
@@ -47,10 +70,21 @@ class Forwarder:
     ) -> asyncio.Protocol:
         """Join the connection of a handshake to one to a peer."""
         self._check_first_hop(request)
-        return Splice(request, transport, connections, self._peers)
+        splice = Splice(request, transport, connections, self._peers)
+        self._splices.add(splice)
+        return splice
 
     async def forward(self, request: Request) -> Answer:
         """The answer of a peer to ``request``."""
+        try:
+            answer = await self._forward(request)
+        except ApiError as error:
+            self._ended[error.spec.name] += 1
+            raise
+        self._ended["answered"] += 1
+        return answer
+
+    async def _forward(self, request: Request) -> Answer:
         self._check_first_hop(request)
         waits_to_be_asked = b"expect" in request.headers
         length = int(request.headers.get(b"content-length", b"0"))
@@ -76,6 +110,7 @@ class Forwarder:
                     self._peers.forget(connection.address)
                 else:
                     tried.add(connection.address)
+                self._ended["lost"] += 1
                 if not repeatable:
                     detail = f"the {self._peers.kind} that was asked is gone"
                     raise ApiError(errors.OUTCOME_UNKNOWN, detail) from None
@@ -155,6 +190,8 @@ class _Forwarding:
         if exchange.complete or (length is not None and int(length) <= _WHOLE_BYTES_MAX):
             return await self._whole(headers)
         kind = dict(headers).get(b"content-type", _OCTETS)
+        if kind == _EVENTS:
+            self._waits = True
         rest = [one for one in headers if one[0] != b"content-type"]
         return StreamResponse(exchange.status, _Pieces(self), kind, rest)
 

@@ -82,6 +82,11 @@ class Peers:
         else:
             connection.abort()
 
+    @property
+    def idle(self) -> int:
+        """Connections that are kept."""
+        return sum(map(len, self._idle.values()))
+
     def forget(self, address: Address) -> None:
         """A kept connection was dead: the others that were kept are, too."""
         for connection in self._idle[address]:

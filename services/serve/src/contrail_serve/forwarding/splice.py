@@ -3,14 +3,21 @@
 import asyncio
 from typing import Any, Final, cast
 
+from websockets.frames import Close, Opcode
+
 from contrail_common.edge.problems import refusal
 from contrail_common.edge.requests import Request
+from contrail_common.edge.websocket import CloseCode, frame_head
 from contrail_common.errors import ApiError
+from contrail_serve.forwarding.frame_ends import FrameEnds
 from contrail_serve.forwarding.heads import handshake_head
 from contrail_serve.forwarding.peers import Peers
 
 _AHEAD_BYTES_MAX: Final = 64 << 10
 """What a client may send before the peer is connected; then it waits."""
+_LEAVE_S: Final = 2.0
+_CLOSE: Final = Close(CloseCode.DRAINING, "the server is stopping").serialize()
+_DRAINING: Final = frame_head(Opcode.CLOSE, len(_CLOSE)) + _CLOSE
 
 
 class _Half(asyncio.Protocol):
@@ -55,6 +62,37 @@ class _Half(asyncio.Protocol):
             other.transport.pause_reading()
 
 
+class _PeerHalf(_Half):
+    """The peer's half. When this process stops it ends, behind a whole frame, with a close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends = FrameEnds()
+        self._leaving = self._left = False
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on, as far as there is something to pass on."""
+        if self._left:
+            return
+        end = self._ends.feed(data)
+        if self._leaving and end is not None:
+            super().data_received(data[:end])
+            self._close()
+        else:
+            super().data_received(data)
+
+    def leave(self) -> None:
+        """Tell the client to come back, at the end of the frame that is under way."""
+        self._leaving = True
+        if self._ends.between:
+            self._close()
+
+    def _close(self) -> None:
+        self._left = True
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(_DRAINING)
+
+
 class Splice(_Half):
     """The client's half. The handshake goes to a peer as it came, and so does its answer back."""
 
@@ -72,6 +110,8 @@ class Splice(_Half):
         self._peers = peers
         self._ahead: list[bytes] = [handshake_head(request)]
         self._ahead_bytes = 0
+        self._peer: _PeerHalf | None = None
+        self._cut: asyncio.TimerHandle | None = None
         self._paused = False
         transport.set_protocol(self)
         connections.add(self)
@@ -79,19 +119,19 @@ class Splice(_Half):
 
     async def _join(self) -> None:
         for address in self._peers.in_turn():
-            half = await self._peers.connect(address, _Half)
+            half = await self._peers.connect(address, _PeerHalf)
             if half is not None:
                 self._begin(half)
                 return
         self._refuse(self._peers.away())
 
-    def _begin(self, half: _Half) -> None:
+    def _begin(self, half: _PeerHalf) -> None:
         assert half.transport is not None
         assert self.transport is not None
         if self.transport.is_closing():
             half.transport.close()
             return
-        half.other, self.other = self, half
+        half.other, self.other, self._peer = self, half, half
         half.transport.writelines(self._ahead)
         self._ahead = []
         if self._paused:
@@ -112,14 +152,23 @@ class Splice(_Half):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left."""
         self._connections.discard(self)
+        if self._cut is not None:
+            self._cut.cancel()
         self._joining.cancel()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """This process stops: the client comes back to another one."""
+        """This process stops: the client is told to come back, to another one.
+
+        What it still sends (acknowledgements, its own close) goes on to the peer for a while.
+        """
         assert self.transport is not None
         self._joining.cancel()
-        self.transport.close()
+        if self._peer is None:
+            self.transport.close()
+        elif self._cut is None:
+            self._peer.leave()
+            self._cut = asyncio.get_running_loop().call_later(_LEAVE_S, self.transport.close)
 
     def _refuse(self, error: ApiError) -> None:
         assert self.transport is not None

@@ -1,16 +1,41 @@
 """The node's own figures as Prometheus text, read from plain counters when they are asked for."""
 
 from collections.abc import Iterable
+from itertools import islice
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from contrail_common.timings import Timings
+from contrail_storage.node.proposer import EntryContext
 
 if TYPE_CHECKING:
     from contrail_storage.node.node import StorageNode
 
-_STREAMS_MAX = 1_000
-"""Streams with figures of their own; the totals count all."""
+_STREAMS_MAX = _CONSUMERS_MAX = 1_000
+"""Streams and consumers with figures of their own."""
+
+
+class NodeTimings:
+    """How long entries took, counted as they are applied."""
+
+    def __init__(self) -> None:
+        self.commits = Timings()
+        self.applies = Timings()
+
+    def applied(self, begun: float, own: EntryContext | None) -> None:
+        """An entry was applied from ``begun`` until now; ``own`` when its requests came here."""
+        now = perf_counter()
+        self.applies.add(now - begun)
+        if own is not None:
+            self.commits.add(now - own.begun)
 
 
 class _NodeCollector:
@@ -21,13 +46,11 @@ class _NodeCollector:
         yield from self._log_metrics()
         yield from self._store_metrics()
         yield from self._stream_metrics()
+        yield from self._consumer_metrics()
 
     def _log_metrics(self) -> Iterable[Metric]:
         stats = self._node.log.stats
-        yield CounterMetricFamily("contrail_wal_syncs", "fdatasync calls", stats.sync_count)
-        yield CounterMetricFamily(
-            "contrail_wal_sync_seconds", "Seconds spent in fdatasync", stats.sync_seconds_total
-        )
+        yield _histogram("contrail_wal_sync_seconds", "Time of an fdatasync", stats.syncs)
         yield CounterMetricFamily("contrail_wal_bytes", "Bytes logged", stats.bytes_written)
         yield GaugeMetricFamily("contrail_wal_size_bytes", "Bytes of log files", stats.size_bytes)
         yield GaugeMetricFamily(
@@ -35,6 +58,13 @@ class _NodeCollector:
             "Bytes of requests that wait for an entry",
             self._node.shard_log.queued_bytes,
         )
+        timings = self._node.timings
+        yield _histogram(
+            "contrail_commit_seconds",
+            "Time from making an entry of requests to its commit and their answers",
+            timings.commits,
+        )
+        yield _histogram("contrail_apply_seconds", "Time of applying an entry", timings.applies)
         applied = GaugeMetricFamily(
             "contrail_applied_index", "Applied and written log index", labels=["group"]
         )
@@ -80,6 +110,41 @@ class _NodeCollector:
             for name, value in values.items():
                 families[name].add_metric([shard.name], value)
         yield from families.values()
+
+    def _consumer_metrics(self) -> Iterable[Metric]:
+        families = {
+            name: kind(f"contrail_consumer_{name}", text, labels=["stream", "consumer"])
+            for name, kind, text in (
+                ("deliveries", CounterMetricFamily, "Deliveries, the repeated ones too"),
+                ("ack_pending", GaugeMetricFamily, "Deliveries that wait for their ack"),
+                ("redelivered", GaugeMetricFamily, "Of these, those delivered more than once"),
+                (
+                    "lag",
+                    GaugeMetricFamily,
+                    "Sequences of the stream behind the consumer's position, whatever its filter",
+                ),
+            )
+        }
+        consumers = (
+            (shard, consumer)
+            for shard in self._node.streams.shards()
+            for consumer in shard.machine.consumers.values()
+        )
+        for shard, consumer in islice(consumers, _CONSUMERS_MAX):
+            pending = consumer.pending.values()
+            values = {
+                "deliveries": consumer.delivered.consumer_seq,
+                "ack_pending": len(pending),
+                "redelivered": sum(one.attempts > 1 for one in pending),
+                "lag": max(shard.machine.counters.last_seq + 1 - consumer.next_seq, 0),
+            }
+            for name, value in values.items():
+                families[name].add_metric([shard.name, consumer.config.name], value)
+        yield from families.values()
+
+
+def _histogram(name: str, text: str, timings: Timings) -> Metric:
+    return HistogramMetricFamily(name, text, buckets=timings.buckets(), sum_value=timings.sum_s)
 
 
 def render_metrics(node: "StorageNode") -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, Protocol
 
 import structlog
@@ -26,7 +27,7 @@ from contrail_storage.node.checkpointer import Checkpointer, DataLostError
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.log_time import LogTime
-from contrail_storage.node.metrics import render_metrics
+from contrail_storage.node.metrics import NodeTimings, render_metrics
 from contrail_storage.node.proposer import EntryContext, Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.replay import Replayer
@@ -179,6 +180,7 @@ class StorageNode:
         self.groups: dict[int, Group] = {}
         self.failure = ""
         self.fatal: asyncio.Future[str]
+        self.timings = NodeTimings()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._ready = False
@@ -327,8 +329,10 @@ class StorageNode:
         own = entry.context if isinstance(entry.context, EntryContext) else None
         # No entry may be passed over: what follows would be built on another state.
         if not self.fatal.done():
+            begun = perf_counter()
             try:
                 self.applier.apply(group_id, entry.index, entry.term, entry.data, own)
+                self.timings.applied(begun, own)
             except Exception as error:
                 _log.exception("entry not applied", group=group_id, index=entry.index)
                 self._fail(f"entry {entry.index} of group {group_id}: {error!r}")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
+from time import perf_counter
 from typing import Final, Protocol
 
 import numpy as np
@@ -185,6 +186,7 @@ class EntryContext:
 
     entry: Entry
     waiters: list[Waiter]
+    begun: float = field(default_factory=perf_counter)
 
     def resolve(self, results: list[Result]) -> None:
         """Hand out the results of the entry's commands."""

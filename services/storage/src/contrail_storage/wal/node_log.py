@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from contrail_common.timings import Timings
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.files import AppendHandle, Files
@@ -59,9 +60,7 @@ class LogOptions:
 class LogStats:
     """Counters for metrics; written by the writer thread, read anywhere."""
 
-    sync_count: int = 0
-    sync_seconds_last: float = 0.0
-    sync_seconds_total: float = 0.0
+    syncs: Timings = field(default_factory=Timings)
     batches_written: int = 0
     bytes_written: int = 0
     segments: int = 0
@@ -355,9 +354,7 @@ class NodeLog:
         segment.size += size
         self._next_batch += 1
         stats = self.stats
-        stats.sync_count += 1
-        stats.sync_seconds_last = elapsed
-        stats.sync_seconds_total += elapsed
+        stats.syncs.add(elapsed)
         stats.batches_written += 1
         stats.bytes_written += size
         stats.size_bytes += size

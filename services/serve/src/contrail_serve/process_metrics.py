@@ -1,0 +1,46 @@
+"""What a server process shows of itself: its version, memory and CPU, how late its loop runs."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import ProcessCollector
+from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from contrail_common.__about__ import __version__
+from contrail_common.timings import Timings
+
+_LOOK_S: Final = 0.5
+
+
+class ProcessMetrics(Collector):
+    """Counts from :meth:`watch` on, and shows what the system knows of the process."""
+
+    def __init__(self, service: str, node: str) -> None:
+        self._labels = {"version": __version__, "service": service, "node": node}
+        self._system = ProcessCollector(registry=None)
+        self._lateness = Timings()
+
+    async def watch(self) -> None:
+        """Measure for ever how much later than asked for the event loop wakes."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LOOK_S
+            await asyncio.sleep(_LOOK_S)
+            self._lateness.add(max(loop.time() - due, 0.0))
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as the registry asks for them."""
+        build = GaugeMetricFamily(
+            "contrail_build_info", "Which process this is; always 1.", labels=list(self._labels)
+        )
+        build.add_metric(list(self._labels.values()), 1)
+        yield build
+        yield HistogramMetricFamily(
+            "contrail_loop_late_seconds",
+            "How much later than asked for the event loop woke, looked at twice a second.",
+            buckets=self._lateness.buckets(),
+            sum_value=self._lateness.sum_s,
+        )
+        yield from self._system.collect()
