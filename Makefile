@@ -9,7 +9,7 @@ MEMBERS := libs/common libs/client services/storage services/replicator services
 	services/consumer-gateway services/serve spark
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check format bench tour openapi lock clean
+.PHONY: help install run test test-all check format bench tour openapi wheels secrets lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,27 @@ tour: $(STAMP) ## follow one publish and one delivery through the code, hop by h
 
 openapi: $(STAMP) ## write openapi/openapi.json from the declared routes
 	@$(PY) -m contrail_serve.openapi_export
+
+# Named by their path, so that no index can serve another distribution of the same name.
+wheels: $(STAMP) ## build the distributions into dist/, to be installed elsewhere (docs/running.md)
+	@rm -rf dist
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist $(MEMBERS:%=./%)
+	@sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' requirements.lock > dist/constraints.txt
+	@echo '-c constraints.txt' > dist/server.txt
+	@for wheel in $$(ls dist/*.whl | grep -v spark); do \
+		name=$${wheel#dist/}; echo "$${name%%-*} @ file://$(CURDIR)/$$wheel"; \
+	done >> dist/server.txt
+	@echo "ready: dist"
+
+# A container sees a file as it is here, and runs as a user this machine does not have: the folder keeps
+# others out, not the files.
+secrets: secrets/token.txt secrets/cluster_secret.txt ## make what docker-compose.yml hands to its containers
+	@echo "ready: secrets"
+
+secrets/%.txt:
+	@mkdir -p -m 700 secrets
+	@LC_ALL=C tr -dc 'A-Za-z0-9' < /dev/urandom | head -c 43 > $@
+	@chmod 444 $@
 
 # One resolution serves every supported Python and platform: no package of the list depends on either.
 lock: ## resolve requirements.in anew (needs uv)

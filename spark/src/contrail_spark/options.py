@@ -103,7 +103,7 @@ def parse_options(given: Mapping[str, str]) -> ReplayOptions:
             raise OptionError(f"option {name}: {error}") from None
 
     parsed = ReplayOptions(
-        url=read("url", _url) or DEFAULT_URL,
+        url=read("url", parse_url) or DEFAULT_URL,
         stream=read("stream", _stream) or "",
         subject=read("subject", _subject),
         from_seq=read("startingSequence", _sequence),
@@ -153,7 +153,8 @@ def _not_empty(text: str) -> str:
     return text.strip()
 
 
-def _url(text: str) -> str:
+def parse_url(text: str) -> str:
+    """The origin of a server without a slash at its end; ValueError with a sentence."""
     url = _not_empty(text).rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:

@@ -1,4 +1,4 @@
-"""A local Spark session that starts wherever Python does: finds Java, sets the profile."""
+"""Spark sessions, local or on a master, that start wherever Python does: Java, profile, paths."""
 
 import hashlib
 import importlib.util
@@ -6,9 +6,11 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -22,11 +24,20 @@ JAVA_MINIMUM: Final = 17
 VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
 PROBE_TIMEOUT_S: Final = 30
 STOP_TIMEOUT_S: Final = 30
+LOOPBACK: Final = "127.0.0.1"
+CONNECT_TIMEOUT_S: Final = 10.0
+EXECUTOR_TIMEOUT_S: Final = 120.0
+_EXECUTOR_POLL_S: Final = 0.1
+_MASTER: Final = re.compile(r"spark://(?P<host>[^/:@]+|\[[^]/]+]):(?P<port>\d{1,5})")
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 class JavaNotFoundError(RuntimeError):
     """No Java that can run Spark was found; the message says what was looked at."""
+
+
+class MasterError(RuntimeError):
+    """The Spark master cannot be used; the message says why."""
 
 
 class Profile(Enum):
@@ -57,15 +68,55 @@ def local_session(
     Sets JAVA_HOME, PYSPARK_PYTHON and PYTHONPATH of this process, because the JVM and the Python
     workers inherit them.  ``settings`` win over the profile.  Raises JavaNotFoundError.
     """
-    os.environ["JAVA_HOME"] = str(find_java().home)
+    common = _common(LOOPBACK, cores, profile)
+    return _session(app_name, f"local[{cores}]", LOOPBACK, common | dict(settings or {}))
+
+
+def cluster_session(
+    app_name: str,
+    master: str,
+    profile: Profile = Profile.QUICK,
+    partitions: int = 4,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start (or return) the session of this process on the standalone ``master``.
+
+    ``master`` is ``spark://host:port``; its workers need this Python environment at the same path,
+    and must reach the driver at the address from which this machine reaches the master.  Otherwise
+    as :func:`local_session`.  Raises MasterError when the master does not answer, or none of its
+    workers takes the job.
+    """
+    address = _address_towards(master)
+    _, flags = profile.value
+    common = _common(address, partitions, profile) | {"spark.executor.extraJavaOptions": flags}
+    session = _session(app_name, master, address, common | dict(settings or {}))
+    try:
+        _await_executor(session, master)
+    except BaseException:
+        shut_down(session)
+        raise
+    return session
+
+
+def prepare_environment(address: str) -> Java:
+    """Set what a JVM started by this process, and its Python workers, inherit; the Java to start.
+
+    Spark binds ``address``.  Raises JavaNotFoundError.
+    """
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["SPARK_LOCAL_IP"] = address
     _make_importable_in_workers()
-    memory, flags = profile.value
-    builder = SparkSession.Builder().master(f"local[{cores}]").appName(app_name)
-    for name, value in (_common(cores, memory, flags) | dict(settings or {})).items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    return java
+
+
+def parse_master(text: str) -> tuple[str, int]:
+    """Host and port of ``spark://host:port``; MasterError."""
+    found = _MASTER.fullmatch(text)
+    if found is None:
+        raise MasterError(f"{text!r} is not a master like spark://127.0.0.1:7077")
+    return found["host"].strip("[]"), int(found["port"])
 
 
 def shut_down(session: SparkSession) -> None:
@@ -80,17 +131,47 @@ def shut_down(session: SparkSession) -> None:
         gateway.proc.wait(timeout=STOP_TIMEOUT_S)
 
 
-def _common(cores: int, memory: str, flags: str) -> dict[str, str]:
+def _session(app_name: str, master: str, address: str, settings: Mapping[str, str]) -> SparkSession:
+    prepare_environment(address)
+    builder = SparkSession.Builder().master(master).appName(app_name)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _address_towards(master: str) -> str:
+    try:
+        with socket.create_connection(parse_master(master), CONNECT_TIMEOUT_S) as connection:
+            return str(connection.getsockname()[0])
+    except OSError as error:
+        raise MasterError(f"no Spark master answers at {master}: {error}") from error
+
+
+def _await_executor(session: SparkSession, master: str) -> None:
+    # Spark itself would wait without end for a worker with room, and say so in its log only.
+    deadline = time.monotonic() + EXECUTOR_TIMEOUT_S
+    # The driver is in the list as well.
+    while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2:  # noqa: PLR2004
+        if time.monotonic() > deadline:
+            raise MasterError(
+                f"no worker of {master} took the job within {EXECUTOR_TIMEOUT_S:.0f} s; an "
+                "executor needs a core and 1 GiB, and must reach this machine"
+            )
+        time.sleep(_EXECUTOR_POLL_S)
+
+
+def _common(address: str, partitions: int, profile: Profile) -> dict[str, str]:
+    memory, flags = profile.value
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     return {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": address,
+        "spark.driver.bindAddress": address,
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging} {flags}".strip(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": str(cores),
-        "spark.default.parallelism": str(cores),
+        "spark.sql.shuffle.partitions": str(partitions),
+        "spark.default.parallelism": str(partitions),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "contrail-spark-warehouse"),

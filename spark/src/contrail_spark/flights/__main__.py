@@ -18,7 +18,8 @@ from contrail_spark.flights.job import Settings, run
 from contrail_spark.flights.route import RouteError
 from contrail_spark.flights.server import ServerError
 from contrail_spark.flights.stream import ForeignStreamError
-from contrail_spark.session import JavaNotFoundError
+from contrail_spark.options import parse_url
+from contrail_spark.session import JavaNotFoundError, MasterError, parse_master
 
 DEFAULT_PORT: Final = 7420
 DEFAULT_DATA_DIR: Final = Path("contrail-data")
@@ -32,6 +33,7 @@ EXPECTED: Final = (
     DisagreementError,
     ForeignStreamError,
     JavaNotFoundError,
+    MasterError,
     OSError,
     PySparkException,
     RouteError,
@@ -41,7 +43,7 @@ EXPECTED: Final = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the demonstration; 0 when everything agreed, 1 with a message otherwise."""
-    settings = _settings(arguments)
+    settings = parse_settings(arguments)
     console = Console(highlight=False)
     # Py4J logs the traceback of every call that Ctrl-C cuts short.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -64,21 +66,58 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(TERMINATED)
 
 
-def _settings(arguments: list[str] | None) -> Settings:
+def parse_settings(arguments: list[str] | None) -> Settings:
+    """What the command line says; ends the process with a message when it cannot be followed."""
     parser = argparse.ArgumentParser(
         prog="python -m contrail_spark.flights",
         description="Publish a year of real flights, consume a route, report with Spark.",
     )
     parser.add_argument("--once", action="store_true", help="end after the report")
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="default: %(default)s")
+    parser.add_argument("--port", type=_port, help=f"default: {DEFAULT_PORT}")
+    parser.add_argument("--data-dir", type=Path, help=f"default: ./{DEFAULT_DATA_DIR}")
     parser.add_argument(
-        "--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="default: ./%(default)s"
+        "--url",
+        type=_url,
+        help="use this running server instead of starting one, and end after the report, which "
+        "goes to ./reports",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=lambda text: Path(text).resolve(),
+        help="the token of that server; executors on other machines read it at the same path",
+    )
+    parser.add_argument(
+        "--spark-master",
+        type=_master,
+        help="report on this cluster (spark://host:port) instead of in this process",
     )
     parser.add_argument("--limit", type=_positive, help="only the first flights of the year")
     parser.add_argument(
         "--fresh", action="store_true", help="delete stream FLIGHTS first, whatever it holds"
     )
-    return Settings(**vars(parser.parse_args(arguments)))
+    given = parser.parse_args(arguments)
+    if given.url is None and given.token_file is not None:
+        parser.error("--token-file belongs to --url")
+    if given.url is not None and (given.port is not None or given.data_dir is not None):
+        parser.error("--url names a running server; --port and --data-dir are for one of its own")
+    given.port = DEFAULT_PORT if given.port is None else given.port
+    given.data_dir = given.data_dir or DEFAULT_DATA_DIR
+    return Settings(**vars(given))
+
+
+def _url(text: str) -> str:
+    try:
+        return parse_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _master(text: str) -> str:
+    try:
+        parse_master(text)
+    except MasterError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _port(text: str) -> int:

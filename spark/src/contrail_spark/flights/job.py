@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pyspark.sql import SparkSession
 from rich.console import Console
 
 from contrail_client import Consumer, Contrail
@@ -19,7 +20,7 @@ from contrail_spark.flights.pages import save
 from contrail_spark.flights.report import Report, make_report, read_stream
 from contrail_spark.flights.route import PULLED, PUSHED, PulledRoute, PushedRoute, new_consumer
 from contrail_spark.flights.screen import note, progress, show_report, show_suggestions, step
-from contrail_spark.flights.server import Server, serving
+from contrail_spark.flights.server import Server, connected, serving
 from contrail_spark.flights.stream import (
     STREAM,
     ForeignStreamError,
@@ -31,10 +32,12 @@ from contrail_spark.flights.stream import (
     stream_info,
 )
 from contrail_spark.flights.tally import Tally, tally_of
-from contrail_spark.session import find_java, local_session, shut_down
+from contrail_spark.session import cluster_session, find_java, local_session, shut_down
 
 CORES_MIN: Final = 2
 CORES_MAX: Final = 4
+REPORTS: Final = Path("reports")
+"""Where a run leaves its report when the data is another process's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +49,36 @@ class Settings:
     limit: int | None
     once: bool
     fresh: bool
+    url: str | None = None
+    token_file: Path | None = None
+    spark_master: str | None = None
+
+    @property
+    def report_dir(self) -> Path:
+        """Where page, tables and plot are saved."""
+        return (REPORTS if self.url else self.data_dir / "report").resolve()
+
+    @property
+    def spark_log(self) -> Path:
+        """What Spark logs."""
+        return (REPORTS if self.url else self.data_dir).resolve() / "spark.log"
 
 
 def run(settings: Settings, console: Console) -> None:
     """Serve, publish, consume, report and check; stays up until Ctrl-C unless ``once``.
 
-    Raises an error of this package, of the client or of Spark, each with a sentence for the user.
+    With a ``url`` that server is used, and there is nothing to stay up for.  Raises an error of
+    this package, of the client or of Spark, each with a sentence for the user.
     """
     java = find_java()
     with step(console, "Reading the flights"):
         dataset = load_dataset(settings.limit)
     note(console, f"{len(dataset.flights):,} flights in time order; Java from {java.origin}")
+    if settings.url is not None:
+        with connected(settings.url, settings.token_file) as client:
+            note(console, f"server {settings.url}, which ran already")
+            _Demonstration(settings, console, dataset, client, settings.url).run()
+        return
     with serving(settings.port, settings.data_dir) as server, Contrail(server.url) as client:
         note(console, f"server {server.url}, data in {settings.data_dir}, log in {server.log}")
         try:
@@ -112,8 +134,7 @@ class _Demonstration:
         ]
         tally = published.tally if published else None
         checks = check_all(self.whole, tally, received, report.tally)
-        folder = (self.settings.data_dir / "report").resolve()
-        page = save(report, _facts(published, checks), folder)
+        page = save(report, _facts(published, checks), self.settings.report_dir)
         show_report(self.console, report, checks, page)
         raise_disagreements(checks)
 
@@ -149,9 +170,11 @@ class _Demonstration:
         info = stream_info(self.client)
         found = Found.INCOMPLETE if self.settings.fresh and info else judge(info, self.whole)
         if found is Found.FOREIGN:
+            where = self.settings.url or self.settings.data_dir
+            other = "--url" if self.settings.url else "--data-dir"
             raise ForeignStreamError(
-                f"stream {STREAM} in {self.settings.data_dir} holds messages that this job did not "
-                "publish; it is left as it is. Choose another --data-dir, or delete it with --fresh"
+                f"stream {STREAM} in {where} holds messages that this job did not publish; it is "
+                f"left as it is. Choose another {other}, or delete it with --fresh"
             )
         if found is Found.COMPLETE:
             note(
@@ -169,25 +192,31 @@ class _Demonstration:
     def _report(self) -> Report:
         with step(self.console, "Starting Spark, which takes a few seconds"):
             interrupt = signal.getsignal(signal.SIGINT)
-            cores = max(CORES_MIN, min(CORES_MAX, os.cpu_count() or 1))
-            with _stderr_into(self.settings.data_dir / "spark.log"):
-                spark = local_session("flights", cores=cores)
+            with _stderr_into(self.settings.spark_log):
+                spark = self._session()
             # Spark's own handler would ask the session to cancel its jobs; it is stopped anyway.
             signal.signal(signal.SIGINT, interrupt)
         try:
             with step(self.console, f"Reading {STREAM} back with Spark and summing up the year"):
                 return make_report(
-                    read_stream(spark, self.url, STREAM),
+                    read_stream(spark, self.url, STREAM, self.settings.token_file),
                     self.dataset.airlines,
                     self.dataset.airports,
                 )
         finally:
             shut_down(spark)
 
+    def _session(self) -> SparkSession:
+        if self.settings.spark_master is not None:
+            return cluster_session("flights", self.settings.spark_master, partitions=CORES_MAX)
+        cores = max(CORES_MIN, min(CORES_MAX, os.cpu_count() or 1))
+        return local_session("flights", cores=cores)
+
 
 @contextlib.contextmanager
 def _stderr_into(file: Path) -> Iterator[None]:
     """Let processes that are started meanwhile, the JVM here, inherit ``file`` as their stderr."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     own = os.dup(sys.stderr.fileno())
     try:
         with file.open("wb") as log:

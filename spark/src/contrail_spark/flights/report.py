@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -53,11 +54,18 @@ class Report:
         return (self.carriers, self.airports, self.destinations, self.routes)
 
 
-def read_stream(spark: SparkSession, url: str, stream: str) -> DataFrame:
-    """The stream as ``subject`` and ``data``: the two columns the report needs."""
+def read_stream(
+    spark: SparkSession, url: str, stream: str, token_file: Path | None = None
+) -> DataFrame:
+    """The stream as ``subject`` and ``data``: the two columns the report needs.
+
+    A token file is named, not sent: each executor reads it at the same path.
+    """
+    reader = spark.read.format("contrail")
+    if token_file is not None:
+        reader = reader.option("tokenFile", str(token_file))
     return (
-        spark.read.format("contrail")
-        .option("url", url)
+        reader.option("url", url)
         .option("stream", stream)
         .option("splits", SPLITS)
         .option("columns", "subject,data")

@@ -1,4 +1,4 @@
-"""``contrail serve`` as a child process: started, watched, and stopped with this one."""
+"""The server: a child process that is stopped with this one, or one that runs already."""
 
 import contextlib
 import json
@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
+from contrail_client import ApiProblem, Contrail, Unreachable
+
 HOST: Final = "127.0.0.1"
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
 LOG_TAIL_BYTES: Final = 2_000
+UNAUTHENTICATED: Final = 401
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or ended on its own; the message ends with its last words."""
+    """The server did not start, ended on its own (its last words follow), or cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,36 @@ def serving(port: int, data_dir: Path) -> Iterator[Server]:
         yield Server(_ready_url(process, log), log, process)
     finally:
         _stop(process)
+
+
+@contextlib.contextmanager
+def connected(url: str, token_file: Path | None) -> Iterator[Contrail]:
+    """A client of a server that runs already, which has answered once.
+
+    Raises ServerError when it does not answer, or not to this token.
+    """
+    with Contrail(url, token=_token(token_file)) as client:
+        try:
+            next(client.list_streams(), None)
+        except Unreachable as error:
+            raise ServerError(f"no server answers at {url}: {error}") from error
+        except ApiProblem as problem:
+            if problem.status != UNAUTHENTICATED:
+                raise
+            wanted = "needs a token: give --token-file"
+            if token_file is not None:
+                wanted = f"refuses the token in {token_file}"
+            raise ServerError(f"the server at {url} {wanted}") from problem
+        yield client
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(f"the token file cannot be read: {error}") from error
 
 
 def _check_free(port: int) -> None:

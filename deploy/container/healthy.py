@@ -1,0 +1,46 @@
+"""Status 0 when the service of this container answers; for HEALTHCHECK."""
+
+import os
+import socket
+import sys
+import urllib.request
+from typing import Final
+
+TIMEOUT_S: Final = 3.0
+SERVICES: Final = {"serve": 7420, "storage": 7422, "api": 7420, "gateway": 7421}
+DAEMONS: Final = {
+    "spark-master": ("SPARK_MASTER_WEBUI_PORT", 8080),
+    "spark-worker": ("SPARK_WORKER_WEBUI_PORT", 8081),
+}
+
+
+def address(service: str) -> str | None:
+    """What to ask, with the settings of this container; None for a job, which answers nobody."""
+    if service in SERVICES:
+        port = os.environ.get("CONTRAIL_PORT", SERVICES[service])
+        return f"http://127.0.0.1:{port}/livez"
+    if service in DAEMONS:
+        variable, default = DAEMONS[service]
+        # Spark binds the name it is reached by, not loopback.
+        host = os.environ.get("SPARK_LOCAL_HOSTNAME") or socket.gethostname()
+        return f"http://{host}:{os.environ.get(variable, default)}/"
+    return None
+
+
+def main() -> int:
+    """Ask once; the reason of a failure goes to stderr, where `docker inspect` shows it."""
+    url = address(os.environ["SERVICE"])
+    if url is None:
+        return 0
+    # A proxy of the environment has no business with this container's own address.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=TIMEOUT_S):
+            return 0
+    except OSError as error:
+        print(f"{url}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""docker-compose.yml against the format, against itself, and against the settings it hands over."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from contrail_client.cli.settings import DEFAULTS, ENVIRONMENT_PREFIX, KNOWN, read_settings
+from contrail_serve.main import SERVICES
+from contrail_serve.settings import EdgeProcessSettings, ProcessSettings, StorageSettings
+from contrail_spark.flights.__main__ import parse_settings
+from contrail_spark.standalone import MASTER_PORT
+from tests.unit.containers.files import (
+    compose,
+    health_command,
+    here,
+    image_environment,
+    services,
+    texts,
+)
+
+SCHEMA = json.loads(Path(__file__).with_name("compose_schema.json").read_text())
+SECRETS = "/run/secrets/"
+LONG_RUNNING = sorted(set(services()) - {"demo"})
+PROCESSES = sorted(set(services()) & set(SERVICES))
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """What the containers would find under /run/secrets."""
+    for name in compose()["secrets"]:
+        (tmp_path / name).write_text("x" * 43)
+    return tmp_path
+
+
+def effective(service: str, secrets: Path) -> ProcessSettings:
+    """The settings with which the service's process would start."""
+    environment = image_environment() | services()[service]["environment"]
+    found = {
+        name: str(value).replace(SECRETS, f"{secrets}/") for name, value in environment.items()
+    }
+    values = {name: each.value for name, each in read_settings({}, found, None, service).items()}
+    return SERVICES[service].settings(values)
+
+
+def test_it_is_valid_against_the_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(compose(), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("restart", "sometimes"), ("prots", []), ("stop_grace_period", 60), ("healthcheck", {})],
+)
+def test_the_schema_refuses_what_is_not_of_the_format(key: str, value: Any) -> None:
+    broken = {**compose(), "services": {"api": {**services()["api"], key: value}}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, SCHEMA)
+
+
+@pytest.mark.parametrize("name", services())
+def test_a_container_can_do_no_more_than_it_needs(name: str) -> None:
+    service = services()[name]
+    assert service["user"] == texts(1, "USER")[0]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    places = [place.partition(":")[0] for place in service["tmpfs"]]
+    places += [volume.split(":")[1] for volume in service.get("volumes", [])]
+    assert sorted(places) == ["/data", "/tmp"]
+
+
+@pytest.mark.parametrize("name", LONG_RUNNING)
+def test_a_service_is_restarted_and_checked_as_its_image_is(name: str) -> None:
+    service = services()[name]
+    assert service["restart"] == "unless-stopped"
+    assert here(service["healthcheck"]["test"][1:]) == health_command()
+
+
+def test_the_demonstration_runs_once_and_only_when_asked_for() -> None:
+    demo = services()["demo"]
+    assert (demo["restart"], demo["profiles"]) == ("no", ["demo"])
+    assert demo["healthcheck"] == {"disable": True}
+
+
+@pytest.mark.parametrize("name", services())
+def test_what_a_service_refers_to_exists(name: str) -> None:
+    service = services()[name]
+    assert set(service.get("secrets", [])) <= set(compose()["secrets"])
+    volumes = {volume.partition(":")[0] for volume in service.get("volumes", [])}
+    assert volumes <= set(compose()["volumes"])
+    for other, how in service.get("depends_on", {}).items():
+        assert how == {"condition": "service_healthy"}
+        assert "test" in services()[other]["healthcheck"]
+    built_for = service["build"]["args"]["SERVICE"]
+    assert service["image"] == f"contrail-{built_for}"
+
+
+@pytest.mark.parametrize("name", services())
+def test_a_secret_that_is_named_is_handed_over(name: str) -> None:
+    service = services()[name]
+    words = [*service.get("command", []), *map(str, service.get("environment", {}).values())]
+    named = {found for word in words for found in re.findall(rf"{SECRETS}(\w+)", word)}
+    assert named <= set(service.get("secrets", []))
+
+
+@pytest.mark.parametrize("name", services())
+def test_every_variable_is_a_setting_of_the_service(name: str) -> None:
+    known = DEFAULTS.get(name, {})
+    assert {
+        variable
+        for variable in services()[name].get("environment", {})
+        if variable.startswith(ENVIRONMENT_PREFIX)
+    } <= {ENVIRONMENT_PREFIX + setting.upper() for setting in known}
+
+
+def test_every_variable_of_the_image_is_a_setting() -> None:
+    settings = {ENVIRONMENT_PREFIX + setting.upper() for setting in KNOWN}
+    assert {name for name in image_environment() if name.startswith("CONTRAIL_")} <= settings
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_the_settings_are_accepted_and_reach_beyond_the_container(name: str, secrets: Path) -> None:
+    settings = effective(name, secrets)
+    assert settings.host == "0.0.0.0"
+    assert settings.token == "x" * 43
+    assert name in settings.allowed_hosts
+
+
+def test_processes_find_each_other_by_name_and_port(secrets: Path) -> None:
+    storage, api, gateway = (effective(name, secrets) for name in ("storage", "api", "gateway"))
+    assert isinstance(storage, StorageSettings)
+    assert isinstance(api, EdgeProcessSettings)
+    assert isinstance(gateway, EdgeProcessSettings)
+    assert api.storage == gateway.storage == (("storage", storage.link_port),)
+    assert (api.peers, gateway.peers) == ((("gateway", gateway.port),), (("api", api.port),))
+    # A forwarded request keeps the Host header that it came with.
+    assert {"api", "gateway"} <= api.allowed_hosts & gateway.allowed_hosts
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_the_published_port_is_the_one_that_answers(name: str, secrets: Path) -> None:
+    port = effective(name, secrets).port
+    assert services()[name]["ports"] == [f"127.0.0.1:{port}:{port}"]
+
+
+def test_the_demonstration_is_given_the_server_the_token_and_the_cluster() -> None:
+    demo = parse_settings(services()["demo"]["command"])
+    assert demo.url == "http://api:7420"
+    master = f"spark://{services()['spark-master']['hostname']}:{MASTER_PORT}"
+    assert demo.spark_master == services()["spark-worker"]["command"][0] == master
+    # The executors read the token at the path that the driver names.
+    assert str(demo.token_file) == f"{SECRETS}token"
+    assert "token" in services()["spark-worker"]["secrets"]
