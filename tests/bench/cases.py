@@ -227,6 +227,17 @@ _SOCKETS: Final = (
         ),
     ),
     Case(
+        "ws-push-cols",
+        "WebSocket: ordered subscription from the start, in columns",
+        "msg/s",
+        cases_socket.SocketPush(cols=True),
+        aim=300_000,
+        beside=(
+            Beside("stream", 1 / PAYLOAD_BYTES, "loopback, payload alone"),
+            Beside("ws-push", 1, "one by one"),
+        ),
+    ),
+    Case(
         "ws-delay",
         "WebSocket: from publish to push, 1,000 a second",
         "s",

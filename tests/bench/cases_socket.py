@@ -43,15 +43,16 @@ class SocketPublish:
 
 @dataclass(frozen=True, slots=True)
 class SocketPush:
-    """An ordered subscription from the start of a stream."""
+    """An ordered subscription from the start of a stream, in columns with ``cols``."""
 
     form: str = MSGPACK
+    cols: bool = False
 
     def __call__(self, bench: Bench) -> Measured:
         """Messages a second."""
         with fresh_server(bench) as server:
             fill(bench, server, _STREAM, _PREFIX)
-            scripts = SocketPushes(_STREAM, bench.scale.messages, self.form)
+            scripts = SocketPushes(_STREAM, bench.scale.messages, self.form, self.cols)
 
             def once(_: int) -> Run:
                 driven = drive(bench, Load(server.port, server.pid, scripts))

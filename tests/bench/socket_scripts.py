@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from tests.bench.figures import BenchError
 from tests.bench.http_scripts import MARKER, SUBJECTS, payloads
@@ -155,16 +156,77 @@ class SocketPushed:
         return True
 
 
+class _Columns(msgspec.Struct):
+    count: int
+    seqs: bytes
+    offsets: bytes
+    data: bytes
+
+
+class _Frame(msgspec.Struct):
+    op: str
+    cols: _Columns | None = None
+
+
+_frames: Final = msgspec.msgpack.Decoder(_Frame)
+
+
+class SocketPushedColumns(SocketPushed):
+    """The same in columns: every frame is read, and every sequence looked at."""
+
+    def complete(self, received: bytes) -> bool:
+        """Take the whole frames in ``received``; the rest waits for more."""
+        if not self._open:
+            return opened(received)
+        data = memoryview(self._before + received)
+        at = 0
+        while (frame := _server_frame(data, at)) is not None:
+            start, at = frame
+            self._take(_frames.decode(data[start:at]))
+        self._before = bytes(data[at:])
+        return True
+
+    def _take(self, frame: _Frame) -> None:
+        if frame.cols is None:
+            if frame.op not in ("ok", "hb"):
+                raise BenchError(f"unexpected frame: {frame.op}")
+            return
+        cols, before = frame.cols, self.messages
+        self.messages += cols.count
+        if self.messages > self._wanted:
+            raise BenchError(f"{self.messages} messages for a credit of {self._wanted}")
+        seqs = np.frombuffer(cols.seqs, "<i8")
+        if not np.array_equal(seqs, np.arange(before + 1, self.messages + 1)):
+            raise BenchError(f"not the sequences behind {before}")
+        if cols.data.count(MARKER) != cols.count or len(cols.offsets) != 4 * (cols.count + 1):
+            raise BenchError(f"not the payloads of {cols.count} messages")
+
+
+def _server_frame(data: memoryview, at: int) -> tuple[int, int] | None:
+    """Where the payload of the frame at ``at`` begins and ends; None while it is not whole."""
+    if len(data) - at < 2:
+        return None
+    length, start = data[at + 1], at + 2
+    if length >= _SHORT:
+        start += 2 if length == _SHORT else 8
+        if len(data) < start:
+            return None
+        length = int.from_bytes(data[at + 2 : start], "big")
+    return (start, start + length) if len(data) >= start + length else None
+
+
 @dataclass(frozen=True, slots=True)
 class SocketPushes:
-    """One socket that is pushed ``messages`` of a stream."""
+    """One socket that is pushed ``messages`` of a stream, in columns with ``cols``."""
 
     stream: str
     messages: int
     form: str
+    cols: bool = False
     window: int = 20_000
 
     def __call__(self) -> Sequence[Script]:
         """The script of the socket."""
-        sub = {"stream": self.stream, "ordered": True}
-        return [SocketPushed(self.form, sub, self.messages, self.window)]
+        kind = SocketPushedColumns if self.cols else SocketPushed
+        sub = {"stream": self.stream, "ordered": True, "cols": self.cols}
+        return [kind(self.form, sub, self.messages, self.window)]

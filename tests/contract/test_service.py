@@ -119,7 +119,9 @@ def test_every_documented_operation_is_served(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     for template, item in document["paths"].items():
         for method in item:
-            answer = client.request(method.upper(), template.format(**values))
+            with client.stream(method.upper(), template.format(**values)) as answer:
+                if answer.headers.get("content-type") != "text/event-stream":  # it has no end
+                    answer.read()
             assert answer.status_code != 405, (method, template)
             assert answer.status_code < 500, (method, template, answer.text)
             assert str(answer.status_code) in item[method]["responses"], (method, template)

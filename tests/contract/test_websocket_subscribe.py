@@ -241,7 +241,7 @@ def test_only_what_the_socket_was_sent_can_be_acknowledged(talk: Talk, stream: S
     stream.consumer()
     talk.done("sub", sid="s", stream=stream.name, consumer="c", credit={"msgs": 5})
     talk.messages(5)
-    for named in ({"seqs": [6]}, {"seqs": [1, 99]}, {"ranges": [[6, 9]]}, {"ranges": [[9, 1]]}):
+    for named in ({"seqs": [6]}, {"ranges": [[6, 9]]}, {"ranges": [[9, 1]]}):
         assert talk.refused("ack", sid="s", **named)["name"] == "not_sent_here"
     talk.send({"op": "ack", "sid": "s", "seqs": [7]})
     assert talk.next("error")["sid"] == "s"
@@ -249,6 +249,41 @@ def test_only_what_the_socket_was_sent_can_be_acknowledged(talk: Talk, stream: S
     assert talk.refused("ack", sid="s", seqs=[1])["name"] == "not_sent_here"
     assert talk.refused("ack", sid="s")["name"] == "invalid_field"
     assert info(stream)["ack_floor"]["stream_seq"] == 5
+
+
+@pytest.mark.parametrize("with_id", [True, False])
+def test_ack_that_names_unknown_messages_too_is_applied_to_the_others(
+    talk: Talk, stream: Stream, with_id: bool
+) -> None:
+    stream.fill(6)
+    stream.consumer()
+    talk.done("sub", sid="s", stream=stream.name, consumer="c", credit={"msgs": 4})
+    talk.messages(4)
+    frame = {"op": "ack", "sid": "s", "seqs": [2, 99, 1], "ranges": [[3, 5], [70, 80]]}
+    talk.send(frame | {"id": "a"} if with_id else frame)
+    refused = talk.next("error")
+    assert refused.get("id") == ("a" if with_id else None)
+    assert refused["problem"]["name"] == "not_sent_here"
+    assert refused["problem"]["detail"] == "not held: 99, 70 to 80"
+    talk.nothing_more()
+    assert info(stream)["ack_floor"]["stream_seq"] == 4
+
+
+def test_messages_that_waited_for_credit_of_a_broken_socket_go_to_another_at_once(
+    server: ServerProcess, stream: Stream
+) -> None:
+    stream.fill(5)
+    path = stream.consumer(ack_wait="1h")
+    with Talk(server.url) as broken:
+        credit = {"msgs": 9, "bytes": len(stream.subject("1")) + 2}
+        broken.done("sub", sid="s", stream=stream.name, consumer="c", credit=credit)
+        [first, *_] = broken.messages(2)
+        assert first["seq"] == 1
+        broken.socket.socket.close()
+    found = stream.next(path, batch=3, expires="20s")
+    while len(found) < 3:
+        found += stream.next(path, batch=3, expires="20s")
+    assert sorted(seqs(found)) == [3, 4, 5]
 
 
 def test_naked_message_comes_again_and_a_terminated_one_never(talk: Talk, stream: Stream) -> None:

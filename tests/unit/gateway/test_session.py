@@ -1,15 +1,17 @@
 """The session core: credit to the message, the ledger against a naive model, order and gaps."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contrail_common import errors
+from contrail_common.blocks import columns_of
+from contrail_common.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.link import Delivery
 from contrail_common.model import ConsumerConfig, ConsumerInfo, SequencePair, StoredMessage
@@ -17,6 +19,7 @@ from contrail_common.timeunits import NS_PER_S
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.frames import Ack, AddCredit, Connect, CreditGiven, Nak, Ping, Sub
 from contrail_gateway.core.ledger import Ledger
+from contrail_gateway.core.lots import Listed, Lot
 from contrail_gateway.core.session import (
     OUTSTANDING_BYTES_MAX,
     OUTSTANDING_MAX,
@@ -33,6 +36,7 @@ from contrail_gateway.core.subscription import (
 
 SUBJECT = "abc"
 FULL = 1 << 40
+IN_COLUMNS = Sub(sid="t", stream="S", ordered=True, cols=True)
 
 
 def delivery(seq: int, payload_bytes: int = 0, consumer_seq: int | None = None) -> Delivery:
@@ -66,8 +70,31 @@ def session() -> Session:
     return Session(authenticated=True, now_ns=0)
 
 
-def seqs(deliveries: list[Delivery]) -> list[int]:
-    return [one.message.seq for one in deliveries]
+def listed(*deliveries: Delivery) -> Listed:
+    return Listed(deliveries)
+
+
+def columns(first_seq: int, *payload_bytes: int) -> DeliveryColumns:
+    """Messages from ``first_seq`` on, each with its number in the stream as its consumer's too."""
+    count = len(payload_bytes)
+    return DeliveryColumns(
+        first_seq,
+        0,
+        np.arange(first_seq, first_seq + count, dtype=np.int64).tobytes(),
+        bytes(8 * count),
+        [SUBJECT],
+        bytes(4 * count),
+        columns_of([bytes(size) for size in payload_bytes], None),
+    )
+
+
+def seqs(lot: Lot | None) -> list[int]:
+    match lot:
+        case Listed():
+            return lot.seqs
+        case DeliveryColumns():
+            return [message.seq for message in lot.messages()]
+    return []
 
 
 # Credit ------------------------------------------------------------------------------------------
@@ -75,27 +102,31 @@ sizes = st.lists(st.integers(0, 30), max_size=60)
 grants = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 60)), min_size=1, max_size=20)
 
 
-@given(sizes, grants, st.booleans(), st.booleans(), st.data())
+@given(sizes, grants, st.booleans(), st.booleans(), st.booleans(), st.data())
 def test_what_is_sent_is_the_longest_prefix_that_the_credit_allows(
     sizes: list[int],
     grants: list[tuple[int, int]],
     by_msgs: bool,
     by_bytes: bool,
+    in_columns: bool,
     data: st.DataObject,
 ) -> None:
     sub = subscription(0 if by_msgs else None, 0 if by_bytes else None)
-    waiting = [delivery(seq, size) for seq, size in enumerate(sizes, start=1)]
+    pulled = 0
     sent: list[int] = []
     msgs = bytes_ = 0
     for more_msgs, more_bytes in grants:
         msgs, bytes_ = msgs + more_msgs, bytes_ + more_bytes
         sub.credit.add(more_msgs, more_bytes)
-        sent += seqs(sub.take(()))
-        while (terms := sub.wanted()) is not None and waiting:
+        sent += seqs(sub.take())
+        while (terms := sub.wanted()) is not None and pulled < len(sizes):
             # Storage gives any number up to what was asked for; it does not count subjects.
-            count = data.draw(st.integers(1, min(terms.batch, len(waiting))))
-            pulled, waiting = waiting[:count], waiting[count:]
-            sent += seqs(sub.take(pulled))
+            count = data.draw(st.integers(1, min(terms.batch, len(sizes) - pulled)))
+            part = sizes[pulled : pulled + count]
+            one_by_one = [delivery(pulled + 1 + at, size) for at, size in enumerate(part)]
+            lot = columns(pulled + 1, *part) if in_columns else listed(*one_by_one)
+            pulled += count
+            sent += seqs(sub.take(lot))
         expected, spent = 0, 0
         while (
             expected < len(sizes)
@@ -121,9 +152,9 @@ def test_pull_is_no_larger_than_credit_batch_and_consumer_allow() -> None:
 def test_too_large_message_is_asked_for_alone_until_it_came() -> None:
     sub = subscription(9, 1)
     sub.too_large()
-    assert sub.take(()) == []
+    assert sub.take() is None
     assert sub.wanted() == PullTerms(1, 0)
-    sub.take([delivery(1, 50)])
+    sub.take(listed(delivery(1, 50)))
     assert sub.wanted() is None
     sub.credit.add(0, 100)
     assert sub.wanted() == PullTerms(8, 48)
@@ -131,10 +162,29 @@ def test_too_large_message_is_asked_for_alone_until_it_came() -> None:
 
 def test_messages_held_back_are_given_back_at_the_end() -> None:
     sub = subscription(None, 1)
-    assert seqs(sub.take([delivery(1), delivery(2), delivery(3)])) == [1]
+    assert seqs(sub.take(listed(delivery(1), delivery(2), delivery(3)))) == [1]
     assert sub.wanted() is None
     assert sub.give_back() == [2, 3]
     assert sub.give_back() == []
+
+
+def test_held_back_message_that_was_settled_meanwhile_is_not_sent() -> None:
+    sub = subscription(None, 1)
+    sub.take(listed(*map(delivery, (1, 2, 3))))
+    sub.settled([2])
+    sub.credit.add(0, 100)
+    assert seqs(sub.take()) == [3]
+    assert sub.take() is None
+
+
+def test_ack_of_all_settles_what_is_held_back_below_it() -> None:
+    sub = subscription(None, 1, ack_policy="all")
+    sub.take(listed(*map(delivery, (1, 2, 3, 4))))
+    sub.settled([3])
+    assert sub.give_back() == [4]
+    sub.take(listed(delivery(5), delivery(6)))
+    sub.settled([6])
+    assert sub.held_back is None
 
 
 # Ledger ------------------------------------------------------------------------------------------
@@ -173,16 +223,14 @@ class LedgerModel(RuleBasedStateMachine):
 
         merged = [pair for pair in ranges if pair[0] <= pair[1]]
         reversed_ = len(merged) < len(ranges)
-        missing = any(one not in self.held for one in named)
-        if missing or reversed_ or any(not inside(*pair) for pair in merged):
+        found, unknown = self.ledger.find(named, ranges)
+        held = {one for one in named if one in self.held}
+        assert found == sorted(held.union(*(inside(*pair) for pair in merged)))
+        if held < set(named):
+            assert unknown
+        elif not reversed_ and all(inside(*pair) for pair in merged):
             # A range that holds nothing may lie within another that does.
-            with contextlib.suppress(ApiError):
-                found = self.ledger.find(named, ranges)
-                assert not missing
-                assert set(found) <= set(self.held)
-            return
-        found = self.ledger.find(named, ranges)
-        assert found == sorted(set(named).union(*(inside(*pair) for pair in merged)))
+            assert not unknown
 
     @invariant()
     def holds_the_same(self) -> None:
@@ -196,17 +244,18 @@ TestLedgerModel = LedgerModel.TestCase
 def test_many_overlapping_ranges_cost_no_more_than_one() -> None:
     ledger = Ledger()
     ledger.sent(range(60_000))
-    assert len(ledger.find([], [(0, FULL)] * 10_000)) == 60_000
+    found, unknown = ledger.find([], [(0, FULL)] * 10_000)
+    assert (len(found), unknown) == (60_000, "")
 
 
 # Order -------------------------------------------------------------------------------------------
 def test_foreign_delivery_shows_in_the_consumer_sequence() -> None:
     sub = subscription()
-    assert sub.in_order([delivery(1), delivery(2)])
-    sub.advance([delivery(1), delivery(2)])
-    assert not sub.in_order([delivery(4, consumer_seq=4)])
-    assert sub.in_order([delivery(9, consumer_seq=3)])
-    assert not sub.in_order([delivery(2, consumer_seq=3)]), "a redelivery is not in order"
+    assert sub.in_order(listed(delivery(1), delivery(2)))
+    sub.advance(listed(delivery(1), delivery(2)))
+    assert not sub.in_order(listed(delivery(4, consumer_seq=4)))
+    assert sub.in_order(listed(delivery(9, consumer_seq=3)))
+    assert not sub.in_order(listed(delivery(2, consumer_seq=3))), "a redelivery is not in order"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +273,7 @@ def test_gap_is_what_left_the_stream_before_it_was_sent(
     first_kept: int, before: int, lost: tuple[int, int] | None, next_seq: int
 ) -> None:
     sub = subscription()
-    sub.advance([delivery(2)])
+    sub.advance(listed(delivery(2)))
     assert sub.lost_below(first_kept, before) == lost
     assert sub.next_seq == next_seq
     assert sub.lost_below(first_kept, before) is None
@@ -232,7 +281,7 @@ def test_gap_is_what_left_the_stream_before_it_was_sent(
 
 def test_stretch_that_held_nothing_is_no_gap() -> None:
     sub = subscription()
-    sub.advance([delivery(2)])
+    sub.advance(listed(delivery(2)))
     sub.passed(50)
     assert sub.lost_below(40, FULL) is None
     assert sub.lost_below(60, FULL) == (51, 59)
@@ -276,7 +325,7 @@ def test_heartbeats_are_due_for_what_was_silent_long_enough() -> None:
     sub.opened(info(), 0)
     found.connect(Connect(heartbeat="1s"), good_token=True)
     assert found.beats(NS_PER_S - 1) == []
-    sub.sent([delivery(7, consumer_seq=3)], NS_PER_S - 1)
+    sub.sent(listed(delivery(7, consumer_seq=3)), NS_PER_S - 1)
     assert found.beats(NS_PER_S) == []
     [beat] = found.beats(2 * NS_PER_S)
     assert (beat.sid, beat.last_consumer_seq, beat.last_stream_seq) == ("s", 3, 7)
@@ -289,7 +338,7 @@ def test_draining_socket_is_quiet_once_all_is_answered_settled_and_silent() -> N
     found = session()
     sub = found.subscribe(Sub(sid="s", stream="S"))
     sub.opened(info(), 0)
-    sub.sent([delivery(1)], 0)
+    sub.sent(listed(delivery(1)), 0)
     found.begin(1, 10)
     later = NS_PER_S
     assert not found.quiet(later)
@@ -309,12 +358,33 @@ def test_settlement_names_what_the_socket_holds() -> None:
     found = session()
     sub = found.subscribe(Sub(sid="s", stream="S"))
     sub.opened(info(), 0)
-    sub.sent([delivery(seq) for seq in (3, 5, 9)], 0)
+    sub.sent(listed(*map(delivery, (3, 5, 9))), 0)
     settlement = found.settle(Nak(sid="s", seqs=[9], ranges=[(1, 4)], delay="2s"))
     assert (settlement.kind, settlement.seqs) == ("nak", [3, 9])
     assert [item.delay_ns for item in settlement.items(1, 2, 3)] == [2 * NS_PER_S] * 2
     sub.settled([3, 9])
     assert found.settle(Ack(sid="s", ranges=[(0, 99)])).seqs == [5]
+
+
+def test_settlement_leaves_out_what_the_socket_does_not_hold_and_tells_of_it() -> None:
+    found = session()
+    sub = found.subscribe(Sub(sid="s", stream="S"))
+    sub.opened(info(), 0)
+    sub.sent(listed(*map(delivery, (3, 5))), 0)
+    settlement = found.settle(Ack(sid="s", seqs=[1, 3, 9], ranges=[(5, 7), (8, 9)]))
+    assert settlement.seqs == [3, 5]
+    assert settlement.unknown == "not held: 1, 9, 8 to 9"
+    many = found.settle(Ack(sid="s", seqs=[3, *range(10, 99)]))
+    assert many.unknown == "not held: 10, 11, 12, 13, 14 ..."
+
+
+@pytest.mark.parametrize("fields", [{"ordered": False}, {"ordered": True, "consumer": "c"}])
+def test_columns_are_for_ordered_subscriptions(fields: dict[str, Any]) -> None:
+    found = Session(authenticated=True, now_ns=0, packed=True)
+    with pytest.raises(ApiError) as refused:
+        found.subscribe(Sub(sid="s", stream="S", cols=True, **fields))
+    assert refused.value.spec is errors.INVALID_FIELD
+    assert found.subscribe(IN_COLUMNS).cols
 
 
 @pytest.mark.parametrize(
@@ -323,6 +393,11 @@ def test_settlement_names_what_the_socket_holds() -> None:
         (lambda one: one.settle(Ack(sid="s")), errors.INVALID_FIELD),
         (lambda one: one.settle(Ack(sid="s", seqs=[1] * 10_001)), errors.BATCH_TOO_LARGE),
         (lambda one: one.settle(Nak(sid="s", seqs=[1], delay="-1s")), errors.INVALID_FIELD),
+        (lambda one: one.settle(Ack(sid="s", seqs=[2])), errors.NOT_SENT_HERE),
+        (
+            lambda one: one.subscribe(Sub(sid="t", stream="S", ordered=True, cols=True)),
+            errors.INVALID_FIELD,
+        ),
         (lambda one: one.settle(Ack(sid="x", seqs=[1])), errors.SUBSCRIPTION_NOT_FOUND),
         (lambda one: one.credit(AddCredit(sid="x")), errors.SUBSCRIPTION_NOT_FOUND),
         (lambda one: one.connect(Connect(heartbeat="2h"), good_token=True), errors.INVALID_FIELD),
@@ -332,7 +407,7 @@ def test_what_cannot_be_done_is_refused(ask: Callable[[Session], Any], spec: Any
     found = session()
     sub = found.subscribe(Sub(sid="s", stream="S"))
     sub.opened(info(), 0)
-    sub.sent([delivery(1)], 0)
+    sub.sent(listed(delivery(1)), 0)
     with pytest.raises(ApiError) as refused:
         ask(found)
     assert refused.value.spec is spec

@@ -273,3 +273,57 @@ def test_acks_of_one_pass_of_the_loop_go_together() -> None:
             ]
 
     run(scenario())
+
+
+def test_messages_that_wait_for_credit_are_given_back_when_the_socket_breaks() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.pull_results = [delivered(1, 2, 3)]
+        async with serving(edge) as (port, _):
+            async with talking(port) as client:
+                await ask(client, {**SUB, "credit": {"bytes": 1}})
+                assert [one["seq"] for one in (await frame(client))["messages"]] == [1]
+            await wait_until(lambda: len(edge.link.acked) == 2)
+            assert [(item.kind, item.seq) for item in edge.link.acked] == [("nak", 2), ("nak", 3)]
+
+    run(scenario())
+
+
+def test_ack_of_what_is_held_and_what_is_not_is_done_and_refused_each_for_itself() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.pull_results = [delivered(1, 2, 3)]
+        async with serving(edge) as (port, _), talking(port) as client:
+            await ask(client, SUB)
+            await frame(client)
+            ack = {"op": "ack", "sid": "s", "id": "mixed", "seqs": [1, 7], "ranges": [[3, 5]]}
+            refused = await ask(client, ack)
+            assert (refused["op"], refused["id"], refused["sid"]) == ("error", "mixed", "s")
+            assert refused["problem"]["name"] == "not_sent_here"
+            assert refused["problem"]["detail"] == "not held: 7"
+            assert "applied" not in refused["problem"]
+            assert [(item.kind, item.seq) for item in edge.link.acked] == [("ack", 1), ("ack", 3)]
+            nothing = await ask(client, {**ack, "seqs": [1], "ranges": []})
+            assert nothing["problem"]["applied"] is False
+            assert (await ask(client, {**ack, "seqs": [2], "ranges": []}))["op"] == "ok"
+
+    run(scenario())
+
+
+def test_message_acknowledged_while_it_waits_for_credit_again_is_not_pushed() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.pull_results = [delivered(1, 2), delivered(1, 2)]
+        async with serving(edge) as (port, _), talking(port) as client:
+            await ask(client, {**SUB, "credit": {"bytes": 9}})
+            first = await frame(client)
+            assert [one["seq"] for one in first["messages"]] == [1, 2]
+            # Both come again, and one byte more is all that may be sent.
+            assert (await frame(client))["messages"][0]["seq"] == 1
+            ack = {"op": "ack", "sid": "s", "id": 2, "seqs": [2]}
+            assert (await ask(client, ack))["op"] == "ok"
+            await client.send(json.dumps({"op": "credit", "sid": "s", "bytes": 99}))
+            await asyncio.wait_for(edge.link.waiting.wait(), SOON_S)
+            assert (await ask(client, {"op": "ping", "id": 3})) == {"op": "pong", "id": 3}
+
+    run(scenario())

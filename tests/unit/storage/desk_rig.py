@@ -19,6 +19,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Result, Writes
 from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.consumers import desk_kind
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
@@ -112,7 +113,8 @@ class DeskRig:
 
     def new_desk(self) -> Desk:
         """The desk of a leader that knows only what was applied."""
-        return Desk(self.shard, self.consumer, self.reader, self.propose, lambda: self.log_ns)
+        kind = desk_kind(self.consumer.config)
+        return kind(self.shard, self.consumer, self.reader, self.propose, lambda: self.log_ns)
 
     # Log -----------------------------------------------------------------------------------------
 

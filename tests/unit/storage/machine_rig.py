@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contrail_common.blocks import Block, columns_of, join_blocks
-from contrail_common.model import ConsumerConfig, Expected, Headers, StreamConfig
+from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID
 from contrail_storage.core.facts import MessageFacts, facts_of
@@ -163,6 +163,7 @@ class Rig:
     shelf: Shelf = field(default_factory=Shelf)
     store: RowStore = field(default_factory=RowStore)
     index: int = 0
+    told: list[Advisory] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.machine = StreamMachine(SHARD, self.shelf)
@@ -173,6 +174,7 @@ class Rig:
         writes = Writes()
         results = [self.machine.apply(self.index, time_ns, command, writes) for command in commands]
         self.store.write(writes.rows)
+        self.told += writes.advisories
         for shard, block in writes.blocks:
             assert shard == SHARD
             self.shelf.add(block)

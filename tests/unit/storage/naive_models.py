@@ -162,6 +162,7 @@ class NaiveStream:
         while removed < at_most and self.over_limits():
             del self.messages[0]
             removed += 1
+        self._forget_removed()
         return removed, self.over_limits()
 
     def expire_age(self, time_ns: int, at_most: int) -> tuple[int, bool]:
@@ -180,16 +181,18 @@ class NaiveStream:
             return errors.PURGE_DENIED.code
         below = [message for message in self.messages if message.seq < to_seq]
         everything = to_seq > self.last_seq
-        removed = self._remove_oldest(below, len(below) if everything else at_most)
-        for consumer in self.consumers.values():
-            consumer.forget_below(self.first_seq)
-            consumer.move_floor(max(time_ns, self.last_time_ns))
-        return removed
+        return self._remove_oldest(below, len(below) if everything else at_most)
 
     def _remove_oldest(self, chosen: list[Stored], at_most: int) -> tuple[int, bool]:
         gone = chosen[: max(at_most, 0)]
         self.messages = [message for message in self.messages if message not in gone]
+        self._forget_removed()
         return len(gone), len(gone) < len(chosen)
+
+    def _forget_removed(self) -> None:
+        for consumer in self.consumers.values():
+            consumer.forget_below(self.first_seq)
+            consumer.move_floor(self.last_time_ns)
 
     def delete(self, time_ns: int, seq: int) -> int:
         """Remove one message; the code of the refusal, or 0."""
@@ -276,6 +279,12 @@ class NaiveConsumer:
                     )
         self.next_seq = max(self.next_seq, position)
         self.move_floor(now_ns)
+
+    def advance(self, consumer_seq: int, stream_seq: int, position: int) -> None:
+        """Note how far it was given messages; it never goes back."""
+        self.consumer_seq = max(self.consumer_seq, consumer_seq)
+        self.stream_seq = max(self.stream_seq, stream_seq)
+        self.next_seq = max(self.next_seq, position)
 
     def acknowledge(self, now_ns: int, kind: AckKind, seq: int, delay_ns: int) -> None:
         """Take one acknowledgement; its command moves the floor when it has taken all."""

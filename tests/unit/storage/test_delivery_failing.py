@@ -372,9 +372,28 @@ def test_delivery_that_the_log_refuses_comes_again_although_a_later_one_went_thr
     run(scene())
 
 
+def test_pull_cancelled_while_its_delivery_is_committed_gives_its_messages_back_at_once() -> None:
+    async def scene() -> None:
+        desk = rig(max_deliver=3)
+        desk.late = True
+        desk.publish("b", "b")
+        pull = desk.waiting_pull(2)
+        await turns()
+        pull.cancel()
+        await turns()
+        waiting = desk.waiting_pull(2)
+        await turns()
+        desk.late = False
+        desk.commit()
+        assert await waiting == [1, 2]
+        assert [item.attempts for item in desk.consumer.pending.values()] == [2, 2]
+
+    run(scene())
+
+
 def test_position_follows_once_deliveries_that_were_on_their_way_together_are_recorded() -> None:
     async def scene() -> None:
-        desk = rig(ack_policy="none")
+        desk = rig()
         desk.late = True
         desk.publish("b", "b")
         for seq in (1, 2):

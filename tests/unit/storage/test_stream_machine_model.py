@@ -298,6 +298,21 @@ class StreamComparison(RuleBasedStateMachine):
             lambda consumer, now_ns: consumer.deliver(now_ns, seqs, position),
         )
 
+    @rule(name=st.sampled_from(NAMES), count=st.integers(0, 4), again=maybe)
+    def advance(self, name: str, count: int, again: bool) -> None:
+        consumer = self.naive.consumers.get(name)
+        reached = (0, 0, 1)
+        if consumer is not None and not again:  # otherwise one of long ago
+            position = max(consumer.next_seq, self.naive.first_seq)
+            given = [m.seq for m in self.naive.messages if m.seq >= position][:count]
+            last = given[-1] if given else consumer.stream_seq
+            reached = (consumer.consumer_seq + len(given), last, max(last + 1, position))
+        self.change(
+            name,
+            cmd.Advance(self.consumer_id(name), 1, *reached),
+            lambda consumer, _: consumer.advance(*reached),
+        )
+
     @rule(name=st.sampled_from(NAMES), data=st.data(), ahead=maybe)
     def acknowledge(self, name: str, data: st.DataObject, ahead: bool) -> None:
         consumer = self.naive.consumers.get(name)

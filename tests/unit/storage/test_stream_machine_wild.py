@@ -105,6 +105,7 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     st.builds(cmd.DropConsumer, consumer_ids),
     st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
     st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
+    st.builds(cmd.Advance, consumer_ids, epochs, numbers, numbers, numbers),
     st.builds(
         cmd.Acknowledge,
         consumer_ids,

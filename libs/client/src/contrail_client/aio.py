@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -11,7 +12,8 @@ from typing import Any, Self
 from contrail_client import consumers, publishing, reading, replaying, streams
 from contrail_client.calls import Retries
 from contrail_client.errors import ContrailError
-from contrail_client.live.connection import Connection
+from contrail_client.listening import EventReader
+from contrail_client.live.connection import Connection, Reconnecting
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import Start
 from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S, AsyncPublisher
@@ -24,6 +26,8 @@ from contrail_client.models import (
     ConsumerInfo,
     Delivery,
     Duration,
+    Event,
+    EventType,
     Expected,
     Headers,
     Message,
@@ -55,6 +59,7 @@ class AsyncContrail:
     ) -> None:
         """As `Contrail`."""
         self._retries = retries or Retries()
+        self._reconnect_s = reconnect_s
         options = Options(
             url=url,
             token=token,
@@ -264,6 +269,33 @@ class AsyncContrail:
             credit_msgs=credit_msgs,
             credit_bytes=credit_bytes,
         )
+
+    # Events --------------------------------------------------------------------------------------
+
+    async def events(
+        self,
+        *,
+        stream: str | None = None,
+        consumer: str | None = None,
+        types: Sequence[EventType] = (),
+    ) -> AsyncGenerator[Event, None]:
+        """As `Contrail.events`."""
+        reconnecting = Reconnecting(self._retries, self._reconnect_s)
+        reader = EventReader(stream, consumer, types, reconnecting)
+        while True:
+            try:
+                async with aclosing(self._listen(reader)) as events:
+                    async for event in events:
+                        yield event
+            except ContrailError as error:
+                await asyncio.sleep(reader.interrupted(error, time.monotonic(), random.random()))
+
+    async def _listen(self, reader: EventReader) -> AsyncGenerator[Event, None]:
+        async with aclosing(self._transport.stream(reader.request())) as chunks:
+            async for chunk in chunks:
+                for event in reader.feed(chunk, time.monotonic()):
+                    yield event
+        reader.ended()
 
     # Reading -------------------------------------------------------------------------------------
 

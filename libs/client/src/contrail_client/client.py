@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -15,7 +15,9 @@ from contrail_client.aio import AsyncContrail
 from contrail_client.arrow import record_batches
 from contrail_client.calls import Retries
 from contrail_client.errors import ContrailError
+from contrail_client.listening import EventReader
 from contrail_client.live.blocking import LoopThread, OrderedReader, Publisher, Subscription
+from contrail_client.live.connection import Reconnecting
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import Start
 from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S
@@ -27,6 +29,8 @@ from contrail_client.models import (
     ConsumerInfo,
     Delivery,
     Duration,
+    Event,
+    EventType,
     Expected,
     Headers,
     Message,
@@ -93,9 +97,11 @@ class Contrail:
         """Connect lazily; raises ValueError for an address that is none.
 
         `timeout_s` is the longest silence of the server beyond what a long poll asked for.
-        `reconnect_s` is how long a lost WebSocket is opened anew before what uses it fails.
+        `reconnect_s` is how long a lost WebSocket, or lost events, are asked for anew before what
+        uses them fails.
         """
         self._retries = retries or Retries()
+        self._reconnect_s = reconnect_s
         self._live = _Live(
             partial(
                 AsyncContrail,
@@ -324,6 +330,31 @@ class Contrail:
             credit_bytes=credit_bytes,
         )
         return OrderedReader(self._live.thread, feed)
+
+    # Events --------------------------------------------------------------------------------------
+
+    def events(
+        self,
+        *,
+        stream: str | None = None,
+        consumer: str | None = None,
+        types: Sequence[EventType] = (),
+    ) -> Generator[Event, None, None]:
+        """What happens to streams, consumers and deliveries, from the first `next` on.
+
+        Goes on across broken connections and restarts; where something was missed there is an event
+        `lost`. Closing the generator ends it.
+        """
+        reconnecting = Reconnecting(self._retries, self._reconnect_s)
+        reader = EventReader(stream, consumer, types, reconnecting)
+        while True:
+            try:
+                with closing(self._transport.stream(reader.request())) as chunks:
+                    for chunk in chunks:
+                        yield from reader.feed(chunk, time.monotonic())
+                reader.ended()
+            except ContrailError as error:
+                time.sleep(reader.interrupted(error, time.monotonic(), random.random()))
 
     # Reading -------------------------------------------------------------------------------------
 

@@ -354,6 +354,40 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     etag: str = ""
 
 
+EventType = Literal[
+    "stream_action",
+    "consumer_action",
+    "max_deliver",
+    "terminated",
+    "nak",
+    "server_out_of_space",
+    "domain_leader_elected",
+]
+"""Types of events that can be asked for."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened on the server; what does not belong to its type is empty.
+
+    `type` is an `EventType`, one that a newer server has, or `lost`: `count` events before this one
+    are missing, of whatever stream and type, or None when nobody knows how many. `action` is
+    `create`, `modify` or `delete`. `consumer_seq` is that of the message's first delivery.
+    """
+
+    type: str
+    id: str
+    timestamp: str
+    stream: str = ""
+    consumer: str = ""
+    action: str = ""
+    stream_seq: int = 0
+    consumer_seq: int = 0
+    deliveries: int = 0
+    reason: str = ""
+    server: str = ""
+    count: int | None = None
+
+
 class ReplaySplit(msgspec.Struct, frozen=True, kw_only=True):
     """A pinned, closed range of one shard: reading it twice gives the same messages.
 

@@ -6,6 +6,7 @@ whatever else there is.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -57,6 +58,18 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
                 for value in range(int(values[entry]), int(values[entry + 1]))
             ]
         return headers
+
+    def each(self) -> list[Headers | None]:
+        """Headers of all messages, None for those that have none."""
+        names = Texts(self.name_offsets, self.names).each()
+        texts = Texts(self.text_offsets, self.texts).each()
+        values = [
+            texts[start:stop] for start, stop in pairwise(as_u32(self.value_offsets).tolist())
+        ]
+        return [
+            dict(zip(names[start:stop], values[start:stop], strict=True)) if start < stop else None
+            for start, stop in pairwise(as_u32(self.entry_offsets).tolist())
+        ]
 
     def is_sound(self, count: int) -> bool:
         """Whether the offsets fit each other, the heaps and ``count`` messages."""
@@ -135,6 +148,15 @@ class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
         count = self.names.count
         values = self.values.slice(position * count, (position + 1) * count)
         return {name: [value] for name, value in zip(self.names.each(), values.each(), strict=True)}
+
+    def each(self) -> list[Headers | None]:
+        """Headers of all messages."""
+        names, values = self.names.each(), self.values.each()
+        count = len(names)
+        return [
+            {name: [value] for name, value in zip(names, values[at : at + count], strict=True)}
+            for at in range(0, len(values), count)
+        ]
 
     def is_sound(self, count: int) -> bool:
         """Whether there are names, and a value for each of them in each of ``count`` messages."""

@@ -10,10 +10,13 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from contrail_common.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.message_batch import MessageBatch
 from contrail_common.model import (
     AckKind,
+    Advisory,
+    AdvisoryType,
     ConsumerConfig,
     ConsumerInfo,
     Headers,
@@ -89,7 +92,10 @@ class RangeResult(msgspec.Struct, frozen=True):
 
 
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A pull: up to ``batch`` messages, waiting at most ``expires_ns`` for the first."""
+    """A pull: up to ``batch`` messages, waiting at most ``expires_ns`` for the first.
+
+    ``columns`` asks for them in columns where the consumer acknowledges nothing.
+    """
 
     stream: str
     consumer: str
@@ -97,6 +103,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
     expires_ns: int = 0
     max_bytes: int = 0
     no_wait: bool = False
+    columns: bool = False
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
@@ -108,14 +115,28 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     num_pending: int
 
 
+def in_deliveries(columns: DeliveryColumns) -> list[Delivery]:
+    """The same deliveries, one by one."""
+    consumer_seq = columns.first_consumer_seq
+    pending = columns.num_pending + len(columns) - 1
+    return [
+        Delivery(message, consumer_seq + at, 1, pending - at)
+        for at, message in enumerate(columns.messages())
+    ]
+
+
 class PullResult(msgspec.Struct, frozen=True):
-    """Deliveries of one pull; ``shard``, ``consumer_id`` and ``epoch`` go into the ack tokens."""
+    """Deliveries of one pull; ``shard``, ``consumer_id`` and ``epoch`` go into the ack tokens.
+
+    ``columns`` stands in place of ``deliveries`` when the pull asked for that and could have it.
+    """
 
     deliveries: list[Delivery]
     num_pending: int
     shard: int
     consumer_id: int
     epoch: int
+    columns: DeliveryColumns | None = None
 
 
 class AckItem(msgspec.Struct, frozen=True, gc=False):
@@ -179,6 +200,32 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str = ""
     schema: Literal["contrail", "spark"] = "contrail"
     clamp: bool = False
+
+
+class EventsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Advisories behind the position ``after`` ("": from now on), at most ``limit`` of them.
+
+    ``stream``, ``consumer`` and ``types`` select when they are given.
+    """
+
+    after: str = ""
+    stream: str = ""
+    consumer: str = ""
+    types: tuple[AdvisoryType, ...] = ()
+    limit: int = 256
+    wait_ns: int = 0
+
+
+class EventsResult(msgspec.Struct, frozen=True):
+    """Advisories in order; ``position`` continues behind them.
+
+    ``lost`` is how many before them, selected or not, are no longer known; None: nobody knows how
+    many.
+    """
+
+    advisories: list[Advisory]
+    position: str
+    lost: int | None = 0
 
 
 class StorageLink(Protocol):
@@ -315,6 +362,15 @@ class StorageLink(Protocol):
         """
         ...
 
+    # Advisories ----------------------------------------------------------------------------------
+    async def read_events(self, request: EventsRequest) -> EventsResult:
+        """Advisories in order; waits up to ``wait_ns`` for the first (TOO_MANY_WAITERS).
+
+        Who reads listens, and so does who comes back within a minute: what happens while nobody
+        listens is not kept.
+        """
+        ...
+
     # Node ----------------------------------------------------------------------------------------
     def readiness(self) -> dict[str, str]:
         """Component name to why it is not ready; empty when the node serves everything."""
@@ -330,6 +386,8 @@ __all__ = [
     "AckResult",
     "CreateMode",
     "Delivery",
+    "EventsRequest",
+    "EventsResult",
     "Headers",
     "Page",
     "PubResult",

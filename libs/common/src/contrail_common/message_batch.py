@@ -65,7 +65,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
         """The messages from position ``start`` up to ``stop``."""
         if stop - start == self.count:
             return self
-        subjects, index = _used(self.subjects, as_u32(self.subject_index)[start:stop])
+        subjects, index = used_subjects(self.subjects, as_u32(self.subject_index)[start:stop])
         return MessageBatch(
             subjects,
             index.tobytes(),
@@ -82,35 +82,39 @@ def index_subjects(subjects: Sequence[str]) -> tuple[list[str], bytes]:
     return list(table), index.tobytes()
 
 
+def join_subjects(parts: Sequence[tuple[list[str], bytes]]) -> tuple[list[str], bytes]:
+    """The subjects of all ``parts`` and one index into them, of each part's own (u32)."""
+    table: dict[str, int] = {}
+    joined = [
+        np.array([table.setdefault(one, len(table)) for one in subjects], np.uint32)[as_u32(index)]
+        for subjects, index in parts
+    ]
+    return list(table), np.concatenate(joined).tobytes()
+
+
 def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
     """All messages of ``parts``, one part behind the other."""
     if len(parts) == 1:
         return parts[0]
-    table: dict[str, int] = {}
-    numbers: list[int] = []
-    begins: list[int] = []
     expected: dict[int, Expected] = {}
     count = 0
     for part in parts:
-        begins.append(len(numbers))
-        numbers += [table.setdefault(subject, len(table)) for subject in part.subjects]
         expected |= _moved(part.expected, 0, part.count, count) or {}
         count += part.count
-    index = as_u32(b"".join([part.subject_index for part in parts]))
-    index = index + np.repeat(np.array(begins, np.uint32), [part.count for part in parts])
+    subjects, index = join_subjects([(part.subjects, part.subject_index) for part in parts])
     ids = None
     if any(part.ids is not None for part in parts):
         ids = join_texts([part.ids or Texts(bytes(4 * (part.count + 1)), b"") for part in parts])
     return MessageBatch(
-        list(table),
-        np.array(numbers, np.uint32)[index].tobytes(),
+        subjects,
+        index,
         join_columns([part.columns for part in parts]),
         ids,
         expected or None,
     )
 
 
-def _used(subjects: list[str], index: U32Array) -> tuple[list[str], U32Array]:
+def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32Array]:
     """Those of the subjects that ``index`` points to, and the index into them."""
     used = np.zeros(len(subjects), np.bool_)
     used[index] = True

@@ -16,6 +16,18 @@ DeliverPolicy = Literal[
     "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
 ]
 AckPolicy = Literal["none", "all", "explicit"]
+AdvisoryType = Literal[
+    "stream_action",
+    "consumer_action",
+    "max_deliver",
+    "terminated",
+    "nak",
+    "server_out_of_space",
+    "domain_leader_elected",
+]
+"""Kinds of advisories, under JetStream's names."""
+
+AdvisoryAction = Literal["create", "modify", "delete"]
 
 DUPLICATE_WINDOW_NS: Final = 120_000_000_000
 ACK_WAIT_NS: Final = 30_000_000_000
@@ -138,6 +150,27 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     time_ns: int
     headers: Headers | None
     payload: bytes
+
+
+class Advisory(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Something that happened, for whoever listens; what does not belong to its type is empty.
+
+    ``stream_seq`` to ``reason`` are of one delivery: the message, the number of its first delivery
+    to the consumer, how often it was delivered, and what the client gave as the reason. ``id`` and
+    ``time_ns`` are given by the node that sends it.
+    """
+
+    type: AdvisoryType
+    id: str = ""
+    time_ns: int = 0
+    stream: str = ""
+    consumer: str = ""
+    action: AdvisoryAction | None = None
+    stream_seq: int = 0
+    consumer_seq: int = 0
+    deliveries: int = 0
+    reason: str = ""
+    server: str = ""
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

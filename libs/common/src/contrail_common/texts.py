@@ -5,6 +5,7 @@ Offsets are Arrow's: ``n + 1`` ascending u32 from 0, in the byte order of the ma
 
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -55,8 +56,11 @@ class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def each(self) -> list[str]:
         """The texts."""
-        ends = as_u32(self.offsets).tolist()
-        return [self.heap[ends[at] : ends[at + 1]].decode() for at in range(len(ends) - 1)]
+        heap, spans = self.heap, pairwise(as_u32(self.offsets).tolist())
+        if heap.isascii():
+            text = heap.decode()
+            return [text[start:stop] for start, stop in spans]
+        return [heap[start:stop].decode() for start, stop in spans]
 
     def slice(self, start: int, stop: int) -> "Texts":
         """The texts from ``start`` up to ``stop``."""

@@ -1,8 +1,9 @@
 """The api's room at the edge: management, publishing, reading and replay, over a storage link."""
 
-from contrail_api import consumer_docs, publish_docs, read_docs, stream_docs
+from contrail_api import consumer_docs, events_docs, publish_docs, read_docs, stream_docs
 from contrail_api.batch import BatchPublish
 from contrail_api.consumers import ConsumerRoutes
+from contrail_api.events import Events
 from contrail_api.publish import SinglePublish
 from contrail_api.reads import Reads
 from contrail_api.replay import Replays
@@ -40,6 +41,7 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
             Route("GET", f"{_STREAM}/subjects", reads.subjects, read_docs.SUBJECTS),
             Route("GET", f"{_STREAM}/replay/plan", replays.plan, read_docs.PLAN),
             Route("GET", f"{_STREAM}/replay", replays.replay, read_docs.REPLAY),
+            Route("GET", "/v1/events", Events(link).open, events_docs.EVENTS),
         ),
         router=router,
         shapes=(*stream_docs.SHAPES, *consumer_docs.SHAPES),

@@ -23,9 +23,12 @@ HEARTBEAT_NS: Final = 15_000_000_000
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 1 << 20
 _SEQ_DIGITS_MAX: Final = 19
-_BEGIN: Final = b"retry: 1000\n\n"
+BEGIN: Final = b"retry: 1000\n\n"
 _HEARTBEAT: Final = b": still here\n\n"
-_HEADERS: Final[list[Header]] = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+EVENT_HEADERS: Final[tuple[Header, ...]] = (
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
 _encoder: Final = msgspec.json.Encoder()
 
 
@@ -50,12 +53,12 @@ class Tail:
         # Read once before the answer begins: what is refused is refused with a status.
         first = await self._link.read_range(asked)
         events = self._events(request, asked, first, base64=base64)
-        return StreamResponse(200, events, EVENTS_TYPE.encode(), list(_HEADERS))
+        return StreamResponse(200, events, EVENTS_TYPE.encode(), list(EVENT_HEADERS))
 
     async def _events(
         self, request: Request, asked: RangeRequest, found: RangeResult, *, base64: bool
     ) -> AsyncGenerator[bytes, None]:
-        yield _BEGIN
+        yield BEGIN
         try:
             while True:
                 if found.messages:

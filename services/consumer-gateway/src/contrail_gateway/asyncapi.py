@@ -8,7 +8,7 @@ from contrail_common.__about__ import __version__
 from contrail_common.edge.handshake import VERSION
 from contrail_common.edge.websocket import CloseCode
 from contrail_gateway.core import frames
-from contrail_gateway.socket_codec import CODECS, BatchAcks, Failed, Messages
+from contrail_gateway.socket_codec import CODECS, BatchAcks, ColumnMessages, Failed, Messages
 from contrail_gateway.sockets import PATH
 
 _SCHEMAS: Final = "#/components/schemas/{name}"
@@ -20,6 +20,7 @@ _SERVER_FRAMES: Final[tuple[type[msgspec.Struct], ...]] = (
     BatchAcks,
     Failed,
     Messages,
+    ColumnMessages,
     frames.Beat,
     frames.Gap,
     frames.Gone,
@@ -34,15 +35,20 @@ Publishing, subscriptions and acknowledgements over one WebSocket.
 `contrail.v1.json` uses text frames that hold one JSON object or an array of them;
 `contrail.v1.msgpack` uses binary frames with the same objects in msgpack, where the payload of a
 message is the bytes of `data`. The server sends one object in each frame. A frame of a client that
-has an `id` gets exactly one answer with that `id`: `ok`, `ack`, `acks`, `pong` or `error`.
-permessage-deflate is never accepted. A message is at most 8 MiB, in one frame or in fragments, and
-nests at most 64 levels.
+has an `id` gets exactly one answer with that `id`: `ok`, `ack`, `acks`, `pong` or `error`. An `ack`
+or another settling frame is applied as far as it can be: the sequences that the socket holds are
+settled, and an `error` names the others. permessage-deflate is never accepted. A message is at most
+8 MiB, in one frame or in fragments, and nests at most 64 levels.
 
 A token comes in the handshake's `Authorization` header or, from browsers, in `connect` as the
 first frame. `credit` is exact: no message begins beyond it, and one that begins within it is sent
 whole; bytes count subject, headers and payload. What a socket leaves unread may be 8 MiB, then it
 is closed with 4008. Before a shutdown the server sends `drain`, pushes no more, takes
 acknowledgements and messages for the time that it names, and closes with 4000.
+
+An ordered subscription over msgpack may ask for `cols`: its `msgs` then hold `cols` in place of
+`messages`, the fields of all messages each in one value of bytes. A server that does not know
+`cols` sends `messages`.
 """
 
 _CLOSE_CODES: Final[dict[int, str]] = {

@@ -16,10 +16,11 @@ from contrail_common.ack_tokens import AckTokens
 from contrail_common.config_rules import ConsumerDraft, normalise_consumer
 from contrail_common.edge.problems import invalid_field
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, AckResult, Delivery, PullRequest, PullResult, StorageLink
+from contrail_common.link import AckItem, AckResult, PullRequest, PullResult, StorageLink
 from contrail_common.model import ConsumerConfig, ConsumerInfo
 from contrail_common.timeunits import INT64_MAX, NS_PER_S, parse_time
 from contrail_gateway.core.frames import FrameId, Gap, Gone, Ok, ServerFrame, Sub, Subscribed
+from contrail_gateway.core.lots import Listed, Lot
 from contrail_gateway.core.session import Session, Settlement
 from contrail_gateway.core.subscription import PullTerms, Subscription
 from contrail_gateway.deliveries import SignToken
@@ -60,9 +61,7 @@ class Host(Protocol):
         """Send an error."""
         ...
 
-    def push(
-        self, sub: Subscription, deliveries: Sequence[Delivery], sign: SignToken | None
-    ) -> None:
+    def push(self, sub: Subscription, lot: Lot, sign: SignToken | None) -> None:
         """Send messages."""
         ...
 
@@ -89,10 +88,11 @@ class _GoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Acknowledgements of one frame on their way."""
+    """Acknowledgements of one frame on their way; ``unknown`` is what it named besides."""
 
     frame_id: FrameId | None
     items: list[AckItem]
+    unknown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Feed:
             self._task.cancel()
 
     def stop(self) -> None:
-        """The socket is lost."""
+        """The socket is lost: what it was not sent goes to whoever pulls next."""
         self._task.cancel()
 
     def settle(self, settlement: Settlement, frame_id: FrameId | None) -> None:
@@ -165,7 +165,7 @@ class Feed:
                 for one in opened
             ]
         self._host.session.begin(len(items), ACK_BYTES * len(items))
-        self._acks.append(_Waiting(frame_id, items))
+        self._acks.append(_Waiting(frame_id, items, settlement.unknown))
         if self._acking is None:
             self._acking = asyncio.create_task(self._acknowledge())
             self._host.later(self._acking)
@@ -179,6 +179,7 @@ class Feed:
             _log.exception("feed_failed")
             self._host.send(Gone(sid=self.sub.sid, reason=errors.INTERNAL.title))
         finally:
+            self._give_back()
             self._host.ended(self)
             if self._own_name:
                 self._host.later(asyncio.create_task(self._delete(self._own_name)))
@@ -246,7 +247,7 @@ class Feed:
             except ApiError as error:
                 await self._recover(error)
         while not sub.leaving:
-            self._push(sub.take(()))
+            self._push(sub.take())
             terms = sub.wanted()
             if terms is None:
                 await self._wait_for_credit()
@@ -269,6 +270,7 @@ class Feed:
                 batch=terms.batch,
                 max_bytes=terms.max_bytes,
                 expires_ns=min(_EXPIRES_NS, sub.expires_max_ns or _EXPIRES_NS),
+                columns=not sub.acks,
             )
         )
 
@@ -319,12 +321,12 @@ class Feed:
 
     # Pushing -------------------------------------------------------------------------------------
     async def _deliver(self, result: PullResult) -> None:
-        deliveries = result.deliveries
-        if self.sub.ordered and not await self._follows(deliveries):
+        lot = _lot(result)
+        if self.sub.ordered and not await self._follows(lot):
             return
-        if deliveries:
+        if lot is not None:
             self._remember(_Address(result.shard, result.consumer_id, result.epoch))
-            self._push(self.sub.take(deliveries))
+            self._push(self.sub.take(lot))
 
     def _remember(self, address: _Address) -> None:
         if address == self._address:
@@ -341,25 +343,25 @@ class Feed:
                 address.epoch,
             )
 
-    def _push(self, deliveries: Sequence[Delivery]) -> None:
-        if deliveries:
-            self.sub.sent(deliveries, time.monotonic_ns())
-            self._host.push(self.sub, deliveries, self._sign)
+    def _push(self, lot: Lot | None) -> None:
+        if lot is not None:
+            self.sub.sent(lot, time.monotonic_ns())
+            self._host.push(self.sub, lot, self._sign)
 
     # Order ---------------------------------------------------------------------------------------
-    async def _follows(self, deliveries: Sequence[Delivery]) -> bool:
+    async def _follows(self, lot: Lot | None) -> bool:
         """Whether messages came that follow what was sent before; otherwise it is made so."""
         sub = self.sub
-        if not deliveries:
+        if lot is None:
             sub.passed(self._covered_seq)
             self._covered_seq = await self._tell_of_loss(INT64_MAX)
             return False
-        if not sub.in_order(deliveries):
+        if not sub.in_order(lot):
             await self._resume()
             return False
-        if sub.leaves_a_hole(deliveries):
-            await self._tell_of_loss(deliveries[0].message.seq)
-        sub.advance(deliveries)
+        if sub.leaves_a_hole(lot):
+            await self._tell_of_loss(lot.first_seq)
+        sub.advance(lot)
         return True
 
     async def _tell_of_loss(self, before_seq: int) -> int:
@@ -442,8 +444,19 @@ class Feed:
             spec = errors.REGISTRY.get(refused.code, errors.INTERNAL)
             error = ApiError(spec, refused.detail)
             self._host.refuse(waiting.frame_id, self.sub.sid, error)
+        elif waiting.unknown:
+            # As JetStream does, each is acknowledged for itself: the others are done.
+            error = ApiError(errors.NOT_SENT_HERE, waiting.unknown)
+            self._host.refuse(waiting.frame_id, self.sub.sid, error)
         elif waiting.frame_id is not None:
             self._host.send(Ok(id=waiting.frame_id))
+
+
+def _lot(result: PullResult) -> Lot | None:
+    """What a pull brought; None for nothing."""
+    if result.columns is not None:
+        return result.columns
+    return Listed(result.deliveries) if result.deliveries else None
 
 
 def _own_config(frame: Sub) -> ConsumerConfig:

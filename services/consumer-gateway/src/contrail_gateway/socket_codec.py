@@ -1,18 +1,20 @@
 """The two sub-protocols: JSON in text frames, msgpack in binary ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, cast
 
 import msgspec
+from msgspec import UNSET
 from websockets.frames import Opcode
 
 from contrail_common import errors
+from contrail_common.delivery_columns import DeliveryColumns
 from contrail_common.edge.json_body import check_nesting, malformed, mistyped
 from contrail_common.edge.messages import NO_HEADERS, payload_json
 from contrail_common.edge.problems import Problem
 from contrail_common.errors import ApiError
-from contrail_common.link import Delivery
 from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
 from contrail_gateway.core.frames import (
@@ -23,6 +25,8 @@ from contrail_gateway.core.frames import (
     PackedFrame,
     ServerFrame,
 )
+from contrail_gateway.core.lots import Listed, Lot
+from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.deliveries import SignToken
 
 _BLANK: Final = b" \t\r\n"
@@ -100,6 +104,51 @@ class PackedMessages(ServerFrame, tag="msgs"):
     messages: list[PackedPushedMessage]
 
 
+class PushedHeaders(msgspec.Struct, gc=False):
+    """Headers in columns: message i has the entries ``entry_offsets[i]`` to ``[i + 1]``.
+
+    Entry e has the name ``names[name_offsets[e]:name_offsets[e + 1]]`` and the values
+    ``value_offsets[e]`` to ``[e + 1]``; value v is ``texts[text_offsets[v]:text_offsets[v + 1]]``.
+    Names and texts are UTF-8.
+    """
+
+    entry_offsets: bytes
+    name_offsets: bytes
+    value_offsets: bytes
+    text_offsets: bytes
+    names: bytes
+    texts: bytes
+
+
+class PushedColumns(msgspec.Struct, gc=False):
+    """The messages of a frame in columns; numbers are little-endian, offsets and index are u32.
+
+    ``seqs`` and ``times_ns`` (nanoseconds since 1970) are i64, one for each of ``count`` messages.
+    Message i has the subject ``subjects[subject_index[i]]``, the payload
+    ``data[offsets[i]:offsets[i + 1]]`` and the consumer sequence ``first_consumer_seq + i``; it is
+    its first delivery, and ``num_pending`` is behind the last. Without ``headers`` none has any.
+    """
+
+    stream: str
+    count: int
+    first_consumer_seq: int
+    num_pending: int
+    seqs: bytes
+    times_ns: bytes
+    subjects: list[str]
+    subject_index: bytes
+    offsets: bytes
+    data: bytes
+    headers: PushedHeaders | msgspec.UnsetType = msgspec.UNSET
+
+
+class ColumnMessages(ServerFrame, tag="msgs"):
+    """The same in columns, for a subscription that asked for ``cols``; in msgpack alone."""
+
+    sid: str
+    cols: PushedColumns
+
+
 class InvalidTextError(Exception):
     """A text frame that is not UTF-8."""
 
@@ -114,8 +163,10 @@ class Misunderstood:
 
 
 Token = str | msgspec.UnsetType
-Pack = Callable[[str, str, Sequence[Delivery], Sequence[Token]], ServerFrame]
-"""From sid, stream, deliveries and their tokens to the frame that carries them."""
+Row = tuple[int, str, str, Headers, int, int, int, bytes, Token]
+"""What stands of a message in a frame, as :class:`PackedPushedMessage` behind its stream."""
+Pack = Callable[[str, str, Iterable[Row]], ServerFrame]
+"""From sid, stream and messages to the frame that carries them."""
 
 
 class Codec:
@@ -123,6 +174,7 @@ class Codec:
 
     def __init__(self, opcode: Opcode, frame: Any, form: Any, pack: Pack) -> None:
         self.opcode = opcode
+        self.packed = opcode is Opcode.BINARY
         self._one = form.Decoder(frame)
         self._many = form.Decoder(list[frame])
         self._parts = form.Decoder(list[msgspec.Raw])
@@ -176,16 +228,15 @@ class Codec:
                 refusal,
             )
 
-    def messages(
-        self, sid: str, stream: str, deliveries: Sequence[Delivery], sign: SignToken | None
-    ) -> bytes:
-        """The frame that carries ``deliveries``; ``sign`` None gives them no tokens."""
-        tokens: list[Token]
-        if sign is None:
-            tokens = [msgspec.UNSET] * len(deliveries)
+    def messages(self, sub: Subscription, lot: Lot, sign: SignToken | None) -> bytes:
+        """The frame that carries ``lot``; ``sign`` None gives its messages no tokens."""
+        if not isinstance(lot, DeliveryColumns):
+            rows = _listed_rows(lot, sign)
+        elif sub.cols:
+            return self.encode(_in_columns(sub, lot))
         else:
-            tokens = [sign(one.message.seq, one.num_delivered) for one in deliveries]
-        return self.encode(self._pack(sid, stream, deliveries, tokens))
+            rows = _column_rows(lot)
+        return self.encode(self._pack(sub.sid, sub.stream, rows))
 
 
 def _is_id(value: object) -> bool:
@@ -203,23 +254,86 @@ def _check_utf8(message: bytes) -> None:
         raise InvalidTextError from error
 
 
-def _json_messages(
-    sid: str, stream: str, deliveries: Sequence[Delivery], tokens: Sequence[Token]
-) -> ServerFrame:
-    shaped = []
-    for delivery, token in zip(deliveries, tokens, strict=True):
+def _listed_rows(lot: Listed, sign: SignToken | None) -> Iterable[Row]:
+    for delivery in lot.deliveries:
         stored = delivery.message
-        text, raw = payload_json(stored.payload, base64=False)
+        yield (
+            stored.seq,
+            stored.subject,
+            format_time(stored.time_ns),
+            stored.headers or NO_HEADERS,
+            delivery.consumer_seq,
+            delivery.num_delivered,
+            delivery.num_pending,
+            stored.payload,
+            UNSET if sign is None else sign(stored.seq, delivery.num_delivered),
+        )
+
+
+def _column_rows(lot: DeliveryColumns) -> Iterable[Row]:
+    count, consumer_seq = len(lot), lot.first_consumer_seq
+    pending = lot.num_pending + count - 1
+    times = lot.each_time_ns()
+    # Messages that came in one batch were stored at one time.
+    texts = {time_ns: format_time(time_ns) for time_ns in set(times)}
+    return zip(
+        lot.each_seq(),
+        lot.each_subject(),
+        map(texts.__getitem__, times),
+        [headers or NO_HEADERS for headers in lot.each_headers()],
+        range(consumer_seq, consumer_seq + count),
+        repeat(1),
+        range(pending, pending - count, -1),
+        lot.each_payload(),
+        repeat(UNSET),
+    )
+
+
+def _in_columns(sub: Subscription, lot: DeliveryColumns) -> ServerFrame:
+    columns, headers = lot.columns, None
+    if columns.headers is not None:
+        headers = columns.headers.nested()
+    return ColumnMessages(
+        sid=sub.sid,
+        cols=PushedColumns(
+            sub.stream,
+            len(lot),
+            lot.first_consumer_seq,
+            lot.num_pending,
+            lot.seqs,
+            lot.times_ns,
+            lot.subjects,
+            lot.subject_index,
+            columns.offsets,
+            columns.payload,
+            UNSET
+            if headers is None
+            else PushedHeaders(
+                headers.entry_offsets,
+                headers.name_offsets,
+                headers.value_offsets,
+                headers.text_offsets,
+                headers.names,
+                headers.texts,
+            ),
+        ),
+    )
+
+
+def _json_messages(sid: str, stream: str, rows: Iterable[Row]) -> ServerFrame:
+    shaped = []
+    for seq, subject, at, headers, consumer_seq, delivered, pending, payload, token in rows:
+        text, raw = payload_json(payload, base64=False)
         shaped.append(
             PushedMessage(
                 stream,
-                stored.seq,
-                stored.subject,
-                format_time(stored.time_ns),
-                stored.headers or NO_HEADERS,
-                delivery.consumer_seq,
-                delivery.num_delivered,
-                delivery.num_pending,
+                seq,
+                subject,
+                at,
+                headers,
+                consumer_seq,
+                delivered,
+                pending,
                 token,
                 text,
                 raw,
@@ -228,26 +342,8 @@ def _json_messages(
     return Messages(sid=sid, messages=shaped)
 
 
-def _packed_messages(
-    sid: str, stream: str, deliveries: Sequence[Delivery], tokens: Sequence[Token]
-) -> ServerFrame:
-    shaped = []
-    for delivery, token in zip(deliveries, tokens, strict=True):
-        stored = delivery.message
-        shaped.append(
-            PackedPushedMessage(
-                stream,
-                stored.seq,
-                stored.subject,
-                format_time(stored.time_ns),
-                stored.headers or NO_HEADERS,
-                delivery.consumer_seq,
-                delivery.num_delivered,
-                delivery.num_pending,
-                stored.payload,
-                token,
-            )
-        )
+def _packed_messages(sid: str, stream: str, rows: Iterable[Row]) -> ServerFrame:
+    shaped = [PackedPushedMessage(stream, *row) for row in rows]
     return PackedMessages(sid=sid, messages=shaped)
 
 

@@ -19,7 +19,7 @@ from contrail_common.edge.problems import problem, result_problem
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.websocket import CloseCode, EdgeSocket, Opening
 from contrail_common.errors import ApiError
-from contrail_common.link import Delivery, PublishAck, PublishOutcome, PubResult, StorageLink
+from contrail_common.link import PublishAck, PublishOutcome, PubResult, StorageLink
 from contrail_common.model import BATCH_MESSAGES_MAX, PublishMessage
 from contrail_common.timeunits import NS_PER_S, format_duration
 from contrail_gateway.core.frames import (
@@ -48,6 +48,7 @@ from contrail_gateway.core.frames import (
     Unsub,
     Watch,
 )
+from contrail_gateway.core.lots import Lot
 from contrail_gateway.core.session import Session, UnauthenticatedError
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.deliveries import SignToken
@@ -102,7 +103,9 @@ class SocketSession:
         self._beat: asyncio.TimerHandle | None = None
         self._connect_by: asyncio.TimerHandle | None = None
         self._drain_until_ns = 0
-        self.session = Session(authenticated=opening.authenticated, now_ns=time.monotonic_ns())
+        self.session = Session(
+            authenticated=opening.authenticated, now_ns=time.monotonic_ns(), packed=codec.packed
+        )
         self.send(
             Info(
                 server=f"contrail/{__version__}",
@@ -173,12 +176,10 @@ class SocketSession:
         """Send an error."""
         self.send(Failed(problem=problem(error), id=frame_id, sid=sid))
 
-    def push(
-        self, sub: Subscription, deliveries: Sequence[Delivery], sign: SignToken | None
-    ) -> None:
+    def push(self, sub: Subscription, lot: Lot, sign: SignToken | None) -> None:
         """Send messages."""
-        self.counts.pushed += len(deliveries)
-        self._socket.send(self._codec.messages(sub.sid, sub.stream, deliveries, sign))
+        self.counts.pushed += len(lot)
+        self._socket.send(self._codec.messages(sub, lot, sign))
 
     def answered(self, count: int, size: int) -> None:
         """Something under way was answered: there may be room to read again."""

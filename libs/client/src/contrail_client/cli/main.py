@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from contrail_client.cli import bench, consumers, publishing, receiving, serve, streams
+from contrail_client.cli import bench, consumers, listening, publishing, receiving, serve, streams
 
 app = typer.Typer(
     help="Durable message streaming over HTTP.",
@@ -24,6 +24,7 @@ app.add_typer(streams.app, name="stream")
 app.add_typer(consumers.app, name="consumer")
 publishing.register(app)
 receiving.register(app)
+listening.register(app)
 app.add_typer(bench.app, name="bench")
 
 

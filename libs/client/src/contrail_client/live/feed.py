@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final, Generic, Self, TypeVar
 
 from contrail_client.errors import Closed, ContrailError, SubscriptionEnded
+from contrail_client.live.columns import messages_of
 from contrail_client.live.connection import Connection
 from contrail_client.live.credit import CreditWindow
 from contrail_client.live.frames import (
@@ -134,7 +135,8 @@ class Feed(Generic[T]):
     def received(self, frame: OfSubscription) -> None:
         """As `Participant.received`."""
         match frame:
-            case Msgs(messages=messages):
+            case Msgs():
+                messages = frame.messages if frame.cols is None else messages_of(frame.cols)
                 for each in messages:
                     self._came(each)
                 self._news.set()

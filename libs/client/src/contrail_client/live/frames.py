@@ -68,6 +68,7 @@ class Sub(ClientFrame, tag="sub"):
     opt_start_seq: int | None = None
     opt_start_time: str | None = None
     ordered: bool = False
+    cols: bool = False
 
 
 class Unsub(ClientFrame, tag="unsub"):
@@ -152,11 +153,39 @@ class Refused(ServerFrame, tag="error"):
         return problem_of(self.problem)
 
 
+class HeaderColumns(msgspec.Struct):
+    """Headers of the messages of a frame: offsets from messages to entries to values to texts."""
+
+    entry_offsets: bytes
+    name_offsets: bytes
+    value_offsets: bytes
+    text_offsets: bytes
+    names: bytes
+    texts: bytes
+
+
+class Columns(msgspec.Struct):
+    """The messages of a frame in columns: little-endian numbers, offsets of u32."""
+
+    stream: str
+    count: int
+    first_consumer_seq: int
+    num_pending: int
+    seqs: bytes
+    times_ns: bytes
+    subjects: list[str]
+    subject_index: bytes
+    offsets: bytes
+    data: bytes
+    headers: HeaderColumns | None = None
+
+
 class Msgs(ServerFrame, tag="msgs"):
-    """Messages of a subscription, in order."""
+    """Messages of a subscription, in order; in `cols` if that was asked for and is known there."""
 
     sid: str
-    messages: list[Delivered]
+    messages: list[Delivered] = []
+    cols: Columns | None = None
 
 
 class Beat(ServerFrame, tag="hb"):

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
-from contrail_client.errors import ContrailError, SubscriptionEnded
+from contrail_client.errors import ApiProblem, ContrailError, SubscriptionEnded
 from contrail_client.live.connection import Connection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS, Feed
 from contrail_client.live.frames import Missing, Sub
 from contrail_client.live.ordered import Begin, Course, Start, begin_at
 from contrail_client.models import Delivered, Gap, StreamInfo
+
+_INVALID_FIELD: Final = "invalid_field"
 
 GapHandler = Callable[[Gap], None]
 
@@ -41,6 +44,7 @@ class AsyncOrderedReader(Feed[Delivered]):
         self._filter_subjects = tuple(filter_subjects)
         self._on_gap = on_gap
         self._looking: asyncio.Task[None] | None = None
+        self._cols = True
 
     def disconnected(self, error: ContrailError) -> None:
         """As `Participant.disconnected`."""
@@ -72,9 +76,18 @@ class AsyncOrderedReader(Feed[Delivered]):
             sid=self._sid,
             stream=self.stream,
             filter_subjects=self._filter_subjects,
+            cols=self._cols,
             credit=self._credit(),
         )
         self._request(self._course.place(sub))
+
+    def _refused(self, error: ContrailError) -> None:
+        if self._cols and isinstance(error, ApiProblem) and error.name == _INVALID_FIELD:
+            # A server that is too old for columns says so: once more without.
+            self._cols = False
+            self._subscribe()
+        else:
+            super()._refused(error)
 
     def _give(self, delivered: Delivered) -> Delivered:
         return delivered

@@ -28,6 +28,11 @@ _log: Final = structlog.get_logger("contrail.link")
 _status: Final = msgspec.msgpack.Decoder(dict[str, str])
 _MS: Final = 1000.0
 _NOT_YET: Final = "not connected yet"
+_LEFT_MAX: Final = 1_024
+"""Callers that have left whose results may still come: they come within one round trip."""
+
+Late = Callable[[memoryview], None]
+"""Who gets a result that came for a caller who had left."""
 
 Address = tuple[str, int]
 
@@ -104,6 +109,7 @@ class Channel:
         self._key = key
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self._left: dict[int, Late] = {}
         self._busy = self._busy_bytes = self._waits = 0
         self._connection: ClientConnection | None = None
         self._up = asyncio.Event()
@@ -241,10 +247,14 @@ class Channel:
             errors.NOT_READY, "the storage cannot be reached", retry_after_s=1, applied=False
         )
 
-    def cancel(self, number: int) -> None:
-        """The caller has left: it is told nothing more."""
+    def cancel(self, number: int, late: Late | None = None) -> None:
+        """The caller has left: it is told nothing more. ``late`` gets a result on its way."""
         if self._take(number) is not None and self._connection is not None:
             self._connection.send(frames.CANCEL, number)
+            if late is not None:
+                self._left[number] = late
+                if len(self._left) > _LEFT_MAX:
+                    del self._left[next(iter(self._left))]
 
     def give_credit(self, number: int, count: int) -> None:
         """Let storage send ``count`` more bytes of a stream."""
@@ -264,7 +274,7 @@ class Channel:
     def _next_number(self) -> int:
         while True:
             number = next(self._numbers) & frames.VALUE_MAX
-            if number and number not in self._pending:
+            if number and number not in self._pending and number not in self._left:
                 return number
 
     def _take(self, number: int) -> _Pending | None:
@@ -294,6 +304,7 @@ class Channel:
             self._fail(pending, LinkLostError("the storage did not answer in time"))
 
     def _lose_all(self, reason: str) -> None:
+        self._left.clear()
         for number in list(self._pending):
             pending = self._take(number)
             if pending is not None:
@@ -313,8 +324,11 @@ class Channel:
                 else:
                     pending.deadline = math.inf
                 pending.caller.answered(frame.body)
+            elif (late := self._left.pop(frame.request, None)) is not None:
+                late(frame.body)
         elif frame.kind == frames.ERROR:
             error = decode_error(frame.body)
+            self._left.pop(frame.request, None)
             if self._take(frame.request) is not None and pending is not None:
                 self._fail(pending, error)
         elif frame.kind in (frames.CHUNK, frames.END):

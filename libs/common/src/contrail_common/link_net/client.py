@@ -1,8 +1,10 @@
 """``StorageLink`` over TCP: what the api and the gateway use when storage is another process."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -13,6 +15,8 @@ from contrail_common.link import (
     AckItem,
     AckResult,
     CreateMode,
+    EventsRequest,
+    EventsResult,
     Page,
     PublishAck,
     PublishOutcome,
@@ -25,7 +29,7 @@ from contrail_common.link import (
     ReplayRequest,
 )
 from contrail_common.link_net import methods
-from contrail_common.link_net.channel import Address, Channel, LinkLostError
+from contrail_common.link_net.channel import Address, Channel, Late, LinkLostError
 from contrail_common.link_net.limits import LinkLimits
 from contrail_common.link_net.methods import Method, OnLoss, encode
 from contrail_common.link_net.metrics import client_metrics, exposition
@@ -81,14 +85,18 @@ class RemoteLink:
         *arguments: Any,
         wait_s: float = 0.0,
         on_loss: OnLoss | None = None,
+        late: Late | None = None,
     ) -> _R:
-        """The method's result. ``wait_s`` is how long storage may wait before it answers."""
+        """The method's result. ``wait_s`` is how long storage may wait before it answers.
+
+        ``late`` gets a result that comes when the caller has left.
+        """
         body = encode(arguments)
         what_then = on_loss or method.on_loss
         timeout_s = self.limits.call_s + wait_s
         retry = _Retry(self._calls)
         while True:
-            call = _Call(self._calls)
+            call = _Call(self._calls, late)
             try:
                 call.begin(method, body, timeout_s)
                 return method.result.decode(await call.result())
@@ -225,13 +233,34 @@ class RemoteLink:
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
         wait_s = 0.0 if request.no_wait else request.expires_ns / NS_PER_S
-        return await self._call(methods.PULL, request, wait_s=wait_s)
+        late = partial(self._give_back, request)
+        return await self._call(methods.PULL, request, wait_s=wait_s, late=late)
+
+    def _give_back(self, request: PullRequest, body: memoryview) -> None:
+        """Deliveries that came for nobody are for whoever pulls next."""
+        try:
+            result = methods.PULL.result.decode(body)
+        except msgspec.DecodeError:
+            return  # a storage of another kind: they come again after ack_wait
+        address = result.shard, result.consumer_id, result.epoch
+        items = [AckItem(*address, one.message.seq, "nak") for one in result.deliveries]
+        if items:
+            arguments = encode((request.stream, request.consumer, items, False))
+            with contextlib.suppress(ApiError):
+                self._calls.post(methods.ACKNOWLEDGE, arguments, self.limits.call_s, _Nobody())
 
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
         """Take acknowledgements."""
         return await self._call(methods.ACKNOWLEDGE, stream, consumer, items, sync)
+
+    # Advisories ----------------------------------------------------------------------------------
+    async def read_events(self, request: EventsRequest) -> EventsResult:
+        """Advisories in order, waiting for the first when asked to."""
+        on_loss = OnLoss.REFUSE if request.wait_ns else None
+        wait_s = request.wait_ns / NS_PER_S
+        return await self._call(methods.READ_EVENTS, request, wait_s=wait_s, on_loss=on_loss)
 
     # Node ----------------------------------------------------------------------------------------
     def readiness(self) -> dict[str, str]:
@@ -262,11 +291,22 @@ class _Retry:
         return left_s > 0 and await self._channel.wait_until_up(left_s)
 
 
+class _Nobody:
+    """The caller of a request whose outcome nobody waits for."""
+
+    def answered(self, body: memoryview) -> None:
+        """It is done."""
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        """It is not, or nobody knows."""
+
+
 class _Call:
     """A request whose caller is a coroutine; when that is cancelled, storage is told."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, late: Late | None) -> None:
         self._channel = channel
+        self._late = late
         self._number = 0
         self._done: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
 
@@ -277,12 +317,16 @@ class _Call:
         try:
             return await self._done
         except asyncio.CancelledError:
-            self._channel.cancel(self._number)
+            if self._late is not None and _has_result(self._done):
+                self._late(self._done.result())
+            self._channel.cancel(self._number, self._late)
             raise
 
     def answered(self, body: memoryview) -> None:
         if not self._done.done():
             self._done.set_result(body)
+        elif self._late is not None:
+            self._late(body)
 
     def failed(self, error: ApiError | LinkLostError) -> None:
         if not self._done.done():
@@ -387,6 +431,10 @@ class ReplayStream(AsyncIterator[bytes]):
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
+
+
+def _has_result(done: "asyncio.Future[Any]") -> bool:
+    return done.done() and not done.cancelled() and done.exception() is None
 
 
 def _interrupted(lost: LinkLostError) -> ApiError:

@@ -13,6 +13,8 @@ from contrail_common.link import (
     AckItem,
     AckResult,
     CreateMode,
+    EventsRequest,
+    EventsResult,
     Page,
     PublishAck,
     PullRequest,
@@ -112,6 +114,9 @@ PULL: Final = Method(20, "pull", tuple[PullRequest], PullResult, OnLoss.REFUSE, 
 ACKNOWLEDGE: Final = Method(
     21, "acknowledge", tuple[str, str, list[AckItem], bool], list[AckResult], _CHANGE
 )
+READ_EVENTS: Final = Method(
+    22, "read_events", tuple[EventsRequest], EventsResult, _READ, may_wait=True
+)
 
 METHODS: Final[dict[int, Method[Any]]] = {
     method.number: method
@@ -137,5 +142,6 @@ METHODS: Final[dict[int, Method[Any]]] = {
         DELETE_CONSUMER,
         PULL,
         ACKNOWLEDGE,
+        READ_EVENTS,
     )
 }

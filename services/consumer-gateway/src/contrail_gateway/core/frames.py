@@ -72,8 +72,8 @@ class CreditGiven(msgspec.Struct, forbid_unknown_fields=True):
 class Sub(msgspec.Struct, tag_field="op", tag="sub", forbid_unknown_fields=True):
     """Subscribe to a consumer by name, or to a stream through one of the socket's own.
 
-    ``ordered`` subscriptions acknowledge nothing and come back by themselves where they were.
-    Without ``credit`` nothing is sent until some is added.
+    ``ordered`` subscriptions acknowledge nothing and come back by themselves where they were; over
+    msgpack they may ask for ``cols``. Without ``credit`` nothing is sent until some is added.
     """
 
     sid: Sid
@@ -105,7 +105,9 @@ class AddCredit(msgspec.Struct, tag_field="op", tag="credit", forbid_unknown_fie
 class Settle(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Acknowledge what this socket was sent, or by token what anyone was.
 
-    ``ranges`` are closed; with an ``id`` the answer comes once the acknowledgement is durable.
+    ``ranges`` are closed. Sequences that are not held, and ranges that hold none that is, are named
+    in an ``error``; the others are settled all the same. With an ``id`` the answer comes once the
+    acknowledgement is durable.
     """
 
     sid: Sid

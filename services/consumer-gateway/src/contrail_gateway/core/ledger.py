@@ -4,9 +4,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from contrail_common import errors
-from contrail_common.errors import ApiError
-
 HELD_MAX: Final = 65_536
 """Beyond this the oldest are forgotten: their acknowledgement has been overdue for long."""
 
@@ -48,24 +45,25 @@ class Ledger:
         for held in [held for held in self._held if held <= seq]:
             del self._held[held]
 
-    def find(self, seqs: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[int]:
+    def find(self, seqs: Sequence[int], ranges: Sequence[tuple[int, int]]) -> tuple[list[int], str]:
         """Those of the held sequences that are named, ascending; ``ranges`` are closed.
 
-        Raises NOT_SENT_HERE when one of ``seqs`` is not held, or a range holds none that is.
+        The text tells which of ``seqs`` are not held and which ranges hold none that is, "" when
+        there are no such.
         """
         held = self._held
         unknown = [str(seq) for seq in seqs if seq not in held]
-        found = set(seqs)
+        found = {seq for seq in seqs if seq in held} if unknown else set(seqs)
         ordered = sorted(held) if ranges else []
         for first, last in _merged(ranges):
             inside = ordered[bisect_left(ordered, first) : bisect_right(ordered, last)]
             if not inside:
                 unknown.append(f"{first} to {last}")
             found.update(inside)
-        if unknown:
-            shown = ", ".join(unknown[:_SHOWN_MAX]) + (" ..." if unknown[_SHOWN_MAX:] else "")
-            raise ApiError(errors.NOT_SENT_HERE, f"not held: {shown}", applied=False)
-        return sorted(found)
+        if not unknown:
+            return sorted(found), ""
+        shown = ", ".join(unknown[:_SHOWN_MAX]) + (" ..." if unknown[_SHOWN_MAX:] else "")
+        return sorted(found), f"not held: {shown}"
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

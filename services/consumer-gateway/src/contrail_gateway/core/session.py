@@ -49,13 +49,17 @@ class UnauthenticatedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """Acknowledgements of one frame: of ``seqs``, which the socket holds, and of ``tokens``."""
+    """Acknowledgements of one frame: of ``seqs``, which the socket holds, and of ``tokens``.
+
+    ``unknown`` tells what else the frame named, "" for nothing.
+    """
 
     kind: AckKind
     seqs: list[int]
     tokens: list[str]
     delay_ns: int
     reason: str
+    unknown: str = ""
 
     def items(self, shard: int, consumer_id: int, epoch: int) -> list[AckItem]:
         """The acknowledgements of ``seqs`` for the consumer as it delivered them."""
@@ -66,10 +70,11 @@ class Settlement:
 
 
 class Session:
-    """What a socket may do now, and what it has under way."""
+    """What a socket may do now, and what it has under way; ``packed`` is one with msgpack."""
 
-    def __init__(self, *, authenticated: bool, now_ns: int) -> None:
+    def __init__(self, *, authenticated: bool, now_ns: int, packed: bool = False) -> None:
         self.authenticated = authenticated
+        self.packed = packed
         self.heartbeat_ns = HEARTBEAT_DEFAULT_NS
         self.subscriptions: dict[str, Subscription] = {}
         self.draining = False
@@ -125,8 +130,10 @@ class Session:
             raise ApiError(errors.TOO_MANY_WAITERS, limit, applied=False)
         if frame.consumer is not None:
             _check_durable(frame)
-        if frame.cols:
-            raise _invalid("cols", "columns are not available in this version")
+        if frame.cols and not frame.ordered:
+            raise _invalid("cols", "belongs to an ordered subscription")
+        if frame.cols and not self.packed:
+            raise _invalid("cols", "belongs to contrail.v1.msgpack")
         given = frame.credit or CreditGiven(msgs=0)
         found = Subscription(
             frame.sid,
@@ -134,6 +141,7 @@ class Session:
             Credit(given.msgs, given.bytes),
             own=frame.consumer is None,
             ordered=frame.ordered,
+            cols=frame.cols,
         )
         self.subscriptions[frame.sid] = found
         return found
@@ -152,19 +160,27 @@ class Session:
         return found
 
     def settle(self, frame: Settling) -> Settlement:
-        """What ``frame`` acknowledges (NOT_SENT_HERE, BATCH_TOO_LARGE, INVALID_FIELD)."""
+        """What ``frame`` acknowledges.
+
+        Raises BATCH_TOO_LARGE, INVALID_FIELD, and NOT_SENT_HERE when it is nothing at all.
+        """
         found = self.find(frame.sid)
         if len(frame.seqs) + len(frame.ranges) + len(frame.tokens) > SETTLED_MAX:
             limit = f"at most {SETTLED_MAX} seqs, ranges and tokens"
             raise ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
         if not (frame.seqs or frame.ranges or frame.tokens):
             raise _invalid("seqs", "seqs, ranges or tokens are needed")
+        delay_ns = _delay_ns(frame.delay) if isinstance(frame, Nak) else 0
+        seqs, unknown = found.ledger.find(frame.seqs, frame.ranges)
+        if not (seqs or frame.tokens):
+            raise ApiError(errors.NOT_SENT_HERE, unknown, applied=False)
         return Settlement(
             _KINDS.get(type(frame), "in_progress"),
-            found.ledger.find(frame.seqs, frame.ranges),
+            seqs,
             frame.tokens,
-            _delay_ns(frame.delay) if isinstance(frame, Nak) else 0,
+            delay_ns,
             (frame.reason or "") if isinstance(frame, Term) else "",
+            unknown,
         )
 
     # Heartbeats ----------------------------------------------------------------------------------

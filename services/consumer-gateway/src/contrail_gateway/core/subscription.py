@@ -1,14 +1,13 @@
 """One subscription of a socket: what to ask for next, what may be sent, what it has seen."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from contrail_common.link import Delivery
-from contrail_common.model import ConsumerInfo, message_size
+from contrail_common.model import ConsumerInfo
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.ledger import Ledger
+from contrail_gateway.core.lots import Listed, Lot
 
 BATCH_MAX: Final = 1_000
 BATCH_BYTES_MAX: Final = 384 << 10
@@ -27,7 +26,8 @@ class PullTerms:
 class Subscription:
     """``own`` is a consumer of the socket itself, ``ordered`` one that resumes by itself.
 
-    ``next_seq`` and ``next_consumer_seq`` are where an ordered subscription goes on.
+    ``cols`` tells that its client takes columns. ``next_seq`` and ``next_consumer_seq`` are where
+    an ordered subscription goes on.
     """
 
     sid: str
@@ -35,6 +35,7 @@ class Subscription:
     credit: Credit
     own: bool
     ordered: bool
+    cols: bool = False
     consumer: str = ""
     leaving: bool = False
     """Nothing more is pulled."""
@@ -50,7 +51,7 @@ class Subscription:
     last_stream_seq: int = 0
     last_sent_ns: int = 0
     ledger: Ledger = field(default_factory=Ledger)
-    held_back: deque[Delivery] = field(default_factory=deque)
+    held_back: Lot | None = None
     """Pulled beyond the credit, because subjects count for it but not for a pull."""
     _one: bool = False
 
@@ -92,67 +93,69 @@ class Subscription:
         self._one = True
 
     # Sending -------------------------------------------------------------------------------------
-    def take(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """What may be sent of what was held back and of ``deliveries``; the rest is held back."""
-        if deliveries:
-            self._one = False
-        waiting = self.held_back
-        waiting.extend(deliveries)
+    def take(self, lot: Lot | None = None) -> Lot | None:
+        """What may be sent of what was held back, or else of ``lot``; the rest is held back."""
         credit = self.credit
-        if credit.bytes is None:
-            # Nobody counts bytes, and messages need not be counted one by one.
-            count = len(waiting) if credit.msgs is None else min(credit.msgs, len(waiting))
-            credit.spend(count, 0)
-            return [waiting.popleft() for _ in range(count)]
-        taken: list[Delivery] = []
-        while waiting and credit.open:
-            delivery = waiting.popleft()
-            credit.spend(1, _size(delivery))
-            taken.append(delivery)
-        return taken
+        if lot is not None:
+            self._one = False
+        else:
+            lot = self.held_back
+        self.held_back = lot
+        if lot is None or not credit.open:
+            return None
+        count, size = len(lot), 0
+        if credit.msgs is not None:
+            count = min(credit.msgs, count)
+        if credit.bytes is not None:
+            count, size = lot.begin_within(credit.bytes, count)
+        credit.spend(count, size)
+        self.held_back = lot.slice(count, len(lot)) if count < len(lot) else None
+        return lot.slice(0, count)
 
-    def sent(self, deliveries: Sequence[Delivery], now_ns: int) -> None:
-        """``deliveries`` (at least one) are on their way to the client."""
-        last = deliveries[-1]
+    def sent(self, lot: Lot, now_ns: int) -> None:
+        """``lot`` is on its way to the client."""
         self.last_sent_ns = now_ns
-        self.last_consumer_seq = last.consumer_seq
-        self.last_stream_seq = last.message.seq
-        if self.acks:
-            self.ledger.sent([delivery.message.seq for delivery in deliveries])
+        self.last_consumer_seq = lot.last_consumer_seq
+        self.last_stream_seq = lot.last_seq
+        if self.acks and isinstance(lot, Listed):
+            self.ledger.sent(lot.seqs)
 
     def give_back(self) -> list[int]:
         """The sequences that were pulled, but will not be sent."""
-        seqs = [delivery.message.seq for delivery in self.held_back] if self.acks else []
-        self.held_back.clear()
-        return seqs
+        lot, self.held_back = self.held_back, None
+        return lot.seqs if self.acks and isinstance(lot, Listed) else []
 
     def settled(self, seqs: Sequence[int]) -> None:
         """``seqs`` were acknowledged, refused or given up for good."""
-        if self.ack_all and seqs:
+        if not seqs:
+            return
+        if self.ack_all:
             self.ledger.settled_up_to(max(seqs))
         else:
             self.ledger.settled(seqs)
+        if isinstance(self.held_back, Listed):
+            # Held back is what came again: settled under an earlier attempt, nobody wants it now.
+            gone = range(max(seqs) + 1) if self.ack_all else frozenset(seqs)
+            self.held_back = self.held_back.without(gone) or None
 
     # Order ---------------------------------------------------------------------------------------
-    def in_order(self, deliveries: Sequence[Delivery]) -> bool:
-        """Whether ``deliveries`` (at least one) follow what came before: nobody else took any."""
-        first, last = deliveries[0], deliveries[-1]
+    def in_order(self, lot: Lot) -> bool:
+        """Whether ``lot`` follows what came before: nobody else took any."""
         expected = self.next_consumer_seq
         return (
-            first.consumer_seq == expected
-            and last.consumer_seq == expected + len(deliveries) - 1
-            and first.message.seq >= self.next_seq
+            lot.first_consumer_seq == expected
+            and lot.last_consumer_seq == expected + len(lot) - 1
+            and lot.first_seq >= self.next_seq
         )
 
-    def leaves_a_hole(self, deliveries: Sequence[Delivery]) -> bool:
-        """Whether stream sequences before ``deliveries`` (at least one) were passed over."""
-        return deliveries[0].message.seq > self.next_seq
+    def leaves_a_hole(self, lot: Lot) -> bool:
+        """Whether stream sequences before ``lot`` were passed over."""
+        return lot.first_seq > self.next_seq
 
-    def advance(self, deliveries: Sequence[Delivery]) -> None:
-        """``deliveries`` (at least one, in order) were taken over."""
-        last = deliveries[-1]
-        self.next_consumer_seq = last.consumer_seq + 1
-        self.next_seq = last.message.seq + 1
+    def advance(self, lot: Lot) -> None:
+        """``lot``, which is in order, was taken over."""
+        self.next_consumer_seq = lot.last_consumer_seq + 1
+        self.next_seq = lot.last_seq + 1
 
     def lost_below(self, first_kept_seq: int, before_seq: int) -> tuple[int, int] | None:
         """The sequences (closed range) that went away before they could be sent.
@@ -169,9 +172,3 @@ class Subscription:
     def passed(self, seq: int) -> None:
         """Up to ``seq`` the stream holds nothing more for this subscription."""
         self.next_seq = max(self.next_seq, seq + 1)
-
-
-def _size(delivery: Delivery) -> int:
-    """What a message counts for credit: subject, headers and payload."""
-    message = delivery.message
-    return len(message.subject.encode()) + message_size(message.headers, len(message.payload))

@@ -107,13 +107,30 @@ class Deliver(msgspec.Struct, tag=9, array_like=True):
     position: int
 
 
+class Advance(msgspec.Struct, tag=13, array_like=True):
+    """How far a consumer that acknowledges nothing was given messages, in all.
+
+    ``consumer_seq`` and ``stream_seq`` are of its last delivery, ``position`` the next to consider.
+    """
+
+    consumer_id: int
+    epoch: int
+    consumer_seq: int
+    stream_seq: int
+    position: int
+
+
 class Acknowledge(msgspec.Struct, tag=10, array_like=True):
-    """Acknowledgements: plain acks by sequence, and the other kinds with their delay."""
+    """Acknowledgements: plain acks by sequence, and the other kinds with their delay.
+
+    ``reasons`` are those that clients gave for a term, by sequence.
+    """
 
     consumer_id: int
     epoch: int
     acked: list[int]
     others: list[tuple[AckKind, int, int]] = []
+    reasons: dict[int, str] = {}
 
 
 class Exhaust(msgspec.Struct, tag=11, array_like=True):
@@ -157,6 +174,7 @@ class ReleaseStream(msgspec.Struct, tag=23, array_like=True):
     name: str
 
 
+ConsumerChange = Deliver | Advance | Acknowledge | Exhaust
 StreamCommand = (
     Append
     | ConfigureStream
@@ -166,9 +184,7 @@ StreamCommand = (
     | DeleteMessage
     | PutConsumer
     | DropConsumer
-    | Deliver
-    | Acknowledge
-    | Exhaust
+    | ConsumerChange
     | EnforceLimits
 )
 MetaCommand = ReserveStream | ListStream | UnlistStream | ReleaseStream

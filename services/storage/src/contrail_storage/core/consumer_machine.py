@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from contrail_common.model import AckKind, ConsumerConfig, SequencePair
+from contrail_common.model import AckKind, Advisory, AdvisoryType, ConsumerConfig, SequencePair
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust
+from contrail_storage.core.commands import Acknowledge, Advance, Deliver, Exhaust
 from contrail_storage.core.results import Writes
 
 _FOLD_BYTES_MIN: Final = 16 * 1024
@@ -49,7 +49,7 @@ class Reconfigured(msgspec.Struct, tag=32, array_like=True):
     config: ConsumerConfig
 
 
-Change = Deliver | Acknowledge | Exhaust | Trimmed | Gone | Reconfigured
+Change = Deliver | Advance | Acknowledge | Exhaust | Trimmed | Gone | Reconfigured
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -123,7 +123,7 @@ class ConsumerMachine:
 
     def change(self, change: Change, time_ns: int, writes: Writes) -> list[int]:
         """Take a change and write it down; the sequences answered are those that were settled."""
-        settled = self._take(change, time_ns)
+        settled = self._take(change, time_ns, writes.advisories)
         row = _encode(Delta(time_ns, change))
         self._deltas += 1
         self._delta_bytes += len(row)
@@ -134,15 +134,17 @@ class ConsumerMachine:
             self.write_snapshot(writes)
         return settled
 
-    def _take(self, change: Change, time_ns: int) -> list[int]:
+    def _take(self, change: Change, time_ns: int, told: list[Advisory]) -> list[int]:
         settled: list[int] = []
         if isinstance(change, Deliver):
             self._deliver(change, time_ns)
+        elif isinstance(change, Advance):
+            self._move_on(change, time_ns)
         elif isinstance(change, Acknowledge):
-            settled = self._acknowledge(change, time_ns)
+            settled = self._acknowledge(change, time_ns, told)
         elif isinstance(change, Exhaust):
             for seq in change.seqs:
-                self.pending.pop(seq, None)
+                self._exhaust(seq, told)
         elif isinstance(change, Trimmed):
             for seq in [seq for seq in self.pending if seq < change.first_seq]:
                 del self.pending[seq]
@@ -172,6 +174,15 @@ class ConsumerMachine:
         self.delivered = SequencePair(consumer_seq, stream_seq, time_ns)
         self._advance(deliver.position)
 
+    def _move_on(self, advance: Advance, time_ns: int) -> None:
+        # In all, not in addition: one that was taken for lost does no harm when it is sent again.
+        self.delivered = SequencePair(
+            max(self.delivered.consumer_seq, advance.consumer_seq),
+            max(self.delivered.stream_seq, advance.stream_seq),
+            time_ns,
+        )
+        self._advance(advance.position)
+
     def _reconfigure(self, config: ConsumerConfig) -> None:
         old, self.config = self.config, config
         self.version += 1
@@ -186,12 +197,38 @@ class ConsumerMachine:
         if self.acked_ahead:
             self.acked_ahead = {seq for seq in self.acked_ahead if seq >= self.next_seq}
 
-    def _acknowledge(self, acks: Acknowledge, time_ns: int) -> list[int]:
+    def _exhaust(self, seq: int, told: list[Advisory]) -> None:
+        pending = self.pending.pop(seq, None)
+        # What the stream no longer holds is given up too, whatever deliveries were left to it.
+        if pending is not None and 0 < self.config.max_deliver <= pending.attempts:
+            told.append(self._advisory("max_deliver", seq, pending))
+
+    def _advisory(
+        self, kind: AdvisoryType, seq: int, pending: Pending, reason: str = ""
+    ) -> Advisory:
+        return Advisory(
+            type=kind,
+            consumer=self.config.name,
+            stream_seq=seq,
+            consumer_seq=pending.consumer_seq,
+            deliveries=pending.attempts,
+            reason=reason,
+        )
+
+    def _acknowledge(self, acks: Acknowledge, time_ns: int, told: list[Advisory]) -> list[int]:
         settled: list[int] = []
         for seq in acks.acked:
             self._ack(seq, settled)
         for kind, seq, delay_ns in acks.others:
+            pending = self.pending.get(seq)
             self._acknowledge_other(kind, seq, delay_ns, time_ns, settled)
+            if pending is None:
+                continue
+            if kind == "nak":
+                told.append(self._advisory("nak", seq, pending))
+            elif kind == "term":
+                reason = acks.reasons.get(seq, "")
+                told.append(self._advisory("terminated", seq, pending, reason))
         return settled
 
     def _ack(self, seq: int, settled: list[int]) -> None:
@@ -290,6 +327,6 @@ class ConsumerMachine:
     def replay(self, row: bytes) -> None:
         """Take up one delta row."""
         delta = _deltas.decode(row)
-        self._take(delta.change, delta.time_ns)
+        self._take(delta.change, delta.time_ns, [])
         self._deltas += 1
         self._delta_bytes += len(row)

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from contrail_common import errors
+from contrail_common.model import Advisory, AdvisoryAction
 from contrail_common.subjects import overlaps
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
@@ -92,6 +93,8 @@ class MetaMachine:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
         listed = msgspec.structs.replace(entry, subjects=command.subjects, stage="listed")
         self._put(listed, writes)
+        if entry.stage != "listed":
+            writes.advisories.append(_action(command.name, "create"))
         return Done(changed=listed != entry)
 
     def _unlist(self, name: str, writes: Writes) -> Result:
@@ -99,6 +102,8 @@ class MetaMachine:
         if entry is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         self._put(msgspec.structs.replace(entry, stage="unlisted"), writes)
+        if entry.stage == "listed":
+            writes.advisories.append(_action(name, "delete"))
         return Done()
 
     def _release(self, name: str, writes: Writes) -> Result:
@@ -124,3 +129,7 @@ class MetaMachine:
             else:
                 entry = msgspec.msgpack.decode(value, type=StreamEntry)
                 self.streams[entry.name] = entry
+
+
+def _action(stream: str, action: AdvisoryAction) -> Advisory:
+    return Advisory(type="stream_action", stream=stream, action=action)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from contrail_common.blocks import Block
+from contrail_common.model import Advisory
 
 Row = (
     tuple[Literal["put"], bytes, bytes]
@@ -73,12 +74,15 @@ class Writes:
     """Everything that one entry changes in the store: rows, new blocks, and heads to drop.
 
     ``trimmed`` maps a shard to its first kept sequence; blocks wholly below it may go.
+    ``advisories`` are not stored: what the last command did that others may want to know. Those of
+    a shard do not name its stream.
     """
 
     rows: list[Row] = field(default_factory=list)
     blocks: list[tuple[int, Block]] = field(default_factory=list)
     trimmed: dict[int, int] = field(default_factory=dict)
     dropped: list[int] = field(default_factory=list)
+    advisories: list[Advisory] = field(default_factory=list)
 
     def mark(self) -> tuple[int, int]:
         """Where the writes stand now, for :meth:`roll_back`."""
@@ -88,6 +92,7 @@ class Writes:
         """Forget what was added since ``mark``, which was all for ``shard``."""
         del self.rows[mark[0] :], self.blocks[mark[1] :]
         self.trimmed.pop(shard, None)
+        self.advisories.clear()
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write ``value`` under ``key``."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common import errors
-from contrail_common.model import StreamConfig, StreamState
+from contrail_common.model import Advisory, AdvisoryAction, StreamConfig, StreamState
 from contrail_common.texts import U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
@@ -166,7 +166,7 @@ class StreamMachine:
     def _dispatch(self, index: int, now_ns: int, command: cmd.Command, writes: Writes) -> Result:
         if isinstance(command, cmd.Append):
             return self._append(index, now_ns, command, writes)
-        if isinstance(command, cmd.Deliver | cmd.Acknowledge | cmd.Exhaust):
+        if isinstance(command, cmd.ConsumerChange):
             return self._change_consumer(command, now_ns, writes)
         if isinstance(command, cmd.PutConsumer):
             return self._put_consumer(command, index, now_ns, writes)
@@ -233,6 +233,7 @@ class StreamMachine:
         else:
             self.record.config = config
             self.record.version += 1
+            writes.advisories.append(Advisory(type="stream_action", action="modify"))
         self._write_record(writes)
         return Done()
 
@@ -439,6 +440,7 @@ class StreamMachine:
         if existing is not None:
             if existing.config != command.config:
                 existing.change(Reconfigured(command.config), now_ns, writes)
+                writes.advisories.append(_consumer_action(existing, "modify"))
             return ConsumerPut(existing.consumer_id, created=False)
         limit = self.config.max_consumers
         if 0 <= limit <= len(self.consumers):
@@ -453,6 +455,7 @@ class StreamMachine:
         consumer.write_snapshot(writes)
         self.consumers[consumer_id] = consumer
         self.consumer_ids[command.config.name] = consumer_id
+        writes.advisories.append(_consumer_action(consumer, "create"))
         return ConsumerPut(consumer_id, created=True)
 
     def _drop_consumer(self, command: cmd.DropConsumer, writes: Writes) -> Result:
@@ -461,11 +464,10 @@ class StreamMachine:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         del self.consumer_ids[consumer.config.name]
         consumer.erase(writes)
+        writes.advisories.append(_consumer_action(consumer, "delete"))
         return Done()
 
-    def _change_consumer(
-        self, change: cmd.Deliver | cmd.Acknowledge | cmd.Exhaust, now_ns: int, writes: Writes
-    ) -> Result:
+    def _change_consumer(self, change: cmd.ConsumerChange, now_ns: int, writes: Writes) -> Result:
         consumer = self.consumers.get(change.consumer_id)
         if consumer is None:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
@@ -508,3 +510,7 @@ class StreamMachine:
                 consumer.replay(delta)
             machine.consumer_ids[consumer.config.name] = consumer.consumer_id
         return machine
+
+
+def _consumer_action(consumer: ConsumerMachine, action: AdvisoryAction) -> Advisory:
+    return Advisory(type="consumer_action", consumer=consumer.config.name, action=action)

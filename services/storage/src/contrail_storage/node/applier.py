@@ -17,6 +17,7 @@ from contrail_storage.core.commands import (
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Refused, Result, Writes
 from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.proposer import EntryContext
 from contrail_storage.node.shard import Shard, SmallRun
 from contrail_storage.node.store_writer import Job, MergeJob, StoreWriter, WriteJob, merge_job
@@ -44,6 +45,7 @@ class Applier:
         blocks: BlockStore,
         writer: StoreWriter,
         on_written: Callable[[], None],
+        advisories: AdvisoryHub,
         merge_blocks: int = MERGE_BLOCKS,
     ) -> None:
         self.meta = meta
@@ -55,6 +57,7 @@ class Applier:
         self._blocks = blocks
         self._writer = writer
         self._on_written = on_written
+        self._advisories = advisories
         self._merge_blocks = merge_blocks
 
     def new_shard(self, number: int) -> Shard:
@@ -90,6 +93,7 @@ class Applier:
         for number, command in entry.commands:
             if number == META_SHARD:
                 results.append(self.meta.apply(command, writes))
+                self._tell(writes, entry.time_ns)
                 continue
             shard = self.shards.get(number)
             created = shard is None and isinstance(command, ConfigureStream)
@@ -99,10 +103,16 @@ class Applier:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))
                 continue
             results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
+            self._tell(writes, entry.time_ns, shard)
             if created:
                 # Numbering may begin above 1: nothing below waits to be written.
                 shard.written_seq = shard.machine.counters.last_seq
         return results
+
+    def _tell(self, writes: Writes, time_ns: int, shard: Shard | None = None) -> None:
+        if writes.advisories:
+            self._advisories.tell(writes.advisories, time_ns, shard.name if shard else "")
+            writes.advisories.clear()
 
     def _apply_to(
         self, shard: Shard, index: int, time_ns: int, command: Command, writes: Writes

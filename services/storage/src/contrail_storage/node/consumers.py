@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -21,9 +22,13 @@ from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.streams import StreamManager, expect
+from contrail_storage.node.unacked_desk import UnackedDesk
 
 _OK: Final = AckResult()
 _ACK_BYTES: Final = 12
+REASONS_MAX: Final = 256
+REASON_CHARS_MAX: Final = 256
+"""Reasons are for people: what goes beyond these bounds of one request is not logged."""
 
 
 class ConsumerManager:
@@ -198,7 +203,8 @@ class ConsumerManager:
             def propose(command: cmd.StreamCommand) -> asyncio.Future[Result]:
                 return self._shard_log.command(number, command, 1024)
 
-            desk = self._desks[key] = Desk(shard, consumer, self._reader, propose, self._clock.now)
+            kind = desk_kind(consumer.config)
+            desk = self._desks[key] = kind(shard, consumer, self._reader, propose, self._clock.now)
         return desk
 
     async def _propose(self, shard: Shard, command: cmd.StreamCommand) -> Result:
@@ -227,12 +233,12 @@ class ConsumerManager:
                 taken.append(item)
         if taken:
             desk.flush()
-            applied = self._shard_log.command(
-                shard.machine.shard, _command(consumer, taken), _ACK_BYTES * len(taken)
-            )
+            command = _command(consumer, taken)
+            size = _ACK_BYTES * len(taken) + sum(map(len, command.reasons.values()))
+            applied = self._shard_log.command(shard.machine.shard, command, size)
             desk.track(applied)
             postponed = [item.seq for item in taken if item.kind in ("nak", "in_progress")]
-            applied.add_done_callback(lambda done: _acknowledged(desk, postponed, done))
+            applied.add_done_callback(lambda done: desk.acknowledged(postponed, done))
             if sync:
                 expect(await applied, Done)
         return results
@@ -253,18 +259,17 @@ class ConsumerManager:
         return None
 
 
+def desk_kind(config: ConsumerConfig) -> type[Desk]:
+    """The kind of desk for a consumer; its ack policy never changes."""
+    return UnackedDesk if config.ack_policy == "none" else Desk
+
+
 def _command(consumer: ConsumerMachine, items: list[AckItem]) -> cmd.Acknowledge:
+    reasons = ((item.seq, item.reason[:REASON_CHARS_MAX]) for item in items if item.reason)
     return cmd.Acknowledge(
         consumer.consumer_id,
         consumer.epoch,
         [item.seq for item in items if item.kind == "ack"],
         [(item.kind, item.seq, item.delay_ns) for item in items if item.kind != "ack"],
+        dict(islice(reasons, REASONS_MAX)),
     )
-
-
-def _acknowledged(desk: Desk, postponed: list[int], done: "asyncio.Future[Result]") -> None:
-    if done.cancelled() or done.exception() is not None or desk.closed:
-        return
-    if postponed:
-        desk.postponed(postponed)
-    desk.wake()

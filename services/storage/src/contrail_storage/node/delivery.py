@@ -13,35 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from contrail_common import errors
+from contrail_common.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.link import Delivery, PullRequest, PullResult
-from contrail_common.model import StoredMessage
-from contrail_storage.core.commands import Deliver, Exhaust, StreamCommand
+from contrail_common.model import AckKind
+from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust, StreamCommand
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Refused, Result
+from contrail_storage.node.choosing import PULL_BYTES_MAX, Batch, Chosen, without_payload
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.reader import Found, Reader
 from contrail_storage.node.shard import Shard
 
 JOIN_S: Final = 0.005
 _JOIN_AGAIN_S: Final = 0.1
-PULL_BYTES_MAX: Final = 8 << 20
 _STALE_DEADLINES_MAX: Final = 4_096
-_MESSAGE_SIZE_HEADER: Final = "Nats-Msg-Size"
 
 Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
-
-
-@dataclass(slots=True, frozen=True)
-class Chosen:
-    """A message chosen for delivery, and which attempt at it this is."""
-
-    seq: int
-    message: StoredMessage
-    attempt: int
 
 
 @dataclass(slots=True, eq=False)
@@ -136,10 +125,10 @@ class Desk:
         try:
             while True:
                 self._check_open()
-                deliveries = [] if queue_first else await self._deliver(request)
+                found = [] if queue_first else await self._deliver(request)
                 queue_first = False
                 left = deadline - loop.time()
-                if deliveries or request.no_wait or left <= 0:
+                if found or request.no_wait or left <= 0:
                     break
                 waiter = waiter or self._queue_up()
                 self._arm_deadline()
@@ -151,14 +140,12 @@ class Desk:
             self.touch()
             if not self.closed:
                 self.wake()
-        pending = deliveries[-1].num_pending if deliveries else await self.num_pending()
-        return PullResult(
-            deliveries,
-            pending,
-            self.shard.machine.shard,
-            self.consumer.consumer_id,
-            self.consumer.epoch,
-        )
+        shard, consumer = self.shard.machine.shard, self.consumer
+        address = (shard, consumer.consumer_id, consumer.epoch)
+        if isinstance(found, DeliveryColumns):
+            return PullResult([], found.num_pending, *address, found)
+        pending = found[-1].num_pending if found else await self.num_pending()
+        return PullResult(found, pending, *address)
 
     def _queue_up(self) -> asyncio.Event:
         if len(self.waiters) >= max(self.consumer.config.max_waiting, 1):
@@ -187,10 +174,11 @@ class Desk:
 
     # Choosing ------------------------------------------------------------------------------------
 
-    async def _deliver(self, request: PullRequest) -> list[Delivery]:
+    async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        """What there is for a pull now; from here on it is delivered."""
         async with self._lock:
             self._check_open()
-            batch = _Batch(request)
+            batch = Batch(request)
             try:
                 await self._choose(batch)
                 pending = await self._count_pending() if batch.chosen else 0
@@ -202,11 +190,17 @@ class Desk:
             deliveries = self._to_deliveries(batch.chosen, pending)
         if batch.too_large:
             raise ApiError(errors.PULL_TOO_SMALL, f"the next message has {batch.too_large} bytes")
-        if committed is not None and isinstance(await asyncio.shield(committed), Refused):
-            raise ApiError(errors.CONSUMER_DELETED)
+        if committed is not None:
+            try:
+                result = await asyncio.shield(committed)
+            except asyncio.CancelledError:
+                self._give_back([chosen.seq for chosen in batch.chosen])
+                raise
+            if isinstance(result, Refused):
+                raise ApiError(errors.CONSUMER_DELETED)
         return deliveries
 
-    async def _choose(self, batch: "_Batch") -> None:
+    async def _choose(self, batch: Batch) -> None:
         """Choose what is due again, then new messages; they are in flight from here on."""
         exhausted = await self._choose_again(batch)
         if exhausted:
@@ -215,7 +209,7 @@ class Desk:
         if not batch.full:
             await self._choose_new(batch)
 
-    async def _choose_again(self, batch: "_Batch") -> list[int]:
+    async def _choose_again(self, batch: Batch) -> list[int]:
         """Choose expired deliveries again, ascending; answers those that had their last chance."""
         exhausted: list[int] = []
         limit = self.consumer.config.max_deliver
@@ -260,7 +254,7 @@ class Desk:
         """What is on its way for the first time, as far as the machine knows."""
         return self.in_flight.difference(self.consumer.pending)
 
-    async def _choose_new(self, batch: "_Batch") -> None:
+    async def _choose_new(self, batch: Batch) -> None:
         room = self._room()
         while room > 0 and not batch.full:
             position = self._catch_up()
@@ -286,7 +280,7 @@ class Desk:
             self._counted_to = -1
         return self.position
 
-    def _take_found(self, batch: "_Batch", found: Found, room: int) -> int | None:
+    def _take_found(self, batch: Batch, found: Found, room: int) -> int | None:
         """Take found messages while they fit; None when the batch ended inside the block."""
         taken = 0
         base_seq = found.block.base_seq
@@ -322,7 +316,7 @@ class Desk:
                 pending -= 1
             message = item.message
             if self.consumer.config.headers_only:
-                message = _without_payload(message)
+                message = without_payload(message)
             deliveries.append(Delivery(message, self.consumer_seq, item.attempt, pending))
         return deliveries
 
@@ -413,6 +407,23 @@ class Desk:
             self.position = min(self.position, *fresh)
             self._counted_to = -1
         self._look_again()
+
+    def _give_back(self, seqs: list[int]) -> None:
+        """Deliveries that count, but reached nobody, are due again at once."""
+        consumer = self.consumer
+        naks: list[tuple[AckKind, int, int]] = [("nak", seq, 0) for seq in seqs]
+        with contextlib.suppress(ApiError):  # then they are due after ack_wait
+            given_back = self.propose(Acknowledge(consumer.consumer_id, consumer.epoch, [], naks))
+            self.track(given_back)
+            given_back.add_done_callback(lambda done: self.acknowledged(seqs, done))
+
+    def acknowledged(self, postponed: list[int], done: "asyncio.Future[Result]") -> None:
+        """Acknowledgements were applied, or lost; the deadlines of ``postponed`` moved."""
+        if done.cancelled() or done.exception() is not None or self.closed:
+            return
+        if postponed:
+            self.postponed(postponed)
+        self.wake()
 
     def postponed(self, seqs: list[int]) -> None:
         """Deadlines of ``seqs`` moved (nak, in_progress)."""
@@ -518,37 +529,3 @@ async def _woken(waiter: asyncio.Event, timeout_s: float) -> bool:
     # From here on a wake is noted, so that none is missed while the pull looks.
     waiter.clear()
     return True
-
-
-class _Batch:
-    """What a pull takes: at most ``batch`` messages and ``max_bytes``."""
-
-    def __init__(self, request: PullRequest) -> None:
-        self.chosen: list[Chosen] = []
-        self.full = False
-        self.too_large = 0
-        self._room = request.batch
-        self._bytes = 0
-        self._bytes_max = request.max_bytes or PULL_BYTES_MAX
-        self._strict = request.max_bytes > 0
-
-    def take(self, item: Chosen, size: int) -> bool:
-        """Take ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
-        if self.full:
-            return False
-        first = not self.chosen
-        if self._bytes + size > self._bytes_max and (not first or self._strict):
-            self.too_large = size if first else 0
-            self.full = True
-            return False
-        self.chosen.append(item)
-        self._bytes += size
-        self._room -= 1
-        self.full = self._room <= 0
-        return True
-
-
-def _without_payload(message: StoredMessage) -> StoredMessage:
-    headers = dict(message.headers or {})
-    headers[_MESSAGE_SIZE_HEADER] = [str(len(message.payload))]
-    return msgspec.structs.replace(message, headers=headers, payload=b"")

@@ -8,6 +8,8 @@ from contrail_common.link import (
     AckItem,
     AckResult,
     CreateMode,
+    EventsRequest,
+    EventsResult,
     Page,
     PublishAck,
     PublishOutcome,
@@ -237,6 +239,12 @@ class LocalLink:
         """Take acknowledgements."""
         self._node.check_serving()
         return await self._node.consumers.acknowledge(stream, consumer, items, sync)
+
+    # Advisories ----------------------------------------------------------------------------------
+
+    async def read_events(self, request: EventsRequest) -> EventsResult:
+        """Advisories in order, waiting for the first when asked to."""
+        return await self._node.advisories.read(request)
 
     # Node ----------------------------------------------------------------------------------------
 

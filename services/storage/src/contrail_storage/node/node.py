@@ -18,10 +18,12 @@ import structlog
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_common.model import Advisory, AdvisoryType
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.applier import MERGE_BLOCKS, Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError
 from contrail_storage.node.consumers import ConsumerManager
@@ -171,8 +173,14 @@ class StorageNode:
         self.writer = StoreWriter(
             store, StoreStalledError, self._written_soon, self._store_failed_soon
         )
+        self.advisories = AdvisoryHub()
         self.applier = Applier(
-            self.meta, self.blocks, self.writer, self._write_noted, options.merge_blocks
+            self.meta,
+            self.blocks,
+            self.writer,
+            self._write_noted,
+            self.advisories,
+            options.merge_blocks,
         )
         self.reader = Reader(self.blocks)
         self.replayer = Replayer(self.blocks, self.reader)
@@ -312,6 +320,7 @@ class StorageNode:
                 self.consumers.new_term()
             if all(group.is_leader for group in self.groups.values()):
                 self._leading.set()
+                self._tell("domain_leader_elected")
                 if self._ready:
                     self._spawn(self._mend())
 
@@ -472,6 +481,8 @@ class StorageNode:
         self.failure = f"the log failed: {error}"
         self._write_seen.set()
         _log.error("log failed", error=str(error))
+        if self.disk_full:
+            self._tell("server_out_of_space")
         for group in self.groups.values():
             group.handle_log_failure()
         self._spawn(self._recover_log())
@@ -490,11 +501,19 @@ class StorageNode:
             group.handle_log_recovered()
         _log.info("log recovered")
 
+    def _tell(self, kind: AdvisoryType) -> None:
+        advisory = Advisory(type=kind, server=self.identity.node_id)
+        self.advisories.tell([advisory], self._log_time_ns())
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether no writes are taken because the disk is full."""
+        return "No space left" in self.failure
+
     def check_serving(self) -> None:
         """Raise ApiError while the node takes no writes."""
         if not self._ready or self.failure:
-            full = "No space left" in self.failure
-            spec = errors.STORAGE_FULL if full else errors.STORAGE_FAILED
+            spec = errors.STORAGE_FULL if self.disk_full else errors.STORAGE_FAILED
             if not self.failure:
                 spec = errors.NOT_READY
             raise ApiError(spec, self.failure, retry_after_s=1, applied=False)

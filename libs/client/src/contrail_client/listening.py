@@ -1,0 +1,89 @@
+"""Events of a server: asking for them, and reading them across broken connections."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from contrail_client.calls import Request, path_of, query_items
+from contrail_client.errors import ContrailError, UnexpectedAnswer, Unreachable
+from contrail_client.live.connection import Reconnecting
+from contrail_client.models import Event, EventType
+
+_SILENCE_S: Final = 15.0
+"""The server says something at least this often."""
+_LINE_BYTES_MAX: Final = 1 << 20
+_GONE: Final = b"gone"
+_decoder: Final = msgspec.json.Decoder(Event)
+
+
+class EventReader:
+    """Reads server-sent events: bytes in, events out, without IO.
+
+    Send `request()` and `feed` the chunks of its answer; call `ended` at its end. When the
+    connection breaks, tell `interrupted`, and `request()` asks for what follows.
+    """
+
+    def __init__(
+        self,
+        stream: str | None,
+        consumer: str | None,
+        types: Sequence[EventType],
+        reconnecting: Reconnecting,
+    ) -> None:
+        listed = ",".join(types) or None
+        self._query = query_items({"stream": stream, "consumer": consumer, "types": listed})
+        self._reconnecting = reconnecting
+        self._last_id = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open = False
+        self._tail = b""
+        self._fields: dict[bytes, bytes] = {}
+
+    def request(self) -> Request:
+        """The request for what comes, behind the last event that was seen."""
+        self._begin()
+        headers: tuple[tuple[str, str], ...] = (("Accept", "text/event-stream"),)
+        if self._last_id:
+            headers = (*headers, ("Last-Event-ID", self._last_id))
+        return Request("GET", path_of("events"), self._query, headers, wait_s=_SILENCE_S)
+
+    def feed(self, chunk: bytes, now_s: float) -> list[Event]:
+        """The events that are complete now; UnexpectedAnswer when these are none."""
+        if not self._open:
+            self._open = True
+            self._reconnecting.opened(now_s)
+        *lines, self._tail = (self._tail + chunk).split(b"\n")
+        if len(self._tail) > _LINE_BYTES_MAX:
+            raise UnexpectedAnswer("a line of the events does not end")
+        found = []
+        for line in lines:
+            if line:
+                name, _, value = line.partition(b": ")
+                self._fields[name] = value
+                continue
+            fields, self._fields = self._fields, {}
+            self._last_id = fields.get(b"id", self._last_id.encode()).decode()
+            if b"data" in fields and fields.get(b"event") != _GONE:
+                found.append(_event(fields[b"data"]))
+        return found
+
+    def ended(self) -> None:
+        """The body is over, which events never are: raises `Unreachable`."""
+        raise Unreachable("the server ended its events")
+
+    def interrupted(self, error: ContrailError, now_s: float, chance: float) -> float:
+        """Seconds to wait before asking again; raises `error` when it will not pass."""
+        pause_s = self._reconnecting.lost(error, now_s, chance)
+        if pause_s is None:
+            raise error
+        return pause_s
+
+
+def _event(data: bytes) -> Event:
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise UnexpectedAnswer(f"an event cannot be read: {error}") from error

@@ -1,0 +1,183 @@
+"""Advisories as server-sent events, without an end (the HTML standard, section 9.2).
+
+The id of an event is its position; a client that comes back names the last one it saw and goes on
+behind it, as long as storage still knows what came since. What it missed is told as ``lost``.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Final, Literal, cast, get_args
+
+import msgspec
+
+from contrail_api.tail import BEGIN, EVENT_HEADERS, HEARTBEAT_NS, Gone
+from contrail_common import errors
+from contrail_common.edge.negotiation import EVENTS_TYPE, acceptable
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.query import parse_query
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer, StreamResponse
+from contrail_common.errors import ApiError
+from contrail_common.link import EventsRequest, EventsResult, StorageLink
+from contrail_common.model import Advisory, AdvisoryAction, AdvisoryType
+from contrail_common.names import name_problem
+from contrail_common.timeunits import format_time
+
+LISTENERS_MAX: Final = 128
+TYPES: Final[tuple[AdvisoryType, ...]] = get_args(AdvisoryType)
+_AGAIN_S: Final = 1.0
+_AWAY: Final = b": the storage is away\n\n"
+_STILL_HERE: Final = b"id: %b\n: still here\n\n"
+_POSITION: Final = re.compile(rb"[0-9a-f]{8}-[0-9]{1,19}")
+_encoder: Final = msgspec.json.Encoder()
+
+
+class EventsQuery(msgspec.Struct):
+    """Parameters of a stream of events."""
+
+    stream: Annotated[
+        str, msgspec.Meta(description="Only events of this stream, also before it is made.")
+    ] = ""
+    consumer: Annotated[str, msgspec.Meta(description="Only events of consumers of this name.")] = (
+        ""
+    )
+    types: Annotated[
+        str, msgspec.Meta(description="Comma-separated types of events, by default all.")
+    ] = ""
+
+
+class EventJson(msgspec.Struct, kw_only=True):
+    """One event; what does not belong to its type is absent.
+
+    ``stream_seq``, ``consumer_seq`` (of the first delivery) and ``deliveries`` are of one delivery;
+    ``action`` of a stream or consumer; ``server`` of a node; ``count`` is how many events a
+    listener has lost, absent when nobody knows.
+    """
+
+    type: AdvisoryType | Literal["lost"]
+    id: str
+    timestamp: str
+    stream: str | msgspec.UnsetType = msgspec.UNSET
+    consumer: str | msgspec.UnsetType = msgspec.UNSET
+    action: AdvisoryAction | msgspec.UnsetType = msgspec.UNSET
+    stream_seq: int | msgspec.UnsetType = msgspec.UNSET
+    consumer_seq: int | msgspec.UnsetType = msgspec.UNSET
+    deliveries: int | msgspec.UnsetType = msgspec.UNSET
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    server: str | msgspec.UnsetType = msgspec.UNSET
+    count: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Events:
+    """The route of advisories."""
+
+    def __init__(self, link: StorageLink) -> None:
+        self._link = link
+        self._listeners = 0
+
+    async def open(self, request: Request) -> Answer:
+        """Begin the events; whoever has the head of the answer misses nothing that follows."""
+        query = parse_query(request.query_string, EventsQuery)
+        acceptable(request.headers.get(b"accept"), (EVENTS_TYPE,))
+        asked = EventsRequest(
+            after=_last_event_id(request.headers.get(b"last-event-id", b"")),
+            stream=_name("stream", query.stream),
+            consumer=_name("consumer", query.consumer),
+            types=_types(query.types),
+        )
+        # Read once before the answer begins: what is refused is refused with a status.
+        first = await self._link.read_events(asked)
+        if self._listeners >= LISTENERS_MAX:
+            raise ApiError(
+                errors.TOO_MANY_WAITERS, f"at most {LISTENERS_MAX} listeners", applied=False
+            )
+        chunks = self._events(request, asked, first)
+        return StreamResponse(200, chunks, EVENTS_TYPE.encode(), list(EVENT_HEADERS))
+
+    async def _events(
+        self, request: Request, asked: EventsRequest, found: EventsResult | None
+    ) -> AsyncGenerator[bytes, None]:
+        self._listeners += 1
+        try:
+            yield BEGIN
+            while True:
+                if found is None:
+                    yield _AWAY
+                    await request.while_wanted(asyncio.sleep(_AGAIN_S))
+                else:
+                    yield _to_bytes(found)
+                    asked = msgspec.structs.replace(
+                        asked, after=found.position, wait_ns=HEARTBEAT_NS
+                    )
+                found = await request.while_wanted(self._read(asked))
+        except ApiError as error:
+            # The client reconnects by itself, and then learns from the status what is wrong.
+            yield b"event: gone\ndata: %b\n\n" % _encoder.encode(Gone(error.spec.name))
+        finally:
+            self._listeners -= 1
+
+    async def _read(self, asked: EventsRequest) -> EventsResult | None:
+        """What follows; None while storage is away."""
+        try:
+            return await self._link.read_events(asked)
+        except ApiError as error:
+            if error.spec.retryable:
+                return None
+            raise
+
+
+def _to_bytes(found: EventsResult) -> bytes:
+    """Events of the wire; without any, the position alone, so that nobody falls behind it."""
+    position = found.position.encode()
+    events = [
+        b"event: %b\nid: %b\ndata: %b\n\n"
+        % (one.type.encode(), one.id.encode(), _encoder.encode(_to_json(one)))
+        for one in found.advisories
+    ]
+    if found.lost != 0:
+        events.insert(0, b"event: lost\nid: %b\ndata: %b\n\n" % (position, _lost(found)))
+    return b"".join(events) or _STILL_HERE % position
+
+
+def _to_json(advisory: Advisory) -> EventJson:
+    return EventJson(
+        type=advisory.type,
+        id=advisory.id,
+        timestamp=format_time(advisory.time_ns),
+        stream=advisory.stream or msgspec.UNSET,
+        consumer=advisory.consumer or msgspec.UNSET,
+        action=advisory.action or msgspec.UNSET,
+        stream_seq=advisory.stream_seq or msgspec.UNSET,
+        consumer_seq=advisory.consumer_seq or msgspec.UNSET,
+        deliveries=advisory.deliveries or msgspec.UNSET,
+        reason=advisory.reason or msgspec.UNSET,
+        server=advisory.server or msgspec.UNSET,
+    )
+
+
+def _lost(found: EventsResult) -> bytes:
+    now = format_time(time.time_ns())
+    count = msgspec.UNSET if found.lost is None else found.lost
+    return _encoder.encode(EventJson(type="lost", id=found.position, timestamp=now, count=count))
+
+
+def _name(parameter: str, name: str) -> str:
+    problem = name_problem(name) if name else None
+    if problem is not None:
+        raise invalid_field(parameter, problem)
+    return name
+
+
+def _types(text: str) -> tuple[AdvisoryType, ...]:
+    types = tuple(text.split(",")) if text else ()
+    if not set(types) <= set(TYPES):
+        raise invalid_field("types", f"must be some of {', '.join(TYPES)}")
+    return cast(tuple[AdvisoryType, ...], types)
+
+
+def _last_event_id(header: bytes) -> str:
+    if header and not _POSITION.fullmatch(header):
+        raise invalid_field("Last-Event-ID", "must be the id of an event")
+    return header.decode()

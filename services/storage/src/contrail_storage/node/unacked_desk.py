@@ -1,0 +1,123 @@
+"""The desk of a consumer that acknowledges nothing: what is given out is done with.
+
+Nothing stays pending and nothing comes again, so messages are chosen a block at a time and stay in
+columns, and what is recorded is how far the consumer has come.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.delivery_columns import DeliveryColumns
+from contrail_common.errors import ApiError
+from contrail_common.link import Delivery, PullRequest, in_deliveries
+from contrail_storage.core.commands import Advance
+from contrail_storage.core.results import Result
+from contrail_storage.node.choosing import ColumnBatch
+from contrail_storage.node.delivery import JOIN_S, Desk
+from contrail_storage.node.reader import Found
+
+
+@dataclass(slots=True, eq=False)
+class UnackedDesk(Desk):
+    """A desk without acknowledgements. ``_given`` is the position behind what was given out."""
+
+    _given: int = 0
+    _unrecorded: bool = False
+
+    def new_term(self) -> None:
+        """This node leads anew: another may have given out more meanwhile."""
+        self.consumer_seq = max(self.consumer_seq, self.consumer.delivered.consumer_seq)
+        self._send_soon(JOIN_S)
+        self.wake()
+
+    # Choosing ------------------------------------------------------------------------------------
+
+    async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        async with self._lock:
+            self._check_open()
+            batch = ColumnBatch(request, headers_only=self.consumer.config.headers_only)
+            begun = self._catch_up()
+            try:
+                await self._choose_columns(batch)
+                pending = await self._count_pending() if batch.count else 0
+            except BaseException:
+                # Also when the pull was cancelled: what it would have got is for the next one.
+                self.position = begun
+                self._counted_to = -1
+                self.wake()
+                raise
+            if batch.too_large:
+                detail = f"the next message has {batch.too_large} bytes"
+                raise ApiError(errors.PULL_TOO_SMALL, detail)
+            if not batch.count:
+                return []
+            found = batch.deliveries(self.consumer_seq + 1, pending)
+            self._give_out(found)
+        return found if request.columns else in_deliveries(found)
+
+    async def _choose_columns(self, batch: ColumnBatch) -> None:
+        # Nothing may be awaited behind the last look at what is new, or a wake would be missed.
+        while not batch.full:
+            position = self._catch_up()
+            if position > self.shard.written_seq:
+                return
+            block = await self.reader.block_at(self.shard, position)
+            if block is None:
+                return
+            self._check_open()
+            if self._catch_up() == position:  # otherwise messages went away meanwhile
+                found = self.reader.select(self.shard, block, position, self._filter)
+                self._take_columns(batch, found)
+
+    def _take_columns(self, batch: ColumnBatch, found: Found) -> None:
+        """Take found messages while they fit, and move on behind them."""
+        seqs = found.positions + found.block.base_seq
+        fresh = found.positions
+        settled = self.consumer.acked_ahead
+        if settled:  # acknowledged by its token, although that was not asked for
+            fresh = fresh[~np.isin(seqs, list(settled))]
+        taken = batch.take(found.block, fresh, self.shard.machine.subjects)
+        self.position = found.next_seq
+        if taken < len(fresh):
+            self.position = int(fresh[taken]) + found.block.base_seq
+        passed = min(self.position, self._counted_to + 1)
+        self._count -= int(np.searchsorted(seqs, passed))
+
+    # Recording -----------------------------------------------------------------------------------
+
+    def _give_out(self, found: DeliveryColumns) -> None:
+        self.consumer_seq = found.last_consumer_seq
+        self._top_seq = found.last_seq
+        self._given = self.position
+        self._unrecorded = True
+        self._send_soon(JOIN_S)
+
+    def _send_joined(self) -> "asyncio.Future[Result] | None":
+        if self._join_timer is not None:
+            self._join_timer.cancel()
+            self._join_timer = None
+        if self.closed or not self._unrecorded:
+            return None
+        consumer = self.consumer
+        future = self.propose(
+            Advance(
+                consumer.consumer_id,
+                consumer.epoch,
+                self.consumer_seq,
+                self._top_seq,
+                self._given,
+            )
+        )
+        self._unrecorded = False
+        self.track(future)
+        future.add_done_callback(self._advanced)
+        return future
+
+    def _advanced(self, done: "asyncio.Future[Result]") -> None:
+        if done.cancelled() or done.exception() is not None:
+            # The clients have them all the same: it is recorded with the next ones, or by the next
+            # term, since it may be that this node leads no longer.
+            self._unrecorded = True

@@ -1,0 +1,321 @@
+"""Advisories: what the machines report, and the hub that keeps them while somebody listens."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import EventsRequest, EventsResult
+from contrail_common.model import AckKind, AckPolicy, Advisory, StreamConfig
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.meta_machine import MetaMachine
+from contrail_storage.core.results import Writes
+from contrail_storage.node.advisories import LINGER_S, AdvisoryHub
+from tests.unit.storage.desk_rig import HandLoop, run_by_hand
+from tests.unit.storage.machine_rig import Rig, configure, consumer_config
+from tests.unit.storage.naive_models import NaiveConsumer
+
+PATIENCE_S = 20.0
+WAIT_NS = 20_000_000_000
+MAX_DELIVER = 2
+SEQS = st.integers(1, 6)
+Item = tuple[AckKind, int]
+ITEMS = st.lists(st.tuples(st.sampled_from(["ack", "nak", "term", "in_progress"]), SEQS))
+
+
+# What the machines report ------------------------------------------------------------------------
+def rig_with_consumer(ack_policy: AckPolicy) -> Rig:
+    rig = Rig()
+    config = consumer_config("c", ack_policy=ack_policy, max_deliver=MAX_DELIVER)
+    rig.apply(1, configure(StreamConfig(name="S")), cmd.PutConsumer(config, 1))
+    rig.told.clear()
+    return rig
+
+
+def told_of_deliveries(rig: Rig) -> list[tuple[str, int, int, int]]:
+    assert {(each.stream, each.consumer) for each in rig.told} <= {("", "c")}
+    return [(each.type, each.stream_seq, each.consumer_seq, each.deliveries) for each in rig.told]
+
+
+@given(
+    again=st.lists(SEQS, unique=True),
+    acked=st.lists(SEQS),
+    others=ITEMS,
+    ack_policy=st.sampled_from(["all", "explicit", "none"]),
+)
+def test_each_acknowledgement_with_an_effect_is_told_once_and_in_order(
+    again: list[int], acked: list[int], others: list[Item], ack_policy: AckPolicy
+) -> None:
+    rig = rig_with_consumer(ack_policy)
+    naive = NaiveConsumer(rig.machine.consumers[1].config, 1)
+    for seqs in (list(range(1, 6)), sorted(again)):
+        rig.apply(1, cmd.Deliver(1, 1, seqs, 6))
+        naive.deliver(1, seqs, 6)
+    expected = []
+    kinds = {"nak": "nak", "term": "terminated"}
+    for kind, seq in [*(("ack", seq) for seq in acked), *others]:
+        pending = naive.pending.get(seq)
+        if pending is not None and kind in kinds:
+            expected.append((kinds[kind], seq, pending.consumer_seq, pending.attempts))
+        naive.acknowledge(2, kind, seq, 0)
+    rig.apply(2, cmd.Acknowledge(1, 1, acked, [(kind, seq, 0) for kind, seq in others]))
+    assert told_of_deliveries(rig) == expected
+    rig.told.clear()
+    rig.apply(3, cmd.Exhaust(1, 1, [1, 2, 3, 4, 5, 6]))
+    assert told_of_deliveries(rig) == [
+        ("max_deliver", seq, pending.consumer_seq, pending.attempts)
+        for seq, pending in sorted(naive.pending.items())
+        if pending.attempts >= MAX_DELIVER
+    ]
+
+
+def test_reason_of_a_term_is_told_and_no_one_elses() -> None:
+    rig = rig_with_consumer("explicit")
+    rig.apply(1, cmd.Deliver(1, 1, [1, 2, 3], 4))
+    others: list[tuple[AckKind, int, int]] = [("term", 1, 0), ("nak", 2, 0), ("term", 3, 0)]
+    rig.apply(2, cmd.Acknowledge(1, 1, [], others, {3: "broken"}))
+    assert [each.reason for each in rig.told] == ["", "", "broken"]
+
+
+def test_acknowledgements_logged_before_reasons_were_are_still_read() -> None:
+    entry = cmd.Entry(1, [(7, cmd.Acknowledge(1, 1, [2], [("nak", 3, 0)]))])
+    logged = cmd.encode_entry(entry)
+    without = logged[:-1].replace(b"\x96\x0a", b"\x95\x0a")  # an array of five instead of six
+    assert without != logged[:-1]
+    assert cmd.decode_entry(without) == entry
+
+
+def test_machine_told_again_by_its_rows_reports_nothing() -> None:
+    rig = rig_with_consumer("explicit")
+    rig.apply(1, cmd.Deliver(1, 1, [1], 2))
+    rig.apply(2, cmd.Acknowledge(1, 1, [], [("nak", 1, 0)]))
+    rig.told.clear()
+    rig.restart()
+    assert rig.told == []
+
+
+def test_changes_of_stream_and_consumers_are_told_and_repetitions_are_not() -> None:
+    rig, config = Rig(), StreamConfig(name="S")
+    changed = StreamConfig(name="S", max_msgs=5)
+    one, other = consumer_config("c"), consumer_config("c", max_deliver=3)
+    rig.apply(1, configure(config), configure(config), configure(changed))
+    rig.apply(1, *(cmd.PutConsumer(each, 1) for each in (one, one, other)))
+    rig.apply(1, cmd.DropConsumer(1), cmd.DropConsumer(1), cmd.DropStream())
+    assert [(each.type, each.consumer, each.action) for each in rig.told] == [
+        ("stream_action", "", "modify"),
+        ("consumer_action", "c", "create"),
+        ("consumer_action", "c", "modify"),
+        ("consumer_action", "c", "delete"),
+    ]
+
+
+def test_stream_is_made_when_it_is_listed_and_gone_when_it_is_unlisted() -> None:
+    meta, writes = MetaMachine(), Writes()
+    for command in (
+        cmd.ReserveStream("A", ("a",), "i"),
+        cmd.ListStream("A", ("a",)),
+        cmd.ListStream("A", ("a", "b")),
+        cmd.UnlistStream("A"),
+        cmd.UnlistStream("A"),
+        cmd.ReleaseStream("A"),
+        cmd.ReserveStream("B", ("b",), "i"),
+        cmd.ReleaseStream("B"),
+    ):
+        meta.apply(command, writes)
+    assert [(each.stream, each.action) for each in writes.advisories] == [
+        ("A", "create"),
+        ("A", "delete"),
+    ]
+
+
+# The hub -----------------------------------------------------------------------------------------
+Scene = Callable[[AdvisoryHub], Awaitable[None]]
+
+
+def play(scene: Scene, **bounds: Any) -> None:
+    """Run ``scene`` with a hub."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await scene(AdvisoryHub(**bounds))
+
+    asyncio.run(whole())
+
+
+def tell(hub: AdvisoryHub, *consumers: str, stream: str = "S", reason: str = "") -> None:
+    told = [Advisory(type="nak", consumer=each, reason=reason) for each in consumers]
+    hub.tell(told, 5, stream)
+
+
+async def read(hub: AdvisoryHub, after: str = "", **more: Any) -> EventsResult:
+    return await hub.read(EventsRequest(after=after, **more))
+
+
+def names(found: EventsResult) -> list[str]:
+    return [each.consumer for each in found.advisories]
+
+
+def test_nothing_is_kept_while_nobody_listens() -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        tell(hub, "unheard")
+        begin = await read(hub)
+        assert (begin.advisories, begin.lost) == ([], 0)
+        tell(hub, "heard")
+        assert names(await read(hub, begin.position)) == ["heard"]
+
+    play(scene)
+
+
+def test_advisories_get_stream_time_and_ids_of_their_own_that_continue() -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        begin = await read(hub)
+        tell(hub, "a", "b", "c")
+        found = await read(hub, begin.position)
+        assert {(each.stream, each.time_ns) for each in found.advisories} == {("S", 5)}
+        assert len({each.id for each in found.advisories}) == 3
+        assert names(await read(hub, found.advisories[0].id)) == ["b", "c"]
+        assert found.position == found.advisories[-1].id
+        assert names(await read(hub, found.position)) == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        ({}, ["a", "b", "", "a"]),
+        ({"stream": "S"}, ["a", "b"]),
+        ({"consumer": "a"}, ["a", "a"]),
+        ({"stream": "T", "consumer": "a"}, ["a"]),
+        ({"types": ("stream_action",)}, [""]),
+        ({"types": ("nak", "stream_action"), "stream": "T"}, ["", "a"]),
+        ({"stream": "U"}, []),
+    ],
+)
+def test_filters_select_and_the_position_moves_over_the_rest(
+    selection: dict[str, Any], expected: list[str]
+) -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        begin = await read(hub)
+        tell(hub, "a", "b")
+        hub.tell([Advisory(type="stream_action", stream="T", action="create")], 5)
+        tell(hub, "a", stream="T")
+        found = await read(hub, begin.position, **selection)
+        assert names(found) == expected
+        assert names(await read(hub, found.position)) == []
+
+    play(scene)
+
+
+def test_page_ends_at_its_limit_and_continues_there() -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        begin = await read(hub)
+        tell(hub, "a", "b", "c")
+        found = await read(hub, begin.position, limit=2)
+        assert names(found) == ["a", "b"]
+        assert names(await read(hub, found.position, limit=2)) == ["c"]
+
+    play(scene)
+
+
+def test_reader_waits_for_what_it_selects() -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        waiting = asyncio.ensure_future(read(hub, consumer="b", wait_ns=WAIT_NS))
+        await asyncio.sleep(0)
+        assert hub.readers == 1
+        tell(hub, "a")
+        await asyncio.sleep(0)
+        tell(hub, "b")
+        assert names(await waiting) == ["b"]
+        assert hub.readers == 0
+        assert names(await read(hub, wait_ns=1)) == []
+
+    play(scene)
+
+
+def test_slow_reader_is_told_how_many_it_missed_and_goes_on() -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        begin = await read(hub)
+        tell(hub, *"abcd")
+        found = await read(hub, begin.position)
+        assert (found.advisories, found.lost) == ([], 2)
+        assert names(await read(hub, found.position)) == ["c", "d"]
+        waiting = asyncio.ensure_future(read(hub, found.position, stream="T", wait_ns=WAIT_NS))
+        await asyncio.sleep(0)
+        tell(hub, *"efghi")  # more than is kept, before the reader had its turn
+        assert (await waiting).lost == 3
+
+    play(scene, kept_max=2)
+
+
+def test_what_is_kept_has_a_bound_in_bytes() -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        begin = await read(hub)
+        tell(hub, *"abcd", reason="x" * 744)  # 1,002 bytes each, with all
+        found = await read(hub, begin.position)
+        assert found.lost == 2
+        assert names(await read(hub, found.position)) == ["c", "d"]
+
+    play(scene, kept_bytes_max=2_500)
+
+
+@pytest.mark.parametrize("position", ["", "0-1", "00000000-1", "{period}-9", "{period}-", "x"])
+def test_behind_a_foreign_position_an_unknown_number_was_missed(position: str) -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        begin = await read(hub)
+        tell(hub, "a")
+        foreign = position.format(period=begin.position.partition("-")[0])
+        found = await read(hub, foreign)
+        if foreign:
+            assert found.lost is None
+            found = await read(hub, found.position)
+            assert names(found) == ["a"]
+        assert (await read(hub, found.position)).lost == 0
+
+    play(scene)
+
+
+def test_reader_over_the_limit_is_refused_and_an_end_makes_room() -> None:
+    async def scene(hub: AdvisoryHub) -> None:
+        waiting = [asyncio.ensure_future(read(hub, wait_ns=WAIT_NS)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as refused:
+            await read(hub, wait_ns=WAIT_NS)
+        assert refused.value.spec is errors.TOO_MANY_WAITERS
+        assert (await read(hub)).advisories == []  # who does not wait is none of them
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        more = asyncio.ensure_future(read(hub, wait_ns=WAIT_NS))
+        await asyncio.sleep(0)
+        tell(hub, "a")
+        assert [names(each) for each in await asyncio.gather(waiting[1], more)] == [["a"], ["a"]]
+
+    play(scene, readers_max=2)
+
+
+def test_listening_ends_when_nobody_comes_back_and_begins_a_new_period() -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, HandLoop)
+        hub = AdvisoryHub()
+        begin = await read(hub)
+        waiting = asyncio.ensure_future(read(hub, wait_ns=WAIT_NS * 9))
+        listening = []
+        for _ in range(9):  # one reads for 180 s, then nobody does
+            await loop.quiet()
+            loop.now_s += LINGER_S / 2
+            await loop.quiet()
+            listening.append(hub.listening)
+        assert listening == [True] * 7 + [False] * 2
+        assert (await waiting).lost == 0
+        tell(hub, "unheard")
+        found = await read(hub, begin.position)
+        assert (found.advisories, found.lost) == ([], None)
+        assert names(await read(hub, found.position)) == []
+
+    run_by_hand(scene())
