@@ -15,15 +15,21 @@ from tests.crash.trials import Trial, calls_of, kill_points, sample
 from tests.crash.zygote import Job, Zygote
 
 SEED: Final = 20_250
+NODE_KEYS: Final = (bytes(range(32)),)
 POINTS_MIN: Final = 350
 HANG_S: Final = 0.05
 
 
 def whole_run(
-    zygote: Zygote, area: Path, seed: int = SEED, *, successors: bool = False
+    zygote: Zygote,
+    area: Path,
+    seed: int = SEED,
+    *,
+    successors: bool = False,
+    node_keys: tuple[bytes, ...] = (),
 ) -> dict[str, list[str]]:
     """The calls of a run that nothing disturbs."""
-    trial = Trial(zygote, area / "whole", seed)
+    trial = Trial(zygote, area / "whole", seed, node_keys=node_keys)
     ended = trial.live(Job(steps=script(seed), end="stop", successors=successors))
     trial.look()
     assert trial.verdict() == []
@@ -38,11 +44,12 @@ def broken_promises(
     seed: int = SEED,
     power_cuts: bool = False,
     successors: bool = False,
+    node_keys: tuple[bytes, ...] = (),
 ) -> list[str]:
     """Kill a run at each of the points and look at what is left."""
     found = []
     for at, kill in enumerate(points):
-        trial = Trial(zygote, area / f"{at}", seed, power_cuts=power_cuts)
+        trial = Trial(zygote, area / f"{at}", seed, power_cuts=power_cuts, node_keys=node_keys)
         plan = Plan(seed=seed, kill=kill)
         trial.live(Job(steps=script(seed), end="stop", successors=successors, plan=plan))
         trial.look()
@@ -73,6 +80,23 @@ def test_sampled_crash_points_lose_renumber_and_double_nothing(
     calls = whole_run(zygote, area, successors=successors)
     points = sample(kill_points(calls), calls, stride)
     assert broken_promises(zygote, area, points, power_cuts=power_cuts, successors=successors) == []
+
+
+def test_sampled_crash_points_of_an_encrypted_folder_lose_and_double_nothing(
+    zygote: Zygote, area: Path
+) -> None:
+    calls = whole_run(zygote, area, node_keys=NODE_KEYS)
+    assert calls["files"][:5] == ["sync", "create", "write", "sync", "rename"]  # the first data key
+    points = sample(kill_points(calls), calls, 25)
+    assert broken_promises(zygote, area, points, power_cuts=True, node_keys=NODE_KEYS) == []
+
+
+@pytest.mark.slow
+def test_every_crash_point_of_an_encrypted_folder_loses_and_doubles_nothing(
+    zygote: Zygote, area: Path
+) -> None:
+    points = kill_points(whole_run(zygote, area, node_keys=NODE_KEYS))
+    assert broken_promises(zygote, area, points, power_cuts=True, node_keys=NODE_KEYS) == []
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from tests.crash.zygote import Job, Zygote
 
 SEED: Final = 31
 SEGMENT_BYTES: Final = 8_000
+NODE_KEYS: Final = (bytes(range(32)),)
 CLEAR_TEXT_MIN: Final = 20
 
 Spoil = Callable[[Path, random.Random], str]
@@ -31,11 +32,13 @@ Spoil = Callable[[Path, random.Random], str]
 class Archive:
     """A data directory that is copied for every case, and what it holds."""
 
-    def __init__(self, zygote: Zygote, directory: Path) -> None:
+    def __init__(self, zygote: Zygote, directory: Path, node_keys: tuple[bytes, ...] = ()) -> None:
         self._zygote = zygote
+        self._node_keys = node_keys
         self._directory = directory
         self._cases = 0
-        self._built = Trial(zygote, directory / "built", SEED, ledger=Ledger(accept_refusals=True))
+        ledger = Ledger(accept_refusals=True)
+        self._built = self._trial(directory / "built", ledger)
         # With its successor written the last batch of the log is told from a torn one.
         job = Job(steps=archive(SEED), successors=True, segment_bytes=SEGMENT_BYTES)
         self._built.live(job)
@@ -51,7 +54,7 @@ class Archive:
         directory = self._directory / f"{self._cases}"
         shutil.copytree(self._built.directory, directory)
         ledger = copy.deepcopy(self._built.ledger)
-        trial = Trial(self._zygote, directory, SEED, ledger=ledger)
+        trial = self._trial(directory, ledger)
         done = spoil(trial.data_dir, random.Random(f"{SEED} {self._cases}"))
         records = trial.live(Job(look=True, segment_bytes=SEGMENT_BYTES)).records
         said = [record.reason for record in records if isinstance(record, Stopped)]
@@ -60,6 +63,14 @@ class Archive:
                 said += record.unreadable.values()
         shutil.rmtree(directory)
         return done, said, trial.ledger.problems
+
+    def _trial(self, directory: Path, ledger: Ledger) -> Trial:
+        return Trial(self._zygote, directory, SEED, node_keys=self._node_keys, ledger=ledger)
+
+
+@pytest.fixture
+def sealed(zygote: Zygote, area: Path) -> Archive:
+    return Archive(zygote, area, NODE_KEYS)
 
 
 @pytest.fixture
@@ -157,6 +168,29 @@ def test_damaged_end_of_the_log_is_cut_without_loss(stored: Archive) -> None:
 
     for spoil in (flip, flip, cut, cut):
         assert stored.spoil(spoil)[1:] == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "times"),
+    [
+        pytest.param(lambda d, c: damage.flip_bit(d / "keys", c), 4, id="bit of the data keys"),
+        pytest.param(lambda d, c: damage.cut_end(d / "keys", c), 3, id="cut data keys"),
+        pytest.param(lambda d, c: damage.remove(d / "keys"), 1, id="missing data keys"),
+        pytest.param(lambda d, c: damage.cut_end(newest_record(d), c), 2, id="cut record"),
+    ],
+)
+def test_damage_to_a_needed_file_of_an_encrypted_folder_is_noticed(
+    sealed: Archive, spoil: Spoil, times: int
+) -> None:
+    assert faults(sealed, spoil, times, must_notice=True) == []
+
+
+def test_flipped_bits_of_an_encrypted_folder_are_never_served(sealed: Archive) -> None:
+    def spoil(data_dir: Path, chance: random.Random) -> str:
+        files = [any_table(data_dir, chance), damage.some_file(data_dir, "wal/*.wal", chance)]
+        return damage.flip_bit(chance.choice(files), chance)
+
+    assert faults(sealed, spoil, 10, must_notice=False) == []
 
 
 def test_undamaged_copy_is_served_whole(stored: Archive) -> None:

@@ -28,6 +28,7 @@ class Trial:
     directory: Path
     seed: int
     power_cuts: bool = False
+    node_keys: tuple[bytes, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     lives: int = 0
 
@@ -49,7 +50,9 @@ class Trial:
             cut = PowerCut(self.data_dir, shadow)
             plan = msgspec.structs.replace(plan, shadow=str(shadow))
         ended = self.zygote.live(
-            msgspec.structs.replace(job, data_dir=str(self.data_dir), plan=plan)
+            msgspec.structs.replace(
+                job, data_dir=str(self.data_dir), node_keys=self.node_keys, plan=plan
+            )
         )
         self.ledger.take(ended.records)
         if cut is not None:

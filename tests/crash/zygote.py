@@ -37,6 +37,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What one life is to do: open `data_dir`, look, make the calls, look again, end."""
 
     data_dir: str = ""
+    node_keys: tuple[bytes, ...] = ()
     plan: Plan = Plan()
     steps: list[Step] = []
     first_number: int = 0
@@ -153,6 +154,7 @@ async def _live(job: Job, reporter: Reporter) -> None:
     idle_s = 0.0 if job.successors else _NEVER_S
     options = NodeOptions(
         root,
+        node_keys=job.node_keys,
         log=LogOptions(segment_bytes=job.segment_bytes, keep_bytes=0, idle_s=idle_s),
         merge_blocks=job.merge_blocks,
         files=files,

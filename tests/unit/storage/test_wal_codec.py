@@ -129,7 +129,7 @@ def test_arbitrary_body_decodes_to_records_within_it_or_is_refused(body: bytes) 
 def test_sound_batch_of_a_newer_version_is_refused_not_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(codec, "VERSION", 2)
+    monkeypatch.setattr(codec, "PLAIN_VERSION", 3)
     newer = b"".join(batches_of([b"x"]))
     monkeypatch.undo()
     with pytest.raises(codec.UnsupportedVersionError):

@@ -39,8 +39,10 @@ class StreamConfig(TypedDict, total=False):
     allow_direct: bool
     deny_delete: bool
     deny_purge: bool
+    compression: Literal["none", "lz4", "zstd", "s2"]
     first_seq: int
     metadata: dict[str, str]
+    encrypted: bool
 
 
 class ConsumerConfig(TypedDict, total=False):

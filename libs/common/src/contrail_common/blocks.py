@@ -15,13 +15,15 @@ Block, little-endian: a header of 64 bytes (``_HEADER``), then the body::
       u32 name_offset[names+1] | u32 text_offset[values+1] | names | texts ]
     payloads
 
-The CRC-32C covers header and body, so no bit of a block can change unnoticed.
+The header names the codec that the body is stored with (0: as it is) and the body's plain size.
+The CRC-32C covers header and body as stored, so no bit of a block can change unnoticed; a body
+with a codec has a second one, over the plain body.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import crc32c
 import msgspec
@@ -51,12 +53,14 @@ from contrail_common.texts import (
 
 BLOCK_MESSAGES_MAX: Final = 2_000
 BLOCK_BYTES_MAX: Final = 128 * 1024
+PLAIN_BYTES_MAX: Final = 8 << 20
+"""Of a body that was compressed. The largest entry is below 4 MiB, a merged block below 256 KiB."""
 MAGIC: Final = 0xC07A
 VERSION: Final = 1
 FLAG_HEADERS: Final = 1
 FLAG_UNIFORM_HEADERS: Final = 2
 
-_HEADER: Final = struct.Struct("<HBBIQqIII12sIHHQ")
+_HEADER: Final = struct.Struct("<HBBIQqIIII8sIHHQ")
 _HEADER_SIZES: Final = struct.Struct("<IIII")
 _CRC: Final = struct.Struct("<I")
 _CRC_AT: Final = 48
@@ -65,6 +69,28 @@ assert _HEADER.size == 8 * 8  # columns behind it stay aligned
 
 class BlockCorruptError(Exception):
     """A stored block does not decode: its bytes changed or are not a block."""
+
+
+class BlockCodec(Protocol):
+    """Makes bodies smaller; ``number`` (1 to 255) is what blocks name it by."""
+
+    @property
+    def number(self) -> int:
+        """What blocks name it by, from 1 on."""
+        ...
+
+    @property
+    def min_bytes(self) -> int:
+        """Smaller bodies are not tried."""
+        ...
+
+    def compress(self, body: bytes) -> bytes:
+        """The stored form of ``body``."""
+        ...
+
+    def decompress(self, stored: memoryview, size: int) -> bytes:
+        """The body of ``size`` bytes; raises ValueError when ``stored`` does not hold one."""
+        ...
 
 
 class MessageColumns(msgspec.Struct, array_like=True, gc=False):
@@ -158,7 +184,7 @@ class Block:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the stored form."""
+        """Bytes of the stored form before a codec has made it smaller."""
         columns = self.columns
         size = _HEADER.size + 12 * columns.count + len(columns.offsets) + len(columns.payload)
         if columns.headers is not None:
@@ -182,8 +208,11 @@ class Block:
         )
 
 
-def encode_block(block: Block, replication_index: int) -> bytes:
-    """The stored form of ``block``; ``replication_index`` is the log index of its entry."""
+def encode_block(block: Block, replication_index: int, codec: BlockCodec | None = None) -> bytes:
+    """The stored form of ``block``; ``replication_index`` is the log index of its entry.
+
+    A body that ``codec`` does not make smaller is stored as it is.
+    """
     columns = block.columns
     parts: list[bytes] = [block.times_ns.tobytes(), block.subject_ids.tobytes(), columns.offsets]
     flags = 0
@@ -192,19 +221,21 @@ def encode_block(block: Block, replication_index: int) -> bytes:
         flags |= FLAG_UNIFORM_HEADERS if uniform else FLAG_HEADERS
         parts += _header_parts(columns.headers)
     parts.append(columns.payload)
-    body = b"".join(parts)
+    plain = b"".join(parts)
+    number, plain_crc, body = _compressed(plain, codec)
     header = bytearray(
         _HEADER.pack(
             MAGIC,
             VERSION,
-            0,
+            number,
             columns.count,
             block.base_seq,
             int(block.times_ns[0]),
-            len(body),
+            len(plain),
             len(body),
             0,
-            bytes(12),
+            plain_crc,
+            bytes(8),
             0,
             flags,
             0,
@@ -213,6 +244,15 @@ def encode_block(block: Block, replication_index: int) -> bytes:
     )
     _CRC.pack_into(header, _CRC_AT, crc32c.crc32c(body, crc32c.crc32c(header)))
     return bytes(header) + body
+
+
+def _compressed(plain: bytes, codec: BlockCodec | None) -> tuple[int, int, bytes]:
+    """The codec's number, the CRC of the plain body and the body, all as they are stored."""
+    if codec is not None and codec.min_bytes <= len(plain) <= PLAIN_BYTES_MAX:
+        body = codec.compress(plain)
+        if len(body) < len(plain):
+            return codec.number, crc32c.crc32c(plain), body
+    return 0, 0, plain
 
 
 def _header_parts(headers: AnyHeaders) -> list[bytes]:
@@ -236,25 +276,51 @@ def _header_parts(headers: AnyHeaders) -> list[bytes]:
     ]
 
 
-def decode_block(data: bytes) -> Block:
-    """The block stored as ``data``; raises BlockCorruptError when any bit of it changed."""
+def decode_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) -> Block:
+    """The block stored as ``data``; raises BlockCorruptError when any bit of it changed.
+
+    ``codecs`` are those that blocks may have been stored with, by their numbers.
+    """
     if len(data) < _HEADER.size:
         raise BlockCorruptError("shorter than a block header")
     fields = _HEADER.unpack_from(data)
-    magic, version, _codec, count, base_seq, _time, raw_len = fields[:7]
-    crc, flags = fields[10], fields[11]
-    if magic != MAGIC or version != VERSION or len(data) != _HEADER.size + raw_len:
+    magic, version, number, count, base_seq, _time, plain_bytes, stored_bytes = fields[:8]
+    plain_crc, crc, flags = fields[9], fields[11], fields[12]
+    if magic != MAGIC or version != VERSION or len(data) != _HEADER.size + stored_bytes:
         raise BlockCorruptError("not a block, or cut short")
     header = bytearray(data[: _HEADER.size])
     _CRC.pack_into(header, _CRC_AT, 0)
     view = memoryview(data)
     if crc32c.crc32c(view[_HEADER.size :], crc32c.crc32c(header)) != crc:
         raise BlockCorruptError("the checksum does not match")
-    return _decode_body(view, count, base_seq, flags)
+    body = view[_HEADER.size :]
+    if number:
+        codec = (codecs or {}).get(number)
+        body = memoryview(_decompressed(body, codec, number, plain_bytes, plain_crc))
+    elif plain_bytes != stored_bytes:
+        raise BlockCorruptError("the sizes in its header differ")
+    return _decode_body(body, count, base_seq, flags)
+
+
+def _decompressed(
+    stored: memoryview, codec: BlockCodec | None, number: int, size: int, crc: int
+) -> bytes:
+    if codec is None:
+        raise BlockCorruptError(f"{number} is no known codec")
+    if size > PLAIN_BYTES_MAX:
+        raise BlockCorruptError(f"a body of {size} bytes is larger than any")
+    try:
+        plain = codec.decompress(stored, size)
+    except ValueError as error:
+        raise BlockCorruptError(f"the body does not decompress: {error}") from error
+    # A codec may fill up what the stored bytes leave open, so its word is not enough.
+    if len(plain) != size or crc32c.crc32c(plain) != crc:
+        raise BlockCorruptError("the checksum of the plain body does not match")
+    return plain
 
 
 def _decode_body(view: memoryview, count: int, base_seq: int, flags: int) -> Block:
-    position = _HEADER.size
+    position = 0
     times = np.frombuffer(view, np.int64, count, position)
     position += 8 * count
     subject_ids = np.frombuffer(view, np.uint32, count, position)

@@ -12,7 +12,13 @@ import msgspec
 
 from contrail_common import errors, model
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
-from contrail_common.model import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
+from contrail_common.model import (
+    AckPolicy,
+    Compression,
+    ConsumerConfig,
+    DeliverPolicy,
+    StreamConfig,
+)
 from contrail_common.names import name_problem
 from contrail_common.subjects import (
     RESERVED_PREFIX,
@@ -54,8 +60,10 @@ class StreamDraft(TypedDict, total=False):
     sealed: bool
     deny_delete: bool
     deny_purge: bool
+    compression: str
     first_seq: int
     metadata: dict[str, str]
+    encrypted: bool
 
 
 class ConsumerDraft(TypedDict, total=False):
@@ -112,8 +120,10 @@ def normalise_stream(
         allow_direct=draft.get("allow_direct", False),
         deny_delete=draft.get("deny_delete", False),
         deny_purge=draft.get("deny_purge", False),
+        compression=_compression(rules, draft.get("compression", "none")),
         first_seq=rules.at_least_zero("first_seq", draft.get("first_seq", 1)) or 1,
         metadata=draft.get("metadata", {}),
+        encrypted=draft.get("encrypted", False),
     )
     return sealed(config) if draft.get("sealed", False) else config
 
@@ -141,6 +151,13 @@ def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
             raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be taken back")
 
 
+def check_stream_encryption(config: StreamConfig, *, encrypts: bool) -> None:
+    """Refuse a stream that must be encrypted where the node does not."""
+    if config.encrypted and not encrypts:
+        message = "the server has no encryption key, so it stores streams as they are"
+        raise _invalid(errors.STREAM_CONFIG_INVALID, "encrypted", message)
+
+
 def _stream_subjects(rules: "_Rules", subjects: tuple[str, ...]) -> tuple[str, ...]:
     rules.subject_filters("subjects", subjects)
     for position, subject in enumerate(subjects):
@@ -164,6 +181,16 @@ def _duplicate_window(rules: "_Rules", draft: StreamDraft, max_age_ns: int) -> i
         return window_ns
     default_ns = min(model.DUPLICATE_WINDOW_NS, max_age_ns or model.DUPLICATE_WINDOW_NS)
     return rules.rewritten("duplicate_window", "duplicate_window_ns", 0, default_ns)
+
+
+def _compression(rules: "_Rules", compression: str) -> Compression:
+    """JetStream's s2 is kin to lz4: about as fast, and blocks about as small."""
+    known: dict[str, Compression] = {"none": "none", "lz4": "lz4", "s2": "lz4", "zstd": "zstd"}
+    stored = known.get(compression)
+    if stored is None:
+        raise _invalid(errors.STREAM_CONFIG_INVALID, "compression", f"must be one of {list(known)}")
+    rules.rewritten("compression", "compression", compression, str(stored))
+    return stored
 
 
 def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:

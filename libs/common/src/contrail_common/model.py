@@ -16,6 +16,7 @@ DeliverPolicy = Literal[
     "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
 ]
 AckPolicy = Literal["none", "all", "explicit"]
+Compression = Literal["none", "lz4", "zstd"]
 AdvisoryType = Literal[
     "stream_action",
     "consumer_action",
@@ -47,7 +48,11 @@ EXPECTED_LAST_MSG_ID: Final = "Nats-Expected-Last-Msg-Id"
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stream's configuration (JetStream's field names and meanings)."""
+    """A stream's configuration (JetStream's field names and meanings).
+
+    ``compression`` is of blocks written from now on. ``encrypted``, which JetStream has not,
+    demands a node that encrypts what it stores; a node with a key encrypts every stream.
+    """
 
     name: str
     description: str = ""
@@ -66,8 +71,10 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sealed: bool = False
     deny_delete: bool = False
     deny_purge: bool = False
+    compression: Compression = "none"
     first_seq: int = 1
     metadata: dict[str, str] = {}
+    encrypted: bool = False
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -59,7 +59,9 @@ class StreamConfigBody(RequestModel):
     deny_delete: bool = False
     deny_purge: bool = False
     allow_rollup_hdrs: bool = False
-    compression: Literal["none", "s2"] = "none"
+    compression: Literal["none", "lz4", "zstd", "s2"] = Field(
+        default="none", description="Of blocks on disk, written from now on; s2 is stored as lz4."
+    )
     first_seq: Int64 = Field(default=1, ge=0)
     consumer_limits: ConsumerLimits | None = None
     metadata: Metadata = Field(default_factory=dict)
@@ -70,7 +72,9 @@ class StreamConfigBody(RequestModel):
     allow_msg_counter: bool = False
     shards: Int64 = 1
     shard_by: list[Int64] | None = None
-    encrypted: bool = False
+    encrypted: bool = Field(
+        default=False, description="Refuse the stream unless the server encrypts what it stores."
+    )
 
 
 _DRAFT_KEYS: Final = {
@@ -240,7 +244,7 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
         deny_delete=config.deny_delete,
         deny_purge=config.deny_purge,
         allow_rollup_hdrs=False,
-        compression="none",
+        compression=config.compression,
         first_seq=config.first_seq,
         consumer_limits={},
         metadata=config.metadata,
@@ -251,7 +255,7 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
         allow_msg_counter=False,
         shards=1,
         shard_by=None,
-        encrypted=False,
+        encrypted=config.encrypted,
     )
 
 

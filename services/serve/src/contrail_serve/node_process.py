@@ -18,6 +18,7 @@ from contrail_common.edge.routing import Room
 from contrail_common.link_net.handshake import derived_key
 from contrail_common.link_net.server import LinkServer
 from contrail_serve.groups import SingleMemberGroups
+from contrail_serve.key_file import follow_key_file, warn_if_open
 from contrail_serve.process import (
     ACK_LABEL,
     LINK_LABEL,
@@ -25,11 +26,12 @@ from contrail_serve.process import (
     authority,
     edge_settings,
     first_done,
+    hangup_signal,
     listen,
     serve_http,
     stop_signal,
 )
-from contrail_serve.settings import ServeSettings, StorageSettings
+from contrail_serve.settings import NodeSettings, ServeSettings, StorageSettings
 from contrail_storage.node.checkpointer import DataLostError
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
@@ -46,7 +48,7 @@ async def serve(settings: ServeSettings) -> bool:
     stopping = stop_signal()
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
-        async with _running_node(settings.data_dir) as node:
+        async with _running_node(settings) as node:
             edge = edge_settings(settings, _kept_ack_key(settings.data_dir))
             link = LocalLink(node)
             rooms = [contrail_api.room(link, edge), contrail_gateway.room(link, edge)]
@@ -62,7 +64,7 @@ async def serve_storage(settings: StorageSettings) -> bool:
     listener = listen(settings.host, settings.port)
     link_listener = listen(settings.host, settings.link_port)
     with contextlib.closing(listener), contextlib.closing(link_listener):
-        async with _running_node(settings.data_dir) as node:
+        async with _running_node(settings) as node:
             link = _ServedLink(node)
             link.server = LinkServer(
                 link,
@@ -94,19 +96,26 @@ class _ServedLink(LocalLink):
 
 
 @asynccontextmanager
-async def _running_node(data_dir: Path) -> AsyncIterator[StorageNode]:
-    node = await asyncio.to_thread(_open_node, data_dir)
+async def _running_node(settings: NodeSettings) -> AsyncIterator[StorageNode]:
+    keys, file = settings.encryption_keys, settings.encryption_key_file
+    hung_up = asyncio.Event()
+    if file is not None:
+        hung_up = hangup_signal()
+        warn_if_open(file)
+    node = await asyncio.to_thread(_open_node, settings.data_dir, keys)
     await node.start()
-    _log.info("node_started", data_dir=str(data_dir))
+    _log.info("node_started", data_dir=str(settings.data_dir), encrypted=bool(keys))
+    following = asyncio.create_task(follow_key_file(node, file, hung_up))
     try:
         yield node
     finally:
+        following.cancel()
         await node.stop()
 
 
-def _open_node(data_dir: Path) -> StorageNode:
+def _open_node(data_dir: Path, keys: tuple[bytes, ...]) -> StorageNode:
     try:
-        return StorageNode.open(NodeOptions(data_dir), SingleMemberGroups())
+        return StorageNode.open(NodeOptions(data_dir, node_keys=keys), SingleMemberGroups())
     except DataLostError as error:
         raise StartError(str(error)) from error
     except OSError as error:

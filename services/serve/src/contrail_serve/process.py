@@ -37,6 +37,13 @@ def stop_signal() -> asyncio.Event:
     return stopping
 
 
+def hangup_signal() -> asyncio.Event:
+    """Set by SIGHUP."""
+    hung_up = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
+    return hung_up
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that accepts connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

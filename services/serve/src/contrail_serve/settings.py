@@ -1,12 +1,13 @@
 """Settings of the server processes, checked once, with a sentence for each mistake."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
 from contrail_common.names import name_problem
+from contrail_storage.seal.node_keys import NodeKeyError, parse_node_keys
 
 DEFAULT_PORT: Final = 7420
 GATEWAY_PORT: Final = 7421
@@ -33,6 +34,7 @@ _COMMON: Final = frozenset(
     }
 )
 _SECRET: Final = frozenset({"cluster_secret", "cluster_secret_file"})
+_DATA: Final = frozenset({"data_dir", "encryption_key", "encryption_key_file"})
 _FLAGS: Final = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -61,33 +63,42 @@ class ProcessSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings(ProcessSettings):
-    """Effective settings of one process that serves everything."""
+class NodeSettings(ProcessSettings):
+    """What a process with a storage node has: its folder, and the keys that encrypt it (or none).
+
+    ``encryption_key_file`` is where the keys came from, unless they came from the environment.
+    """
 
     data_dir: Path
+    encryption_keys: tuple[bytes, ...] = field(repr=False)
+    encryption_key_file: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings(NodeSettings):
+    """Effective settings of one process that serves everything."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ServeSettings":
         """Check ``values`` (names as on the command line, with underscores); SettingsError."""
-        given = _given(values, _COMMON | {"data_dir"})
-        return cls(**_common(given, "n1", DEFAULT_PORT), data_dir=_data_dir(given))
+        given = _given(values, _COMMON | _DATA)
+        return cls(**_common(given, "n1", DEFAULT_PORT), **_data(given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSettings(ProcessSettings):
+class StorageSettings(NodeSettings):
     """Effective settings of a storage process. ``port`` is that of its probes and metrics."""
 
-    data_dir: Path
     link_port: int
     cluster_secret: bytes
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "StorageSettings":
         """Check ``values``, as :meth:`ServeSettings.of` does."""
-        given = _given(values, _COMMON | _SECRET | {"data_dir", "link_port"})
+        given = _given(values, _COMMON | _SECRET | _DATA | {"link_port"})
         return cls(
             **_common(given, "n1", STORAGE_PORT),
-            data_dir=_data_dir(given),
+            **_data(given),
             link_port=_number(given, "link_port", LINK_PORT, 0, _PORT_MAX),
             cluster_secret=_cluster_secret(given),
         )
@@ -199,8 +210,30 @@ def _node(given: Mapping[str, Any], default: str) -> str:
     return node
 
 
-def _data_dir(given: Mapping[str, Any]) -> Path:
-    return Path(given.get("data_dir", "contrail-data"))
+def _data(given: Mapping[str, Any]) -> dict[str, Any]:
+    file, text = given.get("encryption_key_file"), given.get("encryption_key")
+    keys: tuple[bytes, ...] = ()
+    if file is not None:
+        keys = read_encryption_keys(Path(file))
+    elif text is not None:
+        keys = _encryption_keys(str(text), "CONTRAIL_ENCRYPTION_KEY")
+    return {
+        "data_dir": Path(given.get("data_dir", "contrail-data")),
+        "encryption_keys": keys,
+        "encryption_key_file": None if file is None else Path(file),
+    }
+
+
+def read_encryption_keys(path: Path) -> tuple[bytes, ...]:
+    """The node keys in a file, the current one first; SettingsError."""
+    return _encryption_keys(_read(path, "encryption key file"), str(path))
+
+
+def _encryption_keys(text: str, source: str) -> tuple[bytes, ...]:
+    try:
+        return parse_node_keys(text)
+    except NodeKeyError as error:
+        raise SettingsError(f"{source}: {error}") from error
 
 
 def _token(given: Mapping[str, Any]) -> str | None:

@@ -60,6 +60,13 @@ SecretFile = Annotated[
         help="File with the secret that all processes share (or CONTRAIL_CLUSTER_SECRET)."
     ),
 ]
+KeyFile = Annotated[
+    str | None,
+    typer.Option(
+        help="File with the keys that encrypt the data, one a line, the current one first "
+        "(or CONTRAIL_ENCRYPTION_KEY)."
+    ),
+]
 TokenFile = Annotated[str | None, typer.Option(help="File with the token callers must show.")]
 LogLevel = Annotated[
     str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
@@ -86,6 +93,7 @@ def serve(
     host: Host = None,
     port: Port = None,
     data_dir: DataDir = None,
+    encryption_key_file: KeyFile = None,
     token_file: TokenFile = None,
     node: Node = None,
     log_level: LogLevel = None,
@@ -102,6 +110,7 @@ def serve(
         host=host,
         port=port,
         data_dir=data_dir,
+        encryption_key_file=encryption_key_file,
         token_file=token_file,
         node=node,
         log_level=log_level,
@@ -114,6 +123,7 @@ def storage(
     port: StoragePort = None,
     link_port: LinkPort = None,
     data_dir: DataDir = None,
+    encryption_key_file: KeyFile = None,
     cluster_secret_file: SecretFile = None,
     token_file: TokenFile = None,
     node: Node = None,
@@ -133,6 +143,7 @@ def storage(
         port=port,
         link_port=link_port,
         data_dir=data_dir,
+        encryption_key_file=encryption_key_file,
         cluster_secret_file=cluster_secret_file,
         token_file=token_file,
         node=node,
@@ -203,6 +214,7 @@ def show_config(
     port: Annotated[str | None, typer.Option(help="Port of the process.")] = None,
     link_port: LinkPort = None,
     data_dir: DataDir = None,
+    encryption_key_file: KeyFile = None,
     storage: Storage = None,
     gateways: Gateways = None,
     apis: Apis = None,
@@ -222,6 +234,7 @@ def show_config(
         port=port,
         link_port=link_port,
         data_dir=data_dir,
+        encryption_key_file=encryption_key_file,
         storage=storage,
         gateways=gateways,
         apis=apis,

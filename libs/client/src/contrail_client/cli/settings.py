@@ -25,15 +25,20 @@ _COMMON: Final[Mapping[str, Any]] = {
     "max_payload": 1 << 20,
 }
 _SECRETS: Final[Mapping[str, Any]] = {"cluster_secret": None, "cluster_secret_file": None}
+_DATA: Final[Mapping[str, Any]] = {
+    "data_dir": "contrail-data",
+    "encryption_key": None,
+    "encryption_key_file": None,
+}
 _LINK: Final[Mapping[str, Any]] = {"storage": ("127.0.0.1:7430",), **_SECRETS}
 
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "serve": {**_COMMON, "data_dir": "contrail-data"},
+    "serve": {**_COMMON, **_DATA},
     "storage": {
         **_COMMON,
         "port": 7422,
         "link_port": 7430,
-        "data_dir": "contrail-data",
+        **_DATA,
         **_SECRETS,
     },
     "api": {**_COMMON, "node": "api", **_LINK, "gateways": ("127.0.0.1:7421",)},
@@ -43,7 +48,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 KNOWN: Final = frozenset(name for settings in DEFAULTS.values() for name in settings)
 LISTS: Final = {"allowed_hosts", "allowed_origins", "storage", "gateways", "apis"}
-SECRET: Final = {"token", "cluster_secret"}
+SECRET: Final = {"token", "cluster_secret", "encryption_key"}
 
 CLIENT: Final = "client"
 """A table of the same file, for the client commands."""

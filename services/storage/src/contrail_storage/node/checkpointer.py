@@ -7,8 +7,7 @@ from pathlib import Path
 import structlog
 
 from contrail_storage.core.stream_machine import StreamMachine
-from contrail_storage.store.checkpoint import Checkpoint, ShardMark
-from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_log import NodeLog
 
@@ -22,7 +21,7 @@ class DataLostError(Exception):
 class Checkpointer:
     """Takes checkpoints while the node runs and compares with the last one at open."""
 
-    def __init__(self, store: RocksStore, files: Files, data_dir: Path, group: int) -> None:
+    def __init__(self, store: CheckpointStore, files: Files, data_dir: Path, group: int) -> None:
         self._checkpoint = Checkpoint(store, data_dir / "checkpoints", files)
         self._group = group
         self._lock = asyncio.Lock()

@@ -6,7 +6,6 @@ indexes, let the groups replay what the log holds above, then lead.
 """
 
 import asyncio
-import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from contrail_common import errors
+from contrail_common.blocks import BlockCodec
 from contrail_common.errors import ApiError
 from contrail_common.model import Advisory, AdvisoryType
 from contrail_storage.core import key_layout as keys
@@ -28,6 +28,7 @@ from contrail_storage.node.applier import MERGE_BLOCKS, Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.housekeeper import Housekeeper
+from contrail_storage.node.identity import identify
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.metrics import NodeTimings, render_metrics
 from contrail_storage.node.proposer import EntryContext, Proposer
@@ -36,6 +37,8 @@ from contrail_storage.node.replay import Replayer
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
+from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
+from contrail_storage.store.block_codecs import codec_of
 from contrail_storage.store.block_store import BlockStore, ShardFacts
 from contrail_storage.store.rocks_store import (
     RocksStore,
@@ -43,13 +46,13 @@ from contrail_storage.store.rocks_store import (
     StoreError,
     StoreStalledError,
 )
+from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_file import (
+    LOG_NAME,
     NodeFileDamagedError,
     NodeIdentity,
-    load_identity,
-    save_identity,
 )
 from contrail_storage.wal.node_log import LogOptions, LogRottenError, NodeLog
 
@@ -141,9 +144,13 @@ class GroupFactory(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class NodeOptions:
-    """Where a node keeps its data, and bounds that tests make small."""
+    """Where a node keeps its data, and bounds that tests make small.
+
+    ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
+    """
 
     data_dir: Path
+    node_keys: tuple[bytes, ...] = ()
     log: LogOptions = field(default_factory=lambda: LogOptions(_SEGMENT_BYTES, keep_bytes=0))
     checkpoint_bytes: int = 64 << 20
     merge_blocks: int = MERGE_BLOCKS
@@ -160,10 +167,12 @@ class StorageNode:
         self,
         options: NodeOptions,
         identity: NodeIdentity,
-        store: RocksStore,
+        store: Store,
         groups: GroupFactory,
+        keyring: Keyring | None = None,
     ) -> None:
         self.identity = identity
+        self._keyring = keyring
         self._options = options
         self._files = options.files or Files()
         self._store = store
@@ -171,7 +180,11 @@ class StorageNode:
         self.meta = MetaMachine()
         self.blocks = BlockStore(store)
         self.writer = StoreWriter(
-            store, StoreStalledError, self._written_soon, self._store_failed_soon
+            store,
+            StoreStalledError,
+            self._written_soon,
+            self._store_failed_soon,
+            self._codec_of,
         )
         self.advisories = AdvisoryHub()
         self.applier = Applier(
@@ -204,20 +217,20 @@ class StorageNode:
             return cls._open(options, groups)
         except (NodeFileDamagedError, StoreCorruptError) as error:
             raise DataLostError(f"stored data is damaged: {error}") from error
-        except (StoreError, UnsupportedVersionError) as error:
+        except (StoreError, UnsupportedVersionError, KeysRefusedError) as error:
             raise OSError(str(error)) from error
 
     @classmethod
     def _open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
         files = options.files or Files()
         files.make_directory(options.data_dir)
+        # Asked before the store is opened, since that changes files, and again under its lock.
+        find_keyring(files, options.data_dir, options.node_keys)
         store = options.open_store(options.data_dir / "store")
         try:
-            identity = load_identity(files, options.data_dir)
-            if identity is None:
-                identity = NodeIdentity(f"n{secrets.token_hex(4)}", 1)
-                save_identity(files, options.data_dir, identity)
-            node = cls(options, identity, store, groups)
+            identity, keyring = identify(files, options.data_dir, options.node_keys)
+            kept = store if keyring is None else SealedStore(store, keyring)
+            node = cls(options, identity, kept, groups, keyring)
             node._recover(files)
         except BaseException:
             store.close()
@@ -231,10 +244,11 @@ class StorageNode:
             )
         self._checkpointer = Checkpointer(self._store, files, self._options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(
-            self._options.data_dir / "wal",
+            self._options.data_dir / LOG_NAME,
             files=files,
             options=self._options.log,
             keep_from=self.applier.written_indexes,
+            sealer=self._keyring,
         )
         if self.log.recovery.rot is not None:
             raise DataLostError(f"the write-ahead log is damaged: {self.log.recovery.rot}")
@@ -274,7 +288,13 @@ class StorageNode:
         self.shard_log = self._make_proposer(SHARD_GROUP)
         shards = self.applier.shards
         self.streams = StreamManager(
-            self.identity.node_id, self.meta, shards, self.meta_log, self.shard_log, self.reader
+            self.identity.node_id,
+            self.meta,
+            shards,
+            self.meta_log,
+            self.shard_log,
+            self.reader,
+            encrypts=self._keyring is not None,
         )
         self.consumers = ConsumerManager(self.streams, self.shard_log, self.reader, clock)
         self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
@@ -376,6 +396,21 @@ class StorageNode:
         record = shard.machine.record if shard is not None else None
         return record.hash_key if record is not None else b""
 
+    def _codec_of(self, number: int) -> BlockCodec | None:
+        """What the blocks of a shard are made smaller with; asked by the store's writer."""
+        shard = self.applier.shards.get(number)
+        record = shard.machine.record if shard is not None else None
+        return codec_of(record.config.compression) if record is not None else None
+
+    def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
+        """Go over to another node key, the first; False when it is in use already. Blocks.
+
+        After an OSError all goes on as before, but a restart may need either of the two keys.
+        """
+        if self._keyring is None:
+            raise ValueError("the node does not encrypt")
+        return self._keyring.rotate(node_keys[0])
+
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -434,6 +469,8 @@ class StorageNode:
         await asyncio.sleep(0)
         if not self.failure:
             await self.checkpoint()
+        if self._keyring is not None:
+            await asyncio.to_thread(self._keyring.close)
         await asyncio.to_thread(self._store.close)
 
     async def _until_applied(self) -> None:

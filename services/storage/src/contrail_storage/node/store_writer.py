@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from contrail_common.blocks import Block, encode_block, join_blocks
+from contrail_common.blocks import Block, BlockCodec, encode_block, join_blocks
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Row
 from contrail_storage.store.block_store import BlockSpan, index_row, span_of
@@ -76,8 +76,11 @@ class StoreWriter:
         stalled: type[Exception],
         on_written: Callable[[list[Job]], None],
         on_failure: Callable[[Exception], None],
+        codec_of: Callable[[int], BlockCodec | None] = lambda shard: None,
     ) -> None:
+        """``codec_of`` a shard is what its blocks are made smaller with; asked from any thread."""
         self._store = store
+        self._codec_of = codec_of
         self._stalled = stalled
         self._on_written = on_written
         self._on_failure = on_failure
@@ -108,7 +111,7 @@ class StoreWriter:
             return False
         started = time.perf_counter()
         try:
-            self._store.write(_operations([job]))
+            self._store.write(self._operations([job]))
         except self._stalled:
             self.stalls += 1
             return False
@@ -131,7 +134,7 @@ class StoreWriter:
                 continue
             started = time.perf_counter()
             try:
-                self._write(_operations(jobs))
+                self._write(self._operations(jobs))
             except Exception as error:
                 self._fail(error)
                 continue
@@ -174,50 +177,40 @@ class StoreWriter:
             else:
                 return
 
+    def _operations(self, jobs: list[Job]) -> list[Row]:
+        operations: list[Row] = []
+        applied: dict[int, WriteJob] = {}
+        for job in jobs:
+            if isinstance(job, MergeJob):
+                for merged in job.blocks[1:]:
+                    operations += _block_deletes(job.shard, merged.base_seq)
+                operations += self._block_puts(job.shard, job.merged, job.span, 0)
+                continue
+            for shard, block, span in job.blocks:
+                operations += self._block_puts(shard, block, span, job.index)
+            for shard, base_seq in job.dropped:
+                operations += _block_deletes(shard, base_seq)
+            operations += job.rows
+            applied[job.group] = job
+        for group, job in applied.items():
+            value = job.index.to_bytes(8, "big") + job.term.to_bytes(8, "big")
+            operations.append(("put", keys.shard_key(keys.APPLIED, group), value))
+        return operations
+
+    def _block_puts(self, shard: int, block: Block, span: BlockSpan, index: int) -> list[Row]:
+        body = encode_block(block, index, self._codec_of(shard))
+        return [
+            ("put", keys.large_key(keys.BLOCK, shard, block.base_seq), body),
+            ("put", keys.large_key(keys.BLOCK_INDEX, shard, block.base_seq), index_row(span)),
+        ]
+
 
 def _size(job: Job) -> int:
     return job.bytes if isinstance(job, WriteJob) else job.span.bytes
 
 
-def _operations(jobs: list[Job]) -> list[Row]:
-    operations: list[Row] = []
-    applied: dict[int, WriteJob] = {}
-    for job in jobs:
-        if isinstance(job, MergeJob):
-            operations += _merge_operations(job)
-            continue
-        for shard, block, span in job.blocks:
-            operations.append(
-                (
-                    "put",
-                    keys.large_key(keys.BLOCK, shard, block.base_seq),
-                    encode_block(block, job.index),
-                )
-            )
-            operations.append(
-                ("put", keys.large_key(keys.BLOCK_INDEX, shard, block.base_seq), index_row(span))
-            )
-        for shard, base_seq in job.dropped:
-            operations.append(("delete", keys.large_key(keys.BLOCK, shard, base_seq)))
-            operations.append(("delete", keys.large_key(keys.BLOCK_INDEX, shard, base_seq)))
-        operations += job.rows
-        applied[job.group] = job
-    for group, job in applied.items():
-        value = job.index.to_bytes(8, "big") + job.term.to_bytes(8, "big")
-        operations.append(("put", keys.shard_key(keys.APPLIED, group), value))
-    return operations
-
-
-def _merge_operations(job: MergeJob) -> list[Row]:
-    operations: list[Row] = []
-    for block in job.blocks[1:]:
-        operations.append(("delete", keys.large_key(keys.BLOCK, job.shard, block.base_seq)))
-        operations.append(("delete", keys.large_key(keys.BLOCK_INDEX, job.shard, block.base_seq)))
-    base_seq = job.merged.base_seq
-    operations.append(
-        ("put", keys.large_key(keys.BLOCK, job.shard, base_seq), encode_block(job.merged, 0))
-    )
-    operations.append(
-        ("put", keys.large_key(keys.BLOCK_INDEX, job.shard, base_seq), index_row(job.span))
-    )
-    return operations
+def _block_deletes(shard: int, base_seq: int) -> list[Row]:
+    return [
+        ("delete", keys.large_key(keys.BLOCK, shard, base_seq)),
+        ("delete", keys.large_key(keys.BLOCK_INDEX, shard, base_seq)),
+    ]

@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from contrail_common import errors
-from contrail_common.config_rules import check_stream_create, check_stream_update
+from contrail_common.config_rules import (
+    check_stream_create,
+    check_stream_encryption,
+    check_stream_update,
+)
 from contrail_common.errors import REGISTRY, ApiError
 from contrail_common.link import CreateMode
 from contrail_common.model import StreamConfig, StreamInfo
@@ -58,8 +62,11 @@ class StreamManager:
         meta_log: Proposer,
         shard_log: Proposer,
         reader: Reader,
+        *,
+        encrypts: bool,
     ) -> None:
         self._node_id = node_id
+        self._encrypts = encrypts
         self._meta = meta
         self._shards = shards
         self._meta_log = meta_log
@@ -136,6 +143,7 @@ class StreamManager:
         self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
     ) -> tuple[StreamInfo, bool]:
         """Create or update; see ``StorageLink.put_stream``."""
+        check_stream_encryption(config, encrypts=self._encrypts)
         async with self._lock:
             entry = self._meta.streams.get(config.name)
             if entry is not None and not self._is_whole(entry):

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from contrail_common.blocks import Block, BlockCorruptError, decode_block
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.facts import MessageFacts, facts_of
+from contrail_storage.store.block_codecs import BLOCK_CODECS
 from contrail_storage.store.rocks_store import StoreCorruptError
 
 CACHE_BYTES: Final = 64 << 20
@@ -47,7 +48,10 @@ UNREADABLE: Final = (BlockCorruptError, BlockMissingError, StoreCorruptError)
 
 @dataclass(slots=True, frozen=True)
 class BlockSpan:
-    """A block of the directory: its sequences, stored bytes and the time of its last message."""
+    """A block of the directory: its sequences, bytes and the time of its last message.
+
+    The bytes are those that it takes in memory: before a codec has made it smaller.
+    """
 
     base_seq: int
     count: int
@@ -126,7 +130,7 @@ class Directory:
         return True
 
     def totals(self, first: int, last: int) -> tuple[int, int]:
-        """Messages and stored bytes of the blocks from position ``first`` up to ``last``."""
+        """Messages and bytes of the blocks from position ``first`` up to ``last``."""
         low, high = self._start + first, self._start + last
         return sum(self._counts[low:high]), sum(self._sizes[low:high])
 
@@ -201,7 +205,7 @@ class BlockStore:
             data = self._source.get(keys.large_key(keys.BLOCK, shard, base_seq))
             if data is None:
                 raise BlockMissingError(f"block {base_seq} of shard {shard} is not in the store")
-            block = decode_block(data)
+            block = decode_block(data, BLOCK_CODECS)
             self._remember(key, block, replace=False)
         return block
 
@@ -219,7 +223,7 @@ class BlockStore:
         for base, data in zip(missing, values, strict=True):
             if data is None:
                 raise BlockMissingError(f"block {base} of shard {shard} is not in the store")
-            found[base] = decode_block(data)
+            found[base] = decode_block(data, BLOCK_CODECS)
         return [block for block in found.values() if block is not None]
 
     def _recall(self, key: tuple[int, int]) -> Block | None:

@@ -9,6 +9,11 @@ A segment is a row of WAL batches and nothing else::
 All integers are little-endian. The CRC covers the header before it and the body. The salt is
 random per segment and known from the segment's name: it marks where a batch may start when the
 bytes before are damaged, and no message can imitate a batch without knowing it.
+
+In an encrypted log the version is 2 and the data of every record is a sealed frame, also where
+there is none. Bound to it are the batch's salt and number, the record's position in the batch and
+its header: what was moved does not open. The CRC is over what is written, so a torn tail and rot
+are told apart without a key.
 """
 
 import struct
@@ -19,11 +24,15 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-VERSION: Final = 1
+from contrail_storage.seal.frames import SEAL_BYTES, SealBrokenError, Sealer
+
+PLAIN_VERSION: Final = 1
+SEALED_VERSION: Final = 2
 SALT_BYTES: Final = 8
 _BATCH: Final = struct.Struct("<8sQIB3x")
 _CRC: Final = struct.Struct("<I")
 _RECORD: Final = struct.Struct("<BIQQI")
+_PLACE: Final = struct.Struct("<8sQI")
 BATCH_HEADER_BYTES: Final = _BATCH.size + _CRC.size
 RECORD_HEADER_BYTES: Final = _RECORD.size
 
@@ -64,6 +73,19 @@ class Batch(NamedTuple):
     number: int
     body: memoryview
     end: int
+    sealed: bool
+
+
+class Seal(NamedTuple):
+    """What seals the records of one batch, and where that batch stands."""
+
+    sealer: Sealer
+    salt: bytes
+    number: int
+
+    def place(self, position: int, header: bytes | memoryview) -> bytes:
+        """What the data of the record at ``position`` is bound to."""
+        return _PLACE.pack(self.salt, self.number, position) + header
 
 
 class MalformedRecordError(ValueError):
@@ -74,9 +96,10 @@ class UnsupportedVersionError(ValueError):
     """The log was written by a newer release; reading on could cut good data."""
 
 
-def batch_header(salt: bytes, number: int, body: bytes) -> bytes:
+def batch_header(salt: bytes, number: int, body: bytes, *, sealed: bool = False) -> bytes:
     """Return the bytes that go before `body` to make it WAL batch `number`."""
-    head = _BATCH.pack(salt, number, len(body), VERSION)
+    version = SEALED_VERSION if sealed else PLAIN_VERSION
+    head = _BATCH.pack(salt, number, len(body), version)
     return head + _CRC.pack(crc32c(body, crc32c(head)))
 
 
@@ -112,9 +135,11 @@ def read_batch(segment: memoryview, offset: int, salt: bytes) -> Batch | None:
     body = segment[body_start:end]
     if crc32c(body, crc32c(segment[offset : offset + _BATCH.size])) != expected:
         return None
-    if version != VERSION:
-        raise UnsupportedVersionError(f"WAL batch {number} has version {version}, not {VERSION}")
-    return Batch(number, body, end)
+    if version not in (PLAIN_VERSION, SEALED_VERSION):
+        raise UnsupportedVersionError(
+            f"WAL batch {number} has version {version}, above {SEALED_VERSION}"
+        )
+    return Batch(number, body, end, version == SEALED_VERSION)
 
 
 def find_batch(data: bytes, start: int, salt: bytes) -> int | None:
@@ -128,14 +153,43 @@ def find_batch(data: bytes, start: int, salt: bytes) -> int | None:
     return None
 
 
-def records(body: memoryview) -> Iterator[Record]:
-    """Yield the records of a batch. Raises MalformedRecordError at the first that is not sound."""
+def sealed_body(body: bytes, seal: Seal) -> bytes:
+    """Return the body of a batch with the data of every record sealed."""
+    parts: list[bytes] = []
+    for position, record in enumerate(records(memoryview(body))):
+        size = len(record.data) + SEAL_BYTES
+        header = record_header(record.kind, record.group, record.index, record.term, size)
+        parts.append(header)
+        parts.append(seal.sealer.seal(record.data, seal.place(position, header)))
+    return b"".join(parts)
+
+
+def records(body: memoryview, seal: Seal | None = None) -> Iterator[Record]:
+    """Yield the records of a batch, opened by `seal` when they are sealed.
+
+    Raises MalformedRecordError at the first that is not sound.
+    """
+    for position, (record, header) in enumerate(_framed(body)):
+        if seal is not None:
+            try:
+                opened = seal.sealer.open(record.data, seal.place(position, header))
+            except SealBrokenError as error:
+                raise MalformedRecordError(f"record {position}: {error}") from error
+            record.data = memoryview(opened)
+        if len(record.data) and record.kind not in _WITH_DATA:
+            raise MalformedRecordError(f"{record.kind.name} carries data")
+        yield record
+
+
+def _framed(body: memoryview) -> Iterator[tuple[Record, memoryview]]:
+    """The records as they lie there, and the bytes of their headers."""
     offset, size = 0, len(body)
     while offset < size:
         data_start = offset + RECORD_HEADER_BYTES
         if data_start > size:
             raise MalformedRecordError(f"record at {offset} is cut short")
         kind, group, index, term, length = _RECORD.unpack_from(body, offset)
+        header = body[offset:data_start]
         offset = data_start + length
         if offset > size:
             raise MalformedRecordError(f"record of {length} bytes goes beyond its batch")
@@ -143,9 +197,7 @@ def records(body: memoryview) -> Iterator[Record]:
             record = Record(_KINDS[kind], group, index, term, body[data_start:offset])
         except KeyError:
             raise MalformedRecordError(f"{kind} is no kind of record") from None
-        if length and kind not in _WITH_DATA:
-            raise MalformedRecordError(f"{record.kind.name} carries data")
-        yield record
+        yield record, header
 
 
 def voted_for(record: Record) -> str | None:

@@ -15,17 +15,22 @@ _CRC: Final = struct.Struct("<I")
 _MAGIC: Final = b"CTNF"
 _VERSION: Final = 1
 IDENTITY_NAME: Final = "identity"
+LOG_NAME: Final = "wal"
 
 
 class NodeFileDamagedError(Exception):
     """A small node file exists but is not what was written."""
 
 
-class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who this node is. The incarnation goes up when the node lost its data."""
+class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Who this node is, and whether its folder is encrypted, which never changes.
+
+    The incarnation goes up when the node lost its data.
+    """
 
     node_id: str
     incarnation: int
+    encrypted: bool = False
 
 
 def write_node_file(files: Files, path: Path, payload: bytes) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from contrail_common.timings import Timings
+from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.files import AppendHandle, Files
@@ -112,7 +113,12 @@ class NodeLog:
     """
 
     def __init__(
-        self, directory: Path, files: Files, options: LogOptions, segments: list[Segment]
+        self,
+        directory: Path,
+        files: Files,
+        options: LogOptions,
+        segments: list[Segment],
+        sealer: Sealer | None = None,
     ) -> None:
         self.recovery = Recovery()
         self.stats = LogStats()
@@ -120,6 +126,7 @@ class NodeLog:
         self._files = files
         self._options = options
         self._segments = segments
+        self._sealer = sealer
         self._next_batch = 1
         self._next_segment = segments[-1].number + 1 if segments else 1
         self._groups: dict[int, _Group] = {}
@@ -147,19 +154,21 @@ class NodeLog:
         options: LogOptions | None = None,
         keep_from: Mapping[int, int] | None = None,
         accept_rot: bool = False,
+        sealer: Sealer | None = None,
     ) -> Self:
         """Read the log of a node, cut a torn tail and open a new segment.
 
         The caller holds the lock of the node's data (RocksDB is opened first: `keep_from` are the
         applied indexes it holds per group). With `recovery.rot` set the files are left as they
         are and the log cannot be started, unless `accept_rot`: then everything from the damaged
-        batch on is removed. Raises OSError, and UnsupportedVersionError for a newer release's log.
+        batch on is removed. With `sealer` the log is an encrypted one. Raises OSError, and
+        UnsupportedVersionError for a newer release's log.
         """
         files = files or Files()
         files.make_directory(directory)
         segments = list_segments(files, directory)
-        log = cls(directory, files, options or LogOptions(), segments)
-        found = replay(files, directory, segments, keep_from or {})
+        log = cls(directory, files, options or LogOptions(), segments, sealer)
+        found = replay(files, directory, segments, keep_from or {}, sealer)
         log._take_over(found)
         if found.recovery.rot is None or accept_rot:
             log._cut_end(found)
@@ -345,7 +354,10 @@ class NodeLog:
 
     def _put(self, segment: Segment, body: bytes) -> None:
         assert self._handle is not None
-        header = codec.batch_header(segment.salt, self._next_batch, body)
+        sealer = self._sealer
+        if sealer is not None:
+            body = codec.sealed_body(body, codec.Seal(sealer, segment.salt, self._next_batch))
+        header = codec.batch_header(segment.salt, self._next_batch, body, sealed=sealer is not None)
         self._handle.write([header, body])
         started = time.perf_counter()
         self._handle.sync()
@@ -505,7 +517,7 @@ class NodeLog:
             }
         keep_from.update({group: applied.get(group, 0) for group in quiet})
         copies = [Segment(part.number, part.first_batch, part.salt) for part in segments]
-        found = replay(self._files, self._directory, copies, keep_from).recovery
+        found = replay(self._files, self._directory, copies, keep_from, self._sealer).recovery
         if found.rot is not None:
             raise LogRottenError(f"{found.rot.segment}: {found.rot.reason}")
         with self._lock:

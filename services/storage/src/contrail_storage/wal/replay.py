@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
-from contrail_storage.wal.codec import MalformedRecordError, Record, RecordKind
+from contrail_storage.wal.codec import Batch, MalformedRecordError, Record, RecordKind, Seal
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.segments import Segment
 
@@ -81,15 +82,20 @@ class _DamageError(Exception):
 
 
 def replay(
-    files: Files, directory: Path, segments: list[Segment], keep_from: Mapping[int, int]
+    files: Files,
+    directory: Path,
+    segments: list[Segment],
+    keep_from: Mapping[int, int],
+    sealer: Sealer | None = None,
 ) -> Replayed:
     """Read all segments, filling in each one's size and highest indexes; changes nothing on disk.
 
     Entries at or below `keep_from[group]` are checked and passed over, so that they never pile
-    up in memory; the group's base then stands at the last of them. Raises OSError, and
-    UnsupportedVersionError for a log of a newer release.
+    up in memory; the group's base then stands at the last of them. `sealer` is that of an
+    encrypted log, which no plain batch belongs to. Raises OSError, and UnsupportedVersionError for
+    a log of a newer release.
     """
-    reader = _Reader(keep_from)
+    reader = _Reader(keep_from, sealer)
     result = Replayed(reader.recovery, next_batch=segments[0].first_batch if segments else 1)
     for position, segment in enumerate(segments):
         data = files.read(directory / segment.name)
@@ -110,9 +116,10 @@ def replay(
 
 
 class _Reader:
-    def __init__(self, keep_from: Mapping[int, int]) -> None:
+    def __init__(self, keep_from: Mapping[int, int], sealer: Sealer | None) -> None:
         self.recovery = Recovery()
         self.next_batch = 0
+        self._sealer = sealer
         self._keep_from = keep_from
 
     def read_segment(self, segment: Segment, data: bytes, limit: int | None) -> tuple[int, int]:
@@ -124,7 +131,7 @@ class _Reader:
             if batch is None or batch.number != self.next_batch:
                 self._judge(segment, data, offset, limit)
                 break
-            self._apply_batch(segment, batch.body, offset)
+            self._apply_batch(segment, batch, offset)
             offset = batch.end
             self.next_batch += 1
         return offset, self.next_batch
@@ -139,14 +146,19 @@ class _Reader:
                 offset, f"WAL batch {self.next_batch} is damaged, a later one is sound"
             )
 
-    def _apply_batch(self, segment: Segment, body: memoryview, offset: int) -> None:
+    def _apply_batch(self, segment: Segment, batch: Batch, offset: int) -> None:
         try:
-            for record in codec.records(body):
+            for record in codec.records(batch.body, self._seal(segment, batch)):
                 self._apply(record)
                 if record.kind is RecordKind.ENTRY:
                     segment.note(record.group, record.index)
         except MalformedRecordError as error:
             raise _DamageError(offset, f"WAL batch {self.next_batch}: {error}") from error
+
+    def _seal(self, segment: Segment, batch: Batch) -> Seal | None:
+        if batch.sealed != (self._sealer is not None):
+            raise MalformedRecordError(f"it is {'' if batch.sealed else 'not '}encrypted")
+        return Seal(self._sealer, segment.salt, batch.number) if self._sealer is not None else None
 
     def _apply(self, record: Record) -> None:
         group = self.recovery.groups.get(record.group)

@@ -1,0 +1,1 @@
+"""Encryption at rest: node keys, data keys, sealed bytes."""

@@ -1,0 +1,68 @@
+"""The data keys of a folder, each wrapped by the node key.
+
+A data key is wrapped with AES-256-GCM; its id and its account are bound to it, so an entry can't
+be put in the place of another.
+"""
+
+import struct
+from typing import Final
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+DEFAULT_ACCOUNT: Final = "default"
+WRAP_NONCE_BYTES: Final = 12
+_PURPOSE: Final = b"contrail data key"
+_ID: Final = struct.Struct(">I")
+
+
+class WrongNodeKeyError(Exception):
+    """A data key was not wrapped by this node key."""
+
+
+class WrappedKey(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A data key at rest. Ids ascend and are never used again."""
+
+    id: int
+    account: str
+    nonce: bytes
+    wrapped: bytes
+
+
+_Table = tuple[WrappedKey, ...]
+
+
+def wrap_key(
+    node_key: bytes, key_id: int, data_key: bytes, nonce: bytes, account: str = DEFAULT_ACCOUNT
+) -> WrappedKey:
+    """The entry of ``data_key``; ``nonce`` (12 bytes) must be random."""
+    wrapped = AESGCM(node_key).encrypt(nonce, data_key, _binding(key_id, account))
+    return WrappedKey(key_id, account, nonce, wrapped)
+
+
+def unwrap_key(node_key: bytes, entry: WrappedKey) -> bytes:
+    """The data key of an entry. Raises WrongNodeKeyError."""
+    try:
+        cipher = AESGCM(node_key)
+        return cipher.decrypt(entry.nonce, entry.wrapped, _binding(entry.id, entry.account))
+    except (InvalidTag, ValueError) as error:
+        raise WrongNodeKeyError(f"data key {entry.id} was wrapped by another key") from error
+
+
+def _binding(key_id: int, account: str) -> bytes:
+    return _PURPOSE + _ID.pack(key_id) + account.encode()
+
+
+def encode_table(entries: _Table) -> bytes:
+    """The stored form."""
+    return msgspec.msgpack.encode(entries)
+
+
+def decode_table(payload: bytes) -> _Table:
+    """What :func:`encode_table` was given. Raises ValueError for anything else."""
+    entries = msgspec.msgpack.decode(payload, type=_Table)
+    ids = [entry.id for entry in entries]
+    if not ids or ids != sorted(set(ids)):
+        raise ValueError("its data keys are not in order")
+    return entries

@@ -1,0 +1,217 @@
+"""The data keys of a node: made, kept wrapped in one small file, used, wrapped anew.
+
+Each start of the process seals with a data key of its own, begun when the first value is sealed.
+It is in the file, synced, before anything sealed with it can be.
+"""
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from contrail_storage.seal.frames import HEAD_BYTES, SealBrokenError, frame_head, key_of
+from contrail_storage.seal.key_table import (
+    WRAP_NONCE_BYTES,
+    WrappedKey,
+    WrongNodeKeyError,
+    decode_table,
+    encode_table,
+    unwrap_key,
+    wrap_key,
+)
+from contrail_storage.wal.files import Files
+from contrail_storage.wal.node_file import (
+    LOG_NAME,
+    NodeFileDamagedError,
+    load_identity,
+    read_node_file,
+    write_node_file,
+)
+
+KEYS_NAME: Final = "keys"
+SEALS_MAX: Final = 1 << 32
+"""How often a data key seals."""
+_DATA_KEY_BYTES: Final = 32
+
+
+class KeysRefusedError(Exception):
+    """The folder does not open with the node keys that were given; the text says why."""
+
+
+class _Current(NamedTuple):
+    """The data key that seals now. Taking a number is one step that no thread comes between."""
+
+    id: int
+    cipher: AESGCM
+    numbers: Iterator[int]
+
+
+class Keyring:
+    """A `Sealer` with all data keys of a folder. Thread-safe."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        node_key: bytes,
+        data_keys: dict[int, bytes],
+        entries: tuple[WrappedKey, ...],
+        seals_max: int = SEALS_MAX,
+    ) -> None:
+        self._files = files
+        self._path = directory / KEYS_NAME
+        self._node_key = node_key
+        self._data_keys = data_keys
+        self._entries = entries
+        self._seals_max = seals_max
+        self._ciphers: dict[int, AESGCM] = {}
+        self._current: _Current | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(
+        cls, files: Files, directory: Path, node_key: bytes, seals_max: int = SEALS_MAX
+    ) -> "Keyring":
+        """Make the folder's first data key and its file. Raises OSError."""
+        keyring = cls(files, directory, node_key, {}, (), seals_max)
+        keyring._succeed(None)
+        return keyring
+
+    @classmethod
+    def load(
+        cls,
+        files: Files,
+        directory: Path,
+        node_keys: Sequence[bytes],
+        seals_max: int = SEALS_MAX,
+    ) -> "Keyring":
+        """Unwrap the folder's data keys with whichever of `node_keys` does; changes nothing.
+
+        Raises KeysRefusedError when none does, FileNotFoundError, NodeFileDamagedError or OSError.
+        """
+        try:
+            entries = decode_table(read_node_file(files, directory / KEYS_NAME))
+        except ValueError as error:
+            raise NodeFileDamagedError(f"{KEYS_NAME} does not decode: {error}") from error
+        for node_key in node_keys:
+            try:
+                unwrap_key(node_key, entries[0])
+            except WrongNodeKeyError:
+                continue
+            data_keys = _unwrap_all(node_key, entries)
+            return cls(files, directory, node_key, data_keys, entries, seals_max)
+        raise KeysRefusedError(
+            f"{directory} is encrypted, and its key is not among those given "
+            f"({len(node_keys)}, the current one first)"
+        )
+
+    def seal(self, plain: bytes | memoryview, place: bytes) -> bytes:
+        """See `Sealer.seal`."""
+        current = self._current or self._succeed(None)
+        while (number := next(current.numbers)) >= self._seals_max:
+            current = self._succeed(current)
+        head = frame_head(current.id, number)
+        return head + current.cipher.encrypt(head, plain, place)
+
+    def open(self, sealed: bytes | memoryview, place: bytes) -> bytes:
+        """See `Sealer.open`."""
+        key_id = key_of(sealed)
+        cipher = self._ciphers.get(key_id) or self._cipher(key_id)
+        view = memoryview(sealed)
+        try:
+            return cipher.decrypt(view[:HEAD_BYTES], view[HEAD_BYTES:], place)
+        except InvalidTag:
+            raise SealBrokenError("sealed bytes were changed, or moved from elsewhere") from None
+
+    def rotate(self, node_key: bytes) -> bool:
+        """Wrap all data keys by `node_key`, in one change of the file, and begin another data key.
+
+        False when `node_key` is the current one: then nothing changes. Blocks. After an OSError
+        all goes on as before; which of the two node keys the file is under is then not certain.
+        """
+        with self._lock:
+            if node_key == self._node_key:
+                return False
+            entries = tuple(
+                wrap_key(node_key, one.id, self._data_keys[one.id], _nonce(), one.account)
+                for one in self._entries
+            )
+            self._current = self._begin(node_key, entries)
+            self._node_key = node_key
+            return True
+
+    def close(self) -> None:
+        """Wait for a change of the file that is under way, and make no other. Blocks.
+
+        To be called before the folder's lock is let go: its next holder may change the file.
+        """
+        with self._lock:
+            self._closed = True
+
+    def _cipher(self, key_id: int) -> AESGCM:
+        data_key = self._data_keys.get(key_id)
+        if data_key is None:
+            raise SealBrokenError(f"sealed with data key {key_id}, which is not in {KEYS_NAME}")
+        return self._ciphers.setdefault(key_id, AESGCM(data_key))
+
+    def _succeed(self, spent: _Current | None) -> _Current:
+        """The data key after `spent`, which another thread may have begun meanwhile."""
+        with self._lock:
+            if self._current is None or self._current is spent:
+                self._current = self._begin(self._node_key, self._entries)
+            return self._current
+
+    def _begin(self, node_key: bytes, entries: tuple[WrappedKey, ...]) -> _Current:
+        if self._closed:
+            raise OSError("the node has stopped: its data keys stay as they are")
+        key_id = entries[-1].id + 1 if entries else 1
+        data_key = os.urandom(_DATA_KEY_BYTES)
+        entries = (*entries, wrap_key(node_key, key_id, data_key, _nonce()))
+        write_node_file(self._files, self._path, encode_table(entries))
+        self._entries = entries
+        self._data_keys[key_id] = data_key
+        return _Current(key_id, self._cipher(key_id), itertools.count())
+
+
+def find_keyring(files: Files, directory: Path, node_keys: Sequence[bytes]) -> Keyring | None:
+    """The keyring of a folder as it stands; None when it is plain, or new. Changes nothing.
+
+    A folder is encrypted from its making on, or never. Raises KeysRefusedError when `node_keys`
+    are not for it, NodeFileDamagedError or OSError.
+    """
+    identity = load_identity(files, directory)
+    names = files.list_names(directory)
+    is_sealed = KEYS_NAME in names if identity is None else identity.encrypted
+    if not is_sealed:
+        if node_keys and (identity is not None or LOG_NAME in names):
+            raise KeysRefusedError(
+                f"{directory} holds data that is not encrypted, and encryption keys were given: "
+                "a folder is encrypted from its making on. Start a server with the keys on a new "
+                "folder and publish into it what the old one replays"
+            )
+        return None
+    if not node_keys:
+        raise KeysRefusedError(f"{directory} is encrypted, and no encryption key was given")
+    try:
+        return Keyring.load(files, directory, node_keys)
+    except FileNotFoundError as error:
+        raise NodeFileDamagedError(
+            f"{KEYS_NAME} is missing: without it nothing in the folder can be read"
+        ) from error
+
+
+def _unwrap_all(node_key: bytes, entries: Sequence[WrappedKey]) -> dict[int, bytes]:
+    try:
+        return {entry.id: unwrap_key(node_key, entry) for entry in entries}
+    except WrongNodeKeyError as error:
+        raise NodeFileDamagedError(f"{KEYS_NAME} is damaged: {error}") from error
+
+
+def _nonce() -> bytes:
+    return os.urandom(WRAP_NONCE_BYTES)

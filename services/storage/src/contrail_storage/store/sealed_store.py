@@ -1,0 +1,75 @@
+"""The node's store, encrypted: every value is sealed to the key that it stands under.
+
+Keys stay as they are: kinds, numbers of shards and sequences, no names.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from contrail_storage.seal.frames import SealBrokenError, Sealer
+from contrail_storage.store.rocks_store import Operation, RocksStore, StoreCorruptError
+
+
+class SealedStore:
+    """A `RocksStore` whose values are sealed on the way in and opened on the way out.
+
+    Sealing and opening happen in the calling thread. Methods and errors are those of `RocksStore`;
+    a value that does not open is a StoreCorruptError.
+    """
+
+    def __init__(self, store: RocksStore, sealer: Sealer) -> None:
+        self._store = store
+        self._sealer = sealer
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Write all operations as one atomic batch; also OSError when no data key is at hand."""
+        self._store.write([self._sealed(operation) for operation in operations])
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value under `key`, or None."""
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values under `keys`, None where there is none; one bad value fails all."""
+        found = self._store.get_many(keys)
+        return [
+            None if sealed is None else self._opened(key, sealed)
+            for key, sealed in zip(keys, found, strict=True)
+        ]
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) in key order from `start` up to but not including `stop`."""
+        for key, sealed in self._store.scan(start, stop):
+            yield key, self._opened(key, sealed)
+
+    def scan_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Yield the keys of `scan` without their values."""
+        return self._store.scan_keys(start, stop)
+
+    def flush(self) -> None:
+        """Make everything written so far durable."""
+        self._store.flush()
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """The figures of the store below."""
+        return self._store.stats
+
+    def close(self) -> None:
+        """Close the store below."""
+        self._store.close()
+
+    def _sealed(self, operation: Operation) -> Operation:
+        if operation[0] != "put":
+            return operation
+        _, key, value = operation
+        return "put", key, self._sealer.seal(value, key)
+
+    def _opened(self, key: bytes, sealed: bytes) -> bytes:
+        try:
+            return self._sealer.open(sealed, key)
+        except SealBrokenError as error:
+            raise StoreCorruptError(f"the value of row {key.hex()}: {error}") from error
+
+
+Store = RocksStore | SealedStore
+"""What a node keeps its rows in."""
