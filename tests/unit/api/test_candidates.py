@@ -134,7 +134,7 @@ def test_message_id_in_the_headers_counts_whatever_its_spelling() -> None:
         ({"expected": {"last_subject_seq_subject": "a"}}, errors.EXPECTED_SUBJECT_ALONE),
         ({"ttl": "5s"}, errors.TTL_DISABLED),
         ({"ttl": 5}, errors.TTL_DISABLED),
-        ({"headers": {"Nats-Rollup": ["sub"]}}, errors.ROLLUP_REFUSED),
+        ({"headers": {"Nats-Rollup": ["every"]}}, errors.ROLLUP_REFUSED),
         ({"headers": {"Nats-Schedule": ["@every 1s"]}}, errors.FEATURE_HEADER),
     ],
 )
@@ -275,7 +275,8 @@ def test_one_bad_packed_item_leaves_the_others(bad: list[Any]) -> None:
         [1, None, b"x"],
         ["a", None, b"x", "smuggled-id"],
         ["a", None, b"x", None, {"last_seq": 1}],
-        ["a", None, b"x", None, None, None],
+        ["a", None, b"x", None, None, "all"],
+        ["a", None, b"x", None, None, None, None],
         {"subject": "a"},
     ],
 )

@@ -83,7 +83,7 @@ def test_empty_expected_id_expects_a_last_message_without_one() -> None:
 @pytest.mark.parametrize(
     ("headers", "spec"),
     [
-        ({"Nats-Rollup": ["all"]}, errors.ROLLUP_REFUSED),
+        ({"Nats-Rollup": ["every"]}, errors.ROLLUP_REFUSED),
         ({"nats-ttl": ["1s"]}, errors.TTL_DISABLED),
         ({"Nats-Schedule": ["@every 1s"]}, errors.FEATURE_HEADER),
         ({"Nats-Schedule-Target": ["a"]}, errors.FEATURE_HEADER),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contrail_common.blocks import Block, columns_of, join_blocks
-from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, StreamConfig
+from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, Rollup, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID
 from contrail_storage.core.facts import MessageFacts, facts_of
@@ -26,6 +26,7 @@ class Message:
     headers: Headers | None = None
     msg_id: str | None = None
     expected: Expected | None = None
+    rollup: Rollup | None = None
 
 
 def hash_of(message_id: str | None) -> bytes:
@@ -35,7 +36,7 @@ def hash_of(message_id: str | None) -> bytes:
     return hashlib.blake2b(message_id.encode(), digest_size=ID_BYTES).digest()
 
 
-def append_of(messages: Sequence[Message]) -> cmd.Append:
+def append_of(messages: Sequence[Message], *, atomic: bool = False) -> cmd.Append:
     """The command that appends ``messages``."""
     subjects = sorted({message.subject for message in messages})
     index = np.array([subjects.index(message.subject) for message in messages], np.uint32)
@@ -52,6 +53,8 @@ def append_of(messages: Sequence[Message]) -> cmd.Append:
         if any(message.msg_id for message in messages)
         else None,
         expected or None,
+        {at: each.rollup for at, each in enumerate(messages) if each.rollup} or None,
+        atomic,
     )
 
 

@@ -1,5 +1,6 @@
 """A stream and a consumer as plainly as they can be written: lists, dicts, and no cleverness."""
 
+import copy
 from dataclasses import dataclass, field
 
 from contrail_common import errors
@@ -101,10 +102,59 @@ class NaiveStream:
         now_ns = self.tick(time_ns)
         if self.config.sealed:
             return [("refused", errors.STREAM_SEALED.code)] * len(batch)
-        result = [self._append_one(now_ns, message) for message in batch]
-        if self.config.discard == "old" and any(kind == "stored" for kind, _ in result):
-            self.enforce_limits(len(self.messages))
+        return self._append_all(now_ns, batch)
+
+    def append_atomic(self, time_ns: int, batch: list[Message]) -> list[Outcome]:
+        """Take all messages or none; then all are refused for the reason of the first."""
+        now_ns = self.tick(time_ns)
+        if self.config.sealed:
+            return [("refused", errors.STREAM_SEALED.code)] * len(batch)
+        if not self.config.allow_atomic:
+            return [("refused", errors.ATOMIC_DISABLED.code)] * len(batch)
+        before = copy.deepcopy(self.__dict__)
+        result = self._append_all(now_ns, batch)
+        for kind, code in result:
+            if kind != "stored":
+                self.__dict__.update(before)
+                refused = errors.ATOMIC_DUPLICATE.code if kind == "duplicate" else code
+                return [("refused", refused)] * len(batch)
         return result
+
+    def _append_all(self, now_ns: int, batch: list[Message]) -> list[Outcome]:
+        result = [self._append_one(now_ns, message) for message in batch]
+        stored = [
+            (message, seq)
+            for message, (kind, seq) in zip(batch, result, strict=True)
+            if kind == "stored"
+        ]
+        for message, seq in stored:
+            if message.rollup:
+                everything = message.rollup == "all"
+                self._remove(
+                    [
+                        each
+                        for each in self.messages
+                        if each.seq < seq and (everything or each.subject == message.subject)
+                    ]
+                )
+        for subject in {message.subject for message, _ in stored}:
+            self._remove(self._over_subject_limit(subject))
+        if stored:
+            self._evict(len(self.messages))
+        return result
+
+    def _over_subject_limit(self, subject: str) -> list[Stored]:
+        most = self.config.max_msgs_per_subject
+        own = [each for each in self.messages if each.subject == subject]
+        return own[: max(len(own) - most, 0)] if most >= 0 else []
+
+    def _remove(self, gone: list[Stored]) -> None:
+        self.messages = [each for each in self.messages if each not in gone]
+        for consumer in self.consumers.values():
+            for each in gone:
+                if consumer.pending.pop(each.seq, None):
+                    consumer.move_floor(self.last_time_ns)
+        self._forget_removed()
 
     def _append_one(self, now_ns: int, message: Message) -> Outcome:
         size = naive_size(message.payload, message.headers)
@@ -140,12 +190,22 @@ class NaiveStream:
             return ("refused", errors.WRONG_LAST_SEQUENCE.code)
         if expected and expected.last_msg_id not in (None, self.last_id):
             return ("refused", errors.WRONG_LAST_MSG_ID.code)
-        if config.discard == "new" and (
-            0 <= config.max_msgs < len(self.messages) + 1
-            or 0 <= config.max_bytes < self.bytes + size
-        ):
+        if message.rollup and not config.allow_rollup_hdrs:
+            return ("refused", errors.ROLLUP_REFUSED.code)
+        if config.discard == "new" and self._is_full(message, size):
             return ("refused", errors.STORE_FAILED.code)
         return None
+
+    def _is_full(self, message: Message, size: int) -> bool:
+        config = self.config
+        own = sum(each.subject == message.subject for each in self.messages)
+        at_limit = 0 < config.max_msgs_per_subject <= own
+        if at_limit and config.discard_new_per_subject and not message.rollup:
+            return True
+        more = 0 if at_limit or message.rollup else 1
+        return (more > 0 and 0 <= config.max_msgs < len(self.messages) + more) or (
+            0 <= config.max_bytes < self.bytes + size
+        )
 
     # Removing ------------------------------------------------------------------------------------
 
@@ -158,12 +218,39 @@ class NaiveStream:
 
     def enforce_limits(self, at_most: int) -> tuple[int, bool]:
         """Remove the oldest while a limit is passed: how many, and whether more are to go."""
+        removed = self._evict(at_most)
+        over = sorted(
+            (
+                each
+                for subject in {each.subject for each in self.messages}
+                for each in self._over_subject_limit(subject)
+            ),
+            key=lambda each: each.seq,
+        )
+        gone = over[: max(at_most - removed, 0)]
+        self._remove(gone)
+        return removed + len(gone), self.over_limits() or len(gone) < len(over)
+
+    def _evict(self, at_most: int) -> int:
         removed = 0
         while removed < at_most and self.over_limits():
             del self.messages[0]
             removed += 1
         self._forget_removed()
-        return removed, self.over_limits()
+        return removed
+
+    def purge_subjects(
+        self, time_ns: int, subjects: list[str], to_seq: int, at_most: int
+    ) -> tuple[int, bool] | int:
+        """Purge what some subjects have below a sequence."""
+        self.tick(time_ns)
+        if self.config.sealed:
+            return errors.STREAM_SEALED.code
+        if self.config.deny_purge:
+            return errors.PURGE_DENIED.code
+        below = [each for each in self.messages if each.subject in subjects and each.seq < to_seq]
+        self._remove(below[:at_most])
+        return min(len(below), at_most), len(below) > at_most
 
     def expire_age(self, time_ns: int, at_most: int) -> tuple[int, bool]:
         """Remove what is ``max_age`` old."""

@@ -1,5 +1,6 @@
 """The deleted set against a plain set of numbers."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ def test_deleted_set_is_a_set_of_sequences_above_the_first(
     for kind, seq in script:
         writes = Writes()
         if kind == "add" and seq >= first_seq and seq not in plain:
-            kept.add(seq, writes)
+            kept.add_many(np.array([seq]), writes)
             plain.add(seq)
         elif kind == "trim":
             first_seq = max(first_seq, seq)
@@ -62,7 +63,7 @@ def test_run_of_deleted_sequences_over_pages_is_skipped_at_once(
     monkeypatch.setattr(deleted, "PAGE", 8)
     kept = DeletedSet(SHARD)
     for seq in range(5, 30):
-        kept.add(seq, Writes())
+        kept.add_many(np.array([seq]), Writes())
     assert [kept.next_live(seq) for seq in (4, 5, 16, 29, 30)] == [4, 30, 30, 30, 30]
 
 
@@ -71,7 +72,7 @@ def test_no_row_is_left_of_pages_below_the_first_sequence() -> None:
     for first_seq in (5, 10, 2 * PAGE):
         writes = Writes()
         if first_seq == 5:
-            kept.add(7, writes)
+            kept.add_many(np.array([7]), writes)
         kept.trim(first_seq, writes)
         store.write(writes.rows)
     assert store.rows == {}
@@ -79,5 +80,22 @@ def test_no_row_is_left_of_pages_below_the_first_sequence() -> None:
 
 def test_inverted_range_holds_nothing() -> None:
     kept = DeletedSet(SHARD)
-    kept.add(5, Writes())
+    kept.add_many(np.array([5]), Writes())
     assert kept.count(6, 4) == 0
+
+
+@given(st.sets(seqs, min_size=1), st.sets(seqs, min_size=1))
+def test_many_at_once_are_marked_like_one_by_one(first: set[int], second: set[int]) -> None:
+    at_once, singly, store = DeletedSet(SHARD), DeletedSet(SHARD), RowStore()
+    for some in (first, second - first):
+        writes = Writes()
+        if some:
+            at_once.add_many(np.array(sorted(some)), writes)
+        store.write(writes.rows)
+        for seq in some:
+            singly.add_many(np.array([seq]), Writes())
+    again = DeletedSet(SHARD)
+    again.load(store.scan(b"T"), 1)
+    for kept in (at_once, singly, again):
+        assert kept.total == len(first | second)
+        assert [seq for seq in range(TOP + 1) if seq in kept] == sorted(first | second)

@@ -54,12 +54,16 @@ configs = st.builds(
     max_msgs=limits,
     max_bytes=st.sampled_from([-1, -1, 0, 12, 40]),
     max_age_ns=st.sampled_from([0, 5, 15]),
+    max_msgs_per_subject=st.sampled_from([-1, -1, 1, 2]),
+    discard_new_per_subject=maybe,
     max_msg_size=st.sampled_from([-1, -1, 10]),
     max_consumers=st.sampled_from([-1, 1]),
     duplicate_window_ns=st.sampled_from([1, 4, 10, 1_000]),
     sealed=seldom,
     deny_delete=seldom,
     deny_purge=seldom,
+    allow_rollup_hdrs=st.booleans(),
+    allow_atomic=st.booleans(),
 )
 
 
@@ -139,12 +143,21 @@ class StreamComparison(RuleBasedStateMachine):
     def append(self, data: st.DataObject, count: int, leave_open: bool) -> None:
         self._append(data, count, leave_open, with_expectations=False)
 
+    @rule(data=st.data(), count=st.integers(1, 5), leave_open=st.booleans(), plain=st.booleans())
+    def append_as_one(self, data: st.DataObject, count: int, leave_open: bool, plain: bool) -> None:
+        self._append(data, count, leave_open, with_expectations=not plain, atomic=True)
+
     @rule(data=st.data(), count=st.integers(1, 5), leave_open=st.booleans())
     def append_with_expectations(self, data: st.DataObject, count: int, leave_open: bool) -> None:
         self._append(data, count, leave_open, with_expectations=True)
 
     def _append(
-        self, data: st.DataObject, count: int, leave_open: bool, with_expectations: bool
+        self,
+        data: st.DataObject,
+        count: int,
+        leave_open: bool,
+        with_expectations: bool,
+        atomic: bool = False,
     ) -> None:
         batch = []
         for at in range(count):
@@ -157,14 +170,16 @@ class StreamComparison(RuleBasedStateMachine):
                     data.draw(st.sampled_from(HEADERS)),
                     data.draw(st.sampled_from([None, *IDS])),
                     expected,
+                    data.draw(st.sampled_from([None] * 6 + ["sub", "sub", "sub" if at else "all"])),
                 )
             )
-        expected_outcomes = self.naive.append(self.now_ns, batch)
+        take = self.naive.append_atomic if atomic else self.naive.append
+        expected_outcomes = take(self.now_ns, batch)
 
         def check(result: Result) -> None:
             assert outcomes(result, len(batch)) == expected_outcomes
 
-        self.do(append_of(batch), check, leave_open)
+        self.do(append_of(batch, atomic=atomic), check, leave_open)
 
     def _draw_expected(self, data: st.DataObject, at: int, subject: str) -> Expected | None:
         off_by = data.draw(st.sampled_from([0, 0, 1]))
@@ -198,6 +213,26 @@ class StreamComparison(RuleBasedStateMachine):
         found = self.naive.trim(self.now_ns, 1 << 62, 0)
         expected = Removed(*found) if isinstance(found, tuple) else Refused(found)
         self.do(cmd.Trim(1 << 62, 1), self.expect(expected))
+
+    @rule(
+        subjects=st.lists(st.sampled_from([*SUBJECTS, FOREIGN]), max_size=3),
+        offset=st.integers(-2, 8),
+        at_most=st.sampled_from(SLICES[1:]),
+    )
+    def purge_subjects(self, subjects: list[str], offset: int, at_most: int) -> None:
+        to_seq = self.naive.first_seq + offset
+        found = self.naive.purge_subjects(self.now_ns, subjects, to_seq, at_most)
+
+        def check(result: Result) -> None:
+            if isinstance(found, int):
+                self.expect(Refused(found))(result)
+                return
+            assert isinstance(result, Removed)
+            count, more = found
+            assert result.count == count
+            assert result.more or not more  # it may have to look where nothing is
+
+        self.do(cmd.PurgeSubjects(subjects, to_seq, at_most), check)
 
     @rule(data=st.data(), missing=maybe)
     def delete(self, data: st.DataObject, missing: bool) -> None:

@@ -27,6 +27,10 @@ streams = st.builds(
     max_msgs=numbers,
     max_bytes=numbers,
     max_age_ns=numbers,
+    max_msgs_per_subject=numbers,
+    discard_new_per_subject=st.booleans(),
+    allow_rollup_hdrs=st.booleans(),
+    allow_atomic=st.booleans(),
     max_msg_size=numbers,
     max_consumers=numbers,
     duplicate_window_ns=numbers,
@@ -75,6 +79,8 @@ ill_formed_appends = st.builds(
     columns,
     st.none() | st.binary(max_size=33),
     st.none() | st.dictionaries(numbers, expectations, max_size=2),
+    st.none() | st.dictionaries(numbers, st.sampled_from(["sub", "all"]), max_size=2),
+    st.booleans(),
 )
 messages = st.builds(
     Message,
@@ -84,11 +90,19 @@ messages = st.builds(
     st.none() | texts,
 )
 appends = st.builds(
-    lambda batch, expected: cmd.Append(
-        batch.subjects, batch.subject_index, batch.columns, batch.ids, expected
+    lambda batch, expected, rollups, atomic: cmd.Append(
+        batch.subjects,
+        batch.subject_index,
+        batch.columns,
+        batch.ids,
+        expected,
+        rollups,
+        atomic,
     ),
     st.lists(messages, min_size=1, max_size=4).map(append_of),
     st.none() | st.dictionaries(st.integers(-1, 5), expectations, max_size=2),
+    st.none() | st.dictionaries(st.integers(-1, 5), st.sampled_from(["sub", "all"]), max_size=2),
+    st.booleans(),
 )
 commands: st.SearchStrategy[cmd.Command] = st.one_of(
     appends,
@@ -99,6 +113,8 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     st.builds(cmd.Trim, numbers, numbers),
     st.builds(cmd.ExpireAge, numbers),
     st.builds(cmd.EnforceLimits, numbers),
+    st.builds(cmd.FinishRollup, subjects, numbers),
+    st.builds(cmd.PurgeSubjects, st.lists(subjects, max_size=3), numbers, numbers),
     st.builds(cmd.DeleteMessage, numbers, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers),

@@ -32,6 +32,7 @@ class StreamConfig(TypedDict, total=False):
     max_bytes: int
     max_age: Duration
     max_msgs_per_subject: int
+    discard_new_per_subject: bool
     max_msg_size: int
     max_consumers: int
     duplicate_window: Duration
@@ -39,6 +40,8 @@ class StreamConfig(TypedDict, total=False):
     allow_direct: bool
     deny_delete: bool
     deny_purge: bool
+    allow_rollup_hdrs: bool
+    allow_atomic: bool
     compression: Literal["none", "lz4", "zstd", "s2"]
     first_seq: int
     metadata: dict[str, str]

@@ -52,6 +52,8 @@ class StreamDraft(TypedDict, total=False):
     max_msgs: int
     max_bytes: int
     max_age_ns: int
+    max_msgs_per_subject: int
+    discard_new_per_subject: bool
     max_msg_size: int
     max_consumers: int
     duplicate_window_ns: int
@@ -60,6 +62,8 @@ class StreamDraft(TypedDict, total=False):
     sealed: bool
     deny_delete: bool
     deny_purge: bool
+    allow_rollup_hdrs: bool
+    allow_atomic: bool
     compression: str
     first_seq: int
     metadata: dict[str, str]
@@ -113,6 +117,10 @@ def normalise_stream(
         max_msgs=rules.unlimited("max_msgs", draft.get("max_msgs", -1)),
         max_bytes=rules.unlimited("max_bytes", draft.get("max_bytes", -1)),
         max_age_ns=max_age_ns,
+        max_msgs_per_subject=rules.unlimited(
+            "max_msgs_per_subject", draft.get("max_msgs_per_subject", -1)
+        ),
+        discard_new_per_subject=draft.get("discard_new_per_subject", False),
         max_msg_size=rules.unlimited("max_msg_size", draft.get("max_msg_size", -1)),
         max_consumers=rules.unlimited("max_consumers", draft.get("max_consumers", -1)),
         duplicate_window_ns=_duplicate_window(rules, draft, max_age_ns),
@@ -120,18 +128,35 @@ def normalise_stream(
         allow_direct=draft.get("allow_direct", False),
         deny_delete=draft.get("deny_delete", False),
         deny_purge=draft.get("deny_purge", False),
+        allow_rollup_hdrs=draft.get("allow_rollup_hdrs", False),
+        allow_atomic=draft.get("allow_atomic", False),
         compression=_compression(rules, draft.get("compression", "none")),
         first_seq=rules.at_least_zero("first_seq", draft.get("first_seq", 1)) or 1,
         metadata=draft.get("metadata", {}),
         encrypted=draft.get("encrypted", False),
     )
-    return sealed(config) if draft.get("sealed", False) else config
+    if draft.get("sealed", False):
+        return sealed(config)
+    if config.discard_new_per_subject:
+        if config.discard != "new":
+            rules.refuse("discard_new_per_subject", "needs discard new")
+        if config.max_msgs_per_subject < 0:
+            rules.refuse("discard_new_per_subject", "needs max_msgs_per_subject")
+    if config.deny_purge and config.allow_rollup_hdrs:
+        rules.refuse("allow_rollup_hdrs", "roll-ups require the purge permission")
+    return config
 
 
 def sealed(config: StreamConfig) -> StreamConfig:
     """``config`` as it stands once the stream is sealed: nothing comes, ages out or is removed."""
     return msgspec.structs.replace(
-        config, sealed=True, max_age_ns=0, discard="new", deny_delete=True, deny_purge=True
+        config,
+        sealed=True,
+        max_age_ns=0,
+        discard="new",
+        deny_delete=True,
+        deny_purge=True,
+        allow_rollup_hdrs=False,
     )
 
 

@@ -96,6 +96,15 @@ ROLLUP_REFUSED: Final = _register(10111, "rollup_refused", 422, "rollup not perm
 TTL_INVALID: Final = _register(10165, "ttl_invalid", 422, "invalid per-message TTL")
 TTL_DISABLED: Final = _register(10166, "ttl_disabled", 422, "per-message TTL is disabled")
 ATOMIC_DISABLED: Final = _register(10174, "atomic_disabled", 422, "atomic batches are disabled")
+ATOMIC_UNSUPPORTED: Final = _register(
+    10177, "atomic_unsupported", 422, "a header that an atomic batch cannot have"
+)
+ATOMIC_TOO_LARGE: Final = _register(
+    10199, "atomic_too_large", 413, "too many messages or bytes in an atomic batch"
+)
+ATOMIC_DUPLICATE: Final = _register(
+    10201, "atomic_duplicate", 409, "an atomic batch holds an id that is known"
+)
 INVALID_SUBJECT: Final = _register(20003, "invalid_subject", 422, "invalid subject")
 FEATURE_HEADER: Final = _register(
     20004, "header_not_supported", 422, "the header asks for what this server does not do"

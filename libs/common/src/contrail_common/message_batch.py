@@ -1,13 +1,16 @@
 """Many messages to publish, in columns: what a batch becomes once, at the edge."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from contrail_common.blocks import MessageColumns, columns_of, join_columns
-from contrail_common.model import Expected, PublishMessage
+from contrail_common.model import Expected, PublishMessage, Rollup
 from contrail_common.texts import I64Array, Texts, U32Array, as_u32, join_texts
+
+_T = TypeVar("_T")
 
 
 class MessageBatch(msgspec.Struct, array_like=True, gc=False):
@@ -15,7 +18,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
 
     ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them. ``ids``
     holds a text per message (empty: it has no id) or is None when none has an id; ``expected`` is
-    keyed by the message's position.
+    keyed by the message's position, and so is ``rollups``. ``atomic``: all messages or none.
     """
 
     subjects: list[str]
@@ -23,6 +26,8 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
     columns: MessageColumns
     ids: Texts | None = None
     expected: dict[int, Expected] | None = None
+    rollups: dict[int, Rollup] | None = None
+    atomic: bool = False
 
     @classmethod
     def of(cls, messages: Sequence[PublishMessage]) -> "MessageBatch":
@@ -34,6 +39,9 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
             for at, message in enumerate(messages)
             if message.expected is not None
         }
+        rollups = {
+            at: message.rollup for at, message in enumerate(messages) if message.rollup is not None
+        }
         return cls(
             subjects,
             index,
@@ -43,6 +51,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
             ),
             Texts.of(ids) if any(ids) else None,
             expected or None,
+            rollups or None,
         )
 
     @property
@@ -72,6 +81,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
             self.columns.slice(start, stop),
             None if self.ids is None else self.ids.slice(start, stop),
             _moved(self.expected, start, stop, -start),
+            _moved(self.rollups, start, stop, -start),
         )
 
 
@@ -97,9 +107,11 @@ def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
     if len(parts) == 1:
         return parts[0]
     expected: dict[int, Expected] = {}
+    rollups: dict[int, Rollup] = {}
     count = 0
     for part in parts:
         expected |= _moved(part.expected, 0, part.count, count) or {}
+        rollups |= _moved(part.rollups, 0, part.count, count) or {}
         count += part.count
     subjects, index = join_subjects([(part.subjects, part.subject_index) for part in parts])
     ids = None
@@ -111,6 +123,7 @@ def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
         join_columns([part.columns for part in parts]),
         ids,
         expected or None,
+        rollups or None,
     )
 
 
@@ -124,10 +137,8 @@ def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32A
     return [subjects[number] for number in np.flatnonzero(used).tolist()], numbers[index]
 
 
-def _moved(
-    expected: dict[int, Expected] | None, start: int, stop: int, by: int
-) -> dict[int, Expected] | None:
+def _moved(asked: dict[int, _T] | None, start: int, stop: int, by: int) -> dict[int, _T] | None:
     """Those of the messages from ``start`` up to ``stop``, their positions moved ``by``."""
-    if expected is None:
+    if asked is None:
         return None
-    return {at + by: one for at, one in expected.items() if start <= at < stop} or None
+    return {at + by: one for at, one in asked.items() if start <= at < stop} or None

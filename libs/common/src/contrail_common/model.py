@@ -17,6 +17,9 @@ DeliverPolicy = Literal[
 ]
 AckPolicy = Literal["none", "all", "explicit"]
 Compression = Literal["none", "lz4", "zstd"]
+Rollup = Literal["sub", "all"]
+"""What a message replaces: all earlier ones of its subject, or of the stream."""
+
 AdvisoryType = Literal[
     "stream_action",
     "consumer_action",
@@ -45,6 +48,7 @@ EXPECTED_LAST_SEQ: Final = "Nats-Expected-Last-Sequence"
 EXPECTED_LAST_SUBJECT_SEQ: Final = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_LAST_SUBJECT_SEQ_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 EXPECTED_LAST_MSG_ID: Final = "Nats-Expected-Last-Msg-Id"
+ROLLUP: Final = "Nats-Rollup"
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,6 +67,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_msgs: int = -1
     max_bytes: int = -1
     max_age_ns: int = 0
+    max_msgs_per_subject: int = -1
+    discard_new_per_subject: bool = False
     max_msg_size: int = -1
     max_consumers: int = -1
     duplicate_window_ns: int = DUPLICATE_WINDOW_NS
@@ -71,6 +77,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sealed: bool = False
     deny_delete: bool = False
     deny_purge: bool = False
+    allow_rollup_hdrs: bool = False
+    allow_atomic: bool = False
     compression: Compression = "none"
     first_seq: int = 1
     metadata: dict[str, str] = {}
@@ -193,7 +201,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PublishMessage(msgspec.Struct, array_like=True, gc=False):
     """One message to publish; the first three fields are the msgpack batch item of the wire.
 
-    ``headers`` is stored as it is; ``msg_id`` and ``expected`` are what it asks for, set by
+    ``headers`` is stored as it is; the fields behind the payload are what it asks for, set by
     :func:`contrail_common.publishing.interpret` before the message goes to a shard.
     """
 
@@ -202,6 +210,7 @@ class PublishMessage(msgspec.Struct, array_like=True, gc=False):
     payload: bytes
     msg_id: str | None = None
     expected: Expected | None = None
+    rollup: Rollup | None = None
 
 
 def message_size(headers: Headers | None, payload_bytes: int) -> int:

@@ -1,14 +1,14 @@
 """What a publisher's headers ask for, read once at the edge (JetStream's ``Nats-*`` headers)."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from contrail_common import errors, model
 from contrail_common.errors import ApiError
-from contrail_common.model import Expected, Headers, PublishMessage, header_size
+from contrail_common.model import Expected, Headers, PublishMessage, Rollup, header_size
 from contrail_common.subjects import filter_problem, subject_problem
 
 _REFUSED: Final = {
-    "nats-rollup": (errors.ROLLUP_REFUSED, "the stream does not allow roll-ups"),
     "nats-ttl": (errors.TTL_DISABLED, "the stream does not allow per-message TTL"),
 }
 _REFUSED_PREFIXES: Final = ("nats-schedule", "nats-batch-", "nats-incr", "nats-stream-source")
@@ -21,8 +21,10 @@ _CANONICAL: Final = {
         model.EXPECTED_LAST_SUBJECT_SEQ,
         model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT,
         model.EXPECTED_LAST_MSG_ID,
+        model.ROLLUP,
     )
 }
+_ROLLUPS: Final[Mapping[str, Rollup]] = {"sub": "sub", "all": "all"}
 MSG_ID_BYTES_MAX: Final = 4096
 _SEQUENCE_DIGITS_MAX: Final = 19
 
@@ -50,7 +52,7 @@ def check_message(message: PublishMessage, payload_max: int) -> ApiError | None:
 
 
 def interpret(message: PublishMessage) -> None:
-    """Set ``msg_id`` and ``expected`` from the headers; raises ApiError for what is not valid."""
+    """Set what the headers ask for (``msg_id``, ...); raises ApiError for what is not valid."""
     asked: dict[str, str] = {}
     for name, values in (message.headers or {}).items():
         lowered = name.lower()
@@ -74,6 +76,12 @@ def interpret(message: PublishMessage) -> None:
                 applied=False,
             )
         message.msg_id = message_id
+    rollup = asked.pop(model.ROLLUP, None)
+    if rollup is not None:
+        if rollup not in _ROLLUPS:
+            detail = f'{model.ROLLUP} must be "sub" or "all", not {rollup[:64]!r}'
+            raise ApiError(errors.ROLLUP_REFUSED, detail, applied=False)
+        message.rollup = _ROLLUPS[rollup]
     if asked:
         message.expected = _expected(asked)
 

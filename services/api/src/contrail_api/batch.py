@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from contrail_api.atomic import atomic_answer, atomic_batch
 from contrail_api.batch_results import Result, all_stored, encode_results, results_of
 from contrail_api.candidates import (
     Admitted,
@@ -85,18 +86,21 @@ class BatchPublish:
         """Store the messages of the body, each for itself."""
         form = content_type(request.headers.get(b"content-type"), _FORMS)
         stream = request.path_values["stream"]
-        if parse_query(request.query_string, BatchQuery).atomic:
-            await self._link.stream_info(stream)
-            raise ApiError(errors.ATOMIC_DISABLED, applied=False)
+        atomic = parse_query(request.query_string, BatchQuery).atomic
         accept = request.headers.get(b"accept")
-        if form == NDJSON_TYPE:
+        if form == NDJSON_TYPE and not atomic:
             if acceptable(accept, (JSON_TYPE, NDJSON_TYPE)) == NDJSON_TYPE:
                 return await self._ndjson.publish_streaming(request, stream)
             piece = await self._ndjson.publish_all(request, stream)
             return _response(piece.results, piece.durability)
         acceptable(accept, (JSON_TYPE,))
         body = await request.body(self._body_bytes_max)
-        asked = self._packed(body) if form == MSGPACK_TYPE else self._json(body)
+        if form == NDJSON_TYPE:
+            asked = self._ndjson.admitted(body)
+        else:
+            asked = self._packed(body) if form == MSGPACK_TYPE else self._json(body)
+        if atomic:
+            return atomic_answer(await self._link.publish_batch(stream, atomic_batch(asked)))
         ack = await self._link.publish_batch(stream, asked.batch)
         return _response(results_of(asked.refused, ack.results), ack.durability)
 

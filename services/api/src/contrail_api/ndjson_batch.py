@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from contrail_api.batch_results import Result, all_stored, encode_lines, results_of
-from contrail_api.candidates import admitted
+from contrail_api.candidates import Admitted, admitted
 from contrail_common import errors
 from contrail_common.edge.json_body import NESTING_MAX, decode_json
 from contrail_common.edge.message_items import Candidate, MessageItem, candidate, payload_of
@@ -99,6 +99,14 @@ class NdjsonBatch:
         self._link = link
         self._payload_bytes_max = settings.payload_bytes_max
         self._body_bytes_max = settings.body_bytes_max
+
+    def admitted(self, body: bytes) -> Admitted:
+        """The messages of a whole body."""
+        lines = [line for line in body.split(b"\n") if line.strip()]
+        if len(lines) > BATCH_MESSAGES_MAX:
+            message = f"at most {BATCH_MESSAGES_MAX} messages"
+            raise ApiError(errors.BATCH_TOO_LARGE, message, applied=False)
+        return admitted([self._candidate(line, at) for at, line in enumerate(lines)])
 
     async def publish_all(self, request: Request, stream: str) -> Piece:
         """Store every line; the results of all of them as one piece."""

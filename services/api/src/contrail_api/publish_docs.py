@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from contrail_api.atomic import AtomicAck
 from contrail_api.batch import BatchQuery, JsonBatch
 from contrail_api.batch_results import BatchResults
 from contrail_api.publish import PublishAckJson, PublishQuery
@@ -137,6 +138,9 @@ _RESULTS: Final = {
         },
     ]
 }
+SHAPES: Final = (BatchResults, AtomicAck)
+"""What the batch operation refers to by name: which of them answers, the query decides."""
+
 BATCH: Final = Operation(
     operation_id="publish_batch",
     tag=_TAG,
@@ -144,7 +148,8 @@ BATCH: Final = Operation(
     description="Each message is stored or refused for itself; the results are in order. At most "
     "10,000 messages or 16 MiB. NDJSON bodies are consumed as a stream and, when NDJSON is "
     "accepted, acked line by line. The msgpack form is "
-    "`[1, [[subject, headers or nil, payload], ...]]`.",
+    "`[1, [[subject, headers or nil, payload], ...]]`. With `atomic=true` all are stored, as one "
+    "run of sequences, or none: at most 1,000 messages and 2 MiB, for streams with `allow_atomic`.",
     query=BatchQuery,
     body={
         JSON_TYPE: Body(
@@ -163,10 +168,16 @@ BATCH: Final = Operation(
     },
     answers={
         201: Answered(
-            description="All were stored.",
+            description="All were stored; of an atomic batch, the range of its sequences.",
             content={
                 JSON_TYPE: Body(
-                    shape=BatchResults, example={"results": [{"seq": 43, "duplicate": False}]}
+                    shape={
+                        "anyOf": [
+                            {"$ref": "#/components/schemas/BatchResults"},
+                            {"$ref": "#/components/schemas/AtomicAck"},
+                        ]
+                    },
+                    example={"results": [{"seq": 43, "duplicate": False}]},
                 ),
                 NDJSON_TYPE: Body(
                     shape={"type": "string"}, example='{"seq":43,"duplicate":false}\n'
@@ -194,6 +205,9 @@ BATCH: Final = Operation(
         errors.NOT_ACCEPTABLE,
         errors.BATCH_TOO_LARGE,
         errors.ATOMIC_DISABLED,
+        errors.ATOMIC_UNSUPPORTED,
+        errors.ATOMIC_DUPLICATE,
+        errors.ATOMIC_TOO_LARGE,
         errors.STORAGE_FULL,
         errors.STORAGE_FAILED,
         errors.OUTCOME_UNKNOWN,

@@ -44,5 +44,5 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
             Route("GET", "/v1/events", Events(link).open, events_docs.EVENTS),
         ),
         router=router,
-        shapes=(*stream_docs.SHAPES, *consumer_docs.SHAPES),
+        shapes=(*stream_docs.SHAPES, *consumer_docs.SHAPES, *publish_docs.SHAPES),
     )

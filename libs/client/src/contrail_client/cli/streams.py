@@ -25,6 +25,7 @@ Filter = Annotated[str | None, typer.Option("--subject", help="Only these subjec
 MaxMsgs = Annotated[int | None, typer.Option(help="Most messages kept.")]
 MaxBytes = Annotated[int | None, typer.Option(help="Most bytes kept.")]
 MaxAge = Annotated[str | None, typer.Option(help='Longest age, such as "7d".')]
+MaxPerSubject = Annotated[int | None, typer.Option(help="Most messages kept of a subject.")]
 Discard = Annotated[str | None, typer.Option(help="At a limit: old or new.")]
 Sequence = Annotated[int, typer.Argument(help="Sequence of the message.")]
 
@@ -68,6 +69,7 @@ def create_stream(
     max_msgs: MaxMsgs = None,
     max_bytes: MaxBytes = None,
     max_age: MaxAge = None,
+    max_msgs_per_subject: MaxPerSubject = None,
     discard: Discard = None,
     fields: FieldsFile = None,
     assignments: SetFields = None,
@@ -80,6 +82,7 @@ def create_stream(
         max_msgs=max_msgs,
         max_bytes=max_bytes,
         max_age=max_age,
+        max_msgs_per_subject=max_msgs_per_subject,
         discard=discard,
     )
     info = session.client.ensure_stream(stream, config)  # type: ignore[arg-type] # the server checks
@@ -94,6 +97,7 @@ def edit_stream(
     max_msgs: MaxMsgs = None,
     max_bytes: MaxBytes = None,
     max_age: MaxAge = None,
+    max_msgs_per_subject: MaxPerSubject = None,
     discard: Discard = None,
     fields: FieldsFile = None,
     assignments: SetFields = None,
@@ -106,6 +110,7 @@ def edit_stream(
         max_msgs=max_msgs,
         max_bytes=max_bytes,
         max_age=max_age,
+        max_msgs_per_subject=max_msgs_per_subject,
         discard=discard,
     )
     info = session.client.update_stream(stream, changes)

@@ -440,5 +440,5 @@ def _is_sound(batch: MessageBatch) -> bool:
         and len(index) == as_u32(index).itemsize * count
         and int(as_u32(index).max()) < len(batch.subjects)
         and (batch.ids is None or batch.ids.is_sound(count))
-        and all(0 <= at < count for at in batch.expected or ())
+        and all(0 <= at < count for at in (*(batch.expected or ()), *(batch.rollups or ())))
     )

@@ -5,6 +5,7 @@ and last id, limits with the discard policy, store. A refused message uses no se
 no id.
 """
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import crc32c
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.blocks import Block, MessageColumns
+from contrail_common.model import Rollup
 from contrail_common.subjects import is_wildcard, matches, matches_any
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append, HashedExpected
@@ -51,6 +53,8 @@ class Appender:
         batch = _Batch(self._machine, command, sizes, subject_index, first_seq)
         verdicts = self._refuse_by_subject(command, subject_index)
         batch.check(verdicts)
+        if command.atomic and verdicts:
+            return _refused_as_one(first_seq, count, verdicts), None
         columns = command.columns
         if verdicts:
             kept = np.flatnonzero(_without(count, verdicts))
@@ -58,11 +62,29 @@ class Appender:
                 return Appended(first_seq, count, verdicts), None
             columns = columns.select(kept)
             subject_index, sizes = subject_index[kept], sizes[kept]
+        rollups = _stored_rollups(command.rollups, verdicts)
+        if rollups.get(0) == "all":
+            self._machine.remover.purge_all(writes)
         block = self._store(index, now_ns, command, columns, subject_index, sizes, writes)
+        if rollups:
+            self._replace(rollups, block, index, now_ns, writes)
         if batch.new_ids:
             self._machine.dedupe.add(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
         self._machine.counters.last_id = batch.last_id
         return Appended(first_seq, count, verdicts or None), block
+
+    def _replace(
+        self, rollups: dict[int, Rollup], block: Block, index: int, now_ns: int, writes: Writes
+    ) -> None:
+        """Remove what the stored messages at the positions ``rollups`` replace, of each subject."""
+        newest = {int(block.subject_ids[at]): at for at in sorted(rollups)}
+        sids = np.array(sorted(newest), np.uint32)
+        kept = [np.count_nonzero(block.subject_ids[newest[sid] :] == sid) for sid in sids.tolist()]
+        table = self._machine.subjects
+        held = table.counts[sids.astype(np.int64) - table.base].astype(np.int64)
+        older = held - np.array(kept, np.int64)
+        below = np.array([block.base_seq + newest[sid] for sid in sids.tolist()], np.int64)
+        self._machine.remover.replace_older(sids, older, below, index, now_ns, writes)
 
     def _refuse_by_subject(self, command: Append, subject_index: U32Array) -> Verdicts:
         foreign = [
@@ -126,6 +148,26 @@ class Appender:
         return block
 
 
+def _refused_as_one(first_seq: int, count: int, verdicts: Verdicts) -> Appended:
+    """Nothing of an atomic batch is stored, for the reason of the first that could not be."""
+    first = min(verdicts)
+    refused = verdicts[first]
+    if not isinstance(refused, Refused):
+        detail = f"message {first} has the id of a message that is stored"
+        refused = Refused(errors.ATOMIC_DUPLICATE.code, detail)
+    return Appended(first_seq, count, dict.fromkeys(range(count), refused))
+
+
+def _stored_rollups(rollups: dict[int, Rollup] | None, verdicts: Verdicts) -> dict[int, Rollup]:
+    """``rollups`` by the position among the messages that are stored."""
+    if not rollups or not verdicts:
+        return rollups or {}
+    refused = sorted(verdicts)
+    return {
+        at - bisect_left(refused, at): kind for at, kind in rollups.items() if at not in verdicts
+    }
+
+
 def _without(count: int, verdicts: Verdicts) -> NDArray[np.bool_]:
     """Which of ``count`` messages have no verdict."""
     kept = np.ones(count, np.bool_)
@@ -150,6 +192,7 @@ class _Batch:
         self._subject_index = subject_index
         self._first_seq = first_seq
         self._stored: dict[str, int] = {}
+        self._subject_counts: dict[str, int] = {}
         self._stored_messages = 0
         self._stored_bytes = 0
         self.new_ids = b""
@@ -162,7 +205,9 @@ class _Batch:
         self._check_sizes(verdicts)
         if (
             command.expected is not None
+            or command.rollups is not None
             or (config.discard == "new" and (config.max_msgs >= 0 or config.max_bytes >= 0))
+            or config.discard_new_per_subject
             or (command.ids is not None and _repeats(command.ids))
         ):
             self._check_each(verdicts)
@@ -216,12 +261,13 @@ class _Batch:
             if ids is not None:
                 message_id = ids[ID_BYTES * at : ID_BYTES * (at + 1)]
                 twin = known[at] or new.get(message_id, 0)
-            verdict = self._verdict(expected.get(at), subject, twin, int(self._sizes[at]))
+            verdict = self._verdict(at, expected.get(at), subject, twin)
             if verdict is not None:
                 verdicts[at] = verdict
                 continue
             seq = self._first_seq + self._stored_messages
             self._stored[subject] = seq
+            self._subject_counts[subject] = self._count_of(subject) + 1
             self._stored_messages += 1
             self._stored_bytes += int(self._sizes[at])
             self.last_id = message_id
@@ -230,10 +276,15 @@ class _Batch:
         self.new_ids = b"".join(new)
         self.new_id_seqs = np.fromiter(new.values(), np.int64, len(new))
 
+    def _count_of(self, subject: str) -> int:
+        """Messages of the subject, with those of this batch."""
+        return self._subject_counts.get(subject) or self._machine.subjects.count(subject)
+
     def _verdict(
-        self, expected: HashedExpected | None, subject: str, twin: int, size: int
+        self, at: int, expected: HashedExpected | None, subject: str, twin: int
     ) -> Refused | int | None:
         config = self._machine.config
+        rollup = (self._command.rollups or {}).get(at)
         if expected is not None and expected.stream not in (None, config.name):
             return Refused(errors.EXPECTED_STREAM.code, f"the stream is {config.name}")
         if twin:
@@ -242,7 +293,9 @@ class _Batch:
             refused = self._check_expected(expected, subject)
             if refused is not None:
                 return refused
-        return self._check_full(size)
+        if rollup is not None and not config.allow_rollup_hdrs:
+            return Refused(errors.ROLLUP_REFUSED.code, "the stream does not allow roll-ups")
+        return self._check_full(subject, int(self._sizes[at]), rollup)
 
     def _check_expected(self, expected: HashedExpected, subject: str) -> Refused | None:
         last_seq = self._first_seq + self._stored_messages - 1
@@ -274,11 +327,15 @@ class _Batch:
             default=0,
         )
 
-    def _check_full(self, size: int) -> Refused | None:
+    def _check_full(self, subject: str, size: int, rollup: Rollup | None) -> Refused | None:
         config, counters = self._machine.config, self._machine.counters
         if config.discard != "new":
             return None
-        if 0 <= config.max_msgs <= counters.messages + self._stored_messages:
+        # A message that replaces others makes the stream no fuller.
+        replaces = rollup is not None or 0 < config.max_msgs_per_subject <= self._count_of(subject)
+        if rollup is None and replaces and config.discard_new_per_subject:
+            return Refused(errors.STORE_FAILED.code, "maximum messages per subject exceeded")
+        if not replaces and 0 <= config.max_msgs <= counters.messages + self._stored_messages:
             return Refused(errors.STORE_FAILED.code, "maximum messages exceeded")
         if 0 <= config.max_bytes < counters.bytes + self._stored_bytes + size:
             return Refused(errors.STORE_FAILED.code, "maximum bytes exceeded")

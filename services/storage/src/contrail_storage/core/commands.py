@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from contrail_common.blocks import MessageColumns
-from contrail_common.model import AckKind, ConsumerConfig, StreamConfig
+from contrail_common.model import AckKind, ConsumerConfig, Rollup, StreamConfig
 from contrail_storage.core.dedupe import ID_BYTES
 
 META_SHARD = 0
@@ -30,7 +30,9 @@ class Append(msgspec.Struct, tag=1, array_like=True):
 
     ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them; ``ids``
     holds a 16-byte hash per message (zeros: none) or is None when no message has an id;
-    ``expected`` is keyed by the message's position.
+    ``expected`` is keyed by the message's position, and so is ``rollups``: what a message replaces,
+    all earlier ones of its subject or of the stream (then it is the first here). ``atomic``: all
+    messages or none.
     """
 
     subjects: list[str]
@@ -38,6 +40,8 @@ class Append(msgspec.Struct, tag=1, array_like=True):
     columns: MessageColumns
     ids: bytes | None = None
     expected: dict[int, HashedExpected] | None = None
+    rollups: dict[int, Rollup] | None = None
+    atomic: bool = False
 
     def is_sound(self) -> bool:
         """Whether there are messages and the columns agree, so that reading them cannot fail."""
@@ -47,6 +51,8 @@ class Append(msgspec.Struct, tag=1, array_like=True):
             and len(self.subject_index) == 4 * count
             and int(np.frombuffer(self.subject_index, np.uint32).max()) < len(self.subjects)
             and (self.ids is None or len(self.ids) == ID_BYTES * count)
+            and all(0 <= at < count for at in self.rollups or ())
+            and all(not at or kind != "all" for at, kind in (self.rollups or {}).items())
         )
 
 
@@ -83,6 +89,21 @@ class DeleteMessage(msgspec.Struct, tag=6, array_like=True):
 
     seq: int
     previous_seq: int
+
+
+class PurgeSubjects(msgspec.Struct, tag=14, array_like=True):
+    """Remove what ``subjects`` have below ``to_seq``; at most ``messages_max`` in this entry."""
+
+    subjects: list[str]
+    to_seq: int
+    messages_max: int
+
+
+class FinishRollup(msgspec.Struct, tag=15, array_like=True):
+    """Remove what a roll-up of ``subject`` replaced; at most ``messages_max`` in this entry."""
+
+    subject: str
+    messages_max: int
 
 
 class PutConsumer(msgspec.Struct, tag=7, array_like=True):
@@ -182,6 +203,8 @@ StreamCommand = (
     | Trim
     | ExpireAge
     | DeleteMessage
+    | PurgeSubjects
+    | FinishRollup
     | PutConsumer
     | DropConsumer
     | ConsumerChange

@@ -1,7 +1,7 @@
 """Deleted sequences inside a stream, as bitmaps of fixed ranges of sequences.
 
 The ranges are pages of 4,096 sequences and not blocks, because how messages lie in blocks is each
-replica's own affair.
+replica's own affair. In memory and in the store a page is 512 bytes.
 """
 
 from collections.abc import Iterable
@@ -10,10 +10,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from contrail_common.texts import I64Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
 
 PAGE: Final = 4_096
+_TOP_BIT: Final = 0x80
+
+Marks = NDArray[np.bool_]
+"""Which sequences of a page are deleted."""
 
 
 class DeletedSet:
@@ -21,46 +26,60 @@ class DeletedSet:
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self._pages: dict[int, NDArray[np.bool_]] = {}
+        self._pages: dict[int, bytes] = {}
         self._counts: dict[int, int] = {}
         self.total = 0
 
     def __contains__(self, seq: int) -> bool:
         page = self._pages.get(seq // PAGE)
-        return page is not None and bool(page[seq % PAGE])
+        if page is None:
+            return False
+        at = seq % PAGE
+        return bool(page[at // 8] & _TOP_BIT >> at % 8)
 
-    def add(self, seq: int, writes: Writes) -> None:
-        """Mark ``seq``, which is not marked yet."""
-        number = seq // PAGE
+    def add_many(self, seqs: I64Array, writes: Writes) -> None:
+        """Mark ``seqs`` (ascending, at least one), none of which is marked yet."""
+        numbers = seqs // PAGE
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for within in np.split(seqs, starts[1:]):
+            number = int(within[0]) // PAGE
+            marks = self._marks(number)
+            marks[within % PAGE] = True
+            self._set(number, marks, self._counts.get(number, 0) + len(within))
+            writes.put(keys.large_key(keys.DELETED, self.shard, number), self._pages[number])
+
+    def _marks(self, number: int) -> Marks:
         page = self._pages.get(number)
         if page is None:
-            page = self._pages[number] = np.zeros(PAGE, np.bool_)
-            self._counts[number] = 0
-        page[seq % PAGE] = True
-        self._counts[number] += 1
-        self.total += 1
-        writes.put(keys.large_key(keys.DELETED, self.shard, number), np.packbits(page).tobytes())
+            return np.zeros(PAGE, np.bool_)
+        return np.unpackbits(np.frombuffer(page, np.uint8)).astype(np.bool_)
+
+    def _set(self, number: int, marks: Marks, count: int) -> None:
+        self.total += count - self._counts.get(number, 0)
+        self._pages[number] = np.packbits(marks).tobytes()
+        self._counts[number] = count
 
     def count(self, from_seq: int, to_seq: int) -> int:
         """How many of the sequences ``from_seq`` to ``to_seq`` (inclusive) are deleted."""
         if not self.total or to_seq < from_seq:
             return 0
         total = 0
-        for number, page in self._pages.items():
+        for number, count in self._counts.items():
             start = number * PAGE
             low, high = max(from_seq - start, 0), min(to_seq - start + 1, PAGE)
             if low == 0 and high == PAGE:
-                total += self._counts[number]
+                total += count
             elif low < high:
-                total += int(np.count_nonzero(page[low:high]))
+                total += int(np.count_nonzero(self._marks(number)[low:high]))
         return total
 
     def next_live(self, seq: int) -> int:
         """The first sequence from ``seq`` on that is not deleted."""
-        while (page := self._pages.get(seq // PAGE)) is not None:
-            live = np.flatnonzero(~page[seq % PAGE :])
-            if len(live):
-                return seq + int(live[0])
+        while (count := self._counts.get(seq // PAGE)) is not None:
+            if count < PAGE:
+                live = np.flatnonzero(~self._marks(seq // PAGE)[seq % PAGE :])
+                if len(live):
+                    return seq + int(live[0])
             seq += PAGE - seq % PAGE
         return seq
 
@@ -70,14 +89,14 @@ class DeletedSet:
             return None
         mask: NDArray[np.bool_] | None = None
         for number in range(base_seq // PAGE, (base_seq + count - 1) // PAGE + 1):
-            page = self._pages.get(number)
-            if page is None:
+            if number not in self._pages:
                 continue
             if mask is None:
                 mask = np.ones(count, np.bool_)
             start = number * PAGE
             low, high = max(start, base_seq), min(start + PAGE, base_seq + count)
-            mask[low - base_seq : high - base_seq] = ~page[low - start : high - start]
+            marks = self._marks(number)[low - start : high - start]
+            mask[low - base_seq : high - base_seq] = ~marks
         return mask
 
     def trim(self, first_seq: int, writes: Writes) -> None:
@@ -88,11 +107,9 @@ class DeletedSet:
                 del self._pages[number]
                 writes.delete(keys.large_key(keys.DELETED, self.shard, number))
                 continue
-            page = self._pages[number]
-            page[: first_seq - number * PAGE] = False
-            left = int(np.count_nonzero(page))
-            self.total -= self._counts[number] - left
-            self._counts[number] = left
+            marks = self._marks(number)
+            marks[: first_seq - number * PAGE] = False
+            self._set(number, marks, int(np.count_nonzero(marks)))
 
     def clear(self, writes: Writes) -> None:
         """Forget everything."""
@@ -104,8 +121,7 @@ class DeletedSet:
         """Take up the pages; marks below ``first_seq`` were trimmed without a write."""
         for key, row in rows:
             number = keys.last_number(key, 8)
-            page = np.unpackbits(np.frombuffer(row, np.uint8)).astype(np.bool_)
-            self._pages[number] = page
-            self._counts[number] = int(np.count_nonzero(page))
+            self._pages[number] = bytes(row)
+            self._counts[number] = int(np.bitwise_count(np.frombuffer(row, np.uint8)).sum())
             self.total += self._counts[number]
         self.trim(first_seq, Writes())

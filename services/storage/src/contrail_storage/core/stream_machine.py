@@ -9,26 +9,23 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.model import Advisory, AdvisoryAction, StreamConfig, StreamState
-from contrail_common.texts import U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.appending import Appender
-from contrail_storage.core.consumer_machine import ConsumerMachine, Gone, Reconfigured
+from contrail_storage.core.consumer_machine import ConsumerMachine, Reconfigured
 from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
 from contrail_storage.core.deleted import DeletedSet
 from contrail_storage.core.facts import FactsPort, MessageFacts
+from contrail_storage.core.removing import Remover
 from contrail_storage.core.results import (
     ConsumerPut,
     Done,
     Refused,
-    Removed,
     Result,
     Writes,
 )
@@ -36,12 +33,6 @@ from contrail_storage.core.subject_table import SubjectTable
 
 Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 """All (key, value) of the store under a key prefix, in key order."""
-
-Live = NDArray[np.bool_]
-"""Which of the messages of some facts are live."""
-
-Reach = Callable[[MessageFacts, Live | None], int]
-"""How many sequences from the head of the stream on a removal takes (beyond the facts: all)."""
 
 FIRST_SEQ_MAX: Final = 1 << 62
 """Leaves room for sequences within 64 bits, whatever comes."""
@@ -59,7 +50,10 @@ class StreamRecord(msgspec.Struct, array_like=True):
 
 
 class Counters(msgspec.Struct, array_like=True):
-    """What of a stream changes with every entry; ``digest`` chains the payloads ever appended."""
+    """What of a stream changes with every entry; ``digest`` chains the payloads ever appended.
+
+    ``replaced`` are subjects whose messages below a sequence a roll-up has yet to take away.
+    """
 
     first_seq: int
     last_seq: int
@@ -68,6 +62,7 @@ class Counters(msgspec.Struct, array_like=True):
     last_time_ns: int
     last_id: builtins.bytes
     digest: int
+    replaced: dict[str, int] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -91,7 +86,7 @@ class StreamMachine:
         self._fresh: list[MessageFacts] = []
         self._fresh_index = 0
         self._appender = Appender(self)
-        self._head: MessageFacts | None = None
+        self.remover = Remover(self)
 
     # Reading the state ---------------------------------------------------------------------------
 
@@ -177,13 +172,17 @@ class StreamMachine:
     def _remove(self, index: int, now_ns: int, command: cmd.Command, writes: Writes) -> Result:
         match command:
             case cmd.ExpireAge():
-                return self._expire_age(command, index, now_ns, writes)
+                return self.remover.expire_age(command, index, now_ns, writes)
             case cmd.EnforceLimits():
-                return self._enforce_limits(command, index, writes)
+                return self.remover.enforce_limits(command, index, now_ns, writes)
             case cmd.Trim():
-                return self._trim(command, index, writes)
+                return self.remover.trim(command, index, writes)
+            case cmd.PurgeSubjects():
+                return self.remover.purge_subjects(command, index, now_ns, writes)
+            case cmd.FinishRollup():
+                return self.remover.finish_rollup(command, index, now_ns, writes)
             case cmd.DeleteMessage():
-                return self._delete(command, index, now_ns, writes)
+                return self.remover.delete(command, index, now_ns, writes)
             case cmd.DropStream():
                 return self._drop(writes)
             case _:
@@ -194,10 +193,12 @@ class StreamMachine:
             return Refused(errors.STREAM_SEALED.code)
         if not command.is_sound():
             return Refused(errors.INTERNAL.code, "the columns of the messages do not agree")
+        if command.atomic and not self.config.allow_atomic:
+            return Refused(errors.ATOMIC_DISABLED.code)
         appended, block = self._appender.append(index, now_ns, command, writes)
         if block is not None:
             writes.blocks.append((self.shard, block))
-            self._keep_limits(index, writes)
+            self.remover.keep_limits(block.subject_ids, index, now_ns, writes)
             self.write_counters(writes)
         return appended
 
@@ -244,191 +245,13 @@ class StreamMachine:
         self.dedupe = DedupeWindow(self.shard)
         self.deleted = DeletedSet(self.shard)
         self.consumers, self.consumer_ids = {}, {}
-        self._head = None
+        self.remover.forget_head()
         self._fresh.clear()
         for kind in keys.SHARD_KINDS:
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
         writes.dropped.append(self.shard)
         return Done()
-
-    # Removal -------------------------------------------------------------------------------------
-
-    def _keep_limits(self, index: int, writes: Writes) -> None:
-        """Evict the oldest messages while a limit is passed (discard old)."""
-        if self._over_limits():
-            self._evict(self.counters.messages, index, writes)
-
-    def _enforce_limits(self, command: cmd.EnforceLimits, index: int, writes: Writes) -> Result:
-        removed = self._evict(command.messages_max, index, writes)
-        if removed:
-            self.write_counters(writes)
-        return Removed(removed, self._over_limits())
-
-    def _over_limits(self) -> bool:
-        # With discard new the limits refuse messages; they never take any away.
-        config, counters = self.config, self.counters
-        return config.discard == "old" and (
-            0 <= config.max_msgs < counters.messages or 0 <= config.max_bytes < counters.bytes
-        )
-
-    def _evict(self, messages_max: int, index: int, writes: Writes) -> int:
-        """Take the oldest messages that lie over the limits; answers how many went."""
-        config, counters = self.config, self.counters
-        removed = 0
-        if config.discard == "old" and 0 <= config.max_msgs < counters.messages:
-            over = min(counters.messages - config.max_msgs, messages_max)
-            removed = self._remove_head(lambda facts, _: len(facts.sizes), over, index, writes)
-        if config.discard == "old" and 0 <= config.max_bytes < counters.bytes:
-            removed += self._remove_head(self._over_bytes, messages_max - removed, index, writes)
-        return removed
-
-    def _over_bytes(self, facts: MessageFacts, live: Live | None) -> int:
-        over = self.counters.bytes - self.config.max_bytes
-        if over <= 0:
-            return 0
-        sizes = facts.sizes if live is None else facts.sizes * live
-        return int(np.searchsorted(np.cumsum(sizes), over)) + 1
-
-    def _remove_head(self, reach: Reach, messages_max: int, index: int, writes: Writes) -> int:
-        """Take messages from the head as far as ``reach`` says, at most ``messages_max``.
-
-        How messages lie in blocks is each replica's own affair and must not decide what goes, so a
-        slice ends at a message and not at the end of a block.
-        """
-        counters = self.counters
-        gone: list[U32Array] = []
-        removed = 0
-        while counters.messages and removed < messages_max:
-            facts, live = self._head_facts()
-            take = min(reach(facts, live), len(facts.sizes))
-            if take <= 0:
-                break
-            sids = self._take_head(facts, live, take, messages_max - removed)
-            removed += len(sids)
-            gone.append(sids)
-        if removed:
-            self.subjects.remove(np.concatenate(gone), counters.first_seq, index, writes)
-            self.deleted.trim(counters.first_seq, writes)
-            writes.trimmed[self.shard] = counters.first_seq
-        return removed
-
-    def _head_facts(self) -> tuple[MessageFacts, Live | None]:
-        """Facts from the first sequence to the end of its run, and which of them are live."""
-        first_seq = self.counters.first_seq
-        facts = self._head
-        if facts is None or not facts.base_seq <= first_seq < facts.end_seq:
-            facts = self._head = self.facts_at(first_seq)
-        at = first_seq - facts.base_seq
-        rest = MessageFacts(
-            first_seq, facts.subject_ids[at:], facts.sizes[at:], facts.times_ns[at:]
-        )
-        return rest, self.deleted.live_mask(first_seq, len(rest.sizes))
-
-    def _take_head(
-        self, facts: MessageFacts, live: Live | None, take: int, messages_max: int
-    ) -> U32Array:
-        """Count out ``take`` sequences, at most ``messages_max`` live; answers their subjects."""
-        counters = self.counters
-        if live is None:
-            take = min(take, messages_max)
-            sids, sizes = facts.subject_ids[:take], facts.sizes[:take]
-        else:
-            positions = np.flatnonzero(live[:take])[:messages_max]
-            take = int(positions[-1]) + 1
-            sids, sizes = facts.subject_ids[positions], facts.sizes[positions]
-        counters.messages -= len(sids)
-        counters.bytes -= int(sizes.sum())
-        counters.first_seq = facts.base_seq + take
-        self._skip_deleted_head()
-        return sids
-
-    def _skip_deleted_head(self) -> None:
-        # The first sequence is that of a live message, or the one behind the last.
-        counters = self.counters
-        if counters.messages == 0:
-            counters.first_seq = counters.last_seq + 1
-        else:
-            counters.first_seq = self.deleted.next_live(counters.first_seq)
-
-    def _expire_age(
-        self, command: cmd.ExpireAge, index: int, now_ns: int, writes: Writes
-    ) -> Result:
-        if self.config.max_age_ns <= 0:
-            return Removed(0)
-        limit_ns = max(now_ns - self.config.max_age_ns, -1)
-
-        def expired(facts: MessageFacts, _: Live | None) -> int:
-            return int(np.searchsorted(facts.times_ns, limit_ns, side="right"))
-
-        removed = self._remove_head(expired, command.messages_max, index, writes)
-        if removed:
-            self.write_counters(writes)
-        return Removed(removed, self._reaches(expired))
-
-    def _trim(self, command: cmd.Trim, index: int, writes: Writes) -> Result:
-        if self.config.sealed:
-            return Refused(errors.STREAM_SEALED.code)
-        if self.config.deny_purge:
-            return Refused(errors.PURGE_DENIED.code)
-        if command.to_seq > self.counters.last_seq:
-            return self._purge_all(writes)
-
-        def below(facts: MessageFacts, _: Live | None) -> int:
-            return command.to_seq - facts.base_seq
-
-        removed = self._remove_head(below, command.messages_max, index, writes)
-        if removed:
-            self.write_counters(writes)
-        return Removed(removed, self._reaches(below))
-
-    def _reaches(self, reach: Reach) -> bool:
-        """Whether the oldest message is still within ``reach``."""
-        return self.counters.messages > 0 and reach(*self._head_facts()) > 0
-
-    def _purge_all(self, writes: Writes) -> Result:
-        counters = self.counters
-        removed = counters.messages
-        counters.first_seq = counters.last_seq + 1
-        counters.messages = counters.bytes = 0
-        self.deletions += 1
-        self.subjects.clear(writes)
-        self.deleted.clear(writes)
-        writes.trimmed[self.shard] = counters.first_seq
-        self.write_counters(writes)
-        return Removed(removed)
-
-    def _delete(
-        self, command: cmd.DeleteMessage, index: int, now_ns: int, writes: Writes
-    ) -> Result:
-        if self.config.sealed:
-            return Refused(errors.STREAM_SEALED.code)
-        if self.config.deny_delete:
-            return Refused(errors.DELETE_DENIED.code)
-        seq = command.seq
-        if not self.is_live(seq):
-            return Refused(errors.SEQUENCE_NOT_FOUND.code, f"sequence {seq} not found")
-        if not 0 <= command.previous_seq < seq:
-            return Refused(errors.INTERNAL.code, "the previous message is not before the message")
-        facts = self.facts_at(seq)
-        at = seq - facts.base_seq
-        counters = self.counters
-        counters.messages -= 1
-        counters.bytes -= int(facts.sizes[at])
-        self.deleted.add(seq, writes)
-        self.deletions += 1
-        self.subjects.remove_one(
-            int(facts.subject_ids[at]), seq, command.previous_seq, index, writes
-        )
-        for consumer in self.consumers.values():
-            if seq in consumer.pending:
-                consumer.change(Gone(seq), now_ns, writes)
-        if seq == counters.first_seq:
-            self._skip_deleted_head()
-            self.deleted.trim(counters.first_seq, writes)
-            writes.trimmed[self.shard] = counters.first_seq
-        self.write_counters(writes)
-        return Removed(1)
 
     # Consumers -----------------------------------------------------------------------------------
 
@@ -509,6 +332,8 @@ class StreamMachine:
             for _, delta in scan(prefix):
                 consumer.replay(delta)
             machine.consumer_ids[consumer.config.name] = consumer.consumer_id
+        if machine.record is not None:
+            machine.remover.look_for_subjects_over()
         return machine
 
 

@@ -123,6 +123,25 @@ class SubjectTable:
         self._delta(touched, index, writes)
         self._trim()
 
+    def remove_oldest(
+        self, sids: U32Array, first: I64Array, gone: U32Array, index: int, writes: Writes
+    ) -> None:
+        """Take the oldest messages of ``sids`` away: ``gone`` has one number for each message.
+
+        ``first`` are the new lower bounds of the first sequences of ``sids``.
+        """
+        at = sids.astype(np.int64) - self.base
+        touched, counts = np.unique(gone.astype(np.int64) - self.base, return_counts=True)
+        moved = at[first > self.first[at]]
+        self.first[at] = np.maximum(self.first[at], first)
+        self.counts[touched] -= counts.astype(np.uint32)
+        for dead in touched[self.counts[touched] == 0]:
+            self._forget(int(dead), writes)
+        changed = np.union1d(touched, moved)
+        if len(changed):
+            self._delta(changed, index, writes)
+        self._trim()
+
     def remove_one(self, sid: int, seq: int, previous_seq: int, index: int, writes: Writes) -> None:
         """Take the message ``seq`` away; ``previous_seq`` is the last older one of its subject."""
         at = sid - self.base

@@ -51,7 +51,12 @@ class Housekeeper:
         now_ns = self._clock.now()
         for shard in self._streams.shards():
             if self._age_due(shard, now_ns):
-                await self._expire_age(shard)
+                await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
+            if shard.machine.remover.subjects_over and not shard.damaged:
+                # An append removes no more at once than it has time for.
+                await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
+            for subject in [] if shard.damaged else list(shard.machine.counters.replaced):
+                await self._repeat(shard, cmd.FinishRollup(subject, _SLICE_MESSAGES))
         self._consumers.close_gone()
         await self._consumers.drop_inactive()
 
@@ -62,10 +67,10 @@ class Housekeeper:
             return False
         return self._streams.info(shard).state.first_ts_ns <= now_ns - max_age_ns
 
-    async def _expire_age(self, shard: Shard) -> None:
+    async def _repeat(
+        self, shard: Shard, command: cmd.ExpireAge | cmd.EnforceLimits | cmd.FinishRollup
+    ) -> None:
         more = True
         while more and shard.machine.exists:
-            result = await self._shard_log.command(
-                shard.machine.shard, cmd.ExpireAge(_SLICE_MESSAGES)
-            )
+            result = await self._shard_log.command(shard.machine.shard, command)
             more = isinstance(result, Removed) and result.more

@@ -9,7 +9,7 @@ wait, so the next entry is larger: group commit without a timer.
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -72,7 +72,8 @@ class AppendRequest:
     """One publish request: its messages, the outcomes so far, and who is told all of them."""
 
     __slots__ = (
-        "_ends", "_outcomes", "content", "count", "done", "remaining", "shard", "size", "taken",
+        "_ends", "_firsts", "_outcomes", "atomic", "content", "count", "done", "remaining", "shard",
+        "size", "taken",
     )  # fmt: skip
 
     def __init__(self, shard: int, content: Content, done: Callable[[Outcome], None]) -> None:
@@ -80,6 +81,8 @@ class AppendRequest:
         self.content = content
         self.done = done
         self.taken = 0
+        self.atomic = not isinstance(content, PublishMessage) and content.atomic
+        self._firsts = _firsts(content)
         self.count = self.remaining = _count(content)
         self.size = _size(content)
         self._ends: list[int] | None = None
@@ -99,6 +102,15 @@ class AppendRequest:
             return False
         return self.ends[self.taken] - self.bytes_before(self.taken) > ENTRY_BYTES_MAX
 
+    def must_come_first(self) -> bool:
+        """Whether what is not taken yet cannot stand behind other messages of a command."""
+        return self.atomic or self.taken in self._firsts
+
+    def next_first(self) -> int:
+        """The next position behind those taken that must be the first of a command."""
+        later = (at for at in self._firsts if at > self.taken)
+        return min(later, default=self.count)
+
     def bytes_before(self, position: int) -> int:
         """Bytes of the messages before ``position``."""
         return self.ends[position - 1] if position else 0
@@ -114,6 +126,13 @@ class AppendRequest:
             parts = sorted(self._outcomes, key=itemgetter(0))
             runs = [run for _, part in parts for run in part]
         self.done(runs)
+
+
+def _firsts(content: Content) -> Collection[int]:
+    """The positions of messages that replace the whole stream, what came just before included."""
+    if isinstance(content, PublishMessage):
+        return (0,) if content.rollup == "all" else ()
+    return [at for at, rollup in (content.rollups or {}).items() if rollup == "all"]
 
 
 def _count(content: Content) -> int:
@@ -272,7 +291,12 @@ class _AppendBuilder:
     def take(self, request: AppendRequest, room: int) -> bool:
         """Take messages of ``request`` while they fit; True when the request is used up."""
         start = request.taken
-        room = min(room, BLOCK_MESSAGES_MAX - self.count)
+        if request.must_come_first() and self.count:
+            return False
+        if request.atomic:
+            self._add(request, 0, request.count, request.size)
+            return True
+        room = min(room, BLOCK_MESSAGES_MAX - self.count, request.next_first() - start)
         if not start and request.count <= room and self.bytes + request.size <= BLOCK_BYTES_MAX:
             self._add(request, 0, request.count, request.size)
             return True
@@ -315,6 +339,8 @@ class _AppendBuilder:
             batch.columns,
             None if batch.ids is None else hash_ids(batch.ids, hash_key),
             expected,
+            batch.rollups,
+            batch.atomic,
         )
 
 
@@ -459,7 +485,7 @@ class Proposer:
             if used_up:
                 queue.popleft()
                 self._queue_bytes -= request.size
-            else:
+            if request.atomic or not used_up:
                 close(open_builders.pop(request.shard))
         for builder in open_builders.values():
             close(builder)

@@ -201,6 +201,20 @@ class Reader:
             total += len(found.positions)
         return total
 
+    async def newest_from(self, shard: Shard, subject_filter: SubjectFilter, count: int) -> int:
+        """The sequence from which on ``count`` live messages match; 0 when there are no more."""
+        seq = shard.written_seq
+        while seq >= shard.machine.counters.first_seq:
+            block = await self.block_at(shard, seq)
+            if block is None or block.base_seq > seq:
+                break
+            positions = self.select(shard, block, block.base_seq, subject_filter).positions
+            if len(positions) >= count:
+                return block.base_seq + int(positions[-count])
+            count -= len(positions)
+            seq = block.base_seq - 1
+        return 0
+
     async def last_messages(
         self, shard: Shard, subject: str, limit: int, token: str
     ) -> tuple[list[StoredMessage], str | None]:

@@ -19,6 +19,7 @@ from contrail_common.subjects import matches_any
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Done, Refused, Removed, Reserved, Result
+from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
@@ -26,6 +27,8 @@ from contrail_storage.store.block_store import UNREADABLE
 
 _ROUTES_MAX: Final = 65_536
 _SLICE_MESSAGES: Final = 20_000
+_PURGED_SUBJECTS: Final = 256
+_COMMAND_BYTES: Final = 256
 _EVERYTHING: Final = 1 << 62
 HASH_KEY_BYTES: Final = 32
 
@@ -244,10 +247,10 @@ class StreamManager:
     async def purge(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
         """Remove messages below a sequence, all but the newest, or all; in slices."""
         shard = self.shard(name)
-        if subject and subject != ">":
-            raise ApiError(errors.INVALID_FIELD, "purge by subject is not available", applied=False)
         async with shard.removal:
             to_seq = up_to_seq or _EVERYTHING
+            if subject and subject != ">":
+                return await self._purge_subjects(shard, SubjectFilter((subject,)), to_seq, keep)
             if keep:
                 to_seq = _keep_from(shard, keep)
             removed = 0
@@ -259,6 +262,30 @@ class StreamManager:
                 removed += result.count
                 if not result.more:
                     return removed
+
+    async def _purge_subjects(
+        self, shard: Shard, subjects: SubjectFilter, to_seq: int, keep: int
+    ) -> int:
+        """Purge what matches, some subjects at a time; of ``keep`` the newest of all stay."""
+        if keep:
+            await shard.catch_up()
+            to_seq = await self._reader.newest_from(shard, subjects, keep)
+        names = [name for _, name in subjects.subjects(shard.machine.subjects)]
+        removed = 0
+        for start in range(0, max(len(names), 1), _PURGED_SUBJECTS):
+            some = names[start : start + _PURGED_SUBJECTS]
+            purge = cmd.PurgeSubjects(some, to_seq, _SLICE_MESSAGES)
+            size = sum(map(len, some)) + _COMMAND_BYTES
+            more = True
+            while more:
+                number = shard.machine.shard
+                with _begun(removed > 0):
+                    command = self._shard_log.command(number, purge, size)
+                    result = expect(await command, Removed)
+                removed += result.count
+                more = result.more
+        shard.notify()  # where a consumer's pending messages went there is room
+        return removed
 
     async def delete_message(self, name: str, seq: int) -> None:
         """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""

@@ -1,0 +1,86 @@
+"""Atomic batches: all messages of a request are stored, as one run of sequences, or none."""
+
+from typing import Final
+
+import msgspec
+
+from contrail_api.candidates import Admitted
+from contrail_common import errors
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.responses import JSON, Response
+from contrail_common.errors import REGISTRY, ApiError, FieldProblem
+from contrail_common.link import PublishAck
+from contrail_common.message_batch import MessageBatch
+from contrail_common.texts import as_u32
+
+MESSAGES_MAX: Final = 1_000
+BYTES_MAX: Final = 2 << 20
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class AtomicAck(msgspec.Struct):
+    """The messages were stored, under the sequences from ``first_seq`` to ``last_seq``."""
+
+    stream: str
+    first_seq: int
+    last_seq: int
+    count: int
+
+
+def atomic_batch(asked: Admitted) -> MessageBatch:
+    """The batch to store as one; ApiError when it cannot be stored as such.
+
+    JetStream's rules: an expected sequence of the stream only on the first message, no expected
+    message id; of a subject an expectation or roll-up only on the first message that it has in the
+    batch, a roll-up of the stream only on the first of all.
+    """
+    if asked.refused:
+        at, error = min(asked.refused.items())
+        fields = [FieldProblem(f"/messages/{at}", error.detail or error.spec.title)]
+        raise ApiError(error.spec, f"message {at}: {error}", fields, applied=False)
+    batch = asked.batch
+    if not batch.count:
+        raise invalid_field("/messages", "an atomic batch has at least one message")
+    if batch.count > MESSAGES_MAX or batch.size() > BYTES_MAX:
+        limit = f"an atomic batch has at most {MESSAGES_MAX} messages and {BYTES_MAX} bytes"
+        raise ApiError(errors.ATOMIC_TOO_LARGE, limit, applied=False)
+    seen: set[int] = set()
+    index = as_u32(batch.subject_index).tolist()
+    for at, number in enumerate(index):
+        problem = _problem(batch, at, first_of_subject=number not in seen)
+        if problem is not None:
+            fields = [FieldProblem(f"/messages/{at}", problem)]
+            raise ApiError(errors.ATOMIC_UNSUPPORTED, problem, fields, applied=False)
+        seen.add(number)
+    batch.atomic = True
+    return batch
+
+
+def _problem(batch: MessageBatch, at: int, *, first_of_subject: bool) -> str | None:
+    expected = (batch.expected or {}).get(at)
+    rollup = (batch.rollups or {}).get(at)
+    if expected is not None:
+        if expected.last_msg_id is not None:
+            return "an atomic batch cannot expect a message id"
+        if expected.last_seq is not None and at:
+            return "only the first message can expect a sequence of the stream"
+        if expected.last_subject_seq is not None and not first_of_subject:
+            return "the batch itself has an earlier message of the subject"
+    if rollup == "all" and at:
+        return "only the first message can replace the whole stream"
+    if rollup is not None and not first_of_subject:
+        return "only the first message of a subject can replace the earlier ones"
+    return None
+
+
+def atomic_answer(ack: PublishAck) -> Response:
+    """201 with the range of sequences; ApiError for the reason why nothing was stored."""
+    for result in ack.results:
+        if result.code:
+            applied = None if result.code == errors.OUTCOME_UNKNOWN.code else False
+            raise ApiError(REGISTRY[result.code], result.detail, applied=applied)
+    first_seq = ack.results[0].seq if ack.results else 0
+    count = sum(result.count for result in ack.results)
+    body = _encode(AtomicAck(ack.stream, first_seq, first_seq + count - 1, count))
+    return Response(201, body, JSON, [(b"durability", ack.durability.encode())])
