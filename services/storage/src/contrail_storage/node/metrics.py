@@ -88,6 +88,16 @@ class _NodeCollector:
     def _stream_metrics(self) -> Iterable[Metric]:
         shards = self._node.streams.shards()
         yield GaugeMetricFamily("contrail_streams", "Streams", len(shards))
+        damaged = sum(bool(shard.damaged) for shard in shards)
+        yield GaugeMetricFamily("contrail_streams_damaged", "Streams that cannot serve", damaged)
+        scrubbed = self._node.scrubber.counts
+        for name, text, count in (
+            ("rounds", "Times that everything stored was read again", scrubbed.rounds),
+            ("blocks", "Blocks read again", scrubbed.blocks),
+            ("bytes", "Bytes read again", scrubbed.bytes),
+            ("damaged", "Blocks and kinds of rows that did not read back", scrubbed.damaged),
+        ):
+            yield CounterMetricFamily(f"contrail_scrub_{name}", text, count)
         families = {
             name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
             for name, text in (

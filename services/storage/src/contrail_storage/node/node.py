@@ -34,6 +34,7 @@ from contrail_storage.node.metrics import NodeTimings, render_metrics
 from contrail_storage.node.proposer import EntryContext, Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.replay import Replayer
+from contrail_storage.node.scrubber import Scrubber
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
@@ -154,6 +155,8 @@ class NodeOptions:
     log: LogOptions = field(default_factory=lambda: LogOptions(_SEGMENT_BYTES, keep_bytes=0))
     checkpoint_bytes: int = 64 << 20
     merge_blocks: int = MERGE_BLOCKS
+    scrub_bytes_s: int = 8 << 20
+    scrub_pause_s: float = 3_600.0
     files: Files | None = None
     open_store: Callable[[Path], RocksStore] = RocksStore.open
 
@@ -303,10 +306,18 @@ class StorageNode:
         self._spawn(self._tick_groups())
         await self._replay()
         await self.streams.mend_all()
+        self.scrubber = Scrubber(
+            self.streams.shards,
+            self.blocks,
+            self._store,
+            bytes_s=self._options.scrub_bytes_s,
+            pause_s=self._options.scrub_pause_s,
+        )
         self._housekeeper = Housekeeper(
             self.streams, self.consumers, self.shard_log, self.blocks, clock
         )
         self._spawn(self._housekeeper.run())
+        self._spawn(self.scrubber.run())
         self._spawn(self._checkpoint_by_size())
         self._ready = True
 

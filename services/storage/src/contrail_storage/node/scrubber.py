@@ -1,0 +1,168 @@
+"""Background scrub: everything stored is read again now and then, so that rot is found early.
+
+What was damaged without anybody reading it would be found when it is needed, perhaps when the last
+good copy elsewhere is gone. A damaged shard stops, and says so, as when a reader meets the damage.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol
+
+import structlog
+
+from contrail_common.blocks import Block
+from contrail_storage.core import key_layout as keys
+from contrail_storage.node.shard import Shard
+from contrail_storage.store.block_store import UNREADABLE, BlockSpan, BlockStore
+from contrail_storage.store.rocks_store import StoreClosedError, StoreCorruptError
+
+CHUNK_BYTES: Final = 1 << 20
+CHUNK_ROWS: Final = 2_000
+_RETRY_S: Final = 60.0
+_log = structlog.get_logger("contrail.scrub")
+
+
+class RowSource(Protocol):
+    """What is needed of the store to read rows."""
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) from ``start`` up to, not including, ``stop``."""
+        ...
+
+
+@dataclass(slots=True)
+class ScrubCounts:
+    """What was read since the start."""
+
+    rounds: int = 0
+    blocks: int = 0
+    bytes: int = 0
+    damaged: int = 0
+    """Blocks and kinds of rows that did not read back."""
+
+
+class Scrubber:
+    """Reads all blocks and rows of the shards, ``bytes_s`` a second, then rests ``pause_s``."""
+
+    def __init__(
+        self,
+        shards: Callable[[], list[Shard]],
+        blocks: BlockStore,
+        rows: RowSource,
+        *,
+        bytes_s: int,
+        pause_s: float,
+    ) -> None:
+        self.counts = ScrubCounts()
+        self._shards = shards
+        self._blocks = blocks
+        self._rows = rows
+        self._bytes_s = bytes_s
+        self._pause_s = pause_s
+
+    async def run(self) -> None:
+        """Scrub until cancelled."""
+        while True:
+            await asyncio.sleep(self._pause_s)
+            try:
+                await self.round()
+            except StoreClosedError:
+                return
+            except Exception:
+                # Not a reason to end a node that serves: what reads will say what is wrong.
+                _log.exception("scrub_failed")
+                await asyncio.sleep(_RETRY_S)
+
+    async def round(self) -> None:
+        """Read everything once."""
+        for shard in self._shards():
+            if not shard.damaged:
+                await self._scrub_blocks(shard)
+            if not shard.damaged and shard.machine.exists:
+                await self._scrub_rows(shard)
+        self.counts.rounds += 1
+
+    async def _scrub_blocks(self, shard: Shard) -> None:
+        seq = 0
+        while spans := self._next_spans(shard, seq):
+            size = sum(span.bytes for span in spans)
+            broken = await asyncio.to_thread(self._broken, shard.machine.shard, spans)
+            for span, why in broken:
+                if self._stands(shard, span):
+                    self._report(shard, f"block {span.base_seq}: {why}")
+                    return
+            self.counts.blocks += len(spans)
+            await self._pace(size)
+            seq = spans[-1].end_seq
+
+    def _next_spans(self, shard: Shard, seq: int) -> list[BlockSpan]:
+        """The blocks from ``seq`` on that make a chunk."""
+        if not shard.machine.exists:
+            return []
+        directory = self._blocks.directory(shard.machine.shard)
+        spans: list[BlockSpan] = []
+        size = 0
+        for position in range(directory.position(seq), len(directory)):
+            spans.append(directory.span(position))
+            size += spans[-1].bytes
+            if size >= CHUNK_BYTES:
+                break
+        return spans
+
+    def _broken(self, number: int, spans: list[BlockSpan]) -> list[tuple[BlockSpan, str]]:
+        """Those of ``spans`` that do not read back, each with the reason; in a thread."""
+        broken = []
+        for span in spans:
+            try:
+                (block,) = self._blocks.load_many(number, [span.base_seq])
+            except UNREADABLE as error:
+                broken.append((span, str(error)))
+            else:
+                if not _is_of(block, span):
+                    broken.append((span, f"it has sequences {block.base_seq} to {block.last_seq}"))
+        return broken
+
+    def _stands(self, shard: Shard, span: BlockSpan) -> bool:
+        """Whether the directory still names the block: it may have been merged or removed."""
+        if not shard.machine.exists:
+            return False
+        directory = self._blocks.directory(shard.machine.shard)
+        position = directory.position(span.base_seq)
+        return position < len(directory) and directory.span(position) == span
+
+    async def _scrub_rows(self, shard: Shard) -> None:
+        number = shard.machine.shard
+        for kind in keys.SHARD_KINDS:
+            if kind == keys.BLOCK:
+                continue
+            prefix = keys.shard_key(kind, number)
+            rows = self._rows.scan(prefix, keys.prefix_end(prefix))
+            try:
+                while size := await asyncio.to_thread(_read, rows):
+                    await self._pace(size)
+            except StoreCorruptError as error:
+                if shard.machine.exists:
+                    self._report(shard, f"rows of kind {kind.decode()}: {error}")
+                    return
+
+    def _report(self, shard: Shard, why: str) -> None:
+        self.counts.damaged += 1
+        shard.damaged = why
+        shard.notify()
+        _log.critical("scrub_found_damage", stream=shard.name, reason=why)
+
+    async def _pace(self, size: int) -> None:
+        self.counts.bytes += size
+        await asyncio.sleep(size / self._bytes_s)
+
+
+def _is_of(block: Block, span: BlockSpan) -> bool:
+    # A block that grew by a merge meanwhile begins where this one did.
+    return block.base_seq == span.base_seq and block.last_seq + 1 >= span.end_seq
+
+
+def _read(rows: Iterator[tuple[bytes, bytes]]) -> int:
+    """Read some rows; answers their bytes, 0 at the end."""
+    return sum(len(key) + len(value) for key, value in islice(rows, CHUNK_ROWS))
