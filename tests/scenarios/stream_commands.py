@@ -43,11 +43,11 @@ async def stream_info(world: World, arguments: Arguments) -> list[str]:
 
 
 async def purge_stream(world: World, arguments: Arguments) -> list[str]:
-    """Remove messages: ``stream purge NAME [up_to_seq=N] [keep=N]``."""
-    name = arguments.word("stream")
+    """Remove messages: ``stream purge NAME [subject=FILTER] [up_to_seq=N] [keep=N]``."""
+    name, subject = arguments.word("stream"), arguments.option("subject")
     up_to_seq, keep = arguments.integer_option("up_to_seq"), arguments.integer_option("keep")
     arguments.end()
-    purged = await world.finish(world.link.purge_stream(name, "", up_to_seq, keep))
+    purged = await world.finish(world.link.purge_stream(name, subject, up_to_seq, keep))
     return [f"purged {purged}"]
 
 

@@ -51,6 +51,12 @@ _MESSAGE_HEADERS: Final = (
         example="order-1016-created",
     ),
     HeaderDoc(
+        name="Nats-Rollup",
+        description="`sub` or `all`: replace all earlier messages of the subject, or of the stream, "
+        "where the stream allows it.",
+        example="sub",
+    ),
+    HeaderDoc(
         name="Msg-Header-Name",
         description="Any message header: `Msg-Header-<Name>`, or `Msg-Header-<Name>*` in RFC 8187 "
         "form.",
