@@ -52,8 +52,8 @@ _MESSAGE_HEADERS: Final = (
     ),
     HeaderDoc(
         name="Nats-Rollup",
-        description="`sub` or `all`: replace all earlier messages of the subject, or of the stream, "
-        "where the stream allows it.",
+        description="`sub` or `all`: replace all earlier messages of the subject, or of the "
+        "stream, where the stream allows it.",
         example="sub",
     ),
     HeaderDoc(

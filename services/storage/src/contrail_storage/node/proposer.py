@@ -72,7 +72,7 @@ class AppendRequest:
     """One publish request: its messages, the outcomes so far, and who is told all of them."""
 
     __slots__ = (
-        "_ends", "_firsts", "_outcomes", "atomic", "content", "count", "done", "remaining", "shard",
+        "_ends", "_outcomes", "atomic", "content", "count", "done", "firsts", "remaining", "shard",
         "size", "taken",
     )  # fmt: skip
 
@@ -81,8 +81,7 @@ class AppendRequest:
         self.content = content
         self.done = done
         self.taken = 0
-        self.atomic = not isinstance(content, PublishMessage) and content.atomic
-        self._firsts = _firsts(content)
+        self.atomic, self.firsts = _apart(content)
         self.count = self.remaining = _count(content)
         self.size = _size(content)
         self._ends: list[int] | None = None
@@ -102,14 +101,11 @@ class AppendRequest:
             return False
         return self.ends[self.taken] - self.bytes_before(self.taken) > ENTRY_BYTES_MAX
 
-    def must_come_first(self) -> bool:
-        """Whether what is not taken yet cannot stand behind other messages of a command."""
-        return self.atomic or self.taken in self._firsts
-
-    def next_first(self) -> int:
-        """The next position behind those taken that must be the first of a command."""
-        later = (at for at in self._firsts if at > self.taken)
-        return min(later, default=self.count)
+    def stop_before(self, taken: int) -> int:
+        """Up to where messages can stand in a command that has ``taken`` others before them."""
+        if taken and self.taken in self.firsts:
+            return self.taken
+        return min((at for at in self.firsts if at > self.taken), default=self.count)
 
     def bytes_before(self, position: int) -> int:
         """Bytes of the messages before ``position``."""
@@ -128,11 +124,16 @@ class AppendRequest:
         self.done(runs)
 
 
-def _firsts(content: Content) -> Collection[int]:
-    """The positions of messages that replace the whole stream, what came just before included."""
+def _apart(content: Content) -> tuple[bool, Collection[int]]:
+    """Whether the content is a command of its own, and which positions must begin one.
+
+    That is what replaces the whole stream, the messages just before it included.
+    """
     if isinstance(content, PublishMessage):
-        return (0,) if content.rollup == "all" else ()
-    return [at for at, rollup in (content.rollups or {}).items() if rollup == "all"]
+        return False, (0,) if content.rollup == "all" else ()
+    if content.rollups is None:
+        return content.atomic, ()
+    return content.atomic, [at for at, rollup in content.rollups.items() if rollup == "all"]
 
 
 def _count(content: Content) -> int:
@@ -291,12 +292,13 @@ class _AppendBuilder:
     def take(self, request: AppendRequest, room: int) -> bool:
         """Take messages of ``request`` while they fit; True when the request is used up."""
         start = request.taken
-        if request.must_come_first() and self.count:
-            return False
+        room = min(room, BLOCK_MESSAGES_MAX - self.count)
         if request.atomic:
-            self._add(request, 0, request.count, request.size)
-            return True
-        room = min(room, BLOCK_MESSAGES_MAX - self.count, request.next_first() - start)
+            if not self.count:
+                self._add(request, 0, request.count, request.size)
+            return request.taken > 0
+        if request.firsts:
+            room = min(room, request.stop_before(self.count) - start)
         if not start and request.count <= room and self.bytes + request.size <= BLOCK_BYTES_MAX:
             self._add(request, 0, request.count, request.size)
             return True
