@@ -6,10 +6,8 @@ part in none, it passes on what it is given.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Final, NamedTuple, Self
+from contextvars import ContextVar, Token
+from typing import Final, NamedTuple, Protocol, Self
 
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 """Which ids a client may choose."""
@@ -35,6 +33,11 @@ class RequestContext(NamedTuple):
         return cls(request_id, traceparent if valid else b"")
 
     @property
+    def context(self) -> Self:
+        """Itself: a context carries what it is."""
+        return self
+
+    @property
     def trace_id(self) -> str:
         """The trace's id, 32 hexadecimal digits; empty without a trace."""
         return self.traceparent[_TRACE_ID].decode("ascii")
@@ -52,24 +55,40 @@ class RequestContext(NamedTuple):
         return cls.of(request_id, traceparent)
 
 
-_current: Final[ContextVar[RequestContext | None]] = ContextVar("request_context", default=None)
+class Carrier(Protocol):
+    """What knows its context: a request, which makes it only when somebody asks."""
+
+    @property
+    def context(self) -> RequestContext:
+        """The context."""
+        ...
+
+
+_current: Final[ContextVar[Carrier | None]] = ContextVar("request_context", default=None)
 
 
 def current_context() -> RequestContext | None:
     """What the running work is part of; None for work of the process itself."""
-    return _current.get()
+    carrier = _current.get()
+    return None if carrier is None else carrier.context
 
 
-def enter_context(context: RequestContext | None) -> None:
+def enter_context(carrier: Carrier | None) -> None:
     """Say what the running task or connection is part of, for as long as it lives."""
-    _current.set(context)
+    _current.set(carrier)
 
 
-@contextmanager
-def in_context(context: RequestContext | None) -> Iterator[None]:
-    """What runs within, and the tasks it starts, is part of ``context``."""
-    token = _current.set(context)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+class InContext:
+    """``with``: what runs within, and the tasks it starts, is part of the carrier's context."""
+
+    __slots__ = ("_carrier", "_token")
+
+    def __init__(self, carrier: Carrier | None) -> None:
+        self._carrier = carrier
+        self._token: Token[Carrier | None]
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._carrier)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)

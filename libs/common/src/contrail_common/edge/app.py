@@ -29,7 +29,7 @@ from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.socket_metrics import SocketCounts
 from contrail_common.edge.websocket import EdgeSocket, Opening, SocketEndpoint
 from contrail_common.errors import ApiError
-from contrail_common.request_context import enter_context, in_context
+from contrail_common.request_context import InContext, enter_context
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -105,7 +105,7 @@ class EdgeApp:
         """Serve one HTTP request."""
         begun = time.perf_counter()
         request = Request(scope, receive, self._state)
-        enter_context(request.context)  # each request has a task of its own
+        enter_context(request)  # each request has a task of its own
         label, status = UNMATCHED, CLIENT_GONE_STATUS
         try:
             try:
@@ -179,7 +179,7 @@ class EdgeApp:
             seconds = time.perf_counter() - exchange.begun
             self._account(request, target.template, answer.status, seconds)
 
-        with in_context(request.context):
+        with InContext(request):
             try:
                 self._guard.check(request)
                 request.hold(len(exchange.body))
@@ -194,7 +194,7 @@ class EdgeApp:
         """Count an answered request, and tell of it when it is asked for or went wrong."""
         self.metrics.answered(request.method, template, status, seconds)
         if self._settings.access_log or (status >= INTERNAL_STATUS and status != BUSY_STATUS):
-            with in_context(request.context):
+            with InContext(request):
                 _log.log(
                     logging.WARNING if status >= INTERNAL_STATUS else logging.INFO,
                     "request",

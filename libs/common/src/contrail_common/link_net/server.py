@@ -29,7 +29,7 @@ from contrail_common.link_net.metrics import exposition, server_metrics
 from contrail_common.link_net.refusals import encode_error
 from contrail_common.message_batch import MessageBatch
 from contrail_common.model import PublishMessage
-from contrail_common.request_context import RequestContext, in_context
+from contrail_common.request_context import InContext, RequestContext
 from contrail_common.texts import as_u32
 from contrail_common.timings import Timings
 
@@ -99,7 +99,7 @@ class LinkServer:
         if error:
             self.failed[name] = self.failed.get(name, 0) + 1
         if self.access_log:
-            with in_context(work.context):
+            with InContext(work.context):
                 _log.info("link_request", method=name, error=error or None, seconds=seconds)
 
     def admits(self) -> bool:
@@ -296,7 +296,7 @@ class ServerConnection(FramedConnection):
         else:
             self.busy += 1
             self.busy_bytes += work.size
-        with in_context(context):
+        with InContext(context):
             if method is PUBLISH and arguments[1]:
                 self._publish(work, *arguments)
             else:
