@@ -115,8 +115,13 @@ def test_messages_of_a_stream_are_shown_and_deleted(shell: Shell) -> None:
     assert shell.run("stream", "get", name, "4", "--raw") == "4\n"
     last = shell.json("stream", "last", name, "--subject", f"{name}.2")
     assert [each["seq"] for each in last] == [5]
+    before = shell.json("stream", "last", name, "--up-to-seq", "4")
+    assert [each["seq"] for each in before] == [2, 3, 4]
+    assert shell.json("stream", "last", name, "--up-to-time", "2000-01-01T00:00:00Z") == []
     shell.run("stream", "delete-message", name, "4")
     assert shell.try_("stream", "get", name, "4").exit_code == 3
+    assert shell.json("stream", "deleted", name) == [{"first_seq": 4, "last_seq": 4}]
+    assert "first" in shell.run("stream", "deleted", name)
     assert shell.json("stream", "purge", name, "--keep", "2") == [{"purged": 3}]
 
 

@@ -68,8 +68,67 @@ def test_other_read_parameters_are_taken(stream: Stream, query: str) -> None:
 
 
 def test_reads_of_an_unknown_stream_are_404(unused: Stream) -> None:
-    for rest in ("messages/1", "messages", "last", "subjects", "replay", "replay/plan"):
+    for rest in ("messages/1", "messages", "last", "subjects", "deleted", "replay", "replay/plan"):
         assert_problem(unused.client.get(f"{unused.path}/{rest}"), 404, 10059)
+
+
+@pytest.mark.parametrize("rest", ["messages/2", "messages", "last", "subjects", "deleted"])
+def test_read_of_any_replica_says_how_far_it_is(stream: Stream, rest: str) -> None:
+    stream.fill(3)
+    answer = stream.client.get(f"{stream.path}/{rest}", params={"consistency": "any"})
+    assert answer.headers["nats-last-sequence"] == "3"
+    before = int(answer.headers["contrail-applied-index"])
+    stream.publish()
+    after = stream.client.get(f"{stream.path}/{rest}", params={"consistency": "any"})
+    assert after.headers["nats-last-sequence"] == "4"
+    assert int(after.headers["contrail-applied-index"]) > before
+    leader = stream.client.get(f"{stream.path}/{rest}", params={"consistency": "leader"})
+    assert not leader.headers.keys() & {"nats-last-sequence", "contrail-applied-index"}
+    other = stream.client.get(f"{stream.path}/{rest}", params={"consistency": "some"})
+    assert_problem(other, 422, None, "consistency")
+
+
+def test_events_of_any_replica_begin_with_how_far_it_is(stream: Stream) -> None:
+    stream.fill(3)
+    headers = {"accept": "text/event-stream"}
+    path = f"{stream.path}/messages?consistency=any"
+    with stream.client.stream("GET", path, headers=headers) as answer:
+        assert answer.headers["nats-last-sequence"] == "3"
+
+
+# Deleted -----------------------------------------------------------------------------------------
+def test_deleted_sequences_are_listed_in_runs_and_paged(stream: Stream) -> None:
+    stream.fill(12)
+    listed = stream.client.get(f"{stream.path}/deleted").json()
+    assert listed == {"items": [], "next_page_token": None}
+    for seq in (3, 4, 5, 7, 9, 10):
+        stream.client.delete(f"{stream.path}/messages/{seq}")
+    runs = [[3, 5], [7, 7], [9, 10]]
+    listed = stream.client.get(f"{stream.path}/deleted").json()
+    assert listed == {"items": runs, "next_page_token": None}
+    first = stream.client.get(f"{stream.path}/deleted?limit=2").json()
+    rest = {"limit": 2, "page_token": first["next_page_token"]}
+    second = stream.client.get(f"{stream.path}/deleted", params=rest).json()
+    assert first["items"] + second["items"] == runs
+    assert second["next_page_token"] is None
+    assert stream.state()["num_deleted"] == 6
+
+
+def test_deleted_sequences_below_the_first_message_are_not_listed(stream: Stream) -> None:
+    stream.fill(6)
+    for seq in (2, 4, 6):
+        stream.client.delete(f"{stream.path}/messages/{seq}")
+    stream.client.post(f"{stream.path}/purge", json={"up_to_seq": 3})
+    assert stream.client.get(f"{stream.path}/deleted").json()["items"] == [[4, 4], [6, 6]]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x"])
+def test_bad_parameter_of_deleted_is_422(stream: Stream, query: str) -> None:
+    assert_problem(stream.client.get(f"{stream.path}/deleted?{query}"), 422, None, "limit")
+
+
+def test_foreign_page_token_of_deleted_is_400(stream: Stream) -> None:
+    assert_problem(stream.client.get(f"{stream.path}/deleted?page_token=!"), 400, 10003)
 
 
 # Delete ------------------------------------------------------------------------------------------
@@ -118,6 +177,27 @@ def test_range_is_filtered_by_subject(stream: Stream) -> None:
     query = {"subject": stream.subject("3")}
     page = stream.client.get(f"{stream.path}/messages", params=query).json()
     assert [one["seq"] for one in page["messages"]] == [3, 8, 13, 18]
+
+
+def test_next_of_a_subject_is_found_and_the_rest_counted(stream: Stream) -> None:
+    stream.publish(rest="rare.1")
+    stream.fill(20)
+    stream.publish(rest="rare.2")
+    for subject, from_seq, seqs, pending in (
+        ("rare.1", 0, [1], 0),
+        ("rare.1", 2, [], 0),
+        ("rare.*", 2, [22], 0),
+        ("rare.*", 0, [1], 1),
+        ("rare.2", 0, [22], 0),
+        ("3", 10, [14], 1),
+        ("3", 9, [9], 2),
+        ("none", 0, [], 0),
+    ):
+        query = {"subject": stream.subject(subject), "from_seq": from_seq, "limit": 1}
+        page = stream.client.get(f"{stream.path}/messages", params=query).json()
+        assert [one["seq"] for one in page["messages"]] == seqs
+        assert page["num_pending"] == pending
+        assert page["next_seq"] == (seqs[0] + 1 if seqs else 23)
 
 
 def test_range_begins_at_a_time(stream: Stream) -> None:
@@ -224,7 +304,7 @@ def test_last_is_paged(stream: Stream) -> None:
     assert sorted(seen) == [8, 9, 10, 11, 12]
 
 
-@pytest.mark.parametrize("query", ["subject=a..b", "limit=0", "up_to_seq=3"])
+@pytest.mark.parametrize("query", ["subject=a..b", "limit=0", "up_to_seq=x"])
 def test_bad_parameter_of_last_is_422(stream: Stream, query: str) -> None:
     answer = stream.client.get(f"{stream.path}/last?{query}")
     assert_problem(answer, 422, None, query.partition("=")[0])

@@ -3,7 +3,7 @@
 import json
 from typing import Any, Final
 
-from contrail_common.link import RangeRequest, ReplayPlanRequest, ReplayRequest
+from contrail_common.link import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_common.model import StoredMessage
 from contrail_common.timeunits import parse_time
 from tests.scenarios import showing
@@ -38,10 +38,15 @@ async def messages(world: World, arguments: Arguments) -> list[str]:
 
 
 async def last(world: World, arguments: Arguments) -> list[str]:
-    """Read the newest message of each subject: ``last STREAM [subject=FILTER]``."""
-    name, pattern = arguments.word("stream"), arguments.option("subject")
+    """Read the newest message of each subject: ``last STREAM [subject=FILTER] [up_to_seq=N]``."""
+    request = LastRequest(
+        stream=arguments.word("stream"),
+        subject=arguments.option("subject"),
+        up_to_seq=arguments.integer_option("up_to_seq"),
+        limit=_PAGE,
+    )
     arguments.end()
-    found, _ = await world.finish(world.link.last_messages(name, pattern, _PAGE, ""))
+    found, _ = await world.finish(world.link.last_messages(request))
     return [showing.message(one) for one in found] or ["no messages"]
 
 

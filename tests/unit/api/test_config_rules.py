@@ -13,12 +13,14 @@ from contrail_common.config_rules import (
     check_consumer_update,
     check_stream_create,
     check_stream_update,
+    complete_consumer,
     normalise_consumer,
     normalise_stream,
+    over_limits,
     sealed,
 )
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.model import ConsumerConfig, StreamConfig
+from contrail_common.model import ConsumerConfig, ConsumerLimits, StreamConfig
 from contrail_common.timeunits import NS_PER_MS, NS_PER_S
 
 
@@ -26,8 +28,11 @@ def stream(pedantic: bool = False, **draft: Any) -> StreamConfig:
     return normalise_stream(cast(StreamDraft, {"name": "S", **draft}), pedantic=pedantic)
 
 
-def consumer(pedantic: bool = False, **draft: Any) -> ConsumerConfig:
-    return normalise_consumer(cast(ConsumerDraft, {"name": "c", **draft}), pedantic=pedantic)
+def consumer(
+    pedantic: bool = False, limits: ConsumerLimits | None = None, **draft: Any
+) -> ConsumerConfig:
+    asked = normalise_consumer(cast(ConsumerDraft, {"name": "c", **draft}), pedantic=pedantic)
+    return complete_consumer(asked, limits or ConsumerLimits())
 
 
 def refusal(call: Callable[[], object]) -> ApiError:
@@ -193,6 +198,37 @@ def test_invalid_consumer_is_refused_by_its_rule(draft: dict[str, Any], spec: Er
     refused = refusal(lambda: consumer(**draft))
     assert refused.spec is spec
     assert refused.fields[0].pointer.startswith("/")
+
+
+def test_pedantic_refuses_a_max_ack_pending_of_zero() -> None:
+    refused = refusal(lambda: consumer(pedantic=True, max_ack_pending=0))
+    assert refused.spec is errors.PEDANTIC
+    assert consumer(pedantic=True).max_ack_pending == 1000
+
+
+def test_limits_of_the_stream_are_the_defaults_of_a_consumer() -> None:
+    limits = ConsumerLimits(inactive_threshold_ns=NS_PER_S, max_ack_pending=2_000)
+    for durable in (True, False):
+        config = consumer(limits=limits, durable=durable)
+        assert (config.inactive_threshold_ns, config.max_ack_pending) == (NS_PER_S, 2_000)
+        assert over_limits(config, limits) is None
+
+
+@pytest.mark.parametrize(
+    ("draft", "spec"),
+    [
+        ({"max_ack_pending": 10, "inactive_threshold_ns": NS_PER_S}, None),
+        ({"max_ack_pending": 11}, errors.CONSUMER_LIMITS_EXCEEDED),
+        ({"max_ack_pending": -1}, errors.CONSUMER_LIMITS_EXCEEDED),
+        ({"ack_policy": "none", "inactive_threshold_ns": 1}, None),
+        ({"inactive_threshold_ns": NS_PER_S + 1}, errors.CONSUMER_THRESHOLD_EXCEEDED),
+    ],
+)
+def test_consumer_over_a_limit_of_its_stream_is_told_which(
+    draft: dict[str, Any], spec: ErrorSpec | None
+) -> None:
+    limits = ConsumerLimits(inactive_threshold_ns=NS_PER_S, max_ack_pending=10)
+    assert over_limits(consumer(limits=limits, **draft), limits) is spec
 
 
 def test_filters_that_only_overlap_in_part_are_taken() -> None:

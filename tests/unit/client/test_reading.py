@@ -45,6 +45,14 @@ def test_range_that_waited_in_vain_continues_where_it_began() -> None:
     assert (found.messages, found.next_seq) == ((), 9)
 
 
+def test_newest_messages_are_asked_for_as_of_a_point() -> None:
+    call = reading.last_messages("S", subject="a.>", up_to_seq=7, up_to_time=None, token="t")
+    assert call.request.path == "/v1/streams/S/last"
+    assert call.request.query == (("subject", "a.>"), ("up_to_seq", "7"), ("page_token", "t"))
+    page = conclude(call, Answer(200, {}, b'{"messages": [' + TEXT + b'], "next_page_token": "u"}'))
+    assert ([message.seq for message in page.messages], page.next_page_token) == ([4], "u")
+
+
 def test_delete_is_not_repeatable() -> None:
     call = reading.delete_message("S", 4, shard=1)
     assert (call.request.method, call.request.query) == ("DELETE", (("shard", "1"),))

@@ -86,3 +86,16 @@ def test_purge_sends_what_is_given_and_answers_the_count() -> None:
 
 def test_delete_needs_no_body_in_its_answer() -> None:
     conclude(streams.delete("S"), Answer(204, {}))
+
+
+def test_snapshot_asks_for_the_archive_with_or_without_consumers() -> None:
+    asked = streams.snapshot("S", consumers=True)
+    assert (asked.method, asked.path, asked.query) == ("GET", "/v1/streams/S/snapshot", ())
+    assert streams.snapshot("S", consumers=False).query == (("consumers", "false"),)
+
+
+def test_restore_is_not_repeated_and_names_what_it_sends() -> None:
+    call = streams.restore("S")
+    assert (call.request.method, call.request.path) == ("PUT", "/v1/streams/S/restore")
+    assert call.request.headers == (("Content-Type", "application/vnd.contrail.snapshot"),)
+    assert not call.repeatable

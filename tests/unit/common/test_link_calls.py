@@ -12,13 +12,15 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.link import (
     AckItem,
+    DeletedRanges,
+    LastRequest,
     PublishOutcome,
     PullRequest,
     RangeRequest,
     ReplayPlanRequest,
     ReplayRequest,
 )
-from contrail_common.link_net.client import RemoteLink, ReplayStream
+from contrail_common.link_net.client import ChunkStream, RemoteLink
 from contrail_common.link_net.limits import LinkLimits
 from contrail_common.message_batch import MessageBatch
 from contrail_common.model import ConsumerConfig, Expected, PublishMessage, StreamConfig
@@ -67,9 +69,10 @@ def test_reads_answer_what_storage_answers(tmp_path: Path) -> None:
                 "", "", 10, ""
             )
             assert await link.read_range(asked) == await local.read_range(asked)
-            assert await link.last_messages("S", "", 5, "") == await local.last_messages(
-                "S", "", 5, ""
-            )
+            newest = LastRequest(stream="S", limit=5)
+            assert await link.last_messages(newest) == await local.last_messages(newest)
+            assert await link.deleted_ranges("S", 5, "") == DeletedRanges([], None)
+            assert await link.read_position("S") == await local.read_position("S")
             assert await link.subject_counts("S", "a.>", 5, "") == ([("a.b", 30)], None)
             assert await link.replay_plan(plan) == await local.replay_plan(plan)
             for form in ("arrow", "ndjson", "msgpack"):
@@ -255,7 +258,7 @@ async def big_stream(link: LocalLink, messages_count: int = 400, size: int = 10_
 
 
 def held(stream: AsyncIterator[bytes]) -> int:
-    assert isinstance(stream, ReplayStream)
+    assert isinstance(stream, ChunkStream)
     return sum(map(len, stream._pieces))
 
 
@@ -290,7 +293,7 @@ def test_reader_that_leaves_ends_the_stream_at_storage(tmp_path: Path) -> None:
             await big_stream(local)
             for reads in (0, 1):
                 stream = await link.replay(ReplayRequest(stream="S"))
-                assert isinstance(stream, ReplayStream)
+                assert isinstance(stream, ChunkStream)
                 for _ in range(reads):
                     await anext(stream)
                 await stream.aclose()
@@ -305,7 +308,7 @@ def test_reader_that_stands_still_for_too_long_loses_its_stream(tmp_path: Path) 
             await big_stream(local)
             stream = await link.replay(ReplayRequest(stream="S", format="msgpack"))
             await anext(stream)
-            await until(lambda: isinstance(stream, ReplayStream) and stream._complete)
+            await until(lambda: isinstance(stream, ChunkStream) and stream._complete)
             error = await refusal(collected(stream))
             assert error.spec is errors.OVERLOADED
 

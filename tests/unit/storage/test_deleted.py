@@ -24,6 +24,18 @@ steps = st.lists(
 )
 
 
+def assert_runs(kept: DeletedSet, low: int, high: int, expected: list[int]) -> None:
+    """Listed some at a time the runs hold exactly ``expected``."""
+    listed: list[int] = []
+    next_seq: int | None = low
+    while next_seq is not None:
+        runs, next_seq = kept.ranges(next_seq, high, 2)
+        assert len(runs) <= 2
+        for first, last in runs:
+            listed += range(first, last + 1)
+    assert listed == expected
+
+
 @given(steps, st.tuples(seqs, seqs))
 def test_deleted_set_is_a_set_of_sequences_above_the_first(
     script: list[tuple[str, int]], span: tuple[int, int]
@@ -52,9 +64,20 @@ def test_deleted_set_is_a_set_of_sequences_above_the_first(
         mask = kept.live_mask(low, high - low + 1)
         live = list(range(low, high + 1)) if mask is None else (mask.nonzero()[0] + low).tolist()
         assert live == [each for each in range(low, high + 1) if each not in plain]
+        assert_runs(kept, low, high, sorted(each for each in plain if low <= each <= high))
         assert kept.next_live(low) == next(
             each for each in range(low, TOP + len(plain) + 2) if each not in plain
         )
+
+
+def test_listing_ends_after_some_pages_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deleted, "PAGE", 8)
+    monkeypatch.setattr(deleted, "_PAGES_MAX", 2)
+    kept = DeletedSet(SHARD)
+    kept.add_many(np.arange(5, 30), Writes())
+    assert kept.ranges(1, 100, 9) == ([(5, 15)], 16)
+    assert kept.ranges(16, 100, 9) == ([(16, 29)], None)
+    assert kept.ranges(1, 20, 9) == ([(5, 15)], 16)
 
 
 def test_run_of_deleted_sequences_over_pages_is_skipped_at_once(

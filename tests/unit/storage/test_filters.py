@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from contrail_storage.core.results import Writes
 from contrail_storage.core.subject_table import PAGE, SubjectTable
-from contrail_storage.node.filters import SubjectFilter
+from contrail_storage.node.filters import FILTERS_MAX, FilterCache, SubjectFilter
 from tests.unit.storage.naive_models import naive_matches
 
 SUBJECTS = ["a", "b", "a.x", "a.y", "b.x", "a.x.y"]
@@ -45,6 +45,9 @@ def test_filter_selects_what_the_naive_matcher_does_while_subjects_come_and_go(
             if not wanted or any(naive_matches(pattern, name) for pattern in wanted)
         ]
         assert sorted(found.subjects(table)) == expected
+        for from_sid in (0, seq // 2):
+            wanted_sids = [sid for sid, _ in expected if sid >= from_sid]
+            assert found.numbers(table, from_sid).tolist() == wanted_sids
         if not found.matches_all:
             sids = np.array([sid for sid, _ in live], np.uint32)
             assert sids[found.select(table, sids)].tolist() == [sid for sid, _ in expected]
@@ -69,6 +72,19 @@ def test_numbers_that_the_table_does_not_know_are_not_selected() -> None:
     add(table, "a", 1)
     found = SubjectFilter(("a",))
     assert found.select(table, np.array([0, 1, 99], np.uint32)).tolist() == [True, False, False]
+
+
+def test_filters_used_last_are_kept_for_their_table_alone() -> None:
+    table, other, cache = SubjectTable(1), SubjectTable(1), FilterCache()
+    first = cache.get(table, ("a",))
+    assert cache.get(table, ("a",)) is first
+    assert cache.get(other, ("a",)) is not first
+    for number in range(FILTERS_MAX - 1):
+        cache.get(table, (f"s.{number}",))
+    assert cache.get(table, ("a",)) is first
+    for number in range(FILTERS_MAX):
+        cache.get(table, (f"t.{number}",))
+    assert cache.get(table, ("a",)) is not first
 
 
 def test_no_pattern_and_the_full_wildcard_match_everything() -> None:

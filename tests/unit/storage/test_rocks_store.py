@@ -63,6 +63,20 @@ def test_scan_shows_the_store_as_it_was_when_it_began(store: RocksStore) -> None
     assert len(list(scan)) == 999
 
 
+def test_view_shows_the_store_as_it_was_to_each_of_its_scans(store: RocksStore) -> None:
+    store.write(rows(1000))
+    with store.view() as view:
+        store.write([("delete_range", b"k", b"l"), ("put", b"k000500x", b"new")])
+        store.flush()
+        assert len(list(view.scan(b"k000900", b"l"))) == 100
+        found = list(view.scan(b"k000100", b"k000900"))
+        assert [key for key, _ in found] == [b"k%06d" % number for number in range(100, 900)]
+        assert list(view.scan(b"x", b"y")) == []
+        store.close()
+        with pytest.raises(StoreClosedError):
+            list(view.scan(b"k", b"l"))
+
+
 def test_reopened_store_holds_what_was_flushed(tmp_path: Path) -> None:
     store = RocksStore.open(tmp_path / "db")
     store.write(rows(10))

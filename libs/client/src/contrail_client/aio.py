@@ -4,7 +4,14 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Self
@@ -134,6 +141,17 @@ class AsyncContrail:
             if token is None:
                 return
 
+    async def list_deleted(self, name: str) -> AsyncIterator[tuple[int, int]]:
+        """As `Contrail.list_deleted`."""
+        token: str | None = None
+        while True:
+            page = await self._transport.run(streams.deleted(name, token=token))
+            for run in page.items:
+                yield run
+            token = page.next_page_token
+            if token is None:
+                return
+
     async def seal_stream(self, name: str) -> StreamInfo:
         """As `Contrail.seal_stream`."""
         return await self._transport.run(streams.seal(name))
@@ -153,6 +171,14 @@ class AsyncContrail:
         """As `Contrail.purge_stream`."""
         call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
         return await self._transport.run(call)
+
+    def snapshot(self, stream: str, *, consumers: bool = True) -> AsyncIterator[bytes]:
+        """As `Contrail.snapshot`."""
+        return self._transport.stream(streams.snapshot(stream, consumers=consumers))
+
+    async def restore(self, stream: str, chunks: AsyncIterable[bytes]) -> StreamInfo:
+        """As `Contrail.restore`."""
+        return await self._transport.upload(streams.restore(stream), chunks)
 
     # Publishing ----------------------------------------------------------------------------------
 
@@ -329,12 +355,19 @@ class AsyncContrail:
         return await self._transport.run(call)
 
     async def last_messages(
-        self, stream: str, *, subject: str | None = None
+        self,
+        stream: str,
+        *,
+        subject: str | None = None,
+        up_to_seq: int | None = None,
+        up_to_time: str | None = None,
     ) -> AsyncIterator[StoredMessage]:
         """As `Contrail.last_messages`."""
         token: str | None = None
         while True:
-            call = reading.last_messages(stream, subject=subject, token=token)
+            call = reading.last_messages(
+                stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time, token=token
+            )
             page = await self._transport.run(call)
             for found in page.messages:
                 yield found

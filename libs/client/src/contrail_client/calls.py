@@ -27,6 +27,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/vnd.msgpack"
+SNAPSHOT: Final = "application/vnd.contrail.snapshot"
 MERGE_PATCH: Final = "application/merge-patch+json"
 NDJSON: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"

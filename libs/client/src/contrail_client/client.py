@@ -184,6 +184,16 @@ class Contrail:
             if token is None:
                 return
 
+    def list_deleted(self, name: str) -> Iterator[tuple[int, int]]:
+        """Sequences inside the stream that were deleted: first and last of each run, by page."""
+        token: str | None = None
+        while True:
+            page = self._transport.run(streams.deleted(name, token=token))
+            yield from page.items
+            token = page.next_page_token
+            if token is None:
+                return
+
     def seal_stream(self, name: str) -> StreamInfo:
         """Make the stream read-only, for good."""
         return self._transport.run(streams.seal(name))
@@ -203,6 +213,14 @@ class Contrail:
         """Remove messages (`up_to_seq` is exclusive); answers how many."""
         call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
         return self._transport.run(call)
+
+    def snapshot(self, stream: str, *, consumers: bool = True) -> Iterator[bytes]:
+        """An archive of the stream as it is now, in chunks; `Unreachable` when it is cut."""
+        return self._transport.stream(streams.snapshot(stream, consumers=consumers))
+
+    def restore(self, stream: str, chunks: Iterable[bytes]) -> StreamInfo:
+        """Make a stream out of an archive: all of it, or nothing when this raises a refusal."""
+        return self._transport.upload(streams.restore(stream), chunks)
 
     # Publishing ----------------------------------------------------------------------------------
 
@@ -385,11 +403,23 @@ class Contrail:
         )
         return self._transport.run(call)
 
-    def last_messages(self, stream: str, *, subject: str | None = None) -> Iterator[StoredMessage]:
-        """The newest message of each subject matching the filter, page by page."""
+    def last_messages(
+        self,
+        stream: str,
+        *,
+        subject: str | None = None,
+        up_to_seq: int | None = None,
+        up_to_time: str | None = None,
+    ) -> Iterator[StoredMessage]:
+        """The newest message of each subject matching the filter, page by page.
+
+        As of the sequence `up_to_seq`, or as it was before `up_to_time`; else as of now.
+        """
         token: str | None = None
         while True:
-            call = reading.last_messages(stream, subject=subject, token=token)
+            call = reading.last_messages(
+                stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time, token=token
+            )
             page = self._transport.run(call)
             yield from page.messages
             token = page.next_page_token

@@ -20,6 +20,13 @@ Duration = str | int
 Headers = Mapping[str, Sequence[str]]
 
 
+class ConsumerLimits(TypedDict, total=False):
+    """Defaults and caps of a stream for its consumers."""
+
+    inactive_threshold: Duration
+    max_ack_pending: int
+
+
 class StreamConfig(TypedDict, total=False):
     """Fields of a stream's configuration; the server has the defaults."""
 
@@ -44,6 +51,7 @@ class StreamConfig(TypedDict, total=False):
     allow_atomic: bool
     compression: Literal["none", "lz4", "zstd", "s2"]
     first_seq: int
+    consumer_limits: ConsumerLimits
     metadata: dict[str, str]
     encrypted: bool
 

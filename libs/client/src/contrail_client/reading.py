@@ -76,15 +76,22 @@ def read_range(
     )
 
 
-def last_messages(stream: str, *, subject: str | None, token: str | None) -> Call[LastPage]:
+def last_messages(
+    stream: str,
+    *,
+    subject: str | None,
+    up_to_seq: int | None,
+    up_to_time: str | None,
+    token: str | None,
+) -> Call[LastPage]:
     """A page of the newest message of each subject."""
-    return call(
-        "GET",
-        path_of("streams", stream, "last"),
-        _last,
-        query={"subject": subject, "page_token": token},
-        headers=_ACCEPT_JSON,
-    )
+    query: dict[str, Any] = {
+        "subject": subject,
+        "up_to_seq": up_to_seq,
+        "up_to_time": up_to_time,
+        "page_token": token,
+    }
+    return call("GET", path_of("streams", stream, "last"), _last, query=query, headers=_ACCEPT_JSON)
 
 
 def delete_message(stream: str, seq: int, *, shard: int | None = None) -> Call[None]:

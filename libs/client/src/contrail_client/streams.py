@@ -7,14 +7,17 @@ import msgspec
 
 from contrail_client.calls import (
     MERGE_PATCH,
+    SNAPSHOT,
     Answer,
     Call,
+    Request,
     call,
     given,
     json_as,
     nothing,
     path_of,
     precondition,
+    query_items,
     with_etag,
 )
 from contrail_client.models import StreamConfig, StreamInfo, SubjectCount
@@ -34,6 +37,13 @@ class SubjectsPage(msgspec.Struct, frozen=True):
     next_page_token: str | None = None
 
 
+class DeletedPage(msgspec.Struct, frozen=True):
+    """A page of a stream's deleted sequences, as first and last of each run."""
+
+    items: tuple[tuple[int, int], ...]
+    next_page_token: str | None = None
+
+
 class _Purged(msgspec.Struct):
     purged: int
 
@@ -41,6 +51,7 @@ class _Purged(msgspec.Struct):
 _info = with_etag(json_as(StreamInfo))
 _page = json_as(Page)
 _subjects = json_as(SubjectsPage)
+_deleted = json_as(DeletedPage)
 _purged = json_as(_Purged)
 
 
@@ -79,6 +90,11 @@ def subjects(
     return call("GET", path_of("streams", name, "subjects"), _subjects, query=query)
 
 
+def deleted(name: str, *, token: str | None) -> Call[DeletedPage]:
+    """A page of the deleted sequences."""
+    return call("GET", path_of("streams", name, "deleted"), _deleted, query={"page_token": token})
+
+
 def seal(name: str) -> Call[StreamInfo]:
     """Let the stream be read only, from now on."""
     return call("POST", path_of("streams", name, "seal"), _info)
@@ -93,6 +109,18 @@ def purge(name: str, *, subject: str | None, up_to_seq: int | None, keep: int | 
     """Remove messages; answers how many."""
     body = given(subject=subject, up_to_seq=up_to_seq, keep=keep)
     return call("POST", path_of("streams", name, "purge"), _purged_count, json=body)
+
+
+def snapshot(name: str, *, consumers: bool) -> Request:
+    """The request for the stream's archive."""
+    query = query_items({"consumers": None if consumers else False})
+    return Request("GET", path_of("streams", name, "snapshot"), query, (("Accept", SNAPSHOT),))
+
+
+def restore(name: str) -> Call[StreamInfo]:
+    """Make the stream out of an archive, which is the body."""
+    headers = (("Content-Type", SNAPSHOT),)
+    return call("PUT", path_of("streams", name, "restore"), _info, headers=headers)
 
 
 def _purged_count(answer: Answer) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -103,9 +103,18 @@ class Transport:
         except httpx.HTTPError as error:
             raise Unreachable(f"{request.path}: {_reason(error)}") from error
 
-    def _exchange(self, request: Request) -> Answer | Failure:
+    def upload(self, call: Call[T], chunks: Iterable[bytes]) -> T:
+        """Carry out a call once, with `chunks` for its body; raises ContrailError."""
+        return conclude(call, self._exchange(call.request, chunks))
+
+    def _exchange(
+        self, request: Request, chunks: Iterable[bytes] | None = None
+    ) -> Answer | Failure:
+        arguments = _arguments(self._options, request)
+        if chunks is not None:
+            arguments["content"] = chunks
         try:
-            return _answer(self._http.request(**_arguments(self._options, request)))
+            return _answer(self._http.request(**arguments))
         except httpx.HTTPError as error:
             return _failure(error)
 
@@ -146,9 +155,18 @@ class AsyncTransport:
         except httpx.HTTPError as error:
             raise Unreachable(f"{request.path}: {_reason(error)}") from error
 
-    async def _exchange(self, request: Request) -> Answer | Failure:
+    async def upload(self, call: Call[T], chunks: AsyncIterable[bytes]) -> T:
+        """As `Transport.upload`."""
+        return conclude(call, await self._exchange(call.request, chunks))
+
+    async def _exchange(
+        self, request: Request, chunks: AsyncIterable[bytes] | None = None
+    ) -> Answer | Failure:
+        arguments = _arguments(self._options, request)
+        if chunks is not None:
+            arguments["content"] = chunks
         try:
-            return _answer(await self._http.request(**_arguments(self._options, request)))
+            return _answer(await self._http.request(**arguments))
         except httpx.HTTPError as error:
             return _failure(error)
 

@@ -5,7 +5,7 @@ say whether a configuration may be created, or replace the one that stands. The 
 former, the storage node the latter, inside the decision they belong to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypedDict, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from contrail_common.model import (
     AckPolicy,
     Compression,
     ConsumerConfig,
+    ConsumerLimits,
     DeliverPolicy,
     StreamConfig,
 )
@@ -37,6 +38,7 @@ REPLICAS_MAX: Final = 5
 AGE_MIN_NS: Final = 100 * NS_PER_MS
 SUBJECTS_MAX: Final = 256
 """Subjects of a stream or filters of a consumer; finding overlaps is quadratic in them."""
+_NAMES_SHOWN: Final = 10
 
 RESERVED_SUBJECTS: Final = ("$JS.>", "$JSC.>", "$NRG.>", "$SYS.>", f"{RESERVED_PREFIX}.>")
 RESERVED_EXCEPTIONS: Final = ("$JS.EVENT.>", "$SYS.ACCOUNT.>")
@@ -66,6 +68,7 @@ class StreamDraft(TypedDict, total=False):
     allow_atomic: bool
     compression: str
     first_seq: int
+    consumer_limits: ConsumerLimits
     metadata: dict[str, str]
     encrypted: bool
 
@@ -132,6 +135,7 @@ def normalise_stream(
         allow_atomic=draft.get("allow_atomic", False),
         compression=_compression(rules, draft.get("compression", "none")),
         first_seq=rules.at_least_zero("first_seq", draft.get("first_seq", 1)) or 1,
+        consumer_limits=_consumer_limits(rules, draft.get("consumer_limits", ConsumerLimits())),
         metadata=draft.get("metadata", {}),
         encrypted=draft.get("encrypted", False),
     )
@@ -176,6 +180,15 @@ def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
             raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be taken back")
 
 
+def check_consumers_fit(config: StreamConfig, consumers: Iterable[ConsumerConfig]) -> None:
+    """Raise STREAM_UPDATE_REFUSED when one of the stream's consumers exceeds its limits."""
+    over = [one.name for one in consumers if over_limits(one, config.consumer_limits)]
+    if over:
+        names = ", ".join(sorted(over)[:_NAMES_SHOWN])
+        message = f"change to limits violates {len(over)} consumers: {names}"
+        raise _invalid(errors.STREAM_UPDATE_REFUSED, "consumer_limits", message)
+
+
 def check_stream_encryption(config: StreamConfig, *, encrypts: bool) -> None:
     """Refuse a stream that must be encrypted where the node does not."""
     if config.encrypted and not encrypts:
@@ -194,6 +207,12 @@ def _stream_subjects(rules: "_Rules", subjects: tuple[str, ...]) -> tuple[str, .
         left, right = overlap
         rules.refuse("subjects", f'subject "{left}" overlaps with "{right}"')
     return subjects
+
+
+def _consumer_limits(rules: "_Rules", limits: ConsumerLimits) -> ConsumerLimits:
+    rules.at_least_zero("consumer_limits/inactive_threshold", limits.inactive_threshold_ns)
+    rules.at_least_zero("consumer_limits/max_ack_pending", limits.max_ack_pending)
+    return limits
 
 
 def _duplicate_window(rules: "_Rules", draft: StreamDraft, max_age_ns: int) -> int:
@@ -228,7 +247,7 @@ def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:
 
 # Consumers ---------------------------------------------------------------------------------------
 def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> ConsumerConfig:
-    """The complete configuration that ``draft`` asks for.
+    """The configuration that ``draft`` asks for; :func:`complete_consumer` fills in what is left.
 
     Raises CONSUMER_CONFIG_INVALID (or the code of the rule) with pointers, and PEDANTIC as
     :func:`normalise_stream` does.
@@ -236,7 +255,6 @@ def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> Consu
     rules = _Rules(errors.CONSUMER_CONFIG_INVALID, draft, pedantic=pedantic)
     name = rules.name(draft.get("name", ""))
     rules.texts(draft.get("description", ""), draft.get("metadata", {}))
-    durable = draft.get("durable", True)
     filters = draft.get("filter_subjects", ())
     _check_filters(rules, filters)
     _check_start(draft, filters)
@@ -246,10 +264,9 @@ def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> Consu
         rules.refuse("backoff", "a delay must not be negative")
     if 0 < max_deliver < len(backoff_ns):
         rules.refuse("backoff", "more delays than max_deliver allows", errors.BACKOFF_INVALID)
-    idle_ns = rules.at_least_zero("inactive_threshold", draft.get("inactive_threshold_ns", 0))
     return ConsumerConfig(
         name=name,
-        durable=durable,
+        durable=draft.get("durable", True),
         description=draft.get("description", ""),
         deliver_policy=draft.get("deliver_policy", "all"),
         opt_start_seq=draft.get("opt_start_seq", 0),
@@ -265,9 +282,37 @@ def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> Consu
         max_expires_ns=_max_expires(rules, draft.get("max_expires_ns", 0)),
         max_bytes=rules.at_least_zero("max_bytes", draft.get("max_bytes", 0)),
         headers_only=draft.get("headers_only", False),
-        inactive_threshold_ns=idle_ns or (0 if durable else model.INACTIVE_THRESHOLD_NS),
+        inactive_threshold_ns=rules.at_least_zero(
+            "inactive_threshold", draft.get("inactive_threshold_ns", 0)
+        ),
         metadata=draft.get("metadata", {}),
     )
+
+
+def complete_consumer(config: ConsumerConfig, limits: ConsumerLimits) -> ConsumerConfig:
+    """``config`` with the defaults that its stream, or else the server, has for what is 0."""
+    idle_ns = 0 if config.durable else model.INACTIVE_THRESHOLD_NS
+    return msgspec.structs.replace(
+        config,
+        max_ack_pending=config.max_ack_pending or limits.max_ack_pending or model.MAX_ACK_PENDING,
+        inactive_threshold_ns=config.inactive_threshold_ns
+        or limits.inactive_threshold_ns
+        or idle_ns,
+    )
+
+
+def over_limits(config: ConsumerConfig, limits: ConsumerLimits) -> ErrorSpec | None:
+    """Which of its stream's caps a consumer exceeds, None when it keeps to them.
+
+    Unlimited is over any cap. Without acks nothing is pending, so that cap does not apply.
+    """
+    idle_ns, idle_max_ns = config.inactive_threshold_ns, limits.inactive_threshold_ns
+    if idle_max_ns and not 0 < idle_ns <= idle_max_ns:
+        return errors.CONSUMER_THRESHOLD_EXCEEDED
+    pending, pending_max = config.max_ack_pending, limits.max_ack_pending
+    if pending_max and config.ack_policy != "none" and not 0 < pending <= pending_max:
+        return errors.CONSUMER_LIMITS_EXCEEDED
+    return None
 
 
 def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig) -> None:
@@ -332,7 +377,9 @@ def _max_ack_pending(rules: "_Rules", draft: ConsumerDraft) -> int:
         rules.refuse("max_ack_pending", "needs an ack policy")
     if given < 0:
         return rules.unlimited("max_ack_pending", given)
-    return rules.defaulted("max_ack_pending", given, model.MAX_ACK_PENDING)
+    # What 0 becomes is for the stream to say, but it does become something: pedantic refuses it.
+    rules.defaulted("max_ack_pending", given, model.MAX_ACK_PENDING)
+    return given
 
 
 def _max_expires(rules: "_Rules", expires_ns: int) -> int:

@@ -47,6 +47,12 @@ STREAM_NOT_FOUND: Final = _register(10059, "stream_not_found", 404, "stream not 
 STREAM_EXISTS: Final = _register(
     10058, "stream_exists", 409, "stream name already in use with a different configuration"
 )
+STREAM_RESTORE_EXISTS: Final = _register(
+    10130, "stream_restore_exists", 409, "stream name already in use, cannot restore"
+)
+ARCHIVE_INVALID: Final = _register(
+    20008, "archive_invalid", 422, "not a whole archive of a stream; nothing was restored"
+)
 STREAM_CONFIG_INVALID: Final = _register(
     10052, "stream_config_invalid", 422, "invalid stream configuration"
 )
@@ -156,6 +162,9 @@ BACKOFF_INVALID: Final = _register(
 )
 CONSUMER_LIMITS_EXCEEDED: Final = _register(
     10121, "max_ack_pending_limit", 422, "consumer max_ack_pending exceeds the stream's limit"
+)
+CONSUMER_THRESHOLD_EXCEEDED: Final = _register(
+    10153, "inactive_threshold_limit", 422, "consumer inactive_threshold exceeds the stream's limit"
 )
 PULL_LIMIT: Final = _register(20020, "pull_limit_exceeded", 409, "pull exceeds a consumer limit")
 PULL_TOO_SMALL: Final = _register(

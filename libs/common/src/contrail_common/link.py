@@ -6,7 +6,7 @@ outcome with ``OUTCOME_UNKNOWN``. Nothing here is specific to HTTP.
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -89,6 +89,35 @@ class RangeResult(msgspec.Struct, frozen=True):
     messages: list[StoredMessage]
     next_seq: int
     num_pending: int
+
+
+class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest message of each subject matching ``subject`` when given, as of a point.
+
+    That is ``up_to_seq`` (inclusive) or ``up_to_time_ns`` (exclusive), or the last message when the
+    first page is read. ``token`` continues a page of the same request.
+    """
+
+    stream: str
+    subject: str = ""
+    up_to_seq: int = 0
+    up_to_time_ns: int = 0
+    limit: int = 256
+    token: str = ""
+
+
+class DeletedRanges(msgspec.Struct, frozen=True):
+    """Deleted sequences as (first, last), ascending; ``next_token`` None ends them."""
+
+    ranges: list[tuple[int, int]]
+    next_token: str | None
+
+
+class ReadPosition(msgspec.Struct, frozen=True):
+    """How far a replica's readers see: the last sequence of a stream, and the applied log index."""
+
+    last_seq: int
+    applied_index: int
 
 
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +257,9 @@ class EventsResult(msgspec.Struct, frozen=True):
     lost: int | None = 0
 
 
+RESTORE_PIECE_BYTES_MAX: Final = 1 << 20
+
+
 class StorageLink(Protocol):
     """A storage node as the edge services see it."""
 
@@ -296,10 +328,22 @@ class StorageLink(Protocol):
         """Messages in order; waits up to ``wait_ns`` for the first when there is none."""
         ...
 
-    async def last_messages(
-        self, stream: str, subject: str, limit: int, token: str
-    ) -> tuple[list[StoredMessage], str | None]:
-        """The newest message of each subject matching the filter, by sequence, paged."""
+    async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
+        """A page of the newest messages of subjects, by sequence, and the token of the next.
+
+        All pages together hold each subject at most once; one may be empty and not the last.
+        """
+        ...
+
+    async def deleted_ranges(self, stream: str, limit: int, token: str) -> DeletedRanges:
+        """Deleted sequences between the first and the last one, paged.
+
+        A range that goes on behind its page is cut there.
+        """
+        ...
+
+    async def read_position(self, stream: str) -> ReadPosition:
+        """How far the answering replica is; what is read of it afterwards is no older."""
         ...
 
     async def subject_counts(
@@ -319,6 +363,37 @@ class StorageLink(Protocol):
 
     async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
         """Check the request (ApiError), then an iterator over the encoded body's chunks."""
+        ...
+
+    # Archives ------------------------------------------------------------------------------------
+    async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
+        """The stream's archive as of one moment, in chunks; without its consumers when not asked.
+
+        It is whole when it ends with its end record; ApiError where it is cut.
+        """
+        ...
+
+    async def begin_restore(self, stream: str) -> str:
+        """Begin a restore into ``stream``, which must not exist (STREAM_RESTORE_EXISTS).
+
+        The token answered is for the calls that follow, one at a time. A restore that is not gone
+        on with for a minute is undone.
+        """
+        ...
+
+    async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
+        """The archive's bytes from ``offset`` on, at most ``RESTORE_PIECE_BYTES_MAX`` of them.
+
+        Any refusal (ARCHIVE_INVALID, SUBJECT_OVERLAP and others) undoes the restore.
+        """
+        ...
+
+    async def commit_restore(self, token: str) -> StreamInfo:
+        """That was all: make the stream, durably, or restore nothing (ARCHIVE_INVALID)."""
+        ...
+
+    async def abort_restore(self, token: str) -> None:
+        """Undo what was restored so far; nothing to do when the restore has ended."""
         ...
 
     # Consumers -----------------------------------------------------------------------------------
@@ -382,13 +457,16 @@ class StorageLink(Protocol):
 
 
 __all__ = [
+    "RESTORE_PIECE_BYTES_MAX",
     "AckItem",
     "AckResult",
     "CreateMode",
+    "DeletedRanges",
     "Delivery",
     "EventsRequest",
     "EventsResult",
     "Headers",
+    "LastRequest",
     "Page",
     "PubResult",
     "PublishAck",
@@ -396,6 +474,7 @@ __all__ = [
     "PullResult",
     "RangeRequest",
     "RangeResult",
+    "ReadPosition",
     "ReplayFormat",
     "ReplayPlan",
     "ReplayPlanRequest",

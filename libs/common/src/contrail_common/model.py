@@ -51,6 +51,13 @@ EXPECTED_LAST_MSG_ID: Final = "Nats-Expected-Last-Msg-Id"
 ROLLUP: Final = "Nats-Rollup"
 
 
+class ConsumerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Defaults and caps that a stream sets for its consumers; 0 sets none."""
+
+    inactive_threshold_ns: int = 0
+    max_ack_pending: int = 0
+
+
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream's configuration (JetStream's field names and meanings).
 
@@ -81,12 +88,17 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     allow_atomic: bool = False
     compression: Compression = "none"
     first_seq: int = 1
+    consumer_limits: ConsumerLimits = ConsumerLimits()
     metadata: dict[str, str] = {}
     encrypted: bool = False
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A consumer's configuration (JetStream's field names and meanings)."""
+    """A consumer's configuration (JetStream's field names and meanings).
+
+    Asked for with a ``max_ack_pending`` or ``inactive_threshold_ns`` of 0 it takes the stream's
+    default, see :func:`contrail_common.config_rules.complete_consumer`.
+    """
 
     name: str
     durable: bool

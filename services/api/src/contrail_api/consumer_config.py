@@ -42,12 +42,14 @@ class ConsumerConfigBody(RequestModel):
     rate_limit_bps: Int64 = 0
     sample_freq: str = ""
     max_waiting: Int64 = Field(default=0, description="0 is the default: 512.")
-    max_ack_pending: Int64 = Field(default=0, description="0 is the default: 1000.")
+    max_ack_pending: Int64 = Field(default=0, description="0 is the stream's default, or 1000.")
     headers_only: bool = False
     max_batch: Int64 = 0
     max_expires: DurationNs = 0
     max_bytes: Int64 = 0
-    inactive_threshold: DurationNs = 0
+    inactive_threshold: DurationNs = Field(
+        default=0, description="0 is the stream's default, or 5s for an ephemeral consumer."
+    )
     num_replicas: Int64 = 0
     mem_storage: bool = False
     pause_until: TimeNs | None = None

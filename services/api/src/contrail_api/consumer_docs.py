@@ -49,6 +49,7 @@ _CONFIG_ERRORS: Final = (
     errors.PEDANTIC,
     errors.CONSUMER_LIMIT,
     errors.CONSUMER_LIMITS_EXCEEDED,
+    errors.CONSUMER_THRESHOLD_EXCEEDED,
     errors.OUTCOME_UNKNOWN,
 )
 _UPDATE_ERRORS: Final = (

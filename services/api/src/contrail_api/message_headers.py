@@ -28,7 +28,9 @@ _PLAIN_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?"
 _EXTENDED: Final = re.compile(rb"(?i:utf-8)'[A-Za-z0-9-]*'((?:[\x21-\x24\x26\x2b\x2d\x2e\x30-\x39"
                               rb"\x41-\x5a\x5e-\x7a\x7c\x7e]|%[0-9A-Fa-f]{2})*)")  # fmt: skip
 _EXTENDED_SAFE: Final = "!#$&+-.^_`|~"
-_METADATA: Final = frozenset({"nats-stream", "nats-subject", "nats-sequence", "nats-time-stamp"})
+_METADATA: Final = frozenset(
+    {"nats-stream", "nats-subject", "nats-sequence", "nats-time-stamp", "nats-last-sequence"}
+)
 
 # JetStream's spellings that Title-Case would not give.
 _SPELLINGS: Final = {b"nats-ttl": "Nats-TTL", **{name: name.decode() for name in _TRACE}}

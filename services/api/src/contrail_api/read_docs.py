@@ -3,6 +3,8 @@
 from typing import Any, Final
 
 from contrail_api.reads import (
+    DeletedPage,
+    DeletedQuery,
     LastMessages,
     LastQuery,
     MessageRange,
@@ -52,6 +54,18 @@ _MESSAGE_HEADERS: Final = (
         example="application/json",
     ),
 )
+_POSITION: Final = (
+    HeaderDoc(
+        name="Nats-Last-Sequence",
+        description="With `consistency=any`: the last sequence that the replica had before.",
+        example="42",
+    ),
+    HeaderDoc(
+        name="Contrail-Applied-Index",
+        description="With `consistency=any`: the log index that it had applied.",
+        example="1042",
+    ),
+)
 
 GET: Final = Operation(
     operation_id="get_message",
@@ -64,7 +78,7 @@ GET: Final = Operation(
         200: Answered(
             description="The message.",
             content={BYTES_TYPE: _BINARY, JSON_TYPE: Body(shape=Message, example=MESSAGE)},
-            headers=_MESSAGE_HEADERS,
+            headers=(*_MESSAGE_HEADERS, *_POSITION),
         )
     },
     errors=(errors.STREAM_NOT_FOUND, errors.MESSAGE_NOT_FOUND, errors.INVALID_FIELD),
@@ -120,6 +134,7 @@ RANGE: Final = Operation(
                 HeaderDoc(
                     name="Nats-Num-Pending", description="NDJSON: what remains.", example="0"
                 ),
+                *_POSITION,
             ),
         ),
         204: Answered(description="Nothing came within `wait`."),
@@ -137,11 +152,17 @@ LAST: Final = Operation(
     operation_id="last_messages",
     tag=_READING,
     summary="Newest message of each subject",
-    description="By sequence, a page at a time.",
+    description="Of each matching subject the newest message as of `up_to_seq` (inclusive) or "
+    "`up_to_time` (exclusive), or as of when the first page is read. All pages are of that one "
+    "point: what is published meanwhile is not in them, and a message that is removed meanwhile "
+    "gives way to an older one of its subject, or to none. A page is in order of sequence and ends "
+    "at about 1 MiB; it may hold fewer messages than `limit`, or none, and still have a next one. "
+    "A token goes with the parameters that it was given for, else it is a 400.",
     query=LastQuery,
     answers={
         200: Answered(
             description="A page of messages, empty when nothing matches.",
+            headers=_POSITION,
             content={
                 JSON_TYPE: Body(
                     shape=LastMessages, example={"messages": [MESSAGE], "next_page_token": None}
@@ -149,7 +170,13 @@ LAST: Final = Operation(
             },
         )
     },
-    errors=(errors.STREAM_NOT_FOUND, errors.INVALID_FIELD, errors.INVALID_SUBJECT),
+    errors=(
+        errors.STREAM_NOT_FOUND,
+        errors.BAD_REQUEST,
+        errors.INVALID_FIELD,
+        errors.INVALID_SUBJECT,
+        errors.CONFLICTING_FIELDS,
+    ),
 )
 SUBJECTS: Final = Operation(
     operation_id="list_subjects",
@@ -160,6 +187,7 @@ SUBJECTS: Final = Operation(
     answers={
         200: Answered(
             description="A page of subjects.",
+            headers=_POSITION,
             content={
                 JSON_TYPE: Body(
                     shape=SubjectPage,
@@ -172,6 +200,28 @@ SUBJECTS: Final = Operation(
         )
     },
     errors=(errors.STREAM_NOT_FOUND, errors.INVALID_FIELD, errors.INVALID_SUBJECT),
+)
+DELETED: Final = Operation(
+    operation_id="list_deleted",
+    tag=_READING,
+    summary="Deleted sequences of a stream",
+    description="Sequences between the first message and the last that have none any more, as "
+    "`[first, last]` of each run, ascending, a page at a time. A long run may be cut where a page "
+    "ends.",
+    query=DeletedQuery,
+    answers={
+        200: Answered(
+            description="A page of runs.",
+            headers=_POSITION,
+            content={
+                JSON_TYPE: Body(
+                    shape=DeletedPage,
+                    example={"items": [[5, 7], [12, 12]], "next_page_token": None},
+                )
+            },
+        )
+    },
+    errors=(errors.STREAM_NOT_FOUND, errors.BAD_REQUEST, errors.INVALID_FIELD),
 )
 PLAN: Final = Operation(
     operation_id="plan_replay",

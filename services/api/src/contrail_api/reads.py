@@ -23,8 +23,8 @@ from contrail_common.edge.query import (
     time_parameter,
 )
 from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Answer, Response, json_response, no_content
-from contrail_common.link import RangeRequest, RangeResult, StorageLink
+from contrail_common.edge.responses import Answer, Header, Response, json_response, no_content
+from contrail_common.link import LastRequest, RangeRequest, RangeResult, StorageLink
 from contrail_common.timeunits import INT64_MAX
 
 RANGE_LIMIT_MAX: Final = 10_000
@@ -34,7 +34,11 @@ _SEQ_DIGITS_MAX: Final = 19
 
 Payload = Annotated[str, msgspec.Meta(description="`base64` shows every payload as data_base64.")]
 Consistency = Annotated[
-    str, msgspec.Meta(description="`leader` (default) or `any`: which replica may answer.")
+    str,
+    msgspec.Meta(
+        description="Which replica may answer: `leader` (default), or `any`, which says how far it "
+        "is in `Nats-Last-Sequence` and `Contrail-Applied-Index`."
+    ),
 ]
 Shard = Annotated[
     int, msgspec.Meta(ge=0, description="Shard of a sharded stream; 0 for any other.")
@@ -76,12 +80,15 @@ class LastQuery(ReadQuery):
 
     subject: Annotated[str, msgspec.Meta(description="Only matching subjects.")] = ">"
     up_to_seq: Annotated[
-        int, msgspec.Meta(ge=0, le=INT64_MAX, description="As of this sequence.")
+        int, msgspec.Meta(ge=0, le=INT64_MAX, description="As of this sequence; 0 is the last.")
     ] = 0
-    up_to_time: Annotated[str, msgspec.Meta(description="As of this time, exclusive.")] = ""
+    up_to_time: Annotated[
+        str, msgspec.Meta(description="As of this time (RFC 3339), exclusive, instead.")
+    ] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Entries of a page.")] = 256
     page_token: Annotated[
-        str, msgspec.Meta(description="`next_page_token` of the page before.")
+        str,
+        msgspec.Meta(description="`next_page_token` of the page before, of the same request."),
     ] = ""
 
 
@@ -93,6 +100,17 @@ class SubjectsQuery(msgspec.Struct):
     page_token: Annotated[
         str, msgspec.Meta(description="`next_page_token` of the page before.")
     ] = ""
+    consistency: Consistency = "leader"
+
+
+class DeletedQuery(msgspec.Struct):
+    """Parameters of a listing of deleted sequences."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Entries of a page.")] = 256
+    page_token: Annotated[
+        str, msgspec.Meta(description="`next_page_token` of the page before.")
+    ] = ""
+    consistency: Consistency = "leader"
 
 
 class MessageRange(msgspec.Struct):
@@ -124,6 +142,13 @@ class SubjectPage(msgspec.Struct):
     next_page_token: str | None
 
 
+class DeletedPage(msgspec.Struct):
+    """One page of deleted sequences, as first and last of each run."""
+
+    items: list[tuple[int, int]]
+    next_page_token: str | None
+
+
 class Reads:
     """The read routes, and the removal of one message."""
 
@@ -135,11 +160,12 @@ class Reads:
         """One message: its payload as the body, or as JSON when that is asked for."""
         query = parse_query(request.query_string, ReadQuery)
         base64 = check_read(query)
-        stream = request.path_values["stream"]
-        stored = await self._link.get_message(stream, path_seq(request))
+        stream, seq = request.path_values["stream"], path_seq(request)
+        position = await self._position(stream, query.consistency)
+        stored = await self._link.get_message(stream, seq)
         if names_json(request.headers.get(b"accept")):
-            return json_response(200, message_json(stream, stored, base64=base64))
-        headers = to_response(stream, stored)
+            return json_response(200, message_json(stream, stored, base64=base64), position)
+        headers = to_response(stream, stored) + position
         headers.append((b"x-content-type-options", b"nosniff"))
         return Response(200, stored.payload, _BYTES, headers)
 
@@ -167,37 +193,69 @@ class Reads:
             max_bytes=query.max_bytes,
             wait_ns=wait_ns,
         )
+        position = await self._position(asked.stream, query.consistency)
         if form == EVENTS_TYPE:
-            return await self._tail.open(request, asked, base64=base64)
+            events = await self._tail.open(request, asked, base64=base64)
+            events.headers.extend(position)
+            return events
         read = self._link.read_range(asked)
         found = await (request.while_wanted(read) if wait_ns else read)
         if wait_ns and not found.messages:
-            return no_content()
-        return _range_response(asked.stream, found, form, base64=base64)
+            return no_content(position)
+        answer = _range_response(asked.stream, found, form, base64=base64)
+        answer.headers.extend(position)
+        return answer
 
     async def last(self, request: Request) -> Answer:
         """The newest message of each matching subject."""
         query = parse_query(request.query_string, LastQuery)
         base64 = check_read(query)
-        for name in ("up_to_seq", "up_to_time"):
-            if getattr(query, name):
-                raise invalid_field(name, "not available in this version")
-        stream = request.path_values["stream"]
-        subject = filter_parameter("subject", query.subject)
-        found, token = await self._link.last_messages(
-            stream, subject, query.limit, query.page_token
+        if query.up_to_seq and query.up_to_time:
+            raise invalid_field("up_to_time", "excludes up_to_seq", errors.CONFLICTING_FIELDS)
+        asked = LastRequest(
+            stream=request.path_values["stream"],
+            subject=filter_parameter("subject", query.subject),
+            up_to_seq=query.up_to_seq,
+            up_to_time_ns=time_parameter("up_to_time", query.up_to_time),
+            limit=query.limit,
+            token=query.page_token,
         )
-        return json_response(200, LastMessages(messages_json(stream, found, base64=base64), token))
+        position = await self._position(asked.stream, query.consistency)
+        found, token = await self._link.last_messages(asked)
+        messages = messages_json(asked.stream, found, base64=base64)
+        return json_response(200, LastMessages(messages, token), position)
 
     async def subjects(self, request: Request) -> Answer:
         """Subjects and their number of messages."""
         query = parse_query(request.query_string, SubjectsQuery)
+        check_consistency(query.consistency)
+        stream = request.path_values["stream"]
         subject = filter_parameter("filter", query.filter)
+        position = await self._position(stream, query.consistency)
         counts, token = await self._link.subject_counts(
-            request.path_values["stream"], subject, query.limit, query.page_token
+            stream, subject, query.limit, query.page_token
         )
         items = [SubjectCount(name, messages) for name, messages in counts]
-        return json_response(200, SubjectPage(items, token))
+        return json_response(200, SubjectPage(items, token), position)
+
+    async def deleted(self, request: Request) -> Answer:
+        """Deleted sequences between the first message and the last."""
+        query = parse_query(request.query_string, DeletedQuery)
+        check_consistency(query.consistency)
+        stream = request.path_values["stream"]
+        position = await self._position(stream, query.consistency)
+        found = await self._link.deleted_ranges(stream, query.limit, query.page_token)
+        return json_response(200, DeletedPage(found.ranges, found.next_token), position)
+
+    async def _position(self, stream: str, consistency: str) -> list[Header]:
+        """How far the replica is that answers, for who takes any; asked for before it is read."""
+        if consistency != "any":
+            return []
+        position = await self._link.read_position(stream)
+        return [
+            (b"nats-last-sequence", b"%d" % position.last_seq),
+            (b"contrail-applied-index", b"%d" % position.applied_index),
+        ]
 
 
 def path_seq(request: Request) -> int:
@@ -213,14 +271,19 @@ def path_seq(request: Request) -> int:
 
 def check_read(query: ReadQuery) -> bool:
     """Check what all reads have in common; answers whether payloads are shown as base64."""
-    if query.consistency not in ("leader", "any"):
-        raise invalid_field("consistency", "must be leader or any")
+    check_consistency(query.consistency)
     if query.shard:
         raise invalid_field("shard", "the stream has one shard, 0")
     try:
         return payload_form(query.payload)
     except ValueError as error:
         raise invalid_field("payload", str(error)) from None
+
+
+def check_consistency(consistency: str) -> None:
+    """Refuse what is neither ``leader`` nor ``any``."""
+    if consistency not in ("leader", "any"):
+        raise invalid_field("consistency", "must be leader or any")
 
 
 def _range_response(stream: str, found: RangeResult, form: str, *, base64: bool) -> Response:

@@ -9,12 +9,12 @@ from contrail_api.fields import DurationNs, Int64, Metadata, RequestModel
 from contrail_common import errors
 from contrail_common.config_rules import StreamDraft
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.model import StreamConfig, StreamInfo, StreamState
+from contrail_common.model import ConsumerLimits, StreamConfig, StreamInfo, StreamState
 from contrail_common.timeunits import format_duration, format_time
 
 
-class ConsumerLimits(RequestModel):
-    """Defaults and caps for the consumers of a stream."""
+class ConsumerLimitsBody(RequestModel):
+    """Defaults and caps for the consumers of a stream; 0 sets none."""
 
     inactive_threshold: DurationNs = 0
     max_ack_pending: Int64 = 0
@@ -63,7 +63,7 @@ class StreamConfigBody(RequestModel):
         default="none", description="Of blocks on disk, written from now on; s2 is stored as lz4."
     )
     first_seq: Int64 = Field(default=1, ge=0)
-    consumer_limits: ConsumerLimits | None = None
+    consumer_limits: ConsumerLimitsBody | None = None
     metadata: Metadata = Field(default_factory=dict)
     allow_msg_ttl: bool = False
     subject_delete_marker_ttl: DurationNs = 0
@@ -103,6 +103,11 @@ def stream_draft(body: StreamConfigBody) -> StreamDraft:
     }
     if "subjects" in draft:
         draft["subjects"] = tuple(draft["subjects"])
+    if "consumer_limits" in draft:
+        limits = body.consumer_limits or ConsumerLimitsBody()
+        draft["consumer_limits"] = ConsumerLimits(
+            inactive_threshold_ns=limits.inactive_threshold, max_ack_pending=limits.max_ack_pending
+        )
     return cast(StreamDraft, draft)
 
 
@@ -152,7 +157,7 @@ class StreamConfigJson(msgspec.Struct, kw_only=True):
     allow_rollup_hdrs: bool
     compression: str
     first_seq: int
-    consumer_limits: dict[str, Any]
+    consumer_limits: dict[str, str | int]
     metadata: dict[str, str]
     allow_msg_ttl: bool
     subject_delete_marker_ttl: str
@@ -246,7 +251,7 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
         allow_rollup_hdrs=config.allow_rollup_hdrs,
         compression=config.compression,
         first_seq=config.first_seq,
-        consumer_limits={},
+        consumer_limits=_limits_json(config.consumer_limits),
         metadata=config.metadata,
         allow_msg_ttl=False,
         subject_delete_marker_ttl="0s",
@@ -257,6 +262,15 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
         shard_by=None,
         encrypted=config.encrypted,
     )
+
+
+def _limits_json(limits: ConsumerLimits) -> dict[str, str | int]:
+    shown: dict[str, str | int] = {}
+    if limits.inactive_threshold_ns:
+        shown["inactive_threshold"] = format_duration(limits.inactive_threshold_ns)
+    if limits.max_ack_pending:
+        shown["max_ack_pending"] = limits.max_ack_pending
+    return shown
 
 
 def info_json(info: StreamInfo) -> StreamInfoJson:

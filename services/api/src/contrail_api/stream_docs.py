@@ -42,7 +42,7 @@ LOCATION: Final = HeaderDoc(
 )
 _INFO: Final = {"application/json": Body(shape=StreamInfoJson, example=_EXAMPLE)}
 _FOUND: Final = Answered(description="The stream.", content=_INFO, headers=(ETAG,))
-_CREATED: Final = Answered(
+CREATED: Final = Answered(
     description="The stream was created.", content=_INFO, headers=(ETAG, LOCATION)
 )
 _CONFIG_ERRORS: Final = (
@@ -84,7 +84,7 @@ CREATE: Final = Operation(
     summary="Create a stream",
     description="An identical stream that is there already is answered with 200, a different one "
     "under the name is refused.",
-    answers={201: _CREATED, 200: _FOUND},
+    answers={201: CREATED, 200: _FOUND},
     errors=(*_CONFIG_ERRORS, errors.STREAM_EXISTS),
 )
 PUT: Final = Operation(
@@ -93,7 +93,7 @@ PUT: Final = Operation(
     summary="Create or replace a stream's configuration",
     description="An omitted field takes its default. `If-None-Match: *` only creates, `If-Match` "
     "only replaces the version it names.",
-    answers={200: _FOUND, 201: _CREATED},
+    answers={200: _FOUND, 201: CREATED},
     errors=_UPDATE_ERRORS,
 )
 PATCH: Final = Operation(

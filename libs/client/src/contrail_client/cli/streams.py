@@ -1,6 +1,8 @@
 """`contrail stream`: manage streams, and the messages in them."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
@@ -27,7 +29,12 @@ MaxBytes = Annotated[int | None, typer.Option(help="Most bytes kept.")]
 MaxAge = Annotated[str | None, typer.Option(help='Longest age, such as "7d".')]
 MaxPerSubject = Annotated[int | None, typer.Option(help="Most messages kept of a subject.")]
 Discard = Annotated[str | None, typer.Option(help="At a limit: old or new.")]
+UpToSeq = Annotated[int | None, typer.Option(help="As of this sequence.")]
+UpToTime = Annotated[str | None, typer.Option(help="As it was before this time (RFC 3339).")]
 Sequence = Annotated[int, typer.Argument(help="Sequence of the message.")]
+
+
+_CHUNK_BYTES: Final = 256 * 1024
 
 
 @client_command(app, "ls")
@@ -150,6 +157,55 @@ def seal_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
     show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
 
 
+@client_command(app, "snapshot")
+def take_snapshot(
+    session: Session,
+    stream: StreamName,
+    file: Annotated[Path, typer.Argument(help="Where to put the archive.", dir_okay=False)],
+    consumers: Annotated[bool, typer.Option(help="With the stream's consumers.")] = True,
+) -> None:
+    """Write an archive of a stream to a file, which is there once the archive is whole."""
+    part = file.with_name(f"{file.name}.part")
+    size = 0
+    try:
+        with (
+            part.open("wb") as target,
+            show.progress("bytes", None, shown=not session.as_json) as bar,
+        ):
+            for chunk in session.client.snapshot(stream, consumers=consumers):
+                target.write(chunk)
+                size += len(chunk)
+                bar.advance(bar.task_ids[0], len(chunk))
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+    if session.as_json:
+        show.json_line({"stream": stream, "file": str(file), "bytes": size})
+    else:
+        show.console.print(f"{size} bytes written to {show.printable(str(file))}")
+
+
+@client_command(app, "restore")
+def restore_stream(
+    session: Session,
+    stream: StreamName,
+    file: Annotated[
+        Path, typer.Argument(help="The archive.", exists=True, dir_okay=False, readable=True)
+    ],
+) -> None:
+    """Make a stream out of an archive; the name need not be the archive's."""
+    size = file.stat().st_size
+    with file.open("rb") as source, show.progress("bytes", size, shown=not session.as_json) as bar:
+
+        def chunks() -> Iterator[bytes]:
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
+                bar.advance(bar.task_ids[0], len(chunk))
+
+        info = session.client.restore(stream, chunks())
+    show.facts(info, stream, as_json=session.as_json)
+
+
 @client_command(app, "subjects")
 def list_subjects(session: Session, stream: StreamName, subject: Filter = None) -> None:
     """List the subjects that have messages, with how many."""
@@ -161,6 +217,17 @@ def list_subjects(session: Session, stream: StreamName, subject: Filter = None) 
         show.table(["subject", "messages"], ((each.subject, each.messages) for each in found))
 
 
+@client_command(app, "deleted")
+def list_deleted(session: Session, stream: StreamName) -> None:
+    """List the sequences that were deleted, in runs."""
+    found = session.client.list_deleted(stream)
+    if session.as_json:
+        for first, last in found:
+            show.json_line({"first_seq": first, "last_seq": last})
+    else:
+        show.table(["first", "last"], found)
+
+
 @client_command(app, "get")
 def get_message(session: Session, stream: StreamName, seq: Sequence, raw: Raw = False) -> None:
     """Print one message."""
@@ -170,10 +237,17 @@ def get_message(session: Session, stream: StreamName, seq: Sequence, raw: Raw = 
 
 @client_command(app, "last")
 def last_messages(
-    session: Session, stream: StreamName, subject: Filter = None, raw: Raw = False
+    session: Session,
+    stream: StreamName,
+    subject: Filter = None,
+    up_to_seq: UpToSeq = None,
+    up_to_time: UpToTime = None,
+    raw: Raw = False,
 ) -> None:
     """Print the newest message of each subject."""
-    for found in session.client.last_messages(stream, subject=subject):
+    for found in session.client.last_messages(
+        stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time
+    ):
         show.message(found, as_json=session.as_json, raw=raw)
 
 

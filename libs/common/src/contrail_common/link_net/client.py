@@ -15,8 +15,10 @@ from contrail_common.link import (
     AckItem,
     AckResult,
     CreateMode,
+    DeletedRanges,
     EventsRequest,
     EventsResult,
+    LastRequest,
     Page,
     PublishAck,
     PublishOutcome,
@@ -24,6 +26,7 @@ from contrail_common.link import (
     PullResult,
     RangeRequest,
     RangeResult,
+    ReadPosition,
     ReplayPlan,
     ReplayPlanRequest,
     ReplayRequest,
@@ -167,11 +170,17 @@ class RemoteLink:
         wait_s = request.wait_ns / NS_PER_S
         return await self._call(methods.READ_RANGE, request, wait_s=wait_s, on_loss=on_loss)
 
-    async def last_messages(
-        self, stream: str, subject: str, limit: int, token: str
-    ) -> tuple[list[StoredMessage], str | None]:
-        """The newest message of each subject."""
-        return await self._call(methods.LAST_MESSAGES, stream, subject, limit, token)
+    async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
+        """A page of the newest messages of subjects."""
+        return await self._call(methods.LAST_MESSAGES, request)
+
+    async def deleted_ranges(self, stream: str, limit: int, token: str) -> DeletedRanges:
+        """Deleted sequences, paged."""
+        return await self._call(methods.DELETED_RANGES, stream, limit, token)
+
+    async def read_position(self, stream: str) -> ReadPosition:
+        """How far the answering replica is."""
+        return await self._call(methods.READ_POSITION, stream)
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
@@ -190,12 +199,15 @@ class RemoteLink:
 
     async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
         """Check the request, then stream the encoded body."""
-        body = encode((request,))
+        return await self._stream(methods.REPLAY, request)
+
+    async def _stream(self, method: Method[None], *arguments: Any) -> AsyncIterator[bytes]:
+        body = encode(arguments)
         retry = _Retry(self._streams)
         while True:
-            stream = ReplayStream(self._streams)
+            stream = ChunkStream(self._streams)
             try:
-                await stream.begin(body, self.limits)
+                await stream.begin(method, body, self.limits)
                 return stream
             except LinkLostError as lost:
                 if not await retry.ready():
@@ -205,6 +217,27 @@ class RemoteLink:
                     raise
                 if not await retry.ready():
                     raise
+
+    # Archives ------------------------------------------------------------------------------------
+    async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
+        """Stream the archive of a stream as it is now."""
+        return await self._stream(methods.SNAPSHOT, stream, consumers)
+
+    async def begin_restore(self, stream: str) -> str:
+        """Begin a restore; its token."""
+        return await self._call(methods.BEGIN_RESTORE, stream)
+
+    async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
+        """Take the next bytes of the archive."""
+        await self._call(methods.APPEND_RESTORE, token, offset, piece)
+
+    async def commit_restore(self, token: str) -> StreamInfo:
+        """Make the stream."""
+        return await self._call(methods.COMMIT_RESTORE, token)
+
+    async def abort_restore(self, token: str) -> None:
+        """Undo."""
+        await self._call(methods.ABORT_RESTORE, token)
 
     # Consumers -----------------------------------------------------------------------------------
     async def put_consumer(
@@ -354,8 +387,8 @@ class _Publish:
         self._done(error)
 
 
-class ReplayStream(AsyncIterator[bytes]):
-    """The chunks of a replay. At most a window of them is here or on its way."""
+class ChunkStream(AsyncIterator[bytes]):
+    """The chunks of a stream. At most a window of them is here or on its way."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -368,10 +401,10 @@ class ReplayStream(AsyncIterator[bytes]):
         self._news: asyncio.Future[None] | None = None
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def begin(self, body: bytes, limits: LinkLimits) -> None:
+    async def begin(self, method: Method[None], body: bytes, limits: LinkLimits) -> None:
         """Ask, and wait until storage has checked the request."""
         self._window = limits.window_bytes
-        self._number = self._channel.post(methods.REPLAY, body, limits.call_s, self, self)
+        self._number = self._channel.post(method, body, limits.call_s, self, self)
         self._channel.give_credit(self._number, self._window)
         try:
             await self._begun

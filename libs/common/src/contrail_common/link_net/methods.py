@@ -13,14 +13,17 @@ from contrail_common.link import (
     AckItem,
     AckResult,
     CreateMode,
+    DeletedRanges,
     EventsRequest,
     EventsResult,
+    LastRequest,
     Page,
     PublishAck,
     PullRequest,
     PullResult,
     RangeRequest,
     RangeResult,
+    ReadPosition,
     ReplayPlan,
     ReplayPlanRequest,
     ReplayRequest,
@@ -49,7 +52,10 @@ class OnLoss(Enum):
 
 
 class Method(Generic[_R]):
-    """One method. ``may_wait``: it may take as long as its caller wants, and can be cancelled."""
+    """One method. ``may_wait``: it may take as long as its caller wants, and can be cancelled.
+
+    ``streams``: its result only says that a stream of chunks begins.
+    """
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class Method(Generic[_R]):
         on_loss: OnLoss,
         *,
         may_wait: bool = False,
+        streams: bool = False,
     ) -> None:
         self.number = number
         self.name = name
@@ -67,6 +74,7 @@ class Method(Generic[_R]):
         self.result_type = result
         self.on_loss = on_loss
         self.may_wait = may_wait
+        self.streams = streams
         self.arguments = msgspec.msgpack.Decoder(arguments)
         self.result = msgspec.msgpack.Decoder(result)
 
@@ -90,16 +98,14 @@ PUBLISH: Final = Method(7, "publish", tuple[str, list[PublishMessage]], PublishA
 PUBLISH_BATCH: Final = Method(8, "publish_batch", tuple[str, MessageBatch], PublishAck, _CHANGE)
 GET_MESSAGE: Final = Method(9, "get_message", tuple[str, int], StoredMessage, _READ)
 READ_RANGE: Final = Method(10, "read_range", tuple[RangeRequest], RangeResult, _READ, may_wait=True)
-LAST_MESSAGES: Final = Method(
-    11, "last_messages", tuple[str, str, int, str], tuple[list[StoredMessage], str | None], _READ
-)
 SUBJECT_COUNTS: Final = Method(
     12, "subject_counts", tuple[str, str, int, str], tuple[list[tuple[str, int]], str | None], _READ
 )
 DELETE_MESSAGE: Final = Method(13, "delete_message", tuple[str, int], NoneType, _CHANGE)
 REPLAY_PLAN: Final = Method(14, "replay_plan", tuple[ReplayPlanRequest], ReplayPlan, _READ)
-REPLAY: Final = Method(15, "replay", tuple[ReplayRequest], NoneType, OnLoss.REFUSE, may_wait=True)
-"""Its result says that the stream of chunks begins."""
+REPLAY: Final = Method(
+    15, "replay", tuple[ReplayRequest], NoneType, OnLoss.REFUSE, may_wait=True, streams=True
+)
 PUT_CONSUMER: Final = Method(
     16,
     "put_consumer",
@@ -117,6 +123,22 @@ ACKNOWLEDGE: Final = Method(
 READ_EVENTS: Final = Method(
     22, "read_events", tuple[EventsRequest], EventsResult, _READ, may_wait=True
 )
+LAST_MESSAGES: Final = Method(
+    23, "last_messages", tuple[LastRequest], tuple[list[StoredMessage], str | None], _READ
+)
+DELETED_RANGES: Final = Method(24, "deleted_ranges", tuple[str, int, str], DeletedRanges, _READ)
+READ_POSITION: Final = Method(25, "read_position", tuple[str], ReadPosition, _READ)
+
+SNAPSHOT: Final = Method(
+    30, "snapshot", tuple[str, bool], NoneType, OnLoss.REFUSE, may_wait=True, streams=True
+)
+BEGIN_RESTORE: Final = Method(31, "begin_restore", tuple[str], str, OnLoss.REFUSE)
+APPEND_RESTORE: Final = Method(
+    32, "append_restore", tuple[str, int, bytes], NoneType, OnLoss.REFUSE
+)
+"""When its answer is lost nothing is restored: the restore is undone."""
+COMMIT_RESTORE: Final = Method(33, "commit_restore", tuple[str], StreamInfo, _CHANGE)
+ABORT_RESTORE: Final = Method(34, "abort_restore", tuple[str], NoneType, _READ)
 
 METHODS: Final[dict[int, Method[Any]]] = {
     method.number: method
@@ -131,7 +153,6 @@ METHODS: Final[dict[int, Method[Any]]] = {
         PUBLISH_BATCH,
         GET_MESSAGE,
         READ_RANGE,
-        LAST_MESSAGES,
         SUBJECT_COUNTS,
         DELETE_MESSAGE,
         REPLAY_PLAN,
@@ -143,5 +164,13 @@ METHODS: Final[dict[int, Method[Any]]] = {
         PULL,
         ACKNOWLEDGE,
         READ_EVENTS,
+        SNAPSHOT,
+        BEGIN_RESTORE,
+        APPEND_RESTORE,
+        COMMIT_RESTORE,
+        ABORT_RESTORE,
+        LAST_MESSAGES,
+        DELETED_RANGES,
+        READ_POSITION,
     )
 }

@@ -11,7 +11,7 @@ import structlog
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PublishAck, PublishOutcome, ReplayRequest, StorageLink
+from contrail_common.link import PublishAck, PublishOutcome, StorageLink
 from contrail_common.link_net import frames
 from contrail_common.link_net.connection import FramedConnection
 from contrail_common.link_net.frames import Frame, FrameError
@@ -21,7 +21,6 @@ from contrail_common.link_net.methods import (
     METHODS,
     PUBLISH,
     PUBLISH_BATCH,
-    REPLAY,
     Method,
     encode,
 )
@@ -344,8 +343,8 @@ class ServerConnection(FramedConnection):
 
     async def _run(self, work: Work, arguments: tuple[Any, ...]) -> None:
         try:
-            if work.method is REPLAY:
-                await self._stream(work, arguments[0])
+            if work.method.streams:
+                await self._stream(work, arguments)
                 return
             if work.method is PUBLISH_BATCH and not _is_sound(arguments[1]):
                 raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
@@ -362,8 +361,8 @@ class ServerConnection(FramedConnection):
             self._refuse(work, work.end_with)
         self._end(work)
 
-    async def _stream(self, work: Work, asked: ReplayRequest) -> None:
-        chunks = await self._link.replay(asked)
+    async def _stream(self, work: Work, arguments: tuple[Any, ...]) -> None:
+        chunks = await getattr(self._link, work.method.name)(*arguments)
         try:
             self.send(frames.RESULT, work.request, body=encode(None))
             work.deadline = math.inf  # its reader sets the pace

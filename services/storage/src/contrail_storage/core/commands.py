@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from contrail_common.blocks import MessageColumns
-from contrail_common.model import AckKind, ConsumerConfig, Rollup, StreamConfig
+from contrail_common.model import AckKind, Compression, ConsumerConfig, Rollup, StreamConfig
+from contrail_storage.core.archive import ArchiveHeader
 from contrail_storage.core.dedupe import ID_BYTES
 
 META_SHARD = 0
@@ -168,6 +169,22 @@ class EnforceLimits(msgspec.Struct, tag=12, array_like=True):
     messages_max: int
 
 
+class RestorePart(msgspec.Struct, tag=40, array_like=True):
+    """Records of an archive (``core.archive``), for a shard whose stream is still to be made.
+
+    Blocks are stored with ``compression``, which the stream is going to have.
+    """
+
+    records: list[tuple[int, bytes]]
+    compression: Compression
+
+
+class FinishRestore(msgspec.Struct, tag=41, array_like=True):
+    """All parts are there: make the stream, with an identity of its own."""
+
+    header: ArchiveHeader
+
+
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):
     """Meta: claim a name and its subjects and get a shard id."""
 
@@ -209,6 +226,8 @@ StreamCommand = (
     | DropConsumer
     | ConsumerChange
     | EnforceLimits
+    | RestorePart
+    | FinishRestore
 )
 MetaCommand = ReserveStream | ListStream | UnlistStream | ReleaseStream
 Command = StreamCommand | MetaCommand

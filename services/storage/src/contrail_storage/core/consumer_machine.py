@@ -276,21 +276,23 @@ class ConsumerMachine:
 
     # Persistence ---------------------------------------------------------------------------------
 
+    def snapshot(self) -> Snapshot:
+        """The whole state; what is pending is shared with the machine."""
+        return Snapshot(
+            self.config,
+            self.created_ns,
+            self.version,
+            self.epoch,
+            self.next_seq,
+            self.delivered,
+            self.floor,
+            self.pending,
+            sorted(self.acked_ahead),
+        )
+
     def write_snapshot(self, writes: Writes) -> None:
         """Write the whole state and drop the deltas that led to it."""
-        row = _encode(
-            Snapshot(
-                self.config,
-                self.created_ns,
-                self.version,
-                self.epoch,
-                self.next_seq,
-                self.delivered,
-                self.floor,
-                self.pending,
-                sorted(self.acked_ahead),
-            )
-        )
+        row = _encode(self.snapshot())
         self._drop_deltas(writes)
         writes.put(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id), row)
         self._snapshot_bytes = len(row)

@@ -13,7 +13,7 @@ ends.
 import mmap
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -54,6 +54,14 @@ def words_of(ids: bytes) -> U64Array:
 def _kept(ids: bytes) -> _Hashes:
     words = words_of(ids)
     return _Hashes(words[:, 0], (words[:, 1] >> np.uint64(32)).astype(np.uint32))
+
+
+def _ids_of(hashes: _Hashes) -> bytes:
+    """Ids of which the same is kept."""
+    words = np.empty((len(hashes.low), 2), np.uint64)
+    words[:, 0] = hashes.low
+    words[:, 1] = hashes.high.astype(np.uint64) << np.uint64(32)
+    return words.tobytes()
 
 
 def _zeros(count: int, kind: type[Number]) -> NDArray[Number]:
@@ -128,7 +136,11 @@ class _Segment:
 
     def rest(self, start: int) -> tuple[_Hashes, I64Array]:
         """Hashes and sequences of the ids from position ``start`` on."""
-        kept = slice(start, self.used + 1)
+        return self.part(start, self.used + 1)
+
+    def part(self, start: int, stop: int) -> tuple[_Hashes, I64Array]:
+        """Hashes and sequences of the ids from position ``start`` up to ``stop``."""
+        kept = slice(start, stop)
         return _Hashes(self.low[kept], self.high[kept]), self.seqs[kept]
 
 
@@ -170,9 +182,11 @@ class DedupeWindow:
             self._floor_seq = gone.last_seq + 1
         while self._segments and self._segments[0].seqs[self._segments[0].used] < self._floor_seq:
             del self._segments[0]
+        # Restored entries share a row: it stands until the last of them has expired.
+        shared = bool(marks) and marks[0].entry == last_index
         writes.delete_range(
             keys.large_key(keys.DEDUPE, self.shard, first_index),
-            keys.large_key(keys.DEDUPE, self.shard, last_index + 1),
+            keys.large_key(keys.DEDUPE, self.shard, last_index + (not shared)),
         )
 
     def find(self, ids: bytes) -> I64Array:
@@ -231,8 +245,43 @@ class DedupeWindow:
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take up the window from its rows, given as (key, value) in key order."""
         for key, row in rows:
-            time_ns, count = _ROW_HEAD.unpack_from(row)
-            seqs_at = _ROW_HEAD.size + ID_BYTES * count
-            seqs = np.frombuffer(row, np.int64, count, seqs_at)
-            self._remember(row[_ROW_HEAD.size : seqs_at], seqs)
-            self._marks.append(_Mark(time_ns, count, int(seqs[-1]), keys.last_number(key, 8)))
+            at = 0
+            while at < len(row):
+                time_ns, count = _ROW_HEAD.unpack_from(row, at)
+                ids_at = at + _ROW_HEAD.size
+                seqs_at = ids_at + ID_BYTES * count
+                seqs = np.frombuffer(row, np.int64, count, seqs_at)
+                self._take_up(time_ns, row[ids_at:seqs_at], seqs, keys.last_number(key, 8))
+                at = seqs_at + seqs.nbytes
+
+    def _take_up(self, time_ns: int, ids: bytes, seqs: I64Array, index: int) -> None:
+        self._remember(ids, seqs)
+        self._marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index))
+
+    # Archives ------------------------------------------------------------------------------------
+
+    def runs(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """Log time, ids and sequences of each entry, oldest first; of an id only what is kept."""
+        at = len(self) - self._live  # what is expired stands before the rest
+        for mark in self._marks:
+            parts = list(self._between(at, at + mark.ids))
+            ids = b"".join([_ids_of(hashes) for hashes, _ in parts])
+            yield mark.time_ns, ids, b"".join([seqs.tobytes() for _, seqs in parts])
+            at += mark.ids
+
+    def _between(self, low: int, high: int) -> Iterator[tuple[_Hashes, I64Array]]:
+        """What stands from position ``low`` of all segments up to ``high``."""
+        for segment in self._segments:
+            start, stop = max(low, 0), min(high, segment.used)
+            if start < stop:
+                yield segment.part(1 + start, 1 + stop)
+            low, high = low - segment.used, high - segment.used
+
+    def restore(self, runs: list[tuple[int, bytes, bytes]], index: int, writes: Writes) -> None:
+        """Take up entries of another window, newer than all that stand here; once an index."""
+        row: list[bytes] = []
+        for time_ns, ids, packed in runs:
+            seqs = np.frombuffer(packed, np.int64)
+            self._take_up(time_ns, ids, seqs, index)
+            row += (_ROW_HEAD.pack(time_ns, len(seqs)), ids, packed)
+        writes.put(keys.large_key(keys.DEDUPE, self.shard, index), b"".join(row))

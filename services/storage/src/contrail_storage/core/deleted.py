@@ -5,6 +5,7 @@ replica's own affair. In memory and in the store a page is 512 bytes.
 """
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,8 @@ from contrail_storage.core.results import Writes
 
 PAGE: Final = 4_096
 _TOP_BIT: Final = 0x80
+_PAGES_MAX: Final = 1_024
+"""Pages that one listing of ranges looks at."""
 
 Marks = NDArray[np.bool_]
 """Which sequences of a page are deleted."""
@@ -83,6 +86,32 @@ class DeletedSet:
             seq += PAGE - seq % PAGE
         return seq
 
+    def ranges(
+        self, from_seq: int, to_seq: int, limit: int
+    ) -> tuple[list[tuple[int, int]], int | None]:
+        """Runs of deleted sequences in ``from_seq`` .. ``to_seq`` (inclusive), ``limit`` at most.
+
+        As (first, last), ascending, and where to go on (None at the end). So that a call has an
+        end, it looks at a limited number of pages: a run may be cut there.
+        """
+        wanted = range(from_seq // PAGE, to_seq // PAGE + 1)
+        numbers = nsmallest(_PAGES_MAX + 1, (page for page in self._pages if page in wanted))
+        found: list[tuple[int, int]] = []
+        for number in numbers[:_PAGES_MAX]:
+            start = number * PAGE
+            marks = self._marks(number)
+            marks[: max(from_seq - start, 0)] = False
+            marks[max(to_seq + 1 - start, 0) :] = False
+            edges = np.flatnonzero(np.diff(marks.astype(np.int8), prepend=0, append=0)) + start
+            for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+                if found and found[-1][1] == first - 1:
+                    found[-1] = (found[-1][0], end - 1)
+                elif len(found) == limit:
+                    return found, first
+                else:
+                    found.append((first, end - 1))
+        return found, numbers[-1] * PAGE if len(numbers) > _PAGES_MAX else None
+
     def live_mask(self, base_seq: int, count: int) -> NDArray[np.bool_] | None:
         """Which of ``count`` sequences from ``base_seq`` on are live; None when all are."""
         if not self.total:
@@ -120,8 +149,20 @@ class DeletedSet:
     def load(self, rows: Iterable[tuple[bytes, bytes]], first_seq: int) -> None:
         """Take up the pages; marks below ``first_seq`` were trimmed without a write."""
         for key, row in rows:
-            number = keys.last_number(key, 8)
-            self._pages[number] = bytes(row)
-            self._counts[number] = int(np.bitwise_count(np.frombuffer(row, np.uint8)).sum())
-            self.total += self._counts[number]
+            self._take_up(keys.last_number(key, 8), bytes(row))
         self.trim(first_seq, Writes())
+
+    def _take_up(self, number: int, page: bytes) -> None:
+        self._pages[number] = page
+        self._counts[number] = int(np.bitwise_count(np.frombuffer(page, np.uint8)).sum())
+        self.total += self._counts[number]
+
+    def pages(self) -> list[tuple[int, bytes]]:
+        """Numbers and bitmaps of all pages, ascending."""
+        return sorted(self._pages.items())
+
+    def restore(self, pages: list[tuple[int, bytes]], writes: Writes) -> None:
+        """Take up pages of another set, none of which stands here."""
+        for number, page in pages:
+            self._take_up(number, page)
+            writes.put(keys.large_key(keys.DELETED, self.shard, number), page)

@@ -11,17 +11,27 @@ from typing import Final
 import msgspec
 
 from contrail_common import errors
-from contrail_common.model import Advisory, AdvisoryAction, StreamConfig, StreamState
+from contrail_common.blocks import BlockCorruptError
+from contrail_common.config_rules import over_limits
+from contrail_common.model import (
+    Advisory,
+    AdvisoryAction,
+    Compression,
+    StreamConfig,
+    StreamState,
+)
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.appending import Appender
+from contrail_storage.core.archive import ArchiveError, ArchiveHeader, Record
 from contrail_storage.core.consumer_machine import ConsumerMachine, Reconfigured
 from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
 from contrail_storage.core.deleted import DeletedSet
 from contrail_storage.core.facts import FactsPort, MessageFacts
 from contrail_storage.core.removing import Remover
+from contrail_storage.core.restoring import take_record
 from contrail_storage.core.results import (
     ConsumerPut,
     Done,
@@ -80,6 +90,8 @@ class StreamMachine:
         self.deleted = DeletedSet(shard)
         self.consumers: dict[int, ConsumerMachine] = {}
         self.consumer_ids: dict[str, int] = {}
+        self.restored_with: Compression = "none"
+        """Of the stream that is being restored."""
         self.deletions = 0
         """How often messages were deleted or purged since the machine was built."""
         self._facts = facts
@@ -100,6 +112,11 @@ class StreamMachine:
         """The stream's configuration; the stream must exist."""
         assert self.record is not None
         return self.record.config
+
+    @property
+    def compression(self) -> Compression:
+        """What blocks are made smaller with, also those of a stream that is being restored."""
+        return self.restored_with if self.record is None else self.record.config.compression
 
     def state(self) -> StreamState:
         """The counters as a public state."""
@@ -143,6 +160,10 @@ class StreamMachine:
         """Take one command at log ``index`` and ``time_ns``; all changes go into ``writes``."""
         if isinstance(command, cmd.ConfigureStream):
             return self._configure(command, index, time_ns, writes)
+        if isinstance(command, cmd.DropStream) and self._holds_anything():
+            return self._drop(writes)
+        if isinstance(command, cmd.RestorePart | cmd.FinishRestore):
+            return self._restore(command, index, writes)
         if self.record is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         if index != self._fresh_index:
@@ -183,8 +204,6 @@ class StreamMachine:
                 return self.remover.finish_rollup(command, index, now_ns, writes)
             case cmd.DeleteMessage():
                 return self.remover.delete(command, index, now_ns, writes)
-            case cmd.DropStream():
-                return self._drop(writes)
             case _:
                 return Refused(errors.INTERNAL.code, "the shard does not know this command")
 
@@ -219,6 +238,8 @@ class StreamMachine:
         config = command.config
         if not 1 <= config.first_seq <= FIRST_SEQ_MAX:
             return Refused(errors.STREAM_CONFIG_INVALID.code, "first_seq is out of range")
+        if any(over_limits(one.config, config.consumer_limits) for one in self.consumers.values()):
+            return Refused(errors.STREAM_CONFIG_INVALID.code, "a consumer exceeds consumer_limits")
         self._appender.forget_captured()
         if self.record is None:
             # Versions begin at the index and go up by one with an entry each, so that a stream made
@@ -238,6 +259,11 @@ class StreamMachine:
         self._write_record(writes)
         return Done()
 
+    def _holds_anything(self) -> bool:
+        """Whether there is a stream, or some part of one that is being restored."""
+        parts = self.subjects.ids, self.dedupe, self.deleted.pages(), self.consumers
+        return self.exists or any(len(part) > 0 for part in parts)
+
     def _drop(self, writes: Writes) -> Result:
         self.record = None
         self.counters = Counters(1, 0, 0, 0, 0, NO_ID, 0)
@@ -253,12 +279,60 @@ class StreamMachine:
         writes.dropped.append(self.shard)
         return Done()
 
+    # Restoring -----------------------------------------------------------------------------------
+
+    def _restore(
+        self, command: cmd.RestorePart | cmd.FinishRestore, index: int, writes: Writes
+    ) -> Result:
+        if self.record is not None:
+            return Refused(errors.STREAM_RESTORE_EXISTS.code)
+        if isinstance(command, cmd.FinishRestore):
+            return self._finish_restore(command.header, index, writes)
+        self.restored_with = command.compression
+        mark = writes.mark()
+        try:
+            for record in command.records:
+                take_record(self, Record(*record), index, writes)
+        except (ArchiveError, BlockCorruptError) as error:
+            writes.roll_back(mark, self.shard)
+            return Refused(errors.ARCHIVE_INVALID.code, str(error))
+        return Done()
+
+    def _finish_restore(self, header: ArchiveHeader, index: int, writes: Writes) -> Result:
+        self.subjects.restore_next_id(header.next_subject, writes)
+        # The version is that of a stream made now: see _configure.
+        self.record = StreamRecord(
+            header.config,
+            header.incarnation,
+            header.hash_key,
+            header.created_ns,
+            index,
+            header.next_consumer,
+        )
+        self.counters = Counters(
+            header.first_seq,
+            header.last_seq,
+            header.messages,
+            header.bytes,
+            header.last_time_ns,
+            header.last_id,
+            header.digest,
+            dict(header.replaced),
+        )
+        self.write_counters(writes)
+        self._write_record(writes)
+        self.remover.look_for_subjects_over()
+        return Done()
+
     # Consumers -----------------------------------------------------------------------------------
 
     def _put_consumer(
         self, command: cmd.PutConsumer, index: int, now_ns: int, writes: Writes
     ) -> Result:
         assert self.record is not None
+        over = over_limits(command.config, self.config.consumer_limits)
+        if over is not None:
+            return Refused(over.code)
         existing = self.consumer(command.config.name)
         if existing is not None:
             if existing.config != command.config:

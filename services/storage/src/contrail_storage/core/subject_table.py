@@ -12,7 +12,7 @@ on using the list (and ``base``) that it took: names of subjects that died meanw
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,8 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
 
 PAGE: Final = 1_024
+PART: Final = 256
+"""Subjects of one record of an archive: with the longest names they take 1 MiB."""
 _DELTA_BYTES_MIN: Final = 1 << 20
 _DELTA_ROWS_MAX: Final = 4_096
 _PAGE_BYTES: Final = PAGE * 20
@@ -242,25 +244,61 @@ class SubjectTable:
         prefix = keys.shard_key(keys.SUBJECT_DELTA, self.shard)
         writes.delete_range(prefix, keys.prefix_end(prefix))
         for page in self._dirty_pages:
-            start = page * PAGE - self.base
-            low, high = max(start, 0), min(start + PAGE, len(self.names))
-            key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
-            if low >= high or not self.counts[low:high].any():
-                writes.delete(key)
-                continue
-            writes.put(
-                key,
-                b"".join(
-                    (
-                        np.arange(self.base + low, self.base + high, dtype=np.uint32).tobytes(),
-                        self.first[low:high].tobytes(),
-                        self.last[low:high].tobytes(),
-                        self.counts[low:high].tobytes(),
-                    )
-                ),
-            )
+            self._write_page(page, writes)
         self._dirty_pages.clear()
         self._delta_bytes = self._delta_rows = 0
+
+    def _write_page(self, page: int, writes: Writes) -> None:
+        start = page * PAGE - self.base
+        low, high = max(start, 0), min(start + PAGE, len(self.names))
+        key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
+        if low >= high or not self.counts[low:high].any():
+            writes.delete(key)
+        else:
+            writes.put(key, self._row(np.arange(low, high)))
+
+    def _row(self, at: I64Array) -> bytes:
+        sids = (at + self.base).astype(np.uint32)
+        columns = sids, self.first[at], self.last[at], self.counts[at]
+        return b"".join([column.tobytes() for column in columns])
+
+    # Archives ------------------------------------------------------------------------------------
+
+    def parts(self) -> Iterator[tuple[bytes, list[str]]]:
+        """All live subjects by number, some at a time: their rows (as a page's) and names."""
+        live = np.flatnonzero(self.counts[: len(self.names)])
+        for start in range(0, len(live), PART):
+            at = live[start : start + PART]
+            yield self._row(at), [self.name(self.base + one) for one in at.tolist()]
+
+    def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
+        """Take up subjects of another table; their numbers are above all that stand here."""
+        sids = np.frombuffer(row, np.uint32, len(names))
+        if not self.names:
+            self.base = int(sids[0]) - int(sids[0]) % PAGE
+        self._extend(int(sids[-1]) + 1)
+        for sid, name in zip(sids.tolist(), names, strict=True):
+            self.names[sid - self.base] = name
+            self.ids[name] = sid
+            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
+        self._load_row(row)
+        for page in np.unique(sids // PAGE).tolist():
+            self._write_page(page, writes)
+
+    def restore_next_id(self, next_id: int, writes: Writes) -> None:
+        """Number new subjects from ``next_id`` on, which is above all that stand here."""
+        if not self.names:
+            self.base = next_id
+        self._extend(next_id)
+        key = keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW)
+        writes.put(key, next_id.to_bytes(4, "little"))
+
+    def _extend(self, next_id: int) -> None:
+        self.names.extend([None] * (next_id - self.next_id))
+        while len(self.first) < len(self.names):
+            self._grow()
+
+    # Loading -------------------------------------------------------------------------------------
 
     def load(
         self,

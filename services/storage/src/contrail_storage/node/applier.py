@@ -12,6 +12,8 @@ from contrail_storage.core.commands import (
     ConfigureStream,
     DropStream,
     Entry,
+    FinishRestore,
+    RestorePart,
     decode_entry,
 )
 from contrail_storage.core.meta_machine import MetaMachine
@@ -33,6 +35,7 @@ MERGE_BYTES: Final = 128 * 1024
 MERGE_MESSAGES: Final = 2_000
 _SMALL_BYTES: Final = MERGE_BYTES // 4
 _SMALL_MESSAGES: Final = MERGE_MESSAGES // 4
+_MAKING: Final = (ConfigureStream, RestorePart, FinishRestore)
 _log = structlog.get_logger("contrail.apply")
 
 
@@ -96,15 +99,15 @@ class Applier:
                 self._tell(writes, entry.time_ns)
                 continue
             shard = self.shards.get(number)
-            created = shard is None and isinstance(command, ConfigureStream)
-            if created:
+            if shard is None and isinstance(command, _MAKING):
                 shard = self.shards[number] = self.new_shard(number)
             if shard is None:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))
                 continue
+            existed = shard.machine.exists
             results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
             self._tell(writes, entry.time_ns, shard)
-            if created:
+            if not existed and shard.machine.exists and not shard.machine.counters.messages:
                 # Numbering may begin above 1: nothing below waits to be written.
                 shard.written_seq = shard.machine.counters.last_seq
         return results

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from contrail_common import errors
-from contrail_common.config_rules import check_consumer_update
+from contrail_common.config_rules import check_consumer_update, complete_consumer
 from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, AckResult, CreateMode, PullRequest, PullResult
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
@@ -56,6 +56,7 @@ class ConsumerManager:
     ) -> tuple[ConsumerInfo, bool]:
         """Create or update; see ``StorageLink.put_consumer``."""
         shard = self._streams.shard(stream)
+        config = complete_consumer(config, shard.machine.config.consumer_limits)
         async with self._lock:
             existing = shard.machine.consumer(config.name) if config.name else None
             if existing is None:
@@ -70,7 +71,8 @@ class ConsumerManager:
                 if mode == "create":
                     raise ApiError(errors.CONSUMER_EXISTS, applied=False)
                 check_consumer_update(existing.config, config)
-                await self._propose(shard, cmd.PutConsumer(config, 0))
+                update = cmd.PutConsumer(config, 0)
+                expect(await self._propose(shard, update), ConsumerPut)
                 self._desk(shard, existing).reconfigured()
             return await self._info(shard, existing), False
 

@@ -1,11 +1,17 @@
 """Subject filters over a subject table: which subject numbers match, kept up as subjects come."""
 
+from typing import Final
+from weakref import WeakKeyDictionary
+
 import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common.subjects import is_wildcard, matches_any
-from contrail_common.texts import U32Array
+from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.subject_table import SubjectTable
+
+FILTERS_MAX: Final = 8
+"""Filters that are kept for a table; one takes a byte for each subject."""
 
 
 class SubjectFilter:
@@ -62,3 +68,37 @@ class SubjectFilter:
             if (self.patterns)
             else list(table.live())
         )
+
+    def numbers(self, table: SubjectTable, from_sid: int = 0) -> I64Array:
+        """Numbers of the live subjects that match, ascending from ``from_sid`` on.
+
+        Without a text for each: what a wildcard matches is looked up and not matched again.
+        """
+        if len(self.patterns) == 1 and not is_wildcard(self.patterns[0]):
+            sid = table.ids.get(self.patterns[0], -1)
+            return np.array([sid] if sid >= from_sid else [], np.int64)
+        low = max(from_sid - table.base, 0)
+        total = len(table.names)
+        wanted = table.counts[low:total] > 0
+        if self.patterns:
+            self._catch_up(table)
+            wanted &= self._mask[low:total]
+        return np.flatnonzero(wanted) + (table.base + low)
+
+
+class FilterCache:
+    """The filters that reads used last, so that the next page need not match every subject anew."""
+
+    def __init__(self) -> None:
+        # Of a table that is gone its filters go too.
+        self._of_table: WeakKeyDictionary[SubjectTable, dict[tuple[str, ...], SubjectFilter]]
+        self._of_table = WeakKeyDictionary()
+
+    def get(self, table: SubjectTable, patterns: tuple[str, ...]) -> SubjectFilter:
+        """The filter for ``patterns`` over ``table``."""
+        filters = self._of_table.setdefault(table, {})
+        found = filters.pop(patterns, None) or SubjectFilter(patterns)
+        filters[patterns] = found
+        if len(filters) > FILTERS_MAX:
+            del filters[next(iter(filters))]
+        return found

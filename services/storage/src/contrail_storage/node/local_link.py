@@ -8,8 +8,10 @@ from contrail_common.link import (
     AckItem,
     AckResult,
     CreateMode,
+    DeletedRanges,
     EventsRequest,
     EventsResult,
+    LastRequest,
     Page,
     PublishAck,
     PublishOutcome,
@@ -17,6 +19,7 @@ from contrail_common.link import (
     PullResult,
     RangeRequest,
     RangeResult,
+    ReadPosition,
     ReplayPlan,
     ReplayPlanRequest,
     ReplayRequest,
@@ -31,7 +34,8 @@ from contrail_common.model import (
     StreamInfo,
 )
 from contrail_common.subjects import overlaps
-from contrail_storage.node.node import StorageNode
+from contrail_storage.node.last_reader import LastReader
+from contrail_storage.node.node import SHARD_GROUP, StorageNode
 from contrail_storage.node.page_tokens import decode_token, encode_token
 from contrail_storage.node.proposer import Outcome
 from contrail_storage.node.shard import Shard
@@ -44,6 +48,7 @@ class LocalLink:
 
     def __init__(self, node: StorageNode) -> None:
         self._node = node
+        self._last_reader = LastReader(node.reader)
 
     def _shard(self, stream: str) -> Shard:
         shard = self._node.streams.shard(stream)
@@ -161,13 +166,18 @@ class LocalLink:
         """Messages in order, waiting for the first when asked to."""
         return await self._node.reader.read_range(await self._readable(request.stream), request)
 
-    async def last_messages(
-        self, stream: str, subject: str, limit: int, token: str
-    ) -> tuple[list[StoredMessage], str | None]:
-        """The newest message of each subject."""
-        return await self._node.reader.last_messages(
-            await self._readable(stream), subject, limit, token
-        )
+    async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
+        """A page of the newest messages of subjects."""
+        return await self._last_reader.read(await self._readable(request.stream), request)
+
+    async def deleted_ranges(self, stream: str, limit: int, token: str) -> DeletedRanges:
+        """Deleted sequences, paged."""
+        return self._node.reader.deleted_ranges(await self._readable(stream), limit, token)
+
+    async def read_position(self, stream: str) -> ReadPosition:
+        """How far this node is."""
+        shard = self._shard(stream)
+        return ReadPosition(shard.written_seq, self._node.applied_indexes().get(SHARD_GROUP, 0))
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
@@ -192,6 +202,31 @@ class LocalLink:
         shard = await self._readable(request.stream)
         low, high = self._node.replayer.check(shard, request)
         return self._node.replayer.stream(shard, request, low, high)
+
+    # Archives ------------------------------------------------------------------------------------
+
+    async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
+        """Stream the archive of a stream as it is now."""
+        return self._node.snapshotter.stream(await self._readable(stream), consumers=consumers)
+
+    async def begin_restore(self, stream: str) -> str:
+        """Begin a restore; its token."""
+        self._node.check_serving()
+        return await self._node.restores.begin(stream)
+
+    async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
+        """Take the next bytes of the archive."""
+        self._node.check_serving()
+        await self._node.restores.append(token, offset, piece)
+
+    async def commit_restore(self, token: str) -> StreamInfo:
+        """Make the stream."""
+        self._node.check_serving()
+        return await self._node.restores.commit(token)
+
+    async def abort_restore(self, token: str) -> None:
+        """Undo."""
+        await self._node.restores.abort(token)
 
     # Consumers -----------------------------------------------------------------------------------
 

@@ -34,8 +34,10 @@ from contrail_storage.node.metrics import NodeTimings, render_metrics
 from contrail_storage.node.proposer import EntryContext, Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.replay import Replayer
+from contrail_storage.node.restore import Restores
 from contrail_storage.node.scrubber import Scrubber
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.snapshot import Snapshotter
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
@@ -200,6 +202,7 @@ class StorageNode:
         )
         self.reader = Reader(self.blocks)
         self.replayer = Replayer(self.blocks, self.reader)
+        self.snapshotter = Snapshotter(store)
         self.log: NodeLog
         self.groups: dict[int, Group] = {}
         self.failure = ""
@@ -270,8 +273,10 @@ class StorageNode:
         facts = ShardFacts(self.blocks, number)
         machine = StreamMachine.load(number, facts, self._scan)
         self.blocks.load_directory(number, self._scan(keys.shard_key(keys.BLOCK_INDEX, number)))
+        # Without a stream it holds what a crash left of a restore: the other parts are in the log.
+        written_seq = max(self.blocks.directory(number).end_seq - 1, machine.counters.last_seq)
+        self.applier.shards[number] = Shard(machine, written_seq)
         if machine.exists:
-            self.applier.shards[number] = Shard(machine, machine.counters.last_seq)
             self.applier.last_entry_ns = max(
                 self.applier.last_entry_ns, machine.counters.last_time_ns
             )
@@ -299,6 +304,7 @@ class StorageNode:
             self.reader,
             encrypts=self._keyring is not None,
         )
+        self.restores = Restores(self.streams)
         self.consumers = ConsumerManager(self.streams, self.shard_log, self.reader, clock)
         self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
         for group in self.groups.values():
@@ -410,8 +416,7 @@ class StorageNode:
     def _codec_of(self, number: int) -> BlockCodec | None:
         """What the blocks of a shard are made smaller with; asked by the store's writer."""
         shard = self.applier.shards.get(number)
-        record = shard.machine.record if shard is not None else None
-        return codec_of(record.config.compression) if record is not None else None
+        return codec_of(shard.machine.compression) if shard is not None else None
 
     def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
         """Go over to another node key, the first; False when it is in use already. Blocks.
@@ -468,6 +473,7 @@ class StorageNode:
         """
         self._ready = False
         self.consumers.flush()
+        self.restores.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._until_applied(), _STOP_GRACE_S)
         for task in list(self._tasks):

@@ -2,9 +2,15 @@
 
 import base64
 import binascii
+from typing import Final, TypeVar
+
+import msgspec
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+_FROM_URL: Final = str.maketrans("-_", "+/")
 
 
 def encode_token(position: str) -> str:
@@ -32,4 +38,18 @@ def decode_number(token: str) -> int:
     return int(position or 0)
 
 
-_FROM_URL = str.maketrans("-_", "+/")
+def encode_state(state: msgspec.Struct) -> str:
+    """The token of a page that takes more than one position to continue."""
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(state)).decode().rstrip("=")
+
+
+def decode_state(token: str, shape: type[_S]) -> _S:
+    """The state in ``token``; BAD_REQUEST for a foreign token."""
+    padded = token.translate(_FROM_URL) + "=" * (-len(token) % 4)
+    try:
+        data = base64.b64decode(padded, validate=True)
+        return msgspec.msgpack.decode(data, type=shape)
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        raise ApiError(
+            errors.BAD_REQUEST, "the page token is not one of ours", applied=False
+        ) from None

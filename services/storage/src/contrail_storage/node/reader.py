@@ -1,7 +1,6 @@
 """Reading messages of a shard by sequence, time and subject, up to what is written."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +9,10 @@ from numpy.typing import NDArray
 from contrail_common import errors
 from contrail_common.blocks import Block, BlockCorruptError
 from contrail_common.errors import ApiError
-from contrail_common.link import RangeRequest, RangeResult
+from contrail_common.link import DeletedRanges, RangeRequest, RangeResult
 from contrail_common.model import StoredMessage, message_size
-from contrail_storage.node.filters import SubjectFilter
+from contrail_common.texts import I64Array
+from contrail_storage.node.filters import FilterCache, SubjectFilter
 from contrail_storage.node.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_store import BlockMissingError, BlockStore
@@ -35,6 +35,7 @@ class Reader:
 
     def __init__(self, blocks: BlockStore) -> None:
         self._blocks = blocks
+        self._filters = FilterCache()
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
         """The first block that ends above ``seq``, or None behind the last."""
@@ -60,18 +61,6 @@ class Reader:
         """Stop the shard over a block that does not read back, and say so."""
         shard.damaged = f"block {base_seq}: {error}"
         return ApiError(errors.DATA_LOST, shard.damaged)
-
-    async def scan(
-        self, shard: Shard, from_seq: int, subject_filter: SubjectFilter
-    ) -> AsyncIterator[Found]:
-        """Live matching messages from ``from_seq`` on, block by block, up to what is written."""
-        seq = max(from_seq, shard.machine.counters.first_seq)
-        while seq <= shard.written_seq:
-            block = await self.block_at(shard, seq)
-            if block is None or not shard.machine.exists:
-                return
-            yield self.select(shard, block, seq, subject_filter)
-            seq = block.last_seq + 1
 
     def select(
         self, shard: Shard, block: Block, from_seq: int, subject_filter: SubjectFilter
@@ -143,8 +132,7 @@ class Reader:
 
     async def read_range(self, shard: Shard, request: RangeRequest) -> RangeResult:
         """Messages for a range request; waits for the first when asked to."""
-        patterns = (request.subject,) if request.subject else ()
-        subject_filter = SubjectFilter(patterns)
+        subject_filter = self.filter_of(shard, (request.subject,) if request.subject else ())
         from_seq = request.from_seq
         if request.start_time_ns:
             from_seq = max(from_seq, await self.seq_of_time(shard, request.start_time_ns))
@@ -166,17 +154,38 @@ class Reader:
         messages: list[StoredMessage] = []
         size = 0
         next_seq = max(from_seq, shard.machine.counters.first_seq)
-        async for found in self.scan(shard, next_seq, subject_filter):
+        missed = 0
+        while True:
+            if not missed & (missed - 1):
+                # Looking into the table costs as much as some blocks where there are many subjects.
+                next_seq = self._skip(shard, next_seq, subject_filter)
+            block = None
+            if next_seq <= shard.written_seq:
+                block = await self.block_at(shard, next_seq)
+            if block is None or not shard.machine.exists:
+                return messages, next_seq
+            found = self.select(shard, block, next_seq, subject_filter)
+            missed = 0 if len(found.positions) else missed + 1
             for position in found.positions.tolist():
-                message = self.message(shard, found.block, position)
+                message = self.message(shard, block, position)
                 size += message_size(message.headers, len(message.payload))
                 if messages and size > request.max_bytes:
                     return messages, message.seq
                 messages.append(message)
                 if len(messages) >= request.limit:
                     return messages, message.seq + 1
-            next_seq = found.next_seq
-        return messages, next_seq
+            next_seq = block.last_seq + 1
+
+    def _skip(self, shard: Shard, from_seq: int, subject_filter: SubjectFilter) -> int:
+        """The first sequence from ``from_seq`` on that may match; behind the written when none."""
+        if subject_filter.matches_all:
+            return from_seq
+        table = shard.machine.subjects
+        at = subject_filter.numbers(table) - table.base
+        first = table.first[at[table.last[at] >= from_seq]]
+        if not len(first):
+            return max(from_seq, shard.written_seq + 1)
+        return max(from_seq, int(first.min()))
 
     async def count(
         self, shard: Shard, from_seq: int, to_seq: int, subject_filter: SubjectFilter
@@ -188,17 +197,43 @@ class Reader:
             return 0
         if subject_filter.matches_all:
             return to_seq - low + 1 - machine.deleted.count(low, to_seq)
-        if low == machine.counters.first_seq and to_seq == machine.counters.last_seq:
-            table = machine.subjects
-            return sum(
-                int(table.counts[sid - table.base]) for sid, _ in subject_filter.subjects(table)
-            )
-        total = 0
-        async for found in self.scan(shard, low, subject_filter):
-            if found.block.last_seq > to_seq:
-                inside = found.positions + found.block.base_seq <= to_seq
-                return total + int(np.count_nonzero(inside))
-            total += len(found.positions)
+        table = machine.subjects
+        at = subject_filter.numbers(table) - table.base
+        first, last = table.first[at], table.last[at]
+        inside = (first >= low) & (last <= to_seq)
+        total = int(table.counts[at[inside]].sum())
+        across = ~inside & (last >= low) & (first <= to_seq)
+        at, first, last = at[across], first[across], last[across]
+        if not len(at):
+            return total
+        sids = at + table.base
+        bottom_seq, top_seq = int(first.min()), int(last.max())
+        if top_seq <= to_seq and low - bottom_seq < top_seq - low:
+            # All of these that the table counts, less those below.
+            everything = int(table.counts[at].sum())
+            return total + everything - await self._count_of(shard, sids, bottom_seq, low - 1)
+        return total + await self._count_of(shard, sids, low, min(top_seq, to_seq))
+
+    async def _count_of(self, shard: Shard, sids: I64Array, from_seq: int, to_seq: int) -> int:
+        """Live messages of the subjects numbered ``sids`` in ``from_seq`` .. ``to_seq``."""
+        machine = shard.machine
+        base = int(sids[0])
+        wanted = np.zeros(int(sids[-1]) - base + 2, np.bool_)  # the last stands for all others
+        wanted[sids - base] = True
+        total, seq = 0, from_seq
+        while seq <= to_seq:
+            block = await self.block_at(shard, seq)
+            if block is None or not machine.exists:
+                break
+            low = max(seq, block.base_seq, machine.counters.first_seq)
+            seq = block.last_seq + 1
+            count = min(seq, to_seq + 1) - low
+            if count <= 0:
+                continue
+            at = block.subject_ids[low - block.base_seq :][:count].astype(np.int64) - base
+            found = wanted[np.where((at >= 0) & (at < len(wanted)), at, -1)]
+            live = machine.deleted.live_mask(low, count)
+            total += int(np.count_nonzero(found if live is None else found & live))
         return total
 
     async def newest_from(self, shard: Shard, subject_filter: SubjectFilter, count: int) -> int:
@@ -215,24 +250,16 @@ class Reader:
             seq = block.base_seq - 1
         return 0
 
-    async def last_messages(
-        self, shard: Shard, subject: str, limit: int, token: str
-    ) -> tuple[list[StoredMessage], str | None]:
-        """The newest message of each subject that matches, by sequence, paged by sequence."""
-        table = shard.machine.subjects
-        after = decode_number(token)
-        found = SubjectFilter((subject,) if subject else ()).subjects(table)
-        seqs = sorted(int(table.last[sid - table.base]) for sid, _ in found)
-        wanted = [seq for seq in seqs if after < seq <= shard.written_seq]
-        messages = []
-        for seq in wanted[:limit]:
-            try:
-                messages.append(await self.get(shard, seq))
-            except ApiError as error:
-                if error.spec is not errors.MESSAGE_NOT_FOUND:
-                    raise  # otherwise it was removed while we read the others
-        more = len(wanted) > limit
-        return messages, encode_token(str(wanted[limit - 1])) if more else None
+    def deleted_ranges(self, shard: Shard, limit: int, token: str) -> DeletedRanges:
+        """Deleted sequences inside the stream, paged by sequence."""
+        counters = shard.machine.counters
+        from_seq = max(decode_number(token), counters.first_seq)
+        ranges, next_seq = shard.machine.deleted.ranges(from_seq, counters.last_seq, limit)
+        return DeletedRanges(ranges, None if next_seq is None else encode_token(str(next_seq)))
+
+    def filter_of(self, shard: Shard, patterns: tuple[str, ...]) -> SubjectFilter:
+        """The filter for ``patterns`` over the shard's subjects."""
+        return self._filters.get(shard.machine.subjects, patterns)
 
     def subject_counts(
         self, shard: Shard, subject: str, limit: int, token: str
@@ -242,7 +269,7 @@ class Reader:
         after = decode_token(token)
         names = sorted(
             name
-            for _, name in SubjectFilter((subject,) if subject else ()).subjects(table)
+            for _, name in self.filter_of(shard, (subject,) if subject else ()).subjects(table)
             if not after or name > after
         )
         page = [(name, table.count(name)) for name in names[:limit]]

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from contrail_common import errors
 from contrail_common.config_rules import (
+    check_consumers_fit,
     check_stream_create,
     check_stream_encryption,
     check_stream_update,
@@ -30,6 +31,7 @@ _SLICE_MESSAGES: Final = 20_000
 _PURGED_SUBJECTS: Final = 256
 _COMMAND_BYTES: Final = 256
 _EVERYTHING: Final = 1 << 62
+_FINISH_BYTES: Final = 4_096
 HASH_KEY_BYTES: Final = 32
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -76,6 +78,7 @@ class StreamManager:
         self._shard_log = shard_log
         self._reader = reader
         self._lock = asyncio.Lock()
+        self._restoring: set[str] = set()
         self._routes: dict[str, str | None] = {}
         self._routes_of = -1
 
@@ -148,10 +151,9 @@ class StreamManager:
         """Create or update; see ``StorageLink.put_stream``."""
         check_stream_encryption(config, encrypts=self._encrypts)
         async with self._lock:
-            entry = self._meta.streams.get(config.name)
-            if entry is not None and not self._is_whole(entry):
-                await self._mend(entry)
-                entry = self._meta.streams.get(config.name)
+            if config.name in self._restoring:
+                raise ApiError(errors.STREAM_EXISTS, "the stream is being restored", applied=False)
+            entry = await self._mended(config.name)
             if entry is None or entry.stage != "listed":
                 if if_match is not None:
                     raise ApiError(errors.PRECONDITION_FAILED, "there is no such stream")
@@ -168,6 +170,8 @@ class StreamManager:
                 if mode == "create":
                     raise ApiError(errors.STREAM_EXISTS, applied=False)
                 check_stream_update(record.config, config)
+                consumers = shard.machine.consumers.values()
+                check_consumers_fit(config, [consumer.config for consumer in consumers])
                 await self._update(shard, entry, config)
             return self.info(shard), False
 
@@ -219,8 +223,7 @@ class StreamManager:
                 await self._drop(entry)
 
     async def _drop(self, entry: StreamEntry) -> None:
-        if entry.shard in self._shards:
-            await self._shard_log.command(entry.shard, cmd.DropStream())
+        await self._shard_log.command(entry.shard, cmd.DropStream())
         release = cmd.ReleaseStream(entry.name)
         expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
 
@@ -228,8 +231,16 @@ class StreamManager:
         """Finish or undo what a crash left half done."""
         async with self._lock:
             for entry in list(self._meta.streams.values()):
-                if not self._is_whole(entry):
+                if not self._is_whole(entry) and entry.name not in self._restoring:
                     await self._mend(entry)
+
+    async def _mended(self, name: str) -> StreamEntry | None:
+        """What meta knows of ``name`` when nothing of it is half done."""
+        entry = self._meta.streams.get(name)
+        if entry is not None and not self._is_whole(entry):
+            await self._mend(entry)
+            entry = self._meta.streams.get(name)
+        return entry
 
     def _is_whole(self, entry: StreamEntry) -> bool:
         """Whether the stream is listed, and under the very subjects that its shard captures."""
@@ -243,6 +254,41 @@ class StreamManager:
             await self._list(entry.name, shard.machine.config.subjects)
         else:
             await self._drop(entry)
+
+    # Restoring -----------------------------------------------------------------------------------
+
+    async def claim_restore(self, name: str) -> None:
+        """Keep ``name`` for a restore, until :meth:`end_restore`; STREAM_RESTORE_EXISTS."""
+        async with self._lock:
+            if name in self._restoring or await self._mended(name) is not None:
+                raise ApiError(errors.STREAM_RESTORE_EXISTS, applied=False)
+            self._restoring.add(name)
+
+    async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
+        """Reserve name and subjects of a stream; answers its shard (SUBJECT_OVERLAP)."""
+        check_stream_encryption(config, encrypts=self._encrypts)
+        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation)
+        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
+
+    async def restore_part(self, number: int, part: cmd.RestorePart, size: int) -> None:
+        """Put a part of about ``size`` bytes into a reserved shard."""
+        expect(await self._shard_log.command(number, part, size), Done)
+
+    async def finish_restore(self, number: int, finish: cmd.FinishRestore) -> StreamInfo:
+        """Make the stream of a shard whose parts are all there."""
+        config = finish.header.config
+        expect(await self._shard_log.command(number, finish, _FINISH_BYTES), Done)
+        with _begun():
+            await self._list(config.name, config.subjects)
+        return self.info(self._shards[number])
+
+    async def end_restore(self, name: str) -> None:
+        """The restore is over: what is half done is finished or undone."""
+        async with self._lock:
+            self._restoring.discard(name)
+            await self._mended(name)
+
+    # Messages ------------------------------------------------------------------------------------
 
     async def purge(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
         """Remove messages below a sequence, all but the newest, or all; in slices."""

@@ -77,6 +77,11 @@ class Directory:
     def __len__(self) -> int:
         return len(self._bases) - self._start
 
+    @property
+    def end_seq(self) -> int:
+        """The sequence behind the last message of all blocks; 0 without any."""
+        return self.span(len(self) - 1).end_seq if len(self) else 0
+
     def span(self, position: int) -> BlockSpan:
         """The block at ``position`` (0 is the oldest)."""
         at = self._start + position

@@ -154,6 +154,23 @@ class RocksStore:
         """
         return self._scan(start, stop, lambda rows: (rows.key(), rows.value()))
 
+    @contextmanager
+    def view(self) -> Iterator["StoreView"]:
+        """The store as it is now, for several scans; one thread at a time may use it.
+
+        While it is open the store keeps the files that it shows.
+        """
+        scan = _Scan()
+        with self._using() as database:
+            scan.rows = database.iter()
+            self._scans.add(scan)
+        try:
+            yield StoreView(self, scan)
+        finally:
+            with self._gate:
+                self._scans.discard(scan)
+                scan.rows = None
+
     def scan_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         """Yield the keys of `scan` without their values."""
         return self._scan(start, stop, lambda rows: rows.key())
@@ -206,15 +223,29 @@ class RocksStore:
                 self._scans.discard(scan)
                 scan.rows = None
 
-    def _next_rows(self, scan: "_Scan", read: Callable[[RdictIter], Value]) -> list[Value]:
+    def seek(self, scan: "_Scan", start: bytes) -> None:
+        """Move a view's scan."""
         with self._using():
-            rows = scan.rows
-            if rows is None:
-                raise StoreClosedError("the store was closed during a scan")
+            scan.open_rows().seek(start)
+
+    def rows_below(self, scan: "_Scan", stop: bytes) -> list[tuple[bytes, bytes]]:
+        """The next rows of a view's scan whose keys are below ``stop``."""
+
+        def read(rows: RdictIter) -> tuple[bytes, bytes] | None:
+            key: bytes = rows.key()
+            return (key, rows.value()) if key < stop else None
+
+        return self._next_rows(scan, read)
+
+    def _next_rows(self, scan: "_Scan", read: Callable[[RdictIter], Value | None]) -> list[Value]:
+        with self._using():
+            rows = scan.open_rows()
             chunk: list[Value] = []
             size = 0
             while rows.valid() and len(chunk) < _SCAN_ROWS and size < _SCAN_BYTES:
                 row = read(rows)
+                if row is None:
+                    break
                 chunk.append(row)
                 size += len(row[1]) if isinstance(row, tuple) else 0
                 rows.next()
@@ -244,6 +275,26 @@ class _Scan:
 
     def __init__(self) -> None:
         self.rows: RdictIter | None = None
+
+    def open_rows(self) -> RdictIter:
+        """The iterator; StoreClosedError when it was taken away."""
+        if self.rows is None:
+            raise StoreClosedError("the store was closed during a scan")
+        return self.rows
+
+
+class StoreView:
+    """The store as it was when the view was made."""
+
+    def __init__(self, store: RocksStore, scan: _Scan) -> None:
+        self._store = store
+        self._scan = scan
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """As `RocksStore.scan`; the next scan of the view ends this one."""
+        self._store.seek(self._scan, start)
+        while chunk := self._store.rows_below(self._scan, stop):
+            yield from chunk
 
 
 def _options(options: StoreOptions) -> Options:

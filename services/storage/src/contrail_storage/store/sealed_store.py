@@ -3,10 +3,16 @@
 Keys stay as they are: kinds, numbers of shards and sequences, no names.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from contrail_storage.seal.frames import SealBrokenError, Sealer
-from contrail_storage.store.rocks_store import Operation, RocksStore, StoreCorruptError
+from contrail_storage.store.rocks_store import (
+    Operation,
+    RocksStore,
+    StoreCorruptError,
+    StoreView,
+)
 
 
 class SealedStore:
@@ -41,6 +47,12 @@ class SealedStore:
         for key, sealed in self._store.scan(start, stop):
             yield key, self._opened(key, sealed)
 
+    @contextmanager
+    def view(self) -> Iterator["SealedView"]:
+        """The store as it is now, for several scans; one thread at a time may use it."""
+        with self._store.view() as view:
+            yield SealedView(view, self._opened)
+
     def scan_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         """Yield the keys of `scan` without their values."""
         return self._store.scan_keys(start, stop)
@@ -69,6 +81,19 @@ class SealedStore:
             return self._sealer.open(sealed, key)
         except SealBrokenError as error:
             raise StoreCorruptError(f"the value of row {key.hex()}: {error}") from error
+
+
+class SealedView:
+    """A `StoreView` whose values are opened on the way out."""
+
+    def __init__(self, view: StoreView, opened: Callable[[bytes, bytes], bytes]) -> None:
+        self._view = view
+        self._opened = opened
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """As `SealedStore.scan`; the next scan of the view ends this one."""
+        for key, sealed in self._view.scan(start, stop):
+            yield key, self._opened(key, sealed)
 
 
 Store = RocksStore | SealedStore

@@ -1,0 +1,74 @@
+"""Archives of streams: out as a stream of bytes, and in as a new stream."""
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Annotated, Final
+
+import msgspec
+
+from contrail_api.streams import info_response
+from contrail_common.edge.negotiation import acceptable, content_type
+from contrail_common.edge.query import parse_query
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Answer, StreamResponse
+from contrail_common.errors import ApiError
+from contrail_common.link import RESTORE_PIECE_BYTES_MAX, StorageLink
+from contrail_common.model import StreamInfo
+
+SNAPSHOT_TYPE: Final = "application/vnd.contrail.snapshot"
+_PIECE_BYTES: Final = RESTORE_PIECE_BYTES_MAX // 2
+
+
+class SnapshotQuery(msgspec.Struct):
+    """Parameters of a snapshot."""
+
+    consumers: Annotated[bool, msgspec.Meta(description="With the stream's consumers.")] = True
+
+
+class Snapshots:
+    """The routes of archives."""
+
+    def __init__(self, link: StorageLink) -> None:
+        self._link = link
+
+    async def snapshot(self, request: Request) -> Answer:
+        """The stream as it is now."""
+        query = parse_query(request.query_string, SnapshotQuery)
+        acceptable(request.headers.get(b"accept"), (SNAPSHOT_TYPE,))
+        chunks = await self._link.snapshot(request.path_values["stream"], query.consumers)
+        return StreamResponse(200, chunks, SNAPSHOT_TYPE.encode())
+
+    async def restore(self, request: Request) -> Answer:
+        """A stream out of the body, which is taken as it comes."""
+        content_type(request.headers.get(b"content-type"), (SNAPSHOT_TYPE,))
+        token = await self._link.begin_restore(request.path_values["stream"])
+        try:
+            info = await self._restored(request, token)
+        except BaseException:
+            with suppress(ApiError):
+                await self._link.abort_restore(token)
+            raise
+        return info_response(info, created=True)
+
+    async def _restored(self, request: Request, token: str) -> StreamInfo:
+        offset = 0
+        async with aclosing(_pieces(request)) as pieces:
+            async for piece in pieces:
+                await self._link.append_restore(token, offset, piece)
+                request.consumed(len(piece))
+                offset += len(piece)
+        return await self._link.commit_restore(token)
+
+
+async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
+    """The body in pieces that storage takes, none much smaller than it could be."""
+    held = bytearray()
+    async with aclosing(request.chunks(sys.maxsize)) as chunks:
+        async for chunk in chunks:
+            held += chunk
+            while len(held) >= _PIECE_BYTES:
+                yield bytes(held[:_PIECE_BYTES])
+                del held[:_PIECE_BYTES]
+    if held:
+        yield bytes(held)

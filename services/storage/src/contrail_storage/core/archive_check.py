@@ -1,0 +1,259 @@
+"""Whether an archive describes a stream: what restoring relies on, looked at record by record.
+
+Checksums tell of damage; this tells of archives that were made up. A machine believes its own rows,
+so nothing gets into it that its own commands could not have left behind.
+"""
+
+import struct
+from typing import Final, NoReturn, cast
+
+import msgspec
+import numpy as np
+
+from contrail_common.blocks import Block, BlockCorruptError, decode_block
+from contrail_common.config_rules import (
+    ConsumerDraft,
+    StreamDraft,
+    normalise_consumer,
+    normalise_stream,
+)
+from contrail_common.model import SequencePair
+from contrail_common.subjects import subject_problem
+from contrail_common.texts import I64Array
+from contrail_common.timeunits import INT64_MAX
+from contrail_storage.core import archive
+from contrail_storage.core.archive import (
+    ArchiveError,
+    ArchiveHeader,
+    DeletedPages,
+    Ids,
+    Record,
+    Subjects,
+    decoded,
+)
+from contrail_storage.core.dedupe import ID_BYTES
+from contrail_storage.core.deleted import PAGE, DeletedSet
+from contrail_storage.core.restoring import Consumer, MorePending
+from contrail_storage.core.results import Writes
+
+HASH_KEY_BYTES: Final = 32
+_SEQ_MAX: Final = 1 << 62
+_NUMBER_MAX: Final = 0xFFFF_FFFF
+_SUBJECT_ROW_BYTES: Final = 24
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ArchiveError(f"the archive contradicts itself: {what}")
+
+
+def _need(condition: bool, what: str) -> None:
+    if not condition:
+        _refuse(what)
+
+
+class ArchiveCheck:
+    """Takes the records of one archive in order; ArchiveError at the first that cannot be.
+
+    A configuration that this server would not take is an ApiError with the field's name.
+    """
+
+    def __init__(self) -> None:
+        self.header: ArchiveHeader
+        self._deleted = DeletedSet(0)
+        self._names: set[str] = set()
+        self._numbers: list[I64Array] = [np.zeros(0, np.int64)]
+        self._rows: list[tuple[I64Array, I64Array, I64Array]] = []
+        self._next_subject = 0
+        self._page = -1
+        self._id_seq = self._id_time_ns = 0
+        self._consumers: set[str] = set()
+        self._consumer = 0
+        self._pending: set[int] = set()
+        self._blocks: _Blocks | None = None
+
+    def take(self, record: Record) -> None:
+        """Look at the next record."""
+        kind, payload = record
+        match kind:
+            case archive.HEADER:
+                self._take_header(decoded(payload, ArchiveHeader))
+            case archive.SUBJECTS:
+                self._take_subjects(decoded(payload, Subjects))
+            case archive.DELETED:
+                self._take_deleted(decoded(payload, DeletedPages))
+            case archive.IDS:
+                self._take_ids(decoded(payload, Ids))
+            case archive.CONSUMER:
+                self._take_consumer(decoded(payload, Consumer))
+            case archive.PENDING:
+                self._take_pending(decoded(payload, MorePending))
+            case _:
+                self._messages().take(_block(payload))
+
+    def finish(self) -> None:
+        """That was all of them."""
+        self._messages().finish()
+
+    def _take_header(self, header: ArchiveHeader) -> None:
+        self.header = header
+        config = header.config
+        draft = {name: getattr(config, name) for name in StreamDraft.__annotations__}
+        normal = normalise_stream(cast(StreamDraft, draft))
+        _need(normal == config, "its configuration is not a complete one")
+        _need(len(header.hash_key) == HASH_KEY_BYTES, "the key of its ids")
+        _need(len(header.last_id) == ID_BYTES, "its last id")
+        _need(1 <= header.first_seq <= header.last_seq + 1 <= _SEQ_MAX, "its sequences")
+        _need(0 <= header.messages <= header.last_seq + 1 - header.first_seq, "its messages")
+        _need(bool(header.messages) or header.first_seq == header.last_seq + 1, "its messages")
+        _need(0 <= header.bytes <= INT64_MAX, "its bytes")
+        _need(0 <= header.created_ns <= INT64_MAX, "its time")
+        _need(0 <= header.last_time_ns <= INT64_MAX, "its time")
+        _need(0 <= header.digest <= _NUMBER_MAX, "its digest")
+        _need(0 <= header.next_subject < _NUMBER_MAX, "its subjects")
+        _need(1 <= header.next_consumer < _NUMBER_MAX, "its consumers")
+        for subject, to_seq in header.replaced.items():
+            _need(subject_problem(subject) is None, "a subject")
+            _need(0 <= to_seq <= header.last_seq + 1, "a roll-up")
+
+    def _take_subjects(self, subjects: Subjects) -> None:
+        rows, count = subjects.rows, len(subjects.names)
+        _need(count > 0 and len(rows) == _SUBJECT_ROW_BYTES * count, "subjects")
+        numbers = np.frombuffer(rows, np.uint32, count).astype(np.int64)
+        first = np.frombuffer(rows, np.int64, count, 4 * count)
+        last = np.frombuffer(rows, np.int64, count, 12 * count)
+        counts = np.frombuffer(rows, np.uint32, count, 20 * count).astype(np.int64)
+        _need(bool((np.diff(numbers, prepend=self._next_subject - 1) > 0).all()), "subjects")
+        self._next_subject = int(numbers[-1]) + 1
+        _need(self._next_subject <= self.header.next_subject, "subjects")
+        _need(int(first.min()) >= 1 and int(counts.min()) >= 1, "subjects")
+        for name in subjects.names:
+            _need(name not in self._names and subject_problem(name) is None, "a subject's name")
+            self._names.add(name)
+        self._numbers.append(numbers)
+        self._rows.append((first, last, counts))
+
+    def _take_deleted(self, deleted: DeletedPages) -> None:
+        low, high = self.header.first_seq // PAGE, self.header.last_seq // PAGE
+        for number, page in deleted.pages:
+            _need(max(self._page + 1, low) <= number <= high, "deleted sequences")
+            _need(len(page) == PAGE // 8, "deleted sequences")
+            self._page = number
+        self._deleted.restore(deleted.pages, Writes())
+
+    def _take_ids(self, ids: Ids) -> None:
+        _need(bool(ids.runs), "message ids")
+        for time_ns, hashes, packed in ids.runs:
+            count = len(packed) // 8
+            _need(count > 0 and len(packed) == 8 * count, "message ids")
+            _need(len(hashes) == ID_BYTES * count, "message ids")
+            _need(self._id_time_ns <= time_ns <= self.header.last_time_ns, "times of message ids")
+            seqs = np.frombuffer(packed, np.int64)
+            _need(bool((np.diff(seqs, prepend=self._id_seq) > 0).all()), "message ids")
+            self._id_time_ns, self._id_seq = time_ns, int(seqs[-1])
+            _need(self._id_seq <= self.header.last_seq, "message ids")
+
+    def _take_consumer(self, consumer: Consumer) -> None:
+        state, config = consumer.state, consumer.state.config
+        draft = {name: getattr(config, name) for name in ConsumerDraft.__annotations__}
+        normal = normalise_consumer(cast(ConsumerDraft, draft))
+        _need(normal == config and config.name not in self._consumers, "a consumer")
+        _need(self._consumer < consumer.number < self.header.next_consumer, "a consumer's number")
+        self._consumer = consumer.number
+        self._consumers.add(config.name)
+        self._pending = set()
+        _need(0 <= state.created_ns <= INT64_MAX, "a consumer's time")
+        _need(1 <= state.epoch <= _NUMBER_MAX, "a consumer's epoch")
+        _need(0 <= state.next_seq <= INT64_MAX, "a consumer's position")
+        _need(_is_sound(state.delivered) and _is_sound(state.floor), "a consumer's position")
+        _need(all(0 < seq <= INT64_MAX for seq in state.acked_ahead), "a consumer's position")
+        self._take_pending(MorePending(consumer.number, state.pending))
+
+    def _take_pending(self, more: MorePending) -> None:
+        _need(more.number == self._consumer, "what a consumer has pending")
+        for seq, item in more.pending.items():
+            _need(0 < seq <= self.header.last_seq and seq not in self._pending, "a delivery")
+            _need(0 < item.attempts <= _NUMBER_MAX, "a delivery")
+            _need(0 < item.consumer_seq <= INT64_MAX, "a delivery")
+            _need(0 <= item.deadline_ns <= INT64_MAX, "a delivery")
+            self._pending.add(seq)
+
+    def _messages(self) -> "_Blocks":
+        if self._blocks is None:
+            header, deleted = self.header, self._deleted
+            span = header.last_seq + 1 - header.first_seq
+            _need(deleted.total == deleted.count(header.first_seq, header.last_seq), "deletions")
+            _need(deleted.total == span - header.messages, "the number of messages")
+            _need(not span or header.first_seq not in deleted, "its first sequence")
+            self._blocks = _Blocks(header, deleted, np.concatenate(self._numbers), self._rows)
+        return self._blocks
+
+
+class _Blocks:
+    """The messages, held against what the other records say of them."""
+
+    def __init__(
+        self,
+        header: ArchiveHeader,
+        deleted: DeletedSet,
+        numbers: I64Array,
+        rows: list[tuple[I64Array, I64Array, I64Array]],
+    ) -> None:
+        self._header = header
+        self._deleted = deleted
+        self._numbers = numbers
+        self._rows = rows
+        self._next_seq = header.first_seq
+        self._time_ns = self._bytes = 0
+        self._first = np.full(len(numbers), INT64_MAX)
+        self._last = np.zeros(len(numbers), np.int64)
+        self._counts = np.zeros(len(numbers), np.int64)
+
+    def take(self, block: Block) -> None:
+        """The next block."""
+        header = self._header
+        _need(block.base_seq == self._next_seq, "a block does not follow the one before")
+        _need(block.last_seq <= header.last_seq, "a block ends behind the last sequence")
+        self._next_seq = block.last_seq + 1
+        _need(bool((np.diff(block.times_ns, prepend=self._time_ns) >= 0).all()), "times")
+        self._time_ns = int(block.times_ns[-1])
+        _need(self._time_ns <= header.last_time_ns, "times")
+        _need(int(block.subject_ids.max()) < header.next_subject, "the subject of a message")
+        live = self._deleted.live_mask(block.base_seq, block.count)
+        at = np.arange(block.count) if live is None else np.flatnonzero(live)
+        self._bytes += int(block.sizes()[at].sum())
+        self._count(block.subject_ids[at].astype(np.int64), at + block.base_seq)
+
+    def _count(self, sids: I64Array, seqs: I64Array) -> None:
+        if not len(sids):
+            return
+        _need(len(self._numbers) > 0, "the subject of a message")
+        place = np.minimum(np.searchsorted(self._numbers, sids), len(self._numbers) - 1)
+        _need(bool((self._numbers[place] == sids).all()), "the subject of a message")
+        np.minimum.at(self._first, place, seqs)
+        np.maximum.at(self._last, place, seqs)
+        np.add.at(self._counts, place, 1)
+
+    def finish(self) -> None:
+        """That was the last block."""
+        header = self._header
+        _need(self._next_seq == header.last_seq + 1, "blocks are missing at its end")
+        _need(self._bytes == header.bytes, "the bytes of its messages")
+        if not self._rows:
+            return
+        first, last, counts = (np.concatenate(each) for each in zip(*self._rows, strict=True))
+        _need(bool((self._counts == counts).all()), "how many messages a subject has")
+        _need(bool((self._last == last).all()), "the last message of a subject")
+        _need(bool((self._first >= first).all()), "the first message of a subject")
+
+
+def _block(payload: bytes) -> Block:
+    try:
+        block = decode_block(payload)
+    except (BlockCorruptError, ValueError, struct.error) as error:
+        raise ArchiveError(f"a block of the archive cannot be read: {error}") from error
+    _need(block.count > 0 and block.columns.is_sound(), "the columns of a block")
+    return block
+
+
+def _is_sound(pair: SequencePair) -> bool:
+    return all(0 <= number <= INT64_MAX for number in msgspec.structs.astuple(pair))

@@ -1,0 +1,216 @@
+"""Restores: an archive that comes in pieces becomes a stream, whole or not at all.
+
+Records are looked at as they come and go through the log like everything else, in parts, into a
+shard that no stream has yet. The last entry makes the stream; until it is applied the name is
+merely reserved, and whatever ends a restore before that (a refusal, a client that left, a crash)
+leaves a reservation to undo.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import RESTORE_PIECE_BYTES_MAX
+from contrail_common.model import StreamInfo
+from contrail_common.names import name_problem
+from contrail_storage.core import archive
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.archive import ArchiveError, ArchiveReader, Record
+from contrail_storage.core.archive_check import ArchiveCheck
+from contrail_storage.node.streams import StreamManager
+
+RESTORES_MAX: Final = 4
+
+IDLE_S: Final = 60.0
+_PART_BYTES: Final = 256 * 1024
+_PART_RECORDS: Final = 8
+"""Of small records: taking up 256 subjects takes a third of a millisecond."""
+_COMMAND_BYTES: Final = 4_096
+T = TypeVar("T")
+
+_log = structlog.get_logger("contrail.restore")
+
+
+class Restores:
+    """The restores under way on this node, by the token that their callers name them with."""
+
+    def __init__(self, streams: StreamManager, idle_s: float = IDLE_S) -> None:
+        self._streams = streams
+        self._idle_s = idle_s
+        self._open: dict[str, _Restore] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def begin(self, name: str) -> str:
+        """A restore into the stream ``name``, which must not exist; answers its token."""
+        problem = name_problem(name)
+        if problem is not None:
+            raise ApiError(errors.STREAM_CONFIG_INVALID, problem, applied=False)
+        if len(self._open) >= RESTORES_MAX:
+            raise ApiError(
+                errors.OVERLOADED, "too many restores are under way", retry_after_s=5, applied=False
+            )
+        token = secrets.token_hex(16)
+        self._open[token] = _Restore(name, self._streams)
+        try:
+            await self._streams.claim_restore(name)
+        except BaseException:
+            del self._open[token]
+            raise
+        self._expect_more(token)
+        return token
+
+    async def append(self, token: str, offset: int, piece: bytes) -> None:
+        """The next bytes of the archive, at ``offset``; ARCHIVE_INVALID ends the restore."""
+        restore = self._take(token)
+        await self._carry_out(token, restore.append(offset, piece))
+        self._expect_more(token)
+
+    async def commit(self, token: str) -> StreamInfo:
+        """The archive is complete: the stream is there when this returns."""
+        info = await self._carry_out(token, self._take(token).commit())
+        await self._end(token)
+        return info
+
+    async def abort(self, token: str) -> None:
+        """Undo a restore; nothing to do for one that has ended."""
+        if token in self._open:
+            self._take(token)
+            await self._end(token)
+
+    def close(self) -> None:
+        """The node stops: what is under way is undone by the next start."""
+        for restore in self._open.values():
+            restore.wait_no_more()
+
+    async def _carry_out(self, token: str, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; when it fails, or nobody waits any more, the restore ends."""
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except BaseException:
+            await self._end(token, task)
+            raise
+
+    async def _end(self, token: str, task: "asyncio.Task[Any] | None" = None) -> None:
+        """Undo behind ``task``, whether or not anybody waits for that."""
+        ending = asyncio.ensure_future(self._undo(token, task))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
+
+    def _take(self, token: str) -> "_Restore":
+        restore = self._open.get(token)
+        if restore is None or restore.busy:
+            raise ApiError(errors.BAD_REQUEST, "no such restore is under way", applied=False)
+        restore.busy = True
+        restore.wait_no_more()
+        return restore
+
+    def _expect_more(self, token: str) -> None:
+        restore = self._open[token]
+        restore.busy = False
+        loop = asyncio.get_running_loop()
+        restore.idle = loop.call_later(self._idle_s, self._give_up, token)
+
+    def _give_up(self, token: str) -> None:
+        _log.warning("restore given up", stream=self._open[token].name)
+        self._open[token].busy = True
+        ending = asyncio.ensure_future(self._undo(token, None))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _undo(self, token: str, task: "asyncio.Task[Any] | None") -> None:
+        """End a restore; what is reserved for it and not made is dropped."""
+        restore = self._open[token]
+        if task is not None:
+            await asyncio.wait([task])
+        try:
+            await self._streams.end_restore(restore.name)
+        except ApiError as error:
+            # The name is mended by the next who asks for it, or by the next start.
+            _log.warning("restore not undone yet", stream=restore.name, error=str(error))
+        finally:
+            del self._open[token]
+
+
+class _Restore:
+    """One restore: the bytes so far, looked at, and the parts that are not logged yet."""
+
+    def __init__(self, name: str, streams: StreamManager) -> None:
+        self.name = name
+        self.busy = True
+        self.idle: asyncio.TimerHandle | None = None
+        self._streams = streams
+        self._reader = ArchiveReader()
+        self._check = ArchiveCheck()
+        self._offset = 0
+        self._number: int | None = None
+        self._part: list[tuple[int, bytes]] = []
+        self._part_bytes = 0
+
+    def wait_no_more(self) -> None:
+        """Somebody is at it."""
+        if self.idle is not None:
+            self.idle.cancel()
+
+    async def append(self, offset: int, piece: bytes) -> None:
+        """Take the next bytes: on return they are in the log, but for less than a part."""
+        if offset != self._offset or len(piece) > RESTORE_PIECE_BYTES_MAX:
+            raise ApiError(errors.BAD_REQUEST, "the piece does not follow", applied=False)
+        self._offset += len(piece)
+        try:
+            records = await asyncio.to_thread(self._looked_at, piece)
+        except ArchiveError as error:
+            raise ApiError(errors.ARCHIVE_INVALID, str(error), applied=False) from error
+        for record in records:
+            await self._take(record)
+
+    def _looked_at(self, piece: bytes) -> list[Record]:
+        records = self._reader.feed(piece)
+        for record in records:
+            self._check.take(record)
+        return records
+
+    async def _take(self, record: Record) -> None:
+        if record.kind == archive.HEADER:
+            await self._reserve()
+            return
+        full = self._part_bytes + len(record.payload) > _PART_BYTES
+        if self._part and (full or len(self._part) == _PART_RECORDS):
+            await self._log_part()
+        self._part.append((record.kind, record.payload))
+        self._part_bytes += len(record.payload)
+
+    async def _reserve(self) -> None:
+        header = self._check.header
+        config = msgspec.structs.replace(header.config, name=self.name)
+        self._header = msgspec.structs.replace(
+            header, config=config, incarnation=secrets.token_hex(8)
+        )
+        self._number = await self._streams.begin_restore(config, self._header.incarnation)
+
+    async def _log_part(self) -> None:
+        assert self._number is not None
+        part = cmd.RestorePart(self._part, self._header.config.compression)
+        size = self._part_bytes + _COMMAND_BYTES
+        self._part, self._part_bytes = [], 0
+        # One at a time: parts of one entry would share the rows of its index.
+        await self._streams.restore_part(self._number, part, size)
+
+    async def commit(self) -> StreamInfo:
+        """Make the stream; ARCHIVE_INVALID when the archive is not whole."""
+        try:
+            self._reader.finish()
+            await asyncio.to_thread(self._check.finish)
+        except ArchiveError as error:
+            raise ApiError(errors.ARCHIVE_INVALID, str(error), applied=False) from error
+        if self._part:
+            await self._log_part()
+        assert self._number is not None
+        return await self._streams.finish_restore(self._number, cmd.FinishRestore(self._header))

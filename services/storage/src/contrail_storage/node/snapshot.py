@@ -1,0 +1,104 @@
+"""Snapshots: a stream with its consumers as an archive, streamed while the stream goes on.
+
+The archive is read from one view of the store. Whatever one entry changes is in the store at once
+or not at all, so a view shows every row and block as of one applied index, however long reading
+takes; publishes, merges and removals go on behind it and wait for nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.blocks import BlockCorruptError, decode_block
+from contrail_common.errors import ApiError
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.archive import ArchiveWriter
+from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.restoring import block_record, state_records
+from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.shard import Shard
+from contrail_storage.store.block_codecs import BLOCK_CODECS
+from contrail_storage.store.rocks_store import StoreCorruptError
+from contrail_storage.store.sealed_store import Store
+
+SNAPSHOTS_MAX: Final = 8
+"""Each keeps files of the store, and a copy of the stream's subjects and ids while it runs."""
+_CHUNK_BYTES: Final = 256 * 1024
+
+
+class Snapshotter:
+    """Streams archives of shards."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open = 0
+
+    def stream(self, shard: Shard, *, consumers: bool) -> AsyncIterator[bytes]:
+        """The archive of what is written when it is first read, in chunks; OVERLOADED.
+
+        What cannot be read back cuts it: it lacks its end record then.
+        """
+        if self._open >= SNAPSHOTS_MAX:
+            raise ApiError(
+                errors.OVERLOADED, "too many snapshots are read", retry_after_s=5, applied=False
+            )
+        return self._stream(shard.machine.shard, consumers=consumers)
+
+    async def _stream(self, number: int, *, consumers: bool) -> AsyncIterator[bytes]:
+        self._open += 1
+        chunks = self._chunks(number, consumers=consumers)
+        step: asyncio.Future[bytes | None] | None = None
+        try:
+            while True:
+                step = asyncio.ensure_future(asyncio.to_thread(next, chunks, None))
+                chunk = await asyncio.shield(step)
+                if chunk is None:
+                    return
+                yield chunk
+        except (BlockCorruptError, StoreCorruptError) as error:
+            raise ApiError(errors.DATA_LOST, f"cannot be read back: {error}") from error
+        finally:
+            if step is not None:
+                await asyncio.wait([step])  # a thread may be at it, though nobody waits any more
+            chunks.close()
+            self._open -= 1
+
+    def _chunks(self, number: int, *, consumers: bool) -> Generator[bytes, None, None]:
+        """Blocks; the pieces of the archive, joined to chunks."""
+        held: list[bytes] = []
+        size = 0
+        for piece in self._pieces(number, consumers=consumers):
+            held.append(piece)
+            size += len(piece)
+            if size >= _CHUNK_BYTES:
+                yield b"".join(held)
+                held, size = [], 0
+        yield b"".join(held)
+
+    def _pieces(self, number: int, *, consumers: bool) -> Iterator[bytes]:
+        writer = ArchiveWriter()
+        with self._store.view() as view:
+
+            def scan(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+                return view.scan(prefix, keys.prefix_end(prefix))
+
+            machine = StreamMachine.load(number, _NoFacts(), scan)
+            if not machine.exists:
+                raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
+            yield writer.start()
+            for record in state_records(machine, consumers=consumers):
+                yield writer.record(record)
+            for _, stored in scan(keys.shard_key(keys.BLOCK, number)):
+                block = block_record(machine, decode_block(stored, BLOCK_CODECS))
+                if block is not None:
+                    yield writer.record(block)
+        yield writer.end()
+
+
+class _NoFacts:
+    """A machine that applies nothing asks for no facts."""
+
+    def facts_at(self, seq: int) -> MessageFacts:
+        """Never asked."""
+        raise LookupError(f"no facts of sequence {seq}")

@@ -1,0 +1,340 @@
+"""Archives of streams: what goes in comes out, and nothing else is taken for one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contrail_common.errors import ApiError
+from contrail_common.model import StreamConfig
+from contrail_storage.core import archive
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.archive import ArchiveError, ArchiveHeader, ArchiveReader, Record
+from contrail_storage.core.results import Refused
+from tests.unit.storage.archive_rig import (
+    checked,
+    comparable,
+    messages_of,
+    packed,
+    records_of,
+    restored,
+)
+from tests.unit.storage.machine_rig import (
+    SHARD,
+    Message,
+    Rig,
+    append_of,
+    configure,
+    consumer_config,
+)
+
+S = 1_000_000_000
+IDS = [f"id-{number}" for number in range(30)]
+CONFIG = StreamConfig(name="S", subjects=("a.>",), duplicate_window_ns=20 * S)
+
+
+@dataclass
+class Step:
+    """One entry: what it does, and how much later than the one before."""
+
+    kind: str
+    messages: list[Message]
+    choice: float
+    later_s: int
+
+
+messages = st.builds(
+    Message,
+    st.sampled_from([f"a.{number}" for number in range(9)]),
+    st.binary(max_size=12),
+    st.none() | st.just({"K": ["v"]}) | st.just({"K": ["w"], "L": ["x", "ä"]}),
+    st.none() | st.sampled_from(IDS),
+)
+steps = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from(["append"] * 4 + ["delete", "delete", "trim", "purge", "deliver", "ack"]),
+        st.lists(messages, min_size=1, max_size=6),
+        st.floats(0, 0.999),
+        st.integers(0, 8),
+    ),
+    max_size=25,
+)
+
+
+def live_seqs(rig: Rig) -> list[int]:
+    counters = rig.machine.counters
+    return [
+        seq for seq in range(counters.first_seq, counters.last_seq + 1) if rig.machine.is_live(seq)
+    ]
+
+
+def previous_of(rig: Rig, seq: int) -> int:
+    found = {number: subject for number, subject, *_ in messages_of(rig)}
+    return max((one for one in found if one < seq and found[one] == found[seq]), default=0)
+
+
+def take(rig: Rig, step: Step, now_ns: int) -> None:
+    seqs = live_seqs(rig)
+    chosen = seqs[int(step.choice * len(seqs))] if seqs else 0
+    if step.kind == "append":
+        rig.apply(now_ns, append_of(step.messages))
+    elif step.kind == "delete" and chosen:
+        rig.apply(now_ns, cmd.DeleteMessage(chosen, previous_of(rig, chosen)))
+    elif step.kind == "trim" and chosen:
+        rig.apply(now_ns, cmd.Trim(chosen, 100))
+    elif step.kind == "purge":
+        rig.apply(now_ns, cmd.PurgeSubjects([step.messages[0].subject], 1 << 40, 100))
+    elif step.kind == "deliver":
+        for consumer in rig.machine.consumers.values():
+            new = [seq for seq in seqs if seq >= consumer.next_seq][: len(step.messages)]
+            if new:
+                rig.apply(now_ns, cmd.Deliver(consumer.consumer_id, 1, new, new[-1] + 1))
+    elif step.kind == "ack":
+        for consumer in rig.machine.consumers.values():
+            some = list(consumer.pending)[: len(step.messages)]
+            rig.apply(now_ns, cmd.Acknowledge(consumer.consumer_id, 1, some[::2]))
+
+
+def lived(history: list[Step]) -> tuple[Rig, int]:
+    """A stream with two consumers behind a history, and the time then."""
+    rig, now_ns = Rig(), 1_000 * S
+    rig.apply(now_ns, configure(CONFIG))
+    for name in ("c", "d"):
+        rig.apply(now_ns, cmd.PutConsumer(consumer_config(name), 1))
+    for step in history:
+        now_ns += step.later_s * S
+        take(rig, step, now_ns)
+    return rig, now_ns
+
+
+def some_stream() -> Rig:
+    """Messages with and without headers and ids, deletions, deliveries."""
+    history = [
+        Step(
+            kind,
+            [
+                Message(
+                    f"a.{number}",
+                    b"payload-%d" % number,
+                    {"K": [f"secret-{number}"]} if number % 3 else None,
+                    f"id-{turn * 5 + number}",
+                )
+                for number in range(5)
+            ],
+            0.5,
+            1,
+        )
+        for turn, kind in enumerate(["append", "append", "deliver", "delete", "append", "ack"])
+    ]
+    return lived(history)[0]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps, st.integers(1, 9), st.booleans())
+def test_restored_machine_knows_and_does_what_the_first_one_did(
+    history: list[Step], in_a_part: int, restarts: bool
+) -> None:
+    rig, now_ns = lived(history)
+    other = restored(packed(records_of(rig)), in_a_part=in_a_part, restarts=restarts)
+    assert comparable(other, IDS) == comparable(rig, IDS)
+    assert list(messages_of(other)) == list(messages_of(rig))
+    # Both go on alike, also when the first of the ids have expired.
+    for later_s in (0, 7, 13):
+        for each in (rig, other):
+            each.index = max(rig.index, other.index)
+            take(each, Step("append", [Message("a.1", b"x", None, one) for one in IDS], 0, 0),
+                 now_ns + later_s * S)  # fmt: skip
+            each.restart()
+        assert comparable(other, IDS) == comparable(rig, IDS)
+
+
+def test_archive_without_consumers_restores_none_and_gives_no_number_twice() -> None:
+    other = restored(packed(records_of(some_stream(), consumers=False)))
+    assert not other.machine.consumers
+    other.apply(2_000 * S, cmd.PutConsumer(consumer_config("new"), 1))
+    assert list(other.machine.consumers) == [3]
+
+
+def test_what_was_deleted_is_not_in_the_archive() -> None:
+    rig = some_stream()
+    rig.apply(2_000 * S, append_of([Message("a.gone", b"to-be-erased", {"K": ["hidden-text"]})]))
+    seq = rig.machine.counters.last_seq
+    rig.apply(2_000 * S, append_of([Message("a.1", b"last")]))
+    assert b"to-be-erased" in packed(records_of(rig))
+    rig.apply(2_000 * S, cmd.DeleteMessage(seq, 0))
+    data = packed(records_of(rig))
+    for text in (b"to-be-erased", b"hidden-text", b"a.gone"):
+        assert text not in data
+    checked(data)
+
+
+def test_what_lies_below_the_first_sequence_is_not_in_the_archive() -> None:
+    rig = Rig()
+    rig.apply(S, configure(CONFIG))
+    rig.apply(S, append_of([Message("a.1", b"trimmed"), Message("a.1", b"kept")]))
+    rig.apply(S, cmd.Trim(2, 10))
+    data = packed(records_of(rig))
+    assert b"kept" in data
+    assert b"trimmed" not in data
+    assert comparable(restored(data)) == comparable(rig)
+
+
+def test_many_pending_deliveries_come_in_several_records() -> None:
+    rig = Rig()
+    rig.apply(S, configure(CONFIG))
+    count = 2_000
+    for _ in range(5):
+        rig.apply(S, append_of([Message("a.1", b"x")] * count))
+    rig.apply(S, cmd.PutConsumer(consumer_config("c", max_ack_pending=20_000), 1))
+    rig.apply(S, cmd.Deliver(1, 1, list(range(1, 5 * count + 1)), 5 * count + 1))
+    records = records_of(rig)
+    assert sum(one.kind == archive.PENDING for one in records) == 2
+    assert comparable(restored(packed(records), restarts=True)) == comparable(rig)
+
+
+def test_every_damaged_byte_is_found() -> None:
+    data = packed(records_of(some_stream()))
+    checked(data)
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x10
+        with pytest.raises(ArchiveError):
+            checked(bytes(damaged))
+
+
+def test_every_cut_is_found() -> None:
+    data = packed(records_of(some_stream()))
+    for size in range(len(data)):
+        with pytest.raises(ArchiveError, match="cut short"):
+            checked(data[:size])
+
+
+def test_bytes_behind_the_end_are_found() -> None:
+    with pytest.raises(ArchiveError, match="behind its end"):
+        checked(packed(records_of(some_stream())) + b"\0")
+
+
+def test_another_version_is_named() -> None:
+    data = bytearray(packed(records_of(some_stream())))
+    data[8] = 2
+    with pytest.raises(ArchiveError, match="version 2; this server reads 1"):
+        checked(bytes(data))
+
+
+@pytest.mark.parametrize("data", [b"PK\x03\x04" + bytes(99), b"{}", b"CTRLSNAQ" + bytes(30)])
+def test_other_bytes_are_no_archive(data: bytes) -> None:
+    with pytest.raises(ArchiveError, match="not a stream's archive"):
+        checked(data)
+
+
+def raw_records(data: bytes) -> list[bytes]:
+    """The bytes of each record."""
+    found, at = [], 12
+    while at < len(data):
+        size = int.from_bytes(data[at + 1 : at + 5], "little") + 9
+        found.append(data[at : at + size])
+        at += size
+    return found
+
+
+def test_records_that_are_moved_doubled_or_left_out_are_found() -> None:
+    data = packed(records_of(some_stream()))
+    pieces = raw_records(data)
+    assert data[:12] + b"".join(pieces) == data
+    for at in range(len(pieces)):
+        left_out = pieces[:at] + pieces[at + 1 :]
+        doubled = pieces[: at + 1] + pieces[at:]
+        for changed in (left_out, doubled, pieces[:at] + pieces[at:][::-1]):
+            if changed != pieces:
+                with pytest.raises(ArchiveError):
+                    checked(data[:12] + b"".join(changed))
+
+
+def test_reader_holds_no_more_than_a_record() -> None:
+    reader = ArchiveReader()
+    data = packed([])[:12] + bytes([archive.HEADER]) + (1 << 31).to_bytes(4, "little")
+    with pytest.raises(ArchiveError, match="no sound head"):
+        reader.feed(data)
+
+
+def changed_header(records: list[Record], **fields: Any) -> list[Record]:
+    header = msgspec.msgpack.decode(records[0].payload, type=ArchiveHeader)
+    payload = msgspec.msgpack.encode(msgspec.structs.replace(header, **fields))
+    return [Record(archive.HEADER, payload), *records[1:]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": 3},
+        {"bytes": 1},
+        {"first_seq": 2},
+        {"last_seq": 99},
+        {"last_time_ns": 5},
+        {"next_subject": 1},
+        {"next_consumer": 1},
+        {"hash_key": b""},
+        {"last_id": b""},
+        {"digest": -1},
+        {"config": msgspec.structs.replace(CONFIG, subjects=())},
+    ],
+)
+def test_made_up_header_is_refused(fields: dict[str, Any]) -> None:
+    records = changed_header(records_of(some_stream()), **fields)
+    with pytest.raises(ArchiveError, match="contradicts itself"):
+        checked(packed(records))
+
+
+def test_configuration_that_no_stream_may_have_is_refused_by_its_field() -> None:
+    config = msgspec.structs.replace(CONFIG, max_age_ns=1)
+    with pytest.raises(ApiError, match="max_age"):
+        checked(packed(changed_header(records_of(some_stream()), config=config)))
+
+
+@pytest.mark.parametrize("kind", [archive.SUBJECTS, archive.DELETED, archive.BLOCK])
+def test_archive_without_some_of_its_records_is_refused(kind: int) -> None:
+    records = [one for one in records_of(some_stream()) if one.kind != kind]
+    with pytest.raises(ArchiveError, match="contradicts itself"):
+        checked(packed(records))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_sealed_nonsense_is_refused_or_makes_a_sound_stream(data: st.DataObject) -> None:
+    records = records_of(some_stream())
+    at = data.draw(st.integers(0, len(records) - 1))
+    payload = bytearray(records[at].payload)
+    place = data.draw(st.integers(0, len(payload) - 1))
+    payload[place] = data.draw(st.integers(0, 255))
+    records[at] = Record(records[at].kind, bytes(payload))
+    try:
+        _, found = checked(packed(records))
+    except (ArchiveError, ApiError):
+        return
+    assert found
+    rig = restored(packed(records))
+    rig.apply(3_000 * S, append_of([Message("a.1", b"x")]))
+    rig.apply(3_000 * S, cmd.Trim(1 << 40, 100))
+    rig.restart()
+
+
+def test_parts_are_refused_where_a_stream_stands() -> None:
+    rig = some_stream()
+    [result] = rig.apply(2_000 * S, cmd.RestorePart([], "none"))
+    assert result == Refused(10130)
+
+
+def test_dropped_restore_leaves_no_row() -> None:
+    rig = Rig()
+    records = records_of(some_stream())[1:]
+    rig.apply(1, cmd.RestorePart([tuple(one) for one in records], "none"))
+    assert rig.store.rows
+    rig.apply(1, cmd.DropStream())
+    assert rig.store.rows == {}
+    assert rig.machine.shard == SHARD
+    assert not np.any(rig.machine.subjects.counts)
