@@ -6,6 +6,8 @@ import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.contract.talk import Talk
+from tests.support.servers import ServerProcess
 
 LIMITS = {"inactive_threshold": "5m", "max_ack_pending": 10}
 
@@ -81,6 +83,23 @@ def test_limits_below_an_existing_consumer_are_409(stream: Stream) -> None:
 def test_threshold_limit_is_refused_while_a_consumer_stays_for_ever(stream: Stream) -> None:
     assert put(stream).status_code == 201
     assert_problem(stream.configure(consumer_limits=LIMITS), 409, 10052, "/consumer_limits")
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_subscription_of_its_own_keeps_to_the_threshold_and_outlives_it(
+    stream: Stream, server: ServerProcess, ordered: bool
+) -> None:
+    assert stream.configure(consumer_limits={"inactive_threshold": "300ms"}).status_code == 200
+    with Talk(server.url) as talk:
+        talk.done("connect", heartbeat="200ms")
+        talk.done("sub", sid="s", stream=stream.name, ordered=ordered, credit={"msgs": 0})
+        for _ in range(5):
+            talk.next("hb")  # a second without credit, nobody pulls
+        stream.publish(b"later")
+        talk.send({"op": "credit", "sid": "s", "msgs": 1})
+        found = next(frame for frame in iter(talk.next, None) if frame["op"] != "hb")
+        assert [message["data"] for message in found["messages"]] == ["later"]
+        assert found["messages"][0]["consumer_seq"] == 1
 
 
 @pytest.mark.parametrize("limits", [{"max_ack_pending": -1}, {"inactive_threshold": -1}])

@@ -33,6 +33,8 @@ ACK_BYTES: Final = 64
 
 _EXPIRES_NS: Final = 5 * NS_PER_S
 _TOUCH_S: Final = 10.0
+_TOUCHES: Final = 3
+"""How often a consumer is touched in the time after which it would be taken for abandoned."""
 _INACTIVE_NS: Final = 30 * NS_PER_S
 _NAME_BYTES: Final = 8
 _UNNAMED: Final = "own"
@@ -117,6 +119,7 @@ class Feed:
         self._more = asyncio.Event()
         self._settled = asyncio.Event()
         self._own_name = ""
+        self._touch_s = _TOUCH_S
         self._covered_seq = 0
         self._retry_s = _RETRY_MIN_S
         self._acks: list[_Waiting] = []
@@ -277,7 +280,7 @@ class Feed:
     async def _wait_for_credit(self) -> None:
         self._more.clear()
         try:
-            async with asyncio.timeout(_TOUCH_S):
+            async with asyncio.timeout(self._touch_s):
                 await self._more.wait()
         except TimeoutError:
             if self.sub.own:
@@ -395,7 +398,17 @@ class Feed:
         """Make the subscription's own consumer, under a name that was never used."""
         self._own_name = secrets.token_hex(_NAME_BYTES)
         named = msgspec.structs.replace(config, name=self._own_name)
-        made, _ = await self._host.link.put_consumer(self.sub.stream, named, "create", None, False)
+        stream, link = self.sub.stream, self._host.link
+        try:
+            made, _ = await link.put_consumer(stream, named, "create", None, False)
+        except ApiError as error:
+            if error.spec is not errors.CONSUMER_THRESHOLD_EXCEEDED:
+                raise
+            # What the stream allows, whatever that is; the feed shows itself as often as it needs.
+            named = msgspec.structs.replace(named, inactive_threshold_ns=0)
+            made, _ = await link.put_consumer(stream, named, "create", None, False)
+        idle_s = made.config.inactive_threshold_ns / NS_PER_S
+        self._touch_s = min(_TOUCH_S, idle_s / _TOUCHES)
         return made
 
     async def _delete(self, consumer: str) -> None:
