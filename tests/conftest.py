@@ -31,16 +31,22 @@ FORMS = ("fast-lane", "reference-lane", "split")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what asks one process about itself where there are several."""
-    unfit = [item for item in items if "one_process" in item.keywords and _is_split(item)]
+    """Leave out what asks one process about itself where there are several, or sockets of a lane.
+
+    The lanes are for requests: a socket never passes them.
+    """
+    unfit = [item for item in items if _is_unfit(item)]
     if unfit:
         config.hook.pytest_deselected(items=unfit)
-        items[:] = [item for item in items if item not in unfit]
+        items[:] = [item for item in items if not _is_unfit(item)]
 
 
-def _is_split(item: pytest.Item) -> bool:
+def _is_unfit(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
-    return callspec is not None and callspec.params.get("server") == "split"
+    form = None if callspec is None else callspec.params.get("server")
+    if form == "split":
+        return "one_process" in item.keywords
+    return form == "reference-lane" and item.path.name.startswith("test_websocket_")
 
 
 @pytest.fixture(scope="session", params=FORMS)
