@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -199,7 +200,10 @@ def test_key_file_that_everybody_can_read_is_warned_of(tmp_path: Path, key_file:
 
 def test_key_in_the_environment_is_not_shown(tmp_path: Path) -> None:
     shown = subprocess.run(
-        ["contrail", "config", "storage", "--encryption-key-file", "some.file"],
+        [
+            *(sys.executable, "-m", "contrail_client", "config", "storage"),
+            *("--encryption-key-file", "some.file"),
+        ],
         env={**os.environ, "CONTRAIL_ENCRYPTION_KEY": FIRST, "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
