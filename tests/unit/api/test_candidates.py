@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from contrail_api.batch import JsonBatch, check_count
+from contrail_api.batch import JsonBatch
 from contrail_api.candidates import (
     BareItem,
     IdItem,
@@ -16,7 +16,13 @@ from contrail_api.candidates import (
     uniform_batch,
 )
 from contrail_common import errors
-from contrail_common.edge.message_items import MessageItem, candidate, checked, payload_of
+from contrail_common.edge.message_items import (
+    MessageItem,
+    candidate,
+    check_count,
+    checked,
+    payload_of,
+)
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, PublishMessage
 from tests.unit.api.edge_rig import messages_of

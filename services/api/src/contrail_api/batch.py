@@ -18,12 +18,12 @@ from contrail_api.candidates import (
     uniform_batch,
 )
 from contrail_api.ndjson_batch import NdjsonBatch
-from contrail_common import errors
 from contrail_common.edge.json_body import NESTING_MAX, decode_json, decode_msgpack
 from contrail_common.edge.message_items import (
     Candidate,
     MessageItem,
     candidate,
+    check_count,
     checked,
     payload_of,
 )
@@ -39,9 +39,7 @@ from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import JSON, Answer, Response
 from contrail_common.edge.settings import EdgeSettings
-from contrail_common.errors import ApiError
 from contrail_common.link import StorageLink
-from contrail_common.model import BATCH_MESSAGES_MAX
 
 _FORMS: Final = (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE)
 _ITEM_DEPTH: Final = 3
@@ -141,14 +139,6 @@ def _response(results: list[Result], durability: str) -> Response:
     status = 201 if all_stored(results) else 207
     headers = [(b"durability", durability.encode())]
     return Response(status, encode_results(results), JSON, headers)
-
-
-def check_count(count: int) -> None:
-    """Refuse more messages than a request may hold."""
-    if count > BATCH_MESSAGES_MAX:
-        raise ApiError(
-            errors.BATCH_TOO_LARGE, f"at most {BATCH_MESSAGES_MAX} messages", applied=False
-        )
 
 
 def _packed_array(body: bytes) -> memoryview:

@@ -11,14 +11,19 @@ from contrail_api.batch_results import Result, all_stored, encode_lines, results
 from contrail_api.candidates import Admitted, admitted
 from contrail_common import errors
 from contrail_common.edge.json_body import NESTING_MAX, decode_json
-from contrail_common.edge.message_items import Candidate, MessageItem, candidate, payload_of
+from contrail_common.edge.message_items import (
+    Candidate,
+    MessageItem,
+    candidate,
+    check_count,
+    payload_of,
+)
 from contrail_common.edge.negotiation import NDJSON_TYPE
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Response, StreamResponse
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError
 from contrail_common.link import StorageLink
-from contrail_common.model import BATCH_MESSAGES_MAX
 
 PIECE_LINES_MAX: Final = 2_000
 PIECE_BYTES_MAX: Final = 256 * 1024
@@ -103,9 +108,7 @@ class NdjsonBatch:
     def admitted(self, body: bytes) -> Admitted:
         """The messages of a whole body."""
         lines = [line for line in body.split(b"\n") if line.strip()]
-        if len(lines) > BATCH_MESSAGES_MAX:
-            message = f"at most {BATCH_MESSAGES_MAX} messages"
-            raise ApiError(errors.BATCH_TOO_LARGE, message, applied=False)
+        check_count(len(lines))
         return admitted([self._candidate(line, at) for at, line in enumerate(lines)])
 
     async def publish_all(self, request: Request, stream: str) -> Piece:
@@ -139,9 +142,7 @@ class NdjsonBatch:
         begun = False
         try:
             async for complete in self._arrivals(request, lines):
-                if position + len(lines) > BATCH_MESSAGES_MAX:
-                    message = f"at most {BATCH_MESSAGES_MAX} messages"
-                    raise ApiError(errors.BATCH_TOO_LARGE, message, applied=False)
+                check_count(position + len(lines))
                 while lines.fill_a_piece or (lines and eager) or complete:
                     taken = lines.take()
                     piece = await self._publish_piece(stream, taken, position)

@@ -14,13 +14,13 @@ from contrail_common import errors
 from contrail_common.__about__ import __version__
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.edge.json_body import NESTING_MAX
-from contrail_common.edge.message_items import Candidate, Item, candidate, payload_of
+from contrail_common.edge.message_items import Candidate, Item, candidate, check_count, payload_of
 from contrail_common.edge.problems import problem, result_problem
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.websocket import CloseCode, EdgeSocket, Opening
 from contrail_common.errors import ApiError
 from contrail_common.link import PublishAck, PublishOutcome, PubResult, StorageLink
-from contrail_common.model import BATCH_MESSAGES_MAX, PublishMessage
+from contrail_common.model import PublishMessage
 from contrail_common.timeunits import NS_PER_S, format_duration
 from contrail_gateway.core.frames import (
     Ack,
@@ -262,9 +262,7 @@ class SocketSession:
             )
 
     def _publish_batch(self, frame: Batch) -> None:
-        if len(frame.messages) > BATCH_MESSAGES_MAX:
-            limit = f"at most {BATCH_MESSAGES_MAX} messages"
-            raise ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
+        check_count(len(frame.messages))
         items: Sequence[Item] = frame.messages
         candidates = [self._candidate(item, at) for at, item in enumerate(items)]
         messages = [one for one in candidates if isinstance(one, PublishMessage)]

@@ -9,7 +9,7 @@ import msgspec
 from contrail_common import errors
 from contrail_common.edge.json_body import check_nesting, malformed
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.model import MSG_ID, Expected, Headers, PublishMessage
+from contrail_common.model import BATCH_MESSAGES_MAX, MSG_ID, Expected, Headers, PublishMessage
 from contrail_common.publishing import check_message, with_control
 from contrail_common.subjects import subject_problem
 
@@ -53,6 +53,14 @@ class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 Item = MessageItem | PackedMessageItem
 Candidate = PublishMessage | ApiError
 """A message that may be published, or why it may not."""
+
+
+def check_count(count: int) -> None:
+    """Refuse more messages than a request may hold."""
+    if count > BATCH_MESSAGES_MAX:
+        raise ApiError(
+            errors.BATCH_TOO_LARGE, f"at most {BATCH_MESSAGES_MAX} messages", applied=False
+        )
 
 
 def payload_of(item: Item, at: str, nesting: int) -> bytes:
