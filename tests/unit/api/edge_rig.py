@@ -65,6 +65,7 @@ class LinkDouble:
         self.failures: list[Exception | None] = []
         self.outcomes: list[Callable[..., None]] | None = None
         """When a list: direct publishes wait in it until a test ends them, or with an error."""
+        self.direct_batches = 0
         self.consumer_missing = False
         self.max_expires_ns = 0
         self.waiting = asyncio.Event()
@@ -110,11 +111,18 @@ class LinkDouble:
         self._check_captured(stream, messages)
         seq = sum(map(len, self.published)) + 1
         self.published.append(list(messages))
-        outcome = PublishAck(stream or "S", [PubResult(seq)], "fsync")
+        results = [PubResult(seq + at) for at in range(len(messages))]
+        outcome = PublishAck(stream or "S", results, "fsync")
         if self.outcomes is None:
             done(outcome)
         else:
             self.outcomes.append(lambda given=None: done(outcome if given is None else given))
+
+    def publish_batch_then(
+        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
+    ) -> None:
+        self.direct_batches += 1
+        self.publish_then(stream, messages_of(batch), done)
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
         if request.wait_ns:

@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from contrail_api.batch import BATCH_DIRECT_BYTES_MAX
 from contrail_common import errors
-from contrail_common.edge.direct import BODY_BYTES_MAX
+from contrail_common.edge.routing import DIRECT_BODY_BYTES_MAX
 from contrail_common.errors import ApiError
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.test_http_protocol import HEAD, SOON_S, run, serving, wait_until
@@ -216,7 +217,7 @@ def test_shutdown_waits_for_an_answer_that_is_on_its_way() -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("size", [BODY_BYTES_MAX, BODY_BYTES_MAX + 1])
+@pytest.mark.parametrize("size", [DIRECT_BODY_BYTES_MAX, DIRECT_BODY_BYTES_MAX + 1])
 def test_body_at_and_beyond_the_limit_is_stored_either_way(size: int) -> None:
     async def scenario(edge: Edge, streams: Streams) -> None:
         reader, writer = streams
@@ -235,5 +236,80 @@ def test_head_that_asks_for_continue_gets_it() -> None:
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"x")
         assert SEQ.findall(await answers(reader, 1)) == [b"1"]
+
+    connected(scenario)
+
+
+def batch(body: bytes, *lines: bytes, kind: bytes = b"application/json") -> bytes:
+    head = [
+        b"POST /v1/streams/S/messages HTTP/1.1",
+        b"Host: localhost",
+        b"Content-Type: " + kind,
+        b"Content-Length: %d" % len(body),
+        *lines,
+    ]
+    return b"\r\n".join([*head, b"", body])
+
+
+ITEM = b'{"subject":"a.b","data":"x"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "direct"),
+    [
+        (b"application/json", b'{"messages":[%s,%s]}' % (ITEM, ITEM), True),
+        (b"application/vnd.msgpack", b"\x92\x01\x92" + 2 * b"\x93\xa3a.b\xc0\xc4\x01x", True),
+        (b"application/json; charset=utf-8", b'{"messages":[%s,%s]}' % (ITEM, ITEM), False),
+        (b"application/x-ndjson", ITEM + b"\n" + ITEM, False),
+    ],
+)
+def test_batch_is_answered_the_same_with_and_without_the_application(
+    kind: bytes, body: bytes, direct: bool
+) -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(batch(body, kind=kind))
+        answer = await reader.readuntil(b"]}")
+        assert answer.startswith(b"HTTP/1.1 201 Created\r\n")
+        assert b"\r\ndurability: fsync\r\n" in answer
+        assert SEQ.findall(answer) == [b"1", b"2"]
+        assert [message.payload for message in edge.link.published[0]] == [b"x", b"x"]
+        assert edge.link.direct_batches == direct
+
+    connected(scenario)
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_batch_at_and_beyond_the_limit_is_stored_either_way(over: int) -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        body = b'{"messages":[%s]}' % ITEM
+        writer.write(batch(body.ljust(BATCH_DIRECT_BYTES_MAX + over)))
+        assert SEQ.findall(await reader.readuntil(b"]}")) == [b"1"]
+        assert edge.link.direct_batches == 1 - over
+
+    connected(scenario)
+
+
+def test_batch_that_cannot_be_read_is_refused_and_the_connection_is_kept() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(batch(b'{"messages":1}'))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 422")
+        await reader.readuntil(b"}")
+        writer.write(batch(b'{"messages":[%s]}' % ITEM))
+        assert b"HTTP/1.1 201" in await reader.readuntil(b"]}")
+
+    connected(scenario)
+
+
+def test_bytes_of_a_body_that_never_comes_whole_are_given_back() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        _, writer = streams
+        state = edge.app._state
+        writer.write(publish(b"x" * 1_000)[:-1])
+        await wait_until(lambda: state.bodies_bytes == 1_000)
+        writer.close()
+        await wait_until(lambda: state.bodies_bytes == 0)
 
     connected(scenario)

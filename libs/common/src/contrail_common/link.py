@@ -320,6 +320,12 @@ class StorageLink(Protocol):
         """
         ...
 
+    def publish_batch_then(
+        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store ``batch`` as :meth:`publish_batch` does, in the way of :meth:`publish_then`."""
+        ...
+
     async def get_message(self, stream: str, seq: int) -> StoredMessage:
         """One message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND)."""
         ...

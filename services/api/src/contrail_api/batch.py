@@ -38,9 +38,14 @@ from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import JSON, Answer, Response
+from contrail_common.edge.routing import Reply
 from contrail_common.edge.settings import EdgeSettings
-from contrail_common.link import StorageLink
+from contrail_common.errors import ApiError
+from contrail_common.link import PublishOutcome, StorageLink
 
+DIRECT_TYPES: Final = frozenset((JSON_TYPE.encode(), MSGPACK_TYPE.encode()))
+BATCH_DIRECT_BYTES_MAX: Final = 512 << 10
+"""Up to here a body is waited for and taken at once: as much as two log entries hold."""
 _FORMS: Final = (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE)
 _ITEM_DEPTH: Final = 3
 """Levels of a JSON batch around the value of an item's ``json``."""
@@ -101,6 +106,24 @@ class BatchPublish:
             return atomic_answer(await self._link.publish_batch(stream, atomic_batch(asked)))
         ack = await self._link.publish_batch(stream, asked.batch)
         return _response(results_of(asked.refused, ack.results), ack.durability)
+
+    def publish_directly(self, request: Request, body: bytes, reply: Reply) -> None:
+        """Store the messages of ``body`` as :meth:`publish` does, for a request that has no query.
+
+        Its content type is one of ``DIRECT_TYPES``.
+        """
+        acceptable(request.headers.get(b"accept"), (JSON_TYPE,))
+        packed = request.headers[b"content-type"] == MSGPACK_TYPE.encode()
+        asked = self._packed(body) if packed else self._json(body)
+
+        def done(outcome: PublishOutcome) -> None:
+            if isinstance(outcome, ApiError):
+                reply(outcome)
+            else:
+                results = results_of(asked.refused, outcome.results)
+                reply(_response(results, outcome.durability))
+
+        self._link.publish_batch_then(request.path_values["stream"], asked.batch, done)
 
     def _packed(self, body: bytes) -> Admitted:
         items = _packed_array(body)

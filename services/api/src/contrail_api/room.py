@@ -8,7 +8,7 @@ from contrail_api import (
     snapshot_docs,
     stream_docs,
 )
-from contrail_api.batch import BatchPublish
+from contrail_api.batch import BATCH_DIRECT_BYTES_MAX, DIRECT_TYPES, BatchPublish
 from contrail_api.consumers import ConsumerRoutes
 from contrail_api.events import Events
 from contrail_api.publish import SinglePublish
@@ -17,7 +17,7 @@ from contrail_api.replay import Replays
 from contrail_api.snapshots import Snapshots
 from contrail_api.streams import StreamRoutes
 from contrail_common.edge.declared import management_router
-from contrail_common.edge.routing import Room, Route
+from contrail_common.edge.routing import Direct, Room, Route
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.link import StorageLink
 
@@ -40,9 +40,15 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
                 "/v1/subjects/{subject}/messages",
                 single.publish,
                 publish_docs.PUBLISH,
-                single.publish_directly,
+                Direct(single.publish_directly),
             ),
-            Route("POST", f"{_STREAM}/messages", batch.publish, publish_docs.BATCH),
+            Route(
+                "POST",
+                f"{_STREAM}/messages",
+                batch.publish,
+                publish_docs.BATCH,
+                Direct(batch.publish_directly, DIRECT_TYPES, BATCH_DIRECT_BYTES_MAX),
+            ),
             Route("GET", f"{_STREAM}/messages/{{seq}}", reads.get, read_docs.GET),
             Route("DELETE", f"{_STREAM}/messages/{{seq}}", reads.delete, read_docs.DELETE),
             Route("GET", f"{_STREAM}/messages", reads.range, read_docs.RANGE),

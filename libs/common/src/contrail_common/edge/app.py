@@ -182,8 +182,7 @@ class EdgeApp:
         with InContext(request):
             try:
                 self._guard.check(request)
-                request.hold(len(exchange.body))
-                target.handler(request, exchange.body, reply)
+                target.direct.handler(request, exchange.body, reply)
             except ApiError as error:
                 reply(error)
             except Exception:

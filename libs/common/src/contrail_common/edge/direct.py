@@ -13,10 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Header, Response
-from contrail_common.edge.routing import DirectHandler
-
-BODY_BYTES_MAX: Final = 64 << 10
-"""Larger bodies go through the application, which refuses or takes them while they arrive."""
+from contrail_common.edge.routing import Direct
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class DirectTarget:
     """What a URL without a query leads to."""
 
     template: str
-    handler: DirectHandler
+    direct: Direct
     path_values: dict[str, str]
 
 

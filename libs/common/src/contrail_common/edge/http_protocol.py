@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from contrail_common import errors
 from contrail_common.edge.app import EdgeApp
-from contrail_common.edge.direct import BODY_BYTES_MAX, DirectExchange
+from contrail_common.edge.direct import DirectExchange
 from contrail_common.edge.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_common.edge.requests import Request
 from contrail_common.edge.settings import EdgeSettings
@@ -128,6 +128,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+        if isinstance(running, DirectExchange) and running.more_body:
+            running.request.release()  # nobody is going to answer it
         super().connection_lost(exc)
 
     def _stop_timers(self) -> None:
@@ -241,10 +243,16 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         scope.update(method="POST", raw_path=self.url, query_string=b"")
         request = self.edge.direct_request(scope)
         length = request.headers.get(b"content-length", b"")
-        if not length or len(length) > _LENGTH_DIGITS_MAX or int(length) > BODY_BYTES_MAX:
+        if not length or len(length) > _LENGTH_DIGITS_MAX:
+            return None
+        if not target.direct.takes(request.headers.get(b"content-type"), int(length)):
             return None
         if self.expect_100_continue or self.parser.should_upgrade():
             return None
+        try:
+            request.hold(int(length))
+        except ApiError:
+            return None  # the application says so
         exchange = DirectExchange(
             request,
             target,

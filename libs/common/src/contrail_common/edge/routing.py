@@ -20,6 +20,9 @@ from contrail_common.link import StorageLink
 
 _T = TypeVar("_T")
 
+DIRECT_BODY_BYTES_MAX: Final = 64 << 10
+"""Bytes of a body that a direct handler takes, unless it says otherwise."""
+
 Handler = Callable[[Request], Awaitable[Answer]]
 
 Reply = Callable[[Response | ApiError], None]
@@ -75,17 +78,31 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """One method on one path template; without an operation it stays out of the document.
+class Direct:
+    """Does what a route's handler does for its usual requests, without a query, and costs less.
 
-    ``direct`` does what ``handler`` does, for small requests without a query, and costs less.
+    ``types`` are the content types that it takes as they stand (empty: any or none). Longer bodies
+    than ``body_bytes_max`` go through the application, which takes them while they arrive.
     """
+
+    handler: DirectHandler
+    types: frozenset[bytes] = frozenset()
+    body_bytes_max: int = DIRECT_BODY_BYTES_MAX
+
+    def takes(self, content_type: bytes | None, body_bytes: int) -> bool:
+        """Whether a request with such a body is one of them."""
+        return body_bytes <= self.body_bytes_max and (not self.types or content_type in self.types)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path template; without an operation it stays out of the document."""
 
     method: str
     template: str
     handler: Handler
     operation: Operation | None = None
-    direct: DirectHandler | None = None
+    direct: Direct | None = None
 
 
 class Elsewhere(Protocol):

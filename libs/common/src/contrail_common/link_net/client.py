@@ -159,6 +159,14 @@ class RemoteLink:
             methods.PUBLISH, encode((stream, messages)), self.limits.call_s, _Publish(done)
         )
 
+    def publish_batch_then(
+        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store a batch; ``done`` gets the outcome. NOT_READY at once while storage is away."""
+        self._calls.post(
+            methods.PUBLISH_BATCH, encode((stream, batch)), self.limits.call_s, _Publish(done)
+        )
+
     async def get_message(self, stream: str, seq: int) -> StoredMessage:
         """One message."""
         return await self._call(methods.GET_MESSAGE, stream, seq)

@@ -140,6 +140,19 @@ class LocalLink:
             raise outcome
         return outcome
 
+    def publish_batch_then(
+        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store a batch; ``done`` gets the outcome."""
+        shard = self._shard(stream)
+        self._node.check_serving()
+        if not batch.count:
+            done(PublishAck(stream, [], self._node.durability))
+            return
+        self._node.shard_log.append_batch_then(
+            shard.machine.shard, batch, lambda runs: done(self._outcome(stream, runs))
+        )
+
     def publish_then(
         self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
     ) -> None:
@@ -207,7 +220,9 @@ class LocalLink:
 
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Stream the archive of a stream as it is now."""
-        return self._node.snapshotter.stream(await self._readable(stream), consumers=consumers)
+        shard = await self._readable(stream)
+        await self._node.until_written()
+        return self._node.snapshotter.stream(shard, consumers=consumers)
 
     async def begin_restore(self, stream: str) -> str:
         """Begin a restore; its token."""

@@ -398,8 +398,14 @@ class Proposer:
         Raises as :meth:`append` does.
         """
         future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
-        self._enqueue(AppendRequest(shard, batch, partial(_set_outcome, future)))
+        self.append_batch_then(shard, batch, partial(_set_outcome, future))
         return future
+
+    def append_batch_then(
+        self, shard: int, batch: MessageBatch, done: Callable[[Outcome], None]
+    ) -> None:
+        """Propose a batch; ``done`` gets its outcomes as runs, as :meth:`append_then` calls it."""
+        self._enqueue(AppendRequest(shard, batch, done))
 
     def _enqueue(self, request: AppendRequest) -> None:
         loop = self._admit(request.size)
