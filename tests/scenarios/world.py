@@ -130,6 +130,7 @@ class World:
         while self._is_busy():
             if self.node.failure or time.monotonic() > deadline_s:
                 raise StuckError(self.node.failure or "the node does not come to rest")
+            self.node.applier.flush()  # it would wait for time to pass
             wait_for_threads()
             await self._loop.quiet()
 

@@ -53,10 +53,10 @@ PUBLISH: Final[list[Function]] = [
     Appender.append,
     EntryContext.resolve,
     DirectExchange.send,
+    Shard.advance,
     blocks.encode_block,
     RocksStore.write,
     Applier.written,
-    Shard.advance,
 ]
 DELIVERY: Final[list[Function]] = [
     EdgeApp.__call__,
@@ -131,11 +131,9 @@ async def _walk_served(
         stream = json.dumps({"name": "TOUR", "subjects": ["tour.>"]}).encode()
         await client.post("/v1/streams", stream)
         await client.post("/v1/streams/TOUR/consumers", b'{"durable_name": "walker"}')
-        shard = node.streams.shard("TOUR")
         recorder.watch(PUBLISH)
         await client.post(f"/v1/subjects/{_SUBJECT}/messages", b"hello")
-        while shard.written_seq < 1:
-            await shard.wait_for_change(1.0)
+        await node.until_written()
         published, missing = recorder.hops, recorder.missing()
         recorder.watch(DELIVERY)
         await _deliver_and_ack(client)

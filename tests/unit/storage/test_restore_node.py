@@ -23,7 +23,7 @@ from contrail_storage.node.snapshot import SNAPSHOTS_MAX
 from tests.unit.storage.machine_rig import picture
 
 PATIENCE_S = 60.0
-PIECE = 3_000
+PIECE = 2_500
 KEY = bytes([7]) * 32
 CONFIG = StreamConfig(name="S", subjects=("a.>",), compression="zstd")
 

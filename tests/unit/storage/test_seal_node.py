@@ -214,7 +214,7 @@ def test_change_of_compression_is_for_blocks_written_from_then_on(
             await put(node, msgspec.structs.replace(STREAM, compression=codec))
             await publish(node, 600, note)
             # A block gets the codec of the moment it is written, which is behind its ack.
-            await node.streams.shard(STREAM.name).catch_up()
+            await node.until_written()
 
     async def again(node: StorageNode) -> None:
         assert await texts(node) == [
@@ -236,6 +236,7 @@ def test_small_blocks_stay_as_they_are_until_they_are_merged(tmp_path: Path) -> 
         await put(node, msgspec.structs.replace(STREAM, compression="zstd"))
         for _ in range(4):
             await publish(node, 20)
+            await node.until_written()
 
     async def again(node: StorageNode) -> None:
         assert len(await texts(node)) == 80

@@ -23,6 +23,7 @@ from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.proposer import EntryContext
 from contrail_storage.node.shard import Shard, SmallRun
 from contrail_storage.node.store_writer import Job, MergeJob, StoreWriter, WriteJob, merge_job
+from contrail_storage.node.write_behind import WriteBehind
 from contrail_storage.store.block_store import (
     UNREADABLE,
     BlockSpan,
@@ -62,6 +63,7 @@ class Applier:
         self._on_written = on_written
         self._advisories = advisories
         self._merge_blocks = merge_blocks
+        self._behind = WriteBehind(writer, blocks, self.written)
 
     def new_shard(self, number: int) -> Shard:
         """A shard without a stream yet."""
@@ -81,14 +83,14 @@ class Applier:
             self.unwritten_bytes += job.bytes
             if own is not None:
                 own.resolve(results)
-        self._hand_over(job)
+        self._behind.put(job)
+        for number, block, _ in job.blocks:
+            if number in self.shards:
+                self.shards[number].advance(block.last_seq)
 
-    def _hand_over(self, job: Job) -> None:
-        # A small job is written here: two thread switches would cost more than the write.
-        if self._writer.write_now(job):
-            self.written([job])
-        else:
-            self._writer.submit(job)
+    def flush(self) -> None:
+        """Hand what waits to be written to the store now."""
+        self._behind.flush()
 
     def _apply_entry(self, index: int, entry: Entry, writes: Writes) -> list[Result]:
         self.last_entry_ns = max(self.last_entry_ns, entry.time_ns)
@@ -151,8 +153,7 @@ class Applier:
     # Written -----------------------------------------------------------------------------------
 
     def written(self, jobs: list[Job]) -> None:
-        """Jobs reached the store: their messages may be read now. Runs on the event loop."""
-        touched: dict[int, int] = {}
+        """Jobs reached the store. Runs on the event loop."""
         for job in jobs:
             if isinstance(job, MergeJob):
                 self._blocks.written(job.shard, job.merged)
@@ -161,12 +162,7 @@ class Applier:
             self.written_indexes[job.group] = job.index
             for number, block, span in job.blocks:
                 self._blocks.written(number, block)
-                touched[number] = block.last_seq
                 self._note_small(number, span)
-        for number, last_seq in touched.items():
-            shard = self.shards.get(number)
-            if shard is not None:
-                shard.advance(last_seq)
         self._on_written()
 
     def _note_small(self, number: int, span: BlockSpan, level: int = 0) -> None:
@@ -204,5 +200,8 @@ class Applier:
         # The directory names the merged block from now on; its body stands in memory until the
         # writer has stored it.
         self._blocks.overlay(number, job.merged)
-        self._hand_over(job)
+        if self._writer.write_now([job]):
+            self.written([job])
+        else:
+            self._writer.submit(job)
         return job.span

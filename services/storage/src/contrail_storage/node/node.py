@@ -458,7 +458,14 @@ class StorageNode:
         applied = {number: group.applied_index for number, group in self.groups.items()}
         await self._checkpointer.run(self.log, self._machines(), applied, self._until_written)
 
+    async def until_written(self) -> None:
+        """Wait until the store holds all that is applied now."""
+        await self._until_written(
+            {number: group.applied_index for number, group in self.groups.items()}
+        )
+
     async def _until_written(self, indexes: Mapping[int, int]) -> None:
+        self.applier.flush()
         while any(
             self.applier.written_indexes.get(group, 0) < index for group, index in indexes.items()
         ):
@@ -482,6 +489,7 @@ class StorageNode:
         for group in self.groups.values():
             group.stop()
         await asyncio.to_thread(self.log.close)
+        self.applier.flush()
         await asyncio.to_thread(self.writer.stop)
         await asyncio.sleep(0)
         if not self.failure:

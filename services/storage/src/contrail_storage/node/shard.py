@@ -28,7 +28,7 @@ class SmallRun:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """Runtime of one shard. Readers see messages up to ``written_seq`` and none above."""
+    """Runtime of one shard. Readers see messages up to ``written_seq``, the last one applied."""
 
     machine: StreamMachine
     written_seq: int
@@ -43,7 +43,7 @@ class Shard:
         return self.machine.config.name
 
     def advance(self, written_seq: int) -> None:
-        """Messages up to ``written_seq`` are written: wake who waits for them."""
+        """Messages up to ``written_seq`` are applied: wake who waits for them."""
         if written_seq > self.written_seq:
             self.written_seq = written_seq
             self.notify()

@@ -105,13 +105,13 @@ class StoreWriter:
         """Queued jobs were reported as written to the thread that submits."""
         self._waiting -= jobs
 
-    def write_now(self, job: Job) -> bool:
-        """Write a small job in the calling thread if none is queued; False when it is to be."""
-        if self._waiting or self._failed or _size(job) > _NOW_BYTES_MAX:
+    def write_now(self, jobs: Sequence[Job]) -> bool:
+        """Write small jobs in the calling thread if none is queued; False when they are to be."""
+        if self._waiting or self._failed or sum(map(_size, jobs)) > _NOW_BYTES_MAX:
             return False
         started = time.perf_counter()
         try:
-            self._store.write(self._operations([job]))
+            self._store.write(self._operations(jobs))
         except self._stalled:
             self.stalls += 1
             return False
@@ -177,7 +177,7 @@ class StoreWriter:
             else:
                 return
 
-    def _operations(self, jobs: list[Job]) -> list[Row]:
+    def _operations(self, jobs: Sequence[Job]) -> list[Row]:
         operations: list[Row] = []
         applied: dict[int, WriteJob] = {}
         for job in jobs:

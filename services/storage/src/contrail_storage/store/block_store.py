@@ -192,6 +192,12 @@ class BlockStore:
         """Answer ``block`` for its base sequence from memory until it is written."""
         self._unwritten[shard, block.base_seq] = block
 
+    def overlay_joined(self, shard: int, parts: Iterable[Block], joined: Block) -> None:
+        """Answer ``joined`` in the place of its ``parts``, none of which is going to be written."""
+        for part in parts:
+            del self._unwritten[shard, part.base_seq]
+        self._unwritten[shard, joined.base_seq] = joined
+
     def forget(self, shard: int) -> None:
         """The shard is dropped."""
         self.directories.pop(shard, None)
