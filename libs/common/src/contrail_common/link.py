@@ -28,6 +28,8 @@ from contrail_common.model import (
 
 ReplayFormat = Literal["arrow", "ndjson", "msgpack"]
 CreateMode = Literal["create", "put"]
+Chunk = bytes | memoryview
+"""A piece of a body that is streamed."""
 
 
 class PubResult(msgspec.Struct, frozen=True, gc=False):
@@ -367,7 +369,7 @@ class StorageLink(Protocol):
         """Pin a range and cut it into splits."""
         ...
 
-    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk]:
         """Check the request (ApiError), then an iterator over the encoded body's chunks."""
         ...
 

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from contrail_common.link import Chunk
+
 Header = tuple[bytes, bytes]
 
 JSON: Final = b"application/json"
@@ -40,7 +42,7 @@ class StreamResponse:
     """
 
     status: int
-    chunks: AsyncIterator[bytes]
+    chunks: AsyncIterator[Chunk] | AsyncIterator[bytes]
     content_type: bytes
     headers: list[Header] = field(default_factory=list)
 

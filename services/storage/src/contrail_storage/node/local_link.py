@@ -7,6 +7,7 @@ from contrail_common.errors import ApiError
 from contrail_common.link import (
     AckItem,
     AckResult,
+    Chunk,
     CreateMode,
     DeletedRanges,
     EventsRequest,
@@ -210,7 +211,7 @@ class LocalLink:
         """Pin a range and cut it into splits."""
         return await self._node.replayer.plan(await self._readable(request.stream), request)
 
-    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk]:
         """Check the request, then stream the encoded body."""
         shard = await self._readable(request.stream)
         low, high = self._node.replayer.check(shard, request)

@@ -5,18 +5,17 @@ Work on blocks (store reads, decoding, Arrow) runs in worker threads; the loop p
 """
 
 import asyncio
-import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from contrail_common import errors
 from contrail_common.blocks import Block, BlockCorruptError
 from contrail_common.errors import ApiError
-from contrail_common.link import ReplayPlan, ReplayPlanRequest, ReplayRequest, ReplaySplit
+from contrail_common.link import Chunk, ReplayPlan, ReplayPlanRequest, ReplayRequest, ReplaySplit
 from contrail_common.timeunits import format_time
 from contrail_storage.node import arrow_encoding as arrow
 from contrail_storage.node.filters import SubjectFilter
@@ -28,6 +27,8 @@ from contrail_storage.store.rocks_store import StoreCorruptError
 _BATCH_MESSAGES: Final = 8_192
 _BATCH_BYTES: Final = 4 << 20
 _RETRIES: Final = 8
+_ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""End of an Arrow stream: a message of no bytes (Arrow columnar format, IPC)."""
 SPLITS_MAX: Final = 1_024
 
 
@@ -98,25 +99,47 @@ class Replayer:
 
     async def stream(
         self, shard: Shard, request: ReplayRequest, low: int, high: int
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncIterator[Chunk]:
         """The encoded body in chunks of about a record batch."""
         encoder = _ENCODERS[request.format](request)
         subject_filter = SubjectFilter((request.subject,) if request.subject else ())
         head = encoder.head()
         if head:
             yield head
-        seq = low
-        while seq <= high:
-            begun = seq
-            selections, seq = await self._batch(shard, seq, high, subject_filter)
-            if begun < shard.machine.counters.first_seq and not request.clamp:
-                # Retention overtook the reader. The body ends without its end mark, so nobody
-                # takes it for whole; asking again from here answers 410.
-                raise ApiError(errors.REPLAY_GONE, "messages were removed while they were read")
-            if selections:
-                table = shard.machine.subjects
-                yield await asyncio.to_thread(encoder.batch, selections, table.names, table.base)
+        async with aclosing(self._batches(shard, low, high, subject_filter)) as batches:
+            async for begun, selections in batches:
+                if begun < shard.machine.counters.first_seq and not request.clamp:
+                    # Retention overtook the reader. The body ends without its end mark, so nobody
+                    # takes it for whole; asking again from here answers 410.
+                    raise ApiError(errors.REPLAY_GONE, "messages were removed while they were read")
+                if selections:
+                    table = shard.machine.subjects
+                    yield await asyncio.to_thread(
+                        encoder.batch, selections, table.names, table.base
+                    )
         yield encoder.tail()
+
+    async def _batches(
+        self, shard: Shard, low: int, high: int, subject_filter: SubjectFilter
+    ) -> AsyncGenerator[tuple[int, list[arrow.Selection]], None]:
+        """What :meth:`_batch` answers from ``low`` to ``high``, each with where it begins.
+
+        The next one is read while the last is encoded and sent.
+        """
+        seq = low
+        reading = asyncio.ensure_future(self._batch(shard, seq, high, subject_filter))
+        try:
+            while seq <= high:
+                begun = seq
+                selections, seq = await reading
+                if seq <= high:
+                    reading = asyncio.ensure_future(self._batch(shard, seq, high, subject_filter))
+                yield begun, selections
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])  # so that what it failed with is nobody's surprise
+            if not reading.cancelled():
+                reading.exception()
 
     async def _batch(
         self, shard: Shard, seq: int, high: int, subject_filter: SubjectFilter
@@ -184,27 +207,20 @@ class _ArrowEncoder:
     def __init__(self, request: ReplayRequest) -> None:
         self._schema = arrow.schema_of(request.schema, request.columns)
         self._subjects = arrow.SubjectTexts()
-        self._sink = io.BytesIO()
-        self._writer = pa.ipc.new_stream(self._sink, self._schema)
-
-    def _taken(self) -> bytes:
-        data = self._sink.getvalue()
-        self._sink.seek(0)
-        self._sink.truncate()
-        return data
 
     def head(self) -> bytes:
-        return self._taken()
+        schema: bytes = self._schema.serialize().to_pybytes()
+        return schema
 
-    def batch(self, selections: list[arrow.Selection], names: list[str | None], base: int) -> bytes:
-        self._writer.write_batch(
-            arrow.record_batch(self._schema, 0, selections, self._subjects, names, base)
-        )
-        return self._taken()
+    def batch(
+        self, selections: list[arrow.Selection], names: list[str | None], base: int
+    ) -> memoryview:
+        found = arrow.record_batch(self._schema, 0, selections, self._subjects, names, base)
+        # As a stream's writer would write it, less its copies: a buffer is passed on as it is.
+        return memoryview(found.serialize())
 
     def tail(self) -> bytes:
-        self._writer.close()
-        return self._taken()
+        return _ARROW_END
 
 
 class _RecordEncoder:
