@@ -147,7 +147,7 @@ async def front(*addresses: tuple[str, int]) -> AsyncIterator[Front]:
 
 
 def _elsewhere(room: Room, forwarder: Forwarder) -> Room:
-    return Room(room.link, room.routes, room.router, room.shapes, room.sockets, forwarder)
+    return Room(room.link, room.routes, room.management, room.sockets, forwarder)
 
 
 class _NoLink:

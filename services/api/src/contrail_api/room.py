@@ -1,23 +1,20 @@
 """The api's room at the edge: management, publishing, reading and replay, over a storage link."""
 
+import importlib
+
 from contrail_api import (
-    consumer_docs,
     events_docs,
     publish_docs,
     read_docs,
     snapshot_docs,
-    stream_docs,
 )
 from contrail_api.batch import BATCH_DIRECT_BYTES_MAX, DIRECT_TYPES, BatchPublish
-from contrail_api.consumers import ConsumerRoutes
 from contrail_api.events import Events
 from contrail_api.publish import SinglePublish
 from contrail_api.reads import Reads
 from contrail_api.replay import Replays
 from contrail_api.snapshots import Snapshots
-from contrail_api.streams import StreamRoutes
-from contrail_common.edge.declared import management_router
-from contrail_common.edge.routing import Direct, Room, Route
+from contrail_common.edge.routing import Direct, Management, Room, Route
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.link import StorageLink
 
@@ -29,9 +26,6 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
     single, batch = SinglePublish(link, settings), BatchPublish(link, settings)
     reads, replays = Reads(link), Replays(link)
     snapshots = Snapshots(link)
-    router = management_router()
-    StreamRoutes(link, settings).add_to(router)
-    ConsumerRoutes(link).add_to(router)
     return Room(
         link=link,
         routes=(
@@ -61,6 +55,11 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
             Route("PUT", f"{_STREAM}/restore", snapshots.restore, snapshot_docs.RESTORE),
             Route("GET", "/v1/events", Events(link).open, events_docs.EVENTS),
         ),
-        router=router,
-        shapes=(*stream_docs.SHAPES, *consumer_docs.SHAPES, *publish_docs.SHAPES),
+        management=lambda: _management(link, settings),
     )
+
+
+def _management(link: StorageLink, settings: EdgeSettings) -> Management:
+    module = importlib.import_module("contrail_api.management")
+    made: Management = module.management(link, settings)
+    return made

@@ -1,7 +1,6 @@
 """The gateway's room at the edge: sockets, pulls and acknowledgements, over a storage link."""
 
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.declared import management_router
 from contrail_common.edge.routing import Room, Route
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.link import StorageLink
@@ -24,6 +23,5 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
             Route("POST", f"{_CONSUMER}/next", pulls.next, docs.NEXT),
             Route("POST", f"{_CONSUMER}/ack", acks.ack, docs.ACK),
         ),
-        router=management_router(),
         sockets=(Sockets(link, tokens, settings),),
     )

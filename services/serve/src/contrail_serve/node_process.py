@@ -13,7 +13,6 @@ import structlog
 import contrail_api
 import contrail_gateway
 from contrail_common.edge.app import build_app
-from contrail_common.edge.declared import management_router
 from contrail_common.edge.routing import Room
 from contrail_common.link_net.handshake import derived_key
 from contrail_common.link_net.server import LinkServer
@@ -73,7 +72,7 @@ async def serve_storage(settings: StorageSettings) -> bool:
             )
             await link.server.start(link_listener)
             edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
-            app = build_app([Room(link, (), management_router())], edge)
+            app = build_app([Room(link, ())], edge)
 
             async def until_link_stopped() -> None:
                 await first_done(node.fatal, stopping.wait())

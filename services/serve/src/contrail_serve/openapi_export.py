@@ -1,5 +1,6 @@
 """``python -m contrail_serve.openapi_export [--check] [PATH]``: write or compare the document."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ def document_text() -> str:
     app = build_app(
         [contrail_api.room(link, settings), contrail_gateway.room(link, settings)], settings
     )
-    return json.dumps(app.document(), indent=2, ensure_ascii=False) + "\n"
+    document = asyncio.run(app.document())
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def main(arguments: list[str]) -> int:

@@ -106,11 +106,14 @@ async def serve_http(
     url = f"http://{authority(listener)}"
     _log.info("serving", url=url, **announced)
     print(json.dumps({"ready": True, "url": url, "pid": os.getpid(), **announced}), flush=True)
+    loading = asyncio.create_task(app.load())
+    loading.add_done_callback(lambda _: gc.freeze())
     await _first_of(serving, until)
     leaving()
     server.should_exit = True
     await serving
     watching.cancel()
+    loading.cancel()
 
 
 async def first_done(*others: Awaitable[object]) -> None:

@@ -1,28 +1,26 @@
 """The public ASGI application: guard, one table of all routes, fast lane or FastAPI, metrics."""
 
 import asyncio
+import importlib
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from fastapi.routing import APIRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from contrail_common import errors
-from contrail_common.edge.declared import REQUEST_KEY, declared_app
 from contrail_common.edge.delivery import Wire, deliver
 from contrail_common.edge.direct import DirectExchange, DirectTarget
-from contrail_common.edge.document import finished, shapes_of
 from contrail_common.edge.guard import Guard
 from contrail_common.edge.handshake import accept
 from contrail_common.edge.metrics import UNMATCHED, EdgeMetrics
 from contrail_common.edge.paths import canonical_path, split_path
 from contrail_common.edge.probes import Probes
 from contrail_common.edge.problems import refusal
-from contrail_common.edge.requests import ClientGoneError, EdgeState, Request
+from contrail_common.edge.requests import REQUEST_KEY, ClientGoneError, EdgeState, Request
 from contrail_common.edge.responses import Answer, Header, Response
 from contrail_common.edge.routing import Elsewhere, PathTable, Room, Route
 from contrail_common.edge.settings import EdgeSettings
@@ -30,6 +28,9 @@ from contrail_common.edge.socket_metrics import SocketCounts
 from contrail_common.edge.websocket import EdgeSocket, Opening, SocketEndpoint
 from contrail_common.errors import ApiError
 from contrail_common.request_context import InContext, enter_context
+
+if TYPE_CHECKING:
+    from contrail_common.edge.declared import DeclaredRoutes
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -83,19 +84,34 @@ class EdgeApp:
             self.metrics.add(collector)
         handshakes = [Route("GET", path.decode(), _no_upgrade) for path in self._sockets]
         self._routes = (*probes, *handshakes, *(route for room in rooms for route in room.routes))
-        self._declared = declared_app((room.router for room in rooms), self._routes, settings)
         self._tables = self._make_tables()
         self._direct_targets: dict[bytes, DirectTarget | None] = {}
-        self._document: dict[str, Any] | None = None
+        self._declared: DeclaredRoutes | None = None
+        self._loading: asyncio.Future[DeclaredRoutes] | None = None
 
-    def document(self) -> dict[str, Any]:
+    async def load(self) -> "DeclaredRoutes":
+        """The routes as FastAPI has them, loaded by a thread when they are first asked for.
+
+        Whoever serves calls it once that begins; a request that needs them waits for it.
+        """
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+        return await asyncio.shield(self._loading)
+
+    def _load(self) -> "DeclaredRoutes":
+        module = importlib.import_module("contrail_common.edge.declared")
+        declared: DeclaredRoutes = module.DeclaredRoutes(self._rooms, self._routes, self._settings)
+        tables = self._make_tables()
+        for method, template, elsewhere in declared.managed():
+            table = tables.setdefault(method, PathTable())
+            table.add(template, _Target(template, None, elsewhere))
+        self._tables = tables
+        self._declared = declared
+        return declared
+
+    async def document(self) -> dict[str, Any]:
         """The OpenAPI document of everything that is served."""
-        if self._document is None:
-            operations = [route.operation for route in self._routes if route.operation is not None]
-            shapes = shapes_of(operations)
-            shapes.update(shape for room in self._rooms for shape in room.shapes)
-            self._document = finished(self._declared.openapi(), shapes)
-        return self._document
+        return (await self.load()).document()
 
     def drain(self) -> None:
         """End all long polls; called when the process begins to stop."""
@@ -109,7 +125,7 @@ class EdgeApp:
         label, status = UNMATCHED, CLIENT_GONE_STATUS
         try:
             try:
-                target = self._target(request)
+                target = await self._target(request)
                 label = target.template
                 if target.elsewhere is not None:
                     answer = await target.elsewhere.forward(request)
@@ -231,19 +247,25 @@ class EdgeApp:
         return socket
 
     # The application -----------------------------------------------------------------------------
-    def _target(self, request: Request) -> _Target:
+    async def _target(self, request: Request) -> _Target:
         self._guard.check(request)
         if request.method == "HEAD":
             request.head_only = True
             request.method = "GET"
         segments = split_path(request.raw_path)
-        table = self._tables.get(request.method)
-        found = None if table is None else table.match(segments)
+        found = self._find(request.method, segments)
+        if found is None and self._declared is None:
+            await self.load()
+            found = self._find(request.method, segments)
         if found is None:
             known = self._allowed(segments)
             raise ApiError(errors.METHOD_NOT_ALLOWED if known else errors.NOT_FOUND, applied=False)
         target, request.path_values = found
         return target
+
+    def _find(self, method: str, segments: list[str]) -> tuple[_Target, dict[str, str]] | None:
+        table = self._tables.get(method)
+        return None if table is None else table.match(segments)
 
     def _allowed(self, segments: list[str]) -> list[str]:
         methods = {method for method, table in self._tables.items() if table.match(segments)}
@@ -257,9 +279,10 @@ class EdgeApp:
         scope = {
             **request.scope, "method": request.method, "path": path, REQUEST_KEY: request,
         }  # fmt: skip
+        declared = await self.load()
         wire = Wire(request, send, self._settings.linger_s)
         try:
-            await self._declared(scope, request.receive, wire.send)
+            await declared.app(scope, request.receive, wire.send)
         except ClientGoneError:
             raise
         except Exception:
@@ -276,19 +299,12 @@ class EdgeApp:
         return refusal(request, error, headers)
 
     def _make_tables(self) -> dict[str, PathTable[_Target]]:
+        """Where the routes of the data plane lead."""
         tables: dict[str, PathTable[_Target]] = {}
-
-        def add(method: str, target: _Target) -> None:
-            tables.setdefault(method, PathTable()).add(target.template, target)
-
         away = {id(route): room.elsewhere for room in self._rooms for route in room.routes}
         for route in self._routes:
-            add(route.method, _Target(route.template, route, away.get(id(route))))
-        for room in self._rooms:
-            for managed in room.router.routes:
-                assert isinstance(managed, APIRoute)
-                for method in managed.methods or ():
-                    add(method, _Target(managed.path, None, room.elsewhere))
+            target = _Target(route.template, route, away.get(id(route)))
+            tables.setdefault(route.method, PathTable()).add(route.template, target)
         return tables
 
 

@@ -1,7 +1,7 @@
 """The FastAPI side: the routes as declared, for the document and as the reference lane."""
 
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Path
 from fastapi.exceptions import RequestValidationError
@@ -13,19 +13,16 @@ from starlette.types import Receive, Scope, Send
 
 from contrail_common import __version__, errors
 from contrail_common.edge.delivery import send_answer
-from contrail_common.edge.document import documented, parameters_and_body
+from contrail_common.edge.document import documented, finished, parameters_and_body, shapes_of
 from contrail_common.edge.json_body import decode_untyped, escape_pointer
 from contrail_common.edge.negotiation import JSON_TYPE, content_type
 from contrail_common.edge.paths import percent_decode
 from contrail_common.edge.problems import refusal
-from contrail_common.edge.requests import Request
+from contrail_common.edge.requests import REQUEST_KEY, Request
 from contrail_common.edge.responses import Answer
-from contrail_common.edge.routing import Operation, Route
+from contrail_common.edge.routing import Elsewhere, Operation, Room, Route
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError, FieldProblem
-
-REQUEST_KEY: Final = "contrail.request"
-"""Where the ASGI scope holds the kit's request."""
 
 StreamName = Annotated[
     str,
@@ -113,32 +110,58 @@ def management_router() -> APIRouter:
     return APIRouter(route_class=JsonRoute)
 
 
-def declared_app(
-    routers: Iterable[APIRouter], routes: Iterable[Route], settings: EdgeSettings
-) -> FastAPI:
-    """The FastAPI application over the management routers and the declared data-plane routes."""
-    app = FastAPI(
-        title="Contrail",
-        version=__version__,
-        redirect_slashes=False,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-    )
-    app.state.settings = settings
-    for route in routes:
-        app.router.add_api_route(
-            route.template,
-            _endpoint(route),
-            methods=[route.method],
-            **_declared(route),
+class DeclaredRoutes:
+    """The FastAPI application over the rooms' management routes and the data-plane ``routes``."""
+
+    def __init__(
+        self, rooms: Sequence[Room], routes: Iterable[Route], settings: EdgeSettings
+    ) -> None:
+        self._routes = tuple(routes)
+        self._managed = [
+            (room.management(), room.elsewhere) for room in rooms if room.management is not None
+        ]
+        self.app = FastAPI(
+            title="Contrail",
+            version=__version__,
+            redirect_slashes=False,
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
         )
-    for router in routers:
-        app.include_router(router)
-    app.add_exception_handler(ApiError, _on_refusal)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(Exception, _on_failure)
-    return app
+        self.app.state.settings = settings
+        self._add_routes()
+        self._document: dict[str, Any] | None = None
+
+    def _add_routes(self) -> None:
+        for route in self._routes:
+            self.app.router.add_api_route(
+                route.template,
+                _endpoint(route),
+                methods=[route.method],
+                **_declared(route),
+            )
+        for management, _ in self._managed:
+            self.app.include_router(management.router)
+        self.app.add_exception_handler(ApiError, _on_refusal)
+        self.app.add_exception_handler(RequestValidationError, _on_invalid)
+        self.app.add_exception_handler(Exception, _on_failure)
+
+    def managed(self) -> Iterator[tuple[str, str, Elsewhere | None]]:
+        """Method and path template of each management route, and where it is served if not here."""
+        for management, elsewhere in self._managed:
+            for route in management.router.routes:
+                assert isinstance(route, APIRoute)
+                for method in route.methods or ():
+                    yield method, route.path, elsewhere
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document of everything that is served."""
+        if self._document is None:
+            operations = [route.operation for route in self._routes if route.operation is not None]
+            shapes = shapes_of(operations)
+            shapes.update(shape for management, _ in self._managed for shape in management.shapes)
+            self._document = finished(self.app.openapi(), shapes)
+        return self._document
 
 
 def manage(

@@ -1,6 +1,6 @@
 """The unversioned routes: liveness, readiness, metrics, and the document with a page to read it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -49,7 +49,7 @@ class Probes:
         self,
         links: Sequence[StorageLink],
         metrics: EdgeMetrics,
-        document: Callable[[], Mapping[str, Any]],
+        document: Callable[[], Awaitable[Mapping[str, Any]]],
     ) -> None:
         self._links = links
         self._metrics = metrics
@@ -88,7 +88,7 @@ class Probes:
 
     async def _openapi(self, request: Request) -> Answer:
         del request
-        return json_response(200, self._document())
+        return json_response(200, await self._document())
 
     async def _docs(self, request: Request) -> Answer:
         del request

@@ -13,6 +13,9 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.request_context import REQUEST_ID, RequestContext
 
+REQUEST_KEY: Final = "contrail.request"
+"""Where the ASGI scope of a request that FastAPI serves holds the kit's."""
+
 _T = TypeVar("_T")
 
 _id_prefix: Final = secrets.token_hex(4)

@@ -7,16 +7,18 @@ straight; the FastAPI route of the same declaration calls it too and documents i
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
-from fastapi import APIRouter
 
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Answer, Response
 from contrail_common.edge.websocket import SocketEndpoint
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.link import StorageLink
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 _T = TypeVar("_T")
 
@@ -123,17 +125,25 @@ class Elsewhere(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Management:
+    """A service's management routes, and the structs that their documents refer to."""
+
+    router: "APIRouter"
+    shapes: tuple[type[msgspec.Struct], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """What a service brings to the edge: its storage, data plane and management routes.
 
-    ``shapes`` are the structs that the documents of its management routes refer to, ``sockets``
-    what it serves over WebSockets. With ``elsewhere`` it is only documented here and served there.
+    ``management`` makes the latter when they are first needed: FastAPI and pydantic take longer to
+    import than all the rest, and a start need not wait for them. ``sockets`` is what it serves over
+    WebSockets. With ``elsewhere`` it is only documented here and served there.
     """
 
     link: StorageLink
     routes: tuple[Route, ...]
-    router: APIRouter
-    shapes: tuple[type[msgspec.Struct], ...] = ()
+    management: Callable[[], Management] | None = None
     sockets: tuple[SocketEndpoint, ...] = ()
     elsewhere: Elsewhere | None = None
 
