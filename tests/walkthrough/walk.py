@@ -137,6 +137,7 @@ async def _walk_served(
         published, missing = recorder.hops, recorder.missing()
         recorder.watch(DELIVERY)
         await _deliver_and_ack(client)
+        await node.until_written()
         delivered = recorder.hops
         missing += recorder.missing()
         writer.close()
