@@ -20,6 +20,7 @@ import structlog
 
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.node.checkpointer import DataLostError
+from contrail_storage.node.compactor import RoomBounds
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.wal.node_log import LogOptions
 from tests.crash.disk import CountedFiles, Plan, StoreOpener, Switch
@@ -157,6 +158,7 @@ async def _live(job: Job, reporter: Reporter) -> None:
         node_keys=job.node_keys,
         log=LogOptions(segment_bytes=job.segment_bytes, keep_bytes=0, idle_s=idle_s),
         merge_blocks=job.merge_blocks,
+        room=RoomBounds(tick_s=_NEVER_S),
         files=files,
         open_store=opener,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contrail_common import errors
@@ -17,13 +18,14 @@ from contrail_common.model import AckKind, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.emptying import between_live
 from contrail_storage.core.results import Result, Writes
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.consumers import desk_kind
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
-from contrail_storage.store.block_store import BlockStore, ShardFacts
+from contrail_storage.store.block_store import BlockStore, ShardFacts, span_of
 from tests.unit.storage.machine_rig import SHARD, Message, append_of, configure, consumer_config
 from tests.unit.storage.naive_models import naive_matches
 
@@ -60,11 +62,18 @@ class HandReader(Reader):
         self._waiting: list[asyncio.Future[None]] = []
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
+        await self._allowed()
+        return await super().block_at(shard, seq)
+
+    async def block_below(self, shard: Shard, seq: int) -> Block | None:
+        await self._allowed()
+        return await super().block_below(shard, seq)
+
+    async def _allowed(self) -> None:
         if self.held:
             step: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(step)
             await step
-        return await super().block_at(shard, seq)
 
     def step(self) -> None:
         """Let the reads that wait go on."""
@@ -246,6 +255,22 @@ class DeskRig:
         future.add_done_callback(applied)
         await turns()
         return future
+
+    def make_room(self) -> None:
+        """Drop blocks without a live message, all but the last, and cut the others to theirs."""
+        directory, rows = self.blocks.directory(SHARD), self.source.rows
+        for span in [directory.span(at) for at in range(len(directory) - 1)]:
+            live = np.array([self.machine.is_live(span.base_seq + at) for at in range(span.count)])
+            old = self.blocks.load(SHARD, span.base_seq)
+            self.blocks.discard(SHARD, span.base_seq)
+            del rows[keys.large_key(keys.BLOCK, SHARD, span.base_seq)]
+            if not live.any():
+                directory.remove(span.base_seq)
+                continue
+            block = between_live(old, live)
+            directory.replace([span.base_seq], span_of(block))
+            key = keys.large_key(keys.BLOCK, SHARD, block.base_seq)
+            rows[key] = encode_block(block, 0)
 
     # Looking -------------------------------------------------------------------------------------
 

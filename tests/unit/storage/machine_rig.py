@@ -1,7 +1,7 @@
 """A stream machine with the store and the blocks that a node gives it, all in memory."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ from contrail_common.blocks import Block, columns_of, join_blocks
 from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, Rollup, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID
+from contrail_storage.core.emptying import between_live, emptied
 from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
 from contrail_storage.core.stream_machine import StreamMachine
@@ -146,6 +147,18 @@ class Shelf:
         """Drop the blocks wholly below ``first_seq``."""
         self.blocks = [block for block in self.blocks if block.last_seq >= first_seq]
 
+    def make_room(self, is_live: Callable[[int], bool]) -> None:
+        """Drop what has no live message, all but the last, and empty the rest of what is gone."""
+        kept: list[Block] = []
+        for block in self.blocks:
+            seqs = range(block.base_seq, block.last_seq + 1)
+            live = np.array([is_live(seq) for seq in seqs])
+            if block is self.blocks[-1]:
+                kept.append(emptied(block, live))
+            elif live.any():
+                kept.append(between_live(block, live))
+        self.blocks = kept
+
     def clear(self) -> None:
         """The stream is gone."""
         self.blocks = []
@@ -155,7 +168,10 @@ class Shelf:
         for at, block in enumerate(self.blocks):
             if block.base_seq <= seq <= block.last_seq:
                 start = at - at % self._joined
-                return facts_of(join_blocks(self.blocks[start : start + self._joined]))
+                near = self.blocks[start : start + self._joined]
+                if near[-1].last_seq + 1 - near[0].base_seq > sum(one.count for one in near):
+                    near = [block]  # what lay between them is gone
+                return facts_of(join_blocks(near))
         raise AssertionError(f"the block of sequence {seq} is gone")
 
 

@@ -122,3 +122,19 @@ def test_many_at_once_are_marked_like_one_by_one(first: set[int], second: set[in
     for kept in (at_once, singly, again):
         assert kept.total == len(first | second)
         assert [seq for seq in range(TOP + 1) if seq in kept] == sorted(first | second)
+
+
+def test_pages_without_a_live_message_are_one_object() -> None:
+    kept = DeletedSet(SHARD)
+    kept.add_many(np.arange(PAGE, 4 * PAGE), Writes())
+    loaded = DeletedSet(SHARD)
+    loaded.load([(number.to_bytes(8, "big"), bytes(page)) for number, page in kept.pages()], 1)
+    assert len({id(page) for _, page in kept.pages() + loaded.pages()}) == 1
+    assert loaded.total == 3 * PAGE
+
+
+def test_search_for_a_live_sequence_ends_at_its_stop() -> None:
+    kept = DeletedSet(SHARD)
+    kept.add_many(np.arange(1, 5 * PAGE), Writes())
+    assert kept.next_live(1) == 5 * PAGE
+    assert 2 * PAGE <= kept.next_live(1, 2 * PAGE) < 5 * PAGE

@@ -29,6 +29,7 @@ steps = st.one_of(
     st.tuples(st.just("purge"), st.sampled_from(SUBJECTS)),
     st.tuples(st.just("trim"), st.integers(1, 30)),
     st.tuples(st.just("limit"), st.integers(1, 3)),
+    st.tuples(st.just("make room"), st.none()),
 )
 bounds = st.builds(LastBounds, st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
 
@@ -55,6 +56,8 @@ class Stream:
                 self.rig.apply(cmd.PurgeSubjects([name], 1 << 62, 1_000))
             case ("trim", int(to_seq)):
                 self.rig.apply(cmd.Trim(to_seq, 1_000))
+            case ("make room", _):
+                self.rig.make_room()
             case ("limit", int(limit)):
                 config = StreamConfig(name="S", subjects=("a.*", "b"), max_msgs_per_subject=limit)
                 self.rig.apply(configure(config))

@@ -37,6 +37,7 @@ class CountingReader(Reader):
     st.sampled_from(FILTERS),
     st.integers(0, 30),
     st.integers(1, 4),
+    st.booleans(),
 )
 def test_range_holds_and_counts_what_the_naive_model_has(
     batches: list[list[str]],
@@ -45,6 +46,7 @@ def test_range_holds_and_counts_what_the_naive_model_has(
     pattern: str,
     from_seq: int,
     limit: int,
+    room: bool,
 ) -> None:
     async def scene() -> None:
         rig = DeskRig()
@@ -61,6 +63,8 @@ def test_range_holds_and_counts_what_the_naive_model_has(
                 ]
                 rig.apply(cmd.DeleteMessage(seq, max(older, default=0)))
         rig.apply(cmd.Trim(trimmed, 100))
+        if room:
+            rig.make_room()
         matching = [
             seq
             for seq, name in subjects.items()

@@ -124,6 +124,12 @@ class StreamComparison(RuleBasedStateMachine):
         self.restarted = True
         assert picture(self.rig.machine, IDS) == before
 
+    @rule()
+    def make_room(self) -> None:
+        """One of the two replicas gets rid of what was deleted; the other may never do it."""
+        self.close_entry()
+        self.rig.shelf.make_room(self.rig.machine.is_live)
+
     # Stream --------------------------------------------------------------------------------------
 
     @initialize(config=configs, first_seq=st.sampled_from([1, 1, 1_000]))

@@ -211,7 +211,7 @@ class _Blocks:
     def take(self, block: Block) -> None:
         """The next block."""
         header = self._header
-        _need(block.base_seq == self._next_seq, "a block does not follow the one before")
+        self._pass_gap(block.base_seq, "a block does not follow the one before")
         _need(block.last_seq <= header.last_seq, "a block ends behind the last sequence")
         self._next_seq = block.last_seq + 1
         _need(bool((np.diff(block.times_ns, prepend=self._time_ns) >= 0).all()), "times")
@@ -222,6 +222,11 @@ class _Blocks:
         at = np.arange(block.count) if live is None else np.flatnonzero(live)
         self._bytes += int(block.sizes()[at].sum())
         self._count(block.subject_ids[at].astype(np.int64), at + block.base_seq)
+
+    def _pass_gap(self, seq: int, what: str) -> None:
+        """Blocks of deleted messages alone may be missing."""
+        _need(self._next_seq <= seq <= self._deleted.next_live(self._next_seq, seq), what)
+        self._next_seq = seq
 
     def _count(self, sids: I64Array, seqs: I64Array) -> None:
         if not len(sids):
@@ -236,7 +241,7 @@ class _Blocks:
     def finish(self) -> None:
         """That was the last block."""
         header = self._header
-        _need(self._next_seq == header.last_seq + 1, "blocks are missing at its end")
+        self._pass_gap(header.last_seq + 1, "blocks are missing at its end")
         _need(self._bytes == header.bytes, "the bytes of its messages")
         if not self._rows:
             return

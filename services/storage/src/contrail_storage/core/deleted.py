@@ -5,6 +5,7 @@ replica's own affair. In memory and in the store a page is 512 bytes.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from heapq import nsmallest
 from typing import Final
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common.texts import I64Array
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
 
@@ -19,6 +21,13 @@ PAGE: Final = 4_096
 _TOP_BIT: Final = 0x80
 _PAGES_MAX: Final = 1_024
 """Pages that one listing of ranges looks at."""
+
+
+@cache
+def _full(size: int) -> bytes:
+    """The page of a range of ``size`` sequences all of which are deleted: one object for all."""
+    return b"\xff" * (size // 8)
+
 
 Marks = NDArray[np.bool_]
 """Which sequences of a page are deleted."""
@@ -32,6 +41,8 @@ class DeletedSet:
         self._pages: dict[int, bytes] = {}
         self._counts: dict[int, int] = {}
         self.total = 0
+        self.touched: set[int] = set()
+        """Pages with marks that nobody who makes room has looked at; no part of the state."""
 
     def __contains__(self, seq: int) -> bool:
         page = self._pages.get(seq // PAGE)
@@ -59,8 +70,9 @@ class DeletedSet:
 
     def _set(self, number: int, marks: Marks, count: int) -> None:
         self.total += count - self._counts.get(number, 0)
-        self._pages[number] = np.packbits(marks).tobytes()
+        self._pages[number] = _full(PAGE) if count == PAGE else np.packbits(marks).tobytes()
         self._counts[number] = count
+        self.touched.add(number)
 
     def count(self, from_seq: int, to_seq: int) -> int:
         """How many of the sequences ``from_seq`` to ``to_seq`` (inclusive) are deleted."""
@@ -76,9 +88,12 @@ class DeletedSet:
                 total += int(np.count_nonzero(self._marks(number)[low:high]))
         return total
 
-    def next_live(self, seq: int) -> int:
-        """The first sequence from ``seq`` on that is not deleted."""
-        while (count := self._counts.get(seq // PAGE)) is not None:
+    def next_live(self, seq: int, stop_seq: int = INT64_MAX) -> int:
+        """The first sequence from ``seq`` on that is not deleted; none is looked for behind a stop.
+
+        Then the answer is at least ``stop_seq``.
+        """
+        while seq < stop_seq and (count := self._counts.get(seq // PAGE)) is not None:
             if count < PAGE:
                 live = np.flatnonzero(~self._marks(seq // PAGE)[seq % PAGE :])
                 if len(live):
@@ -134,6 +149,7 @@ class DeletedSet:
             if (number + 1) * PAGE <= first_seq:
                 self.total -= self._counts.pop(number)
                 del self._pages[number]
+                self.touched.discard(number)
                 writes.delete(keys.large_key(keys.DELETED, self.shard, number))
                 continue
             marks = self._marks(number)
@@ -143,6 +159,7 @@ class DeletedSet:
     def clear(self, writes: Writes) -> None:
         """Forget everything."""
         self._pages, self._counts, self.total = {}, {}, 0
+        self.touched.clear()
         prefix = keys.shard_key(keys.DELETED, self.shard)
         writes.delete_range(prefix, keys.prefix_end(prefix))
 
@@ -153,8 +170,9 @@ class DeletedSet:
         self.trim(first_seq, Writes())
 
     def _take_up(self, number: int, page: bytes) -> None:
-        self._pages[number] = page
+        self._pages[number] = _full(PAGE) if page == _full(PAGE) else page
         self._counts[number] = int(np.bitwise_count(np.frombuffer(page, np.uint8)).sum())
+        self.touched.add(number)
         self.total += self._counts[number]
 
     def pages(self) -> list[tuple[int, bytes]]:

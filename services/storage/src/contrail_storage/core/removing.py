@@ -374,7 +374,11 @@ class Remover:
         left = quota.copy()
         parts: list[tuple[I64Array, U32Array, I64Array]] = []
         room = messages_max
-        while seq < stop_seq and room > 0 and left.any():
+        while room > 0 and left.any():
+            # Where nothing is live there may be no block: facts are asked of live messages alone.
+            seq = min(machine.deleted.next_live(seq, stop_seq), stop_seq)
+            if seq == stop_seq:
+                break
             facts = machine.facts_at(seq)
             low, high = seq - facts.base_seq, min(facts.end_seq, stop_seq) - facts.base_seq
             live = machine.deleted.live_mask(seq, high - low)

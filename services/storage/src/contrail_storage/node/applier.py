@@ -6,6 +6,7 @@ from typing import Final
 import structlog
 
 from contrail_common import errors
+from contrail_common.blocks import Block
 from contrail_storage.core.commands import (
     META_SHARD,
     Command,
@@ -22,13 +23,21 @@ from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.proposer import EntryContext
 from contrail_storage.node.shard import Shard, SmallRun
-from contrail_storage.node.store_writer import Job, MergeJob, StoreWriter, WriteJob, merge_job
+from contrail_storage.node.store_writer import (
+    Job,
+    MergeJob,
+    RewriteJob,
+    StoreWriter,
+    WriteJob,
+    merge_job,
+)
 from contrail_storage.node.write_behind import WriteBehind
 from contrail_storage.store.block_store import (
     UNREADABLE,
     BlockSpan,
     BlockStore,
     ShardFacts,
+    span_of,
 )
 
 MERGE_BLOCKS: Final = 64
@@ -158,6 +167,11 @@ class Applier:
             if isinstance(job, MergeJob):
                 self._blocks.written(job.shard, job.merged)
                 continue
+            if isinstance(job, RewriteJob):
+                if job.block is not None:
+                    self._blocks.written(job.shard, job.block)
+                job.written.set()
+                continue
             self.unwritten_bytes -= job.bytes
             self.written_indexes[job.group] = job.index
             for number, block, span in job.blocks:
@@ -200,8 +214,29 @@ class Applier:
         # The directory names the merged block from now on; its body stands in memory until the
         # writer has stored it.
         self._blocks.overlay(number, job.merged)
+        self._hand_over(job)
+        return job.span
+
+    def _hand_over(self, job: MergeJob | RewriteJob) -> None:
+        """Have blocks written in the place of others."""
         if self._writer.write_now([job]):
             self.written([job])
         else:
             self._writer.submit(job)
-        return job.span
+
+    def rewrite(self, number: int, old: BlockSpan, block: Block | None) -> RewriteJob | None:
+        """Put ``block``, or nothing, in the place of ``old``; None when that no longer stands."""
+        self._behind.flush()  # where ``old`` waits, it would be joined to others as it was
+        directory = self._blocks.directory(number)
+        if not directory.holds(old):
+            return None
+        # As with a merge: the directory first, the body in memory until it is stored.
+        job = RewriteJob(number, old.base_seq, block, None if block is None else span_of(block))
+        self._blocks.discard(number, old.base_seq)
+        if block is None or job.span is None:
+            directory.remove(old.base_seq)
+        else:
+            directory.replace([old.base_seq], job.span)
+            self._blocks.overlay(number, block)
+        self._hand_over(job)
+        return job

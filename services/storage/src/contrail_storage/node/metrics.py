@@ -98,6 +98,13 @@ class _NodeCollector:
             ("damaged", "Blocks and kinds of rows that did not read back", scrubbed.damaged),
         ):
             yield CounterMetricFamily(f"contrail_scrub_{name}", text, count)
+        room = self._node.compactor.counts
+        for name, text, count in (
+            ("dropped", "Blocks without a live message that were dropped", room.dropped),
+            ("rewritten", "Blocks written again without what was deleted", room.rewritten),
+            ("freed_bytes", "Bytes of blocks, as they are in memory, freed", room.freed_bytes),
+        ):
+            yield CounterMetricFamily(f"contrail_compact_{name}", text, count)
         families = {
             name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
             for name, text in (

@@ -26,6 +26,7 @@ from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.applier import MERGE_BLOCKS, Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError
+from contrail_storage.node.compactor import Compactor, RoomBounds
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.identity import identify
@@ -52,11 +53,7 @@ from contrail_storage.store.rocks_store import (
 from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_file import (
-    LOG_NAME,
-    NodeFileDamagedError,
-    NodeIdentity,
-)
+from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
 from contrail_storage.wal.node_log import LogOptions, LogRottenError, NodeLog
 
 META_GROUP: Final = 0
@@ -159,6 +156,7 @@ class NodeOptions:
     merge_blocks: int = MERGE_BLOCKS
     scrub_bytes_s: int = 8 << 20
     scrub_pause_s: float = 3_600.0
+    room: RoomBounds = field(default_factory=RoomBounds)
     files: Files | None = None
     open_store: Callable[[Path], RocksStore] = RocksStore.open
 
@@ -294,11 +292,10 @@ class StorageNode:
         self.clock = clock
         self.meta_log = self._make_proposer(META_GROUP)
         self.shard_log = self._make_proposer(SHARD_GROUP)
-        shards = self.applier.shards
         self.streams = StreamManager(
             self.identity.node_id,
             self.meta,
-            shards,
+            self.applier.shards,
             self.meta_log,
             self.shard_log,
             self.reader,
@@ -323,7 +320,10 @@ class StorageNode:
             self.streams, self.consumers, self.shard_log, self.blocks, clock
         )
         self._spawn(self._housekeeper.run())
+        shards = self.streams.shards
+        self.compactor = Compactor(shards, self.blocks, self.applier, self._options.room)
         self._spawn(self.scrubber.run())
+        self._spawn(self.compactor.run())
         self._spawn(self._checkpoint_by_size())
         self._ready = True
 

@@ -7,6 +7,7 @@ Rows, blocks and the applied index of an entry are always in the same batch, so 
 whatever point it was flushed, is the exact state at its applied index.
 """
 
+import asyncio
 import queue
 import threading
 import time
@@ -58,7 +59,23 @@ class MergeJob:
     span: BlockSpan
 
 
-Job = WriteJob | MergeJob
+@dataclass(slots=True, eq=False)
+class RewriteJob:
+    """A block that goes (``block`` is None), or has another in its place."""
+
+    shard: int
+    base_seq: int
+    block: Block | None
+    span: BlockSpan | None
+    written: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the block to write."""
+        return self.span.bytes if self.span is not None else 0
+
+
+Job = WriteJob | MergeJob | RewriteJob
 
 
 def merge_job(shard: int, blocks: list[Block]) -> MergeJob:
@@ -186,6 +203,11 @@ class StoreWriter:
                     operations += _block_deletes(job.shard, merged.base_seq)
                 operations += self._block_puts(job.shard, job.merged, job.span, 0)
                 continue
+            if isinstance(job, RewriteJob):
+                operations += _block_deletes(job.shard, job.base_seq)
+                if job.block is not None and job.span is not None:
+                    operations += self._block_puts(job.shard, job.block, job.span, 0)
+                continue
             for shard, block, span in job.blocks:
                 operations += self._block_puts(shard, block, span, job.index)
             for shard, base_seq in job.dropped:
@@ -206,7 +228,7 @@ class StoreWriter:
 
 
 def _size(job: Job) -> int:
-    return job.bytes if isinstance(job, WriteJob) else job.span.bytes
+    return job.span.bytes if isinstance(job, MergeJob) else job.bytes
 
 
 def _block_deletes(shard: int, base_seq: int) -> list[Row]:

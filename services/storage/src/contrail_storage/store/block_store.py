@@ -1,6 +1,6 @@
 """Where a shard's blocks are: the directory in memory, the cache, and reads by sequence.
 
-The directory holds about 28 bytes a block and is rebuilt at start from the index rows, without
+The directory holds about 32 bytes a block and is rebuilt at start from the index rows, without
 touching a block. A block is in the directory as soon as its entry is applied; until the writer has
 stored it, its body is held here, so that ``apply`` and the writer's merges always find it.
 """
@@ -65,13 +65,17 @@ class BlockSpan:
 
 
 class Directory:
-    """The blocks of one shard in order of sequence."""
+    """The blocks of one shard in order of sequence.
+
+    Between two blocks sequences may be missing: none of them is live.
+    """
 
     def __init__(self) -> None:
         self._bases = array("Q")
         self._counts = array("I")
         self._sizes = array("I")
         self._times = array("q")
+        self._emptied = array("I")
         self._start = 0
 
     def __len__(self) -> int:
@@ -94,6 +98,24 @@ class Directory:
             at += 1
         return at - self._start
 
+    def position_below(self, seq: int) -> int:
+        """Position of the last block that begins at or below ``seq``; -1 when there is none."""
+        return bisect_right(self._bases, seq, self._start) - 1 - self._start
+
+    def emptied(self, position: int) -> int:
+        """How many messages of the block are known to have no content any more."""
+        return self._emptied[self._start + position]
+
+    def note_emptied(self, span: BlockSpan, messages: int) -> None:
+        """So many messages of the block, if it still stands, are known to have no content."""
+        if self.holds(span):
+            self._emptied[self._start + self.position(span.base_seq)] = messages
+
+    def holds(self, span: BlockSpan) -> bool:
+        """Whether this very block stands here."""
+        position = self.position(span.base_seq)
+        return position < len(self) and self.span(position) == span
+
     def position_of_time(self, time_ns: int) -> int:
         """Position of the first block whose last message is at or after ``time_ns``."""
         return bisect_left(self._times, time_ns, self._start) - self._start
@@ -104,6 +126,7 @@ class Directory:
         self._counts.append(span.count)
         self._sizes.append(span.bytes)
         self._times.append(span.last_time_ns)
+        self._emptied.append(0)
 
     def drop_below(self, seq: int) -> list[int]:
         """Forget the blocks that lie wholly below ``seq``; answers their base sequences."""
@@ -115,10 +138,19 @@ class Directory:
             dropped.append(self._bases[at])
             self._start += 1
         if self._start > _COMPACT_FROM and self._start * 2 > len(self._bases):
-            for column in (self._bases, self._counts, self._sizes, self._times):
+            for column in self._columns():
                 del column[: self._start]
             self._start = 0
         return dropped
+
+    def _columns(self) -> "tuple[array[int], ...]":
+        return self._bases, self._counts, self._sizes, self._times, self._emptied
+
+    def remove(self, base_seq: int) -> None:
+        """Forget the block with ``base_seq``, which stands here."""
+        at = self._start + self.position(base_seq)
+        for column in self._columns():
+            del column[at]
 
     def replace(self, base_seqs: Sequence[int], merged: BlockSpan) -> bool:
         """Put ``merged`` in the place of the adjoining blocks ``base_seqs``, if all still stand."""
@@ -130,6 +162,7 @@ class Directory:
             (self._counts, merged.count),
             (self._sizes, merged.bytes),
             (self._times, merged.last_time_ns),
+            (self._emptied, 0),
         ):
             column[at : at + len(base_seqs)] = array(column.typecode, [value])
         return True
@@ -163,6 +196,7 @@ class BlockStore:
         self._cache: OrderedDict[tuple[int, int], tuple[Block, int]] = OrderedDict()
         self._cache_bytes_max = cache_bytes
         self._cache_bytes = 0
+        self._discards = 0
         self._lock = threading.Lock()
 
     def directory(self, shard: int) -> Directory:
@@ -198,6 +232,13 @@ class BlockStore:
             del self._unwritten[shard, part.base_seq]
         self._unwritten[shard, joined.base_seq] = joined
 
+    def discard(self, shard: int, base_seq: int) -> None:
+        """The block goes, or another one comes in its place: what was read of it is void."""
+        with self._lock:
+            self._discards += 1
+            cached = self._cache.pop((shard, base_seq), None)
+            self._cache_bytes -= cached[1] if cached is not None else 0
+
     def forget(self, shard: int) -> None:
         """The shard is dropped."""
         self.directories.pop(shard, None)
@@ -213,11 +254,13 @@ class BlockStore:
         key = (shard, base_seq)
         block = self._recall(key)
         if block is None:
+            discards = self._discards
             data = self._source.get(keys.large_key(keys.BLOCK, shard, base_seq))
             if data is None:
                 raise BlockMissingError(f"block {base_seq} of shard {shard} is not in the store")
             block = decode_block(data, BLOCK_CODECS)
-            self._remember(key, block, replace=False)
+            if discards == self._discards:  # otherwise it may have been replaced meanwhile
+                self._remember(key, block, replace=False)
         return block
 
     def recall(self, shard: int, base_seq: int) -> Block | None:

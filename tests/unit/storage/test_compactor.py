@@ -1,0 +1,256 @@
+"""Room that deleted messages leave, on a whole node: counted in blocks and bytes of the store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from contrail_common.link import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
+from contrail_common.model import PublishMessage, StreamConfig
+from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.core import key_layout as keys
+from contrail_storage.node.compactor import RoomBounds
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import NodeOptions, StorageNode
+
+PAYLOAD = b"p" * 400
+BLOCK = 250
+"""Messages of PAYLOAD that make a block."""
+
+
+@asynccontextmanager
+async def running(
+    data_dir: Path, **options: object
+) -> AsyncIterator[tuple[StorageNode, LocalLink]]:
+    """A node whose compaction goes on when it is told to, not by itself."""
+    whole = NodeOptions(data_dir, room=RoomBounds(3_600.0, 1 << 40), **options)  # type: ignore[arg-type]
+    node = StorageNode.open(whole, SingleMemberGroups())
+    await node.start()
+    try:
+        yield node, LocalLink(node)
+    finally:
+        await node.stop()
+
+
+async def make(link: LocalLink, **fields: object) -> None:
+    config = StreamConfig(name="S", subjects=("k.>",), **fields)  # type: ignore[arg-type]
+    await link.put_stream(config, "create", None, False)
+
+
+async def publish(link: LocalLink, *subjects: str) -> None:
+    for start in range(0, len(subjects), BLOCK):
+        some = subjects[start : start + BLOCK]
+        messages = [PublishMessage(each, {"H": [each]}, PAYLOAD) for each in some]
+        assert not any(one.code for one in (await link.publish("S", messages)).results)
+    await link.deleted_ranges("S", 1, "")  # like every read it waits for the store
+
+
+async def compacted(node: StorageNode) -> None:
+    """Make all the room there is."""
+    await node.streams.shard("S").catch_up()
+    await node.compactor.tick()
+    await until_written(node)
+
+
+async def until_written(node: StorageNode) -> None:
+    while node.writer._waiting:
+        await asyncio.sleep(0)
+
+
+def stored(node: StorageNode) -> tuple[int, int]:
+    """Blocks of ``S`` in the store, and their bytes."""
+    prefix = keys.shard_key(keys.BLOCK, node.streams.shard("S").machine.shard)
+    rows = list(node._store.scan(prefix, keys.prefix_end(prefix)))
+    return len(rows), sum(len(value) for _, value in rows)
+
+
+async def everything(link: LocalLink) -> list[int]:
+    """Sequences of all messages, a page of a read at a time."""
+    seqs: list[int] = []
+    from_seq = 1
+    while True:
+        page = await link.read_range(RangeRequest(stream="S", from_seq=from_seq, limit=100))
+        seqs += [message.seq for message in page.messages]
+        assert all(message.payload == PAYLOAD for message in page.messages)
+        assert all(message.headers == {"H": [message.subject]} for message in page.messages)
+        if not page.messages:
+            return seqs
+        from_seq = page.next_seq
+
+
+def test_keys_overwritten_again_and_again_keep_the_store_small(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link, max_msgs_per_subject=1)
+            await publish(link, "k.cold")
+            await publish(link, *[f"k.{at % 10}" for at in range(20 * BLOCK)])
+            assert stored(node)[0] == 21
+            await compacted(node)
+            # The cold key's block, the last one, and the one in front of it that has waited for it.
+            blocks, size = stored(node)
+            assert blocks <= 3
+            assert size < 3 * BLOCK * len(PAYLOAD)
+            assert len(node.blocks.directory(node.streams.shard("S").machine.shard)) == blocks
+            assert await everything(link) == [1, *range(20 * BLOCK - 8, 20 * BLOCK + 2)]
+            # On and on: it never grows.
+            for _ in range(3):
+                await publish(link, *[f"k.{at % 10}" for at in range(5 * BLOCK)])
+                await compacted(node)
+                assert stored(node)[0] <= 3
+            assert node.compactor.counts.dropped >= 30
+
+    asyncio.run(scenario())
+
+
+def test_block_with_few_live_messages_is_cut_to_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await publish(link, *["k.a"] * (3 * BLOCK))
+            before = stored(node)
+            for seq in (*range(1, 80), *range(85, 160), *range(165, 240)):
+                await link.delete_message("S", seq + BLOCK)
+            await compacted(node)
+            blocks, size = stored(node)
+            assert blocks == before[0]
+            assert before[1] - size > 220 * len(PAYLOAD)
+            directory = node.blocks.directory(node.streams.shard("S").machine.shard)
+            assert directory.span(1).base_seq == BLOCK + 80
+            live = [*range(80, 85), *range(160, 165), *range(240, 251)]
+            expected = [*range(1, BLOCK + 1), *(BLOCK + seq for seq in live)]
+            expected += range(2 * BLOCK + 1, 3 * BLOCK + 1)
+            assert await everything(link) == expected
+            # Fewer than half of what has content: nothing to gain.
+            await link.delete_message("S", BLOCK + 80)
+            rewritten = node.compactor.counts.rewritten
+            await compacted(node)
+            assert node.compactor.counts.rewritten == rewritten == 1
+
+    asyncio.run(scenario())
+
+
+def test_every_read_passes_over_what_is_missing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await publish(link, "k.first", *["k.b"] * (4 * BLOCK), "k.last", "k.first")
+            last_seq = 4 * BLOCK + 3
+            await link.purge_stream("S", "k.b", 0, 0)
+            await publish(link, "k.c")
+            await compacted(node)
+            assert stored(node)[0] <= 3
+            assert await everything(link) == [1, last_seq - 1, last_seq, last_seq + 1]
+            # Backwards: the message before, the newest of each subject as of the gap, what to keep.
+            asked = LastRequest(stream="S", subject="k.>", up_to_seq=3 * BLOCK, limit=10)
+            page, token = await link.last_messages(asked)
+            assert ([message.seq for message in page], token) == ([1], None)
+            await link.delete_message("S", last_seq)
+            asked = LastRequest(stream="S", subject="k.first", limit=10)
+            assert [one.seq for one in (await link.last_messages(asked))[0]] == [1]
+            plan = await link.replay_plan(ReplayPlanRequest(stream="S", splits=4, from_seq=2))
+            assert sum(split.messages for split in plan.splits) == 2
+            body = b"".join(
+                [
+                    chunk
+                    async for chunk in await link.replay(
+                        ReplayRequest(stream="S", format="ndjson", from_seq=2, to_seq=2 * BLOCK)
+                    )
+                ]
+            )
+            assert body == b'{"end":true,"messages":0}\n'
+            found = await link.read_range(
+                RangeRequest(stream="S", from_seq=2 * BLOCK, subject="k.>", limit=1)
+            )
+            assert [message.seq for message in found.messages] == [last_seq - 1]
+            assert await link.purge_stream("S", "k.>", 0, 2) == 1
+            assert await everything(link) == [last_seq - 1, last_seq + 1]
+            await node.scrubber.round()
+            assert node.scrubber.counts.damaged == 0
+
+    asyncio.run(scenario())
+
+
+def test_purge_of_a_subject_searches_over_what_is_missing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await publish(link, "k.a", *["k.b"] * (4 * BLOCK), "k.a", *["k.c"] * (2 * BLOCK))
+            await link.purge_stream("S", "k.b", 0, 0)
+            await compacted(node)
+            assert await link.purge_stream("S", "k.a", 0, 0) == 2
+            assert (await link.stream_info("S")).state.messages == 2 * BLOCK
+
+    asyncio.run(scenario())
+
+
+def test_room_is_made_again_after_a_restart_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link, max_msgs_per_subject=1)
+            await publish(link, "k.cold", *[f"k.{at % 7}" for at in range(6 * BLOCK)])
+            live = await everything(link)
+        async with running(tmp_path) as (node, link):
+            before = stored(node)
+            await compacted(node)
+            assert stored(node)[0] < before[0]
+            assert await everything(link) == live
+        async with running(tmp_path) as (node, link):
+            assert await everything(link) == live
+            rewritten = node.compactor.counts
+            await compacted(node)
+            assert (rewritten.dropped, rewritten.rewritten) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_small_blocks_that_wait_for_a_merge_are_left_to_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, merge_blocks=8) as (node, link):
+            await make(link)
+            for _ in range(7):
+                await publish(link, "k.a")
+            await link.delete_message("S", 3)
+            await compacted(node)
+            assert stored(node)[0] == 7
+            await publish(link, "k.a")
+            await until_written(node)
+            assert stored(node)[0] == 1
+            assert await everything(link) == [1, 2, 4, 5, 6, 7, 8]
+
+    asyncio.run(scenario())
+
+
+def test_snapshot_of_a_stream_with_gaps_is_restored(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await publish(link, "k.a", *["k.b"] * (4 * BLOCK), "k.a", "k.c")
+            await link.purge_stream("S", "k.b", 0, 0)
+            await compacted(node)
+            live = await everything(link)
+            data = b"".join([chunk async for chunk in await link.snapshot("S", True)])
+            assert len(data) < 100 * len(PAYLOAD)
+            await link.delete_stream("S")
+            token = await link.begin_restore("S")
+            await link.append_restore(token, 0, data)
+            await link.commit_restore(token)
+            assert await everything(link) == live
+
+    asyncio.run(scenario())
+
+
+def test_block_damaged_before_it_is_rewritten_stops_its_stream(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await publish(link, *["k.a"] * (3 * BLOCK))
+            for seq in range(2, BLOCK):
+                await link.delete_message("S", seq)
+        async with running(tmp_path) as (node, link):
+            number = node.streams.shard("S").machine.shard
+            key = keys.large_key(keys.BLOCK, number, 1)
+            node._store.write([("put", key, b"rotten")])
+            await compacted(node)
+            assert node.streams.shard("S").damaged.startswith("block 1: ")
+
+    asyncio.run(scenario())
