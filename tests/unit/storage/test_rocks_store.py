@@ -16,6 +16,7 @@ from contrail_storage.store.rocks_store import (
     StoreCorruptError,
     StoreLockedError,
     StoreOptions,
+    StoreScanCutError,
     StoreStalledError,
 )
 
@@ -219,3 +220,45 @@ def test_stats_name_sizes_and_stalls(store: RocksStore) -> None:
     assert stats["memtable_bytes"] > 0
     assert stats["write_stopped"] == 0
     assert stats["background_errors"] == 0
+
+
+def holding(store_dir: Path, text: bytes) -> list[str]:
+    """Files of the store that hold ``text``."""
+    return [path.name for path in store_dir.iterdir() if text in path.read_bytes()]
+
+
+def test_store_written_anew_holds_nothing_that_was_overwritten_or_deleted(
+    store: RocksStore, tmp_path: Path
+) -> None:
+    for at in range(4):  # in several files
+        store.write([("put", b"k%d%03d" % (at, n), b"old%03d" % n * 20) for n in range(100)])
+        store.flush()
+    store.write([("put", b"k0005", b"new"), ("delete", b"k1005")])
+    store.write([("delete_range", b"k2000", b"k2999"), ("put", b"z", b"beside")])
+    store.flush()
+    assert holding(tmp_path / "db", b"old005")
+    store.rewrite([(b"k0", b"k3"), (b"x", b"y")], 1.0)
+    store.write([("put", b"k3005", b"new")])
+    store.flush()
+    store.rewrite([(b"k3", b"k4")], 1.0)
+    assert holding(tmp_path / "db", b"old005") == []
+    assert store.get_many([b"k0005", b"k1005", b"k3005", b"z"]) == [b"new", None, b"new", b"beside"]
+    assert len(list(store.scan(b"k", b"l"))) == 299
+    store.rewrite([(b"k", b"l")], 1.0)  # nothing to do
+
+
+def test_scan_may_end_before_files_are_removed_and_is_ended_if_it_does_not(
+    store: RocksStore, tmp_path: Path
+) -> None:
+    store.write(rows(1_000, b"gone" * 9))
+    store.flush()
+    scan, done = store.scan(b"k", b"l"), store.scan(b"k", b"l")
+    assert next(scan)
+    assert next(done)
+    store.write([("delete_range", b"k", b"l")])
+    store.flush()
+    threading.Timer(0.1, done.close).start()  # type: ignore[attr-defined]
+    store.rewrite([(b"k", b"l")], 0.5)
+    assert holding(tmp_path / "db", b"gone") == []
+    with pytest.raises(StoreScanCutError):
+        list(scan)

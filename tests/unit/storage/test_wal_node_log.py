@@ -488,3 +488,46 @@ def test_real_disk_gives_back_what_was_written(tmp_path: Path) -> None:
     held = reopened.attach(1, lambda _position, _index: None)
     assert [data for data, _, _ in held.entries] == [b"%d" % index for index in range(1, 51)]
     reopened.close()
+
+
+def test_log_told_to_rotate_leaves_its_segment_and_all_of_it_can_go(disk: SimDisk) -> None:
+    node = Node(disk, groups=(1, 2)).start()
+    for index in range(1, 4):
+        node.put(1, index, b"secret")
+    left, ends = node.log.rotate()
+    assert ends == {1: 3, 2: 0}
+    assert node.log.first_segment <= left
+    node.put(1, 4, b"behind")
+    # Nothing is carried forward of what is applied.
+    node.log.drop_segments({1: 3}, keep_bytes=0)
+    assert node.log.first_segment == left + 1
+    node.log.close()
+    held = Node(disk.survivor(), keep_from={1: 3}).held[1]
+    assert (held.base_index, entries(held)) == (3, [(4, 1, b"behind")])
+
+
+def test_log_rotated_again_and_again_loses_nothing(disk: SimDisk) -> None:
+    node = Node(disk).start()
+    for index in range(1, 6):
+        node.put(1, index)
+        assert node.log.rotate()[1] == {1: index}
+        node.log.rotate()
+    node.log.close()
+    assert len(entries(Node(disk.survivor()).held[1])) == 5
+
+
+def test_rotation_that_fails_or_comes_too_late_is_refused(disk: SimDisk) -> None:
+    node = Node(disk).start()
+    node.put(1, 1)
+    disk.fail("create", errno.ENOSPC)
+    with pytest.raises(LogFailedError):
+        node.log.rotate()
+    node.loop.run_until(lambda: bool(node.failures))
+    with pytest.raises(LogFailedError):
+        node.log.rotate()
+    disk.heal()
+    node.log.recover()
+    assert node.log.rotate()[1] == {1: 1}
+    node.log.close()
+    with pytest.raises(LogFailedError):
+        node.log.rotate()

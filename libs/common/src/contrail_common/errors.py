@@ -125,6 +125,11 @@ REPLAY_AHEAD: Final = _register(
     20007, "range_not_applied", 503, "the range ends above what is applied here", retryable=True
 )
 
+ERASURE_NOT_FOUND: Final = _register(20070, "erasure_not_found", 404, "erasure not found")
+ERASURE_LIMIT: Final = _register(
+    20071, "erasure_limit", 503, "too many erasures are pending", retryable=True
+)
+
 # Consumers ---------------------------------------------------------------------------------------
 CONSUMER_NOT_FOUND: Final = _register(10014, "consumer_not_found", 404, "consumer not found")
 CONSUMER_EXISTS: Final = _register(

@@ -260,6 +260,23 @@ class EventsResult(msgspec.Struct, frozen=True):
 
 
 RESTORE_PIECE_BYTES_MAX: Final = 1 << 20
+ERASE_SEQS_MAX: Final = 10_000
+
+
+class ReplicaErasure(msgspec.Struct, frozen=True):
+    """How far one node is with an erasure."""
+
+    node: str
+    status: Literal["pending", "done"]
+
+
+class ErasureReceipt(msgspec.Struct, frozen=True):
+    """What became of an erasure of ``messages``; done when it is done on every node."""
+
+    erasure_id: str
+    status: Literal["pending", "done"]
+    messages: int
+    replicas: list[ReplicaErasure]
 
 
 class StorageLink(Protocol):
@@ -365,6 +382,21 @@ class StorageLink(Protocol):
         ...
 
     # Replay --------------------------------------------------------------------------------------
+    async def erase(self, stream: str, seqs: list[int], subject: str) -> ErasureReceipt:
+        """Delete messages, and have their bytes leave all files; the receipt, pending mostly.
+
+        By ``seqs`` (at most ERASE_SEQS_MAX, also of messages that are gone) or, without any, by
+        ``subject`` (a literal or a filter).
+
+        Raises STREAM_NOT_FOUND, SEQUENCE_NOT_FOUND, STREAM_SEALED, DELETE_DENIED, PURGE_DENIED,
+        ERASURE_LIMIT.
+        """
+        ...
+
+    async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
+        """A receipt, once it is done or ``wait_ns`` have passed; ERASURE_NOT_FOUND."""
+        ...
+
     async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
         """Pin a range and cut it into splits."""
         ...
@@ -465,12 +497,14 @@ class StorageLink(Protocol):
 
 
 __all__ = [
+    "ERASE_SEQS_MAX",
     "RESTORE_PIECE_BYTES_MAX",
     "AckItem",
     "AckResult",
     "CreateMode",
     "DeletedRanges",
     "Delivery",
+    "ErasureReceipt",
     "EventsRequest",
     "EventsResult",
     "Headers",
@@ -488,5 +522,6 @@ __all__ = [
     "ReplayPlanRequest",
     "ReplayRequest",
     "ReplaySplit",
+    "ReplicaErasure",
     "StorageLink",
 ]

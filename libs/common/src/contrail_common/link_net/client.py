@@ -16,6 +16,7 @@ from contrail_common.link import (
     AckResult,
     CreateMode,
     DeletedRanges,
+    ErasureReceipt,
     EventsRequest,
     EventsResult,
     LastRequest,
@@ -302,6 +303,20 @@ class RemoteLink:
         on_loss = OnLoss.REFUSE if request.wait_ns else None
         wait_s = request.wait_ns / NS_PER_S
         return await self._call(methods.READ_EVENTS, request, wait_s=wait_s, on_loss=on_loss)
+
+    # Erasing -------------------------------------------------------------------------------------
+
+    async def erase(self, stream: str, seqs: list[int], subject: str) -> ErasureReceipt:
+        """Delete messages, and have their bytes leave all files."""
+        return await self._call(methods.ERASE, stream, seqs, subject)
+
+    async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
+        """A receipt, once it is done or the wait is over."""
+        on_loss = OnLoss.REFUSE if wait_ns else None
+        wait_s = wait_ns / NS_PER_S
+        return await self._call(
+            methods.ERASURE, erasure_id, wait_ns, wait_s=wait_s, on_loss=on_loss
+        )
 
     # Node ----------------------------------------------------------------------------------------
     def readiness(self) -> dict[str, str]:

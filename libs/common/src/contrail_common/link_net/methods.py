@@ -14,6 +14,7 @@ from contrail_common.link import (
     AckResult,
     CreateMode,
     DeletedRanges,
+    ErasureReceipt,
     EventsRequest,
     EventsResult,
     LastRequest,
@@ -140,6 +141,9 @@ APPEND_RESTORE: Final = Method(
 COMMIT_RESTORE: Final = Method(33, "commit_restore", tuple[str], StreamInfo, _CHANGE)
 ABORT_RESTORE: Final = Method(34, "abort_restore", tuple[str], NoneType, _READ)
 
+ERASE: Final = Method(36, "erase", tuple[str, list[int], str], ErasureReceipt, _CHANGE)
+ERASURE: Final = Method(37, "erasure", tuple[str, int], ErasureReceipt, _READ, may_wait=True)
+
 METHODS: Final[dict[int, Method[Any]]] = {
     method.number: method
     for method in (
@@ -172,5 +176,7 @@ METHODS: Final[dict[int, Method[Any]]] = {
         LAST_MESSAGES,
         DELETED_RANGES,
         READ_POSITION,
+        ERASE,
+        ERASURE,
     )
 }

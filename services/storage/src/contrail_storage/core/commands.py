@@ -212,6 +212,25 @@ class ReleaseStream(msgspec.Struct, tag=23, array_like=True):
     name: str
 
 
+class RecordErasure(msgspec.Struct, tag=50, array_like=True):
+    """Meta: messages of ``shards`` are gone, and are to leave the files of ``nodes``."""
+
+    erasure_id: str
+    stream: str
+    shards: tuple[int, ...]
+    messages: int
+    nodes: list[str]
+    time_ns: int
+
+
+class FinishErasures(msgspec.Struct, tag=51, array_like=True):
+    """Meta: the bytes of some erasures are in no file of ``node`` any more."""
+
+    erasure_ids: list[str]
+    node: str
+    time_ns: int
+
+
 ConsumerChange = Deliver | Advance | Acknowledge | Exhaust
 StreamCommand = (
     Append
@@ -229,7 +248,9 @@ StreamCommand = (
     | RestorePart
     | FinishRestore
 )
-MetaCommand = ReserveStream | ListStream | UnlistStream | ReleaseStream
+MetaCommand = (
+    ReserveStream | ListStream | UnlistStream | ReleaseStream | RecordErasure | FinishErasures
+)
 Command = StreamCommand | MetaCommand
 
 

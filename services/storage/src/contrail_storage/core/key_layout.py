@@ -12,6 +12,7 @@
 | ``D`` | u64 index | message ids of one entry |
 | ``T`` | u64 page | deleted sequences of one page |
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
+| ``E`` | u64 number | receipt of an erasure (of the meta shard) |
 | ``K`` | - | second record (checkpoint) |
 """
 
@@ -30,6 +31,7 @@ DEDUPE: Final = b"D"
 DELETED: Final = b"T"
 CONSUMER: Final = b"C"
 CONSUMER_DELTA: Final = b"c"
+ERASURE: Final = b"E"
 
 SHARD_KINDS: Final = (
     BLOCK,

@@ -14,6 +14,7 @@ from contrail_common.model import Advisory, AdvisoryAction
 from contrail_common.subjects import overlaps
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
+from contrail_storage.core.erasures import ErasureLedger
 from contrail_storage.core.results import Done, Refused, Reserved, Result, Writes
 
 Stage = Literal["reserved", "listed", "unlisted"]
@@ -37,6 +38,7 @@ class MetaMachine:
 
     def __init__(self) -> None:
         self.streams: dict[str, StreamEntry] = {}
+        self.erasures = ErasureLedger()
         self.changes = 0
         """Counts applied commands, so that a router knows when its cache is stale."""
         self._next_shard = 1
@@ -53,6 +55,10 @@ class MetaMachine:
                 return self._unlist(command.name, writes)
             case cmd.ReleaseStream():
                 return self._release(command.name, writes)
+            case cmd.RecordErasure():
+                return self.erasures.record(command, writes)
+            case cmd.FinishErasures():
+                return self.erasures.finish(command, writes)
             case _:
                 return Refused(errors.INTERNAL.code, "the meta machine does not know this command")
 

@@ -305,7 +305,7 @@ class Remover:
             [command.subject], to_seq, command.messages_max, index, now_ns, writes
         )
         if not removed.more:
-            del machine.counters.replaced[command.subject]
+            machine.counters.replaced.pop(command.subject, None)
             machine.write_counters(writes)
         return removed
 
@@ -418,6 +418,7 @@ class Remover:
         counters.bytes -= int(chosen.sizes.sum())
         machine.deleted.add_many(chosen.seqs, writes)
         self._gone(chosen.seqs, now_ns, writes)
+        self._forget_replaced()
 
     def delete(self, command: cmd.DeleteMessage, index: int, now_ns: int, writes: Writes) -> Result:
         """Remove one message."""
@@ -440,8 +441,17 @@ class Remover:
             int(facts.subject_ids[at]), seq, command.previous_seq, index, writes
         )
         self._gone(np.array([seq]), now_ns, writes)
+        self._forget_replaced()
         machine.write_counters(writes)
         return Removed(1)
+
+    def _forget_replaced(self) -> None:
+        """Of a subject without messages nothing is left to replace, and its name goes with them."""
+        counters, known = self._machine.counters, self._machine.subjects.ids
+        if counters.replaced:
+            counters.replaced = {
+                name: seq for name, seq in counters.replaced.items() if name in known
+            }
 
     def _gone(self, seqs: I64Array, now_ns: int, writes: Writes) -> None:
         """Messages were removed, wherever they lay: tell the consumers, and move the head."""

@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
 from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_log import NodeLog
+from contrail_storage.wal.node_log import LogFailedError, NodeLog
 
+T = TypeVar("T")
+UntilWritten = Callable[[Mapping[int, int]], Awaitable[None]]
 _log = structlog.get_logger("contrail.checkpoint")
 
 
@@ -52,17 +55,54 @@ class Checkpointer:
         self,
         log: NodeLog,
         machines: Mapping[int, StreamMachine],
-        applied: Mapping[int, int],
-        until_written: Callable[[Mapping[int, int]], Awaitable[None]],
+        applied: Callable[[], Mapping[int, int]],
+        until_written: UntilWritten,
     ) -> None:
         """Flush what is applied now and drop the log below it.
 
-        ``applied`` are the indexes that ``machines`` stand at; ``until_written`` waits until
+        ``applied`` gives the indexes that ``machines`` stand at; ``until_written`` waits until
         the store holds them.
         """
         async with self._lock:
-            marks, noted = self._marks(machines), dict(applied)
-            await until_written(noted)
-            await asyncio.to_thread(self._checkpoint.take, noted, marks)
-            freed = await asyncio.to_thread(log.drop_segments, noted)
-            _log.info("checkpoint", applied=noted, log_bytes_freed=freed)
+            await self._take(log, machines, applied, until_written, None)
+
+    async def cut(
+        self,
+        log: NodeLog,
+        machines: Mapping[int, StreamMachine],
+        applied: Callable[[], Mapping[int, int]],
+        until_written: UntilWritten,
+    ) -> None:
+        """Flush, and drop every segment of the log that stands now, with nothing carried forward.
+
+        Raises LogFailedError when one of them has to stay.
+        """
+        async with self._lock:
+            left, ends = await _whole(log.rotate)
+            await until_written(ends)
+            await self._take(log, machines, applied, until_written, 0)
+            if log.first_segment <= left:
+                raise LogFailedError("an older segment of the log is still needed")
+
+    async def _take(
+        self,
+        log: NodeLog,
+        machines: Mapping[int, StreamMachine],
+        applied: Callable[[], Mapping[int, int]],
+        until_written: UntilWritten,
+        keep_bytes: int | None,
+    ) -> None:
+        marks, noted = self._marks(machines), dict(applied())
+        await until_written(noted)
+        await _whole(lambda: self._checkpoint.take(noted, marks))
+        freed = await _whole(lambda: log.drop_segments(noted, keep_bytes=keep_bytes))
+        _log.info("checkpoint", applied=noted, log_bytes_freed=freed)
+
+
+async def _whole(work: Callable[[], T]) -> T:
+    """``work`` in a thread, which is never left behind: the lock is kept until it has ended."""
+    step = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(step)
+    finally:
+        await asyncio.wait([step])

@@ -10,6 +10,7 @@ from contrail_common.link import (
     Chunk,
     CreateMode,
     DeletedRanges,
+    ErasureReceipt,
     EventsRequest,
     EventsResult,
     LastRequest,
@@ -296,6 +297,18 @@ class LocalLink:
     async def read_events(self, request: EventsRequest) -> EventsResult:
         """Advisories in order, waiting for the first when asked to."""
         return await self._node.advisories.read(request)
+
+    # Erasing -------------------------------------------------------------------------------------
+
+    async def erase(self, stream: str, seqs: list[int], subject: str) -> ErasureReceipt:
+        """Delete messages, and have their bytes leave all files."""
+        self._node.check_serving()
+        self._shard(stream)
+        return await self._node.eraser.erasures.erase(stream, seqs, subject)
+
+    async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
+        """A receipt, once it is done or the wait is over."""
+        return await self._node.eraser.erasures.receipt(erasure_id, wait_ns)
 
     # Node ----------------------------------------------------------------------------------------
 

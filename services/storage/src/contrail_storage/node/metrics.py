@@ -105,6 +105,16 @@ class _NodeCollector:
             ("freed_bytes", "Bytes of blocks, as they are in memory, freed", room.freed_bytes),
         ):
             yield CounterMetricFamily(f"contrail_compact_{name}", text, count)
+        erasures = self._node.eraser
+        pending = len(erasures.erasures.pending())
+        yield GaugeMetricFamily("contrail_erasures_pending", "Erasures to be done here", pending)
+        for name, text, number in (
+            ("done", "Erasures that were done here", erasures.counts.done),
+            ("cycles", "Times that files were written anew for some", erasures.counts.cycles),
+            ("failed", "Times that this failed, to be tried again", erasures.counts.failed),
+            ("seconds", "Seconds that this took", erasures.counts.seconds),
+        ):
+            yield CounterMetricFamily(f"contrail_erasures_{name}", text, number)
         families = {
             name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
             for name, text in (

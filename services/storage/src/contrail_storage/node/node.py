@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -28,11 +28,13 @@ from contrail_storage.node.applier import MERGE_BLOCKS, Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError
 from contrail_storage.node.compactor import Compactor, RoomBounds
 from contrail_storage.node.consumers import ConsumerManager
+from contrail_storage.node.erasing import EraseBounds, Eraser, Erasures
 from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.identity import identify
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.metrics import NodeTimings, render_metrics
 from contrail_storage.node.proposer import EntryContext, Proposer
+from contrail_storage.node.raft_port import Committed, Group, GroupFactory
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.restore import Restores
@@ -66,82 +68,6 @@ _SEGMENT_BYTES: Final = 16 << 20
 _log = structlog.get_logger("contrail.node")
 
 
-class Committed(Protocol):
-    """A committed entry as a group hands it out."""
-
-    index: int
-    term: int
-    data: bytes
-    context: object | None
-
-
-class Group(Protocol):
-    """A Raft group of this node."""
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this node leads the group and has handed out all earlier terms' entries."""
-        ...
-
-    @property
-    def outstanding_bytes(self) -> int:
-        """Bytes proposed and not yet committed."""
-        ...
-
-    @property
-    def applied_index(self) -> int:
-        """Index of the last entry handed out."""
-        ...
-
-    def start(self) -> None:
-        """Take part."""
-        ...
-
-    def tick(self) -> None:
-        """Do what is due."""
-        ...
-
-    def resign(self) -> None:
-        """Lead no longer, and do not before :meth:`start`."""
-        ...
-
-    def stop(self) -> None:
-        """End taking part."""
-        ...
-
-    def propose(self, data: bytes, context: object) -> int:
-        """Append an entry."""
-        ...
-
-    def handle_log_failure(self) -> None:
-        """The log failed."""
-        ...
-
-    def handle_log_recovered(self) -> None:
-        """The log takes records again."""
-        ...
-
-
-class GroupFactory(Protocol):
-    """Makes Raft groups; the composition root gives the replicator's."""
-
-    refusals: tuple[type[Exception], ...]
-
-    def make(
-        self,
-        *,
-        group_id: int,
-        node_id: str,
-        log: NodeLog,
-        applied_index: int,
-        on_commit: Callable[[list[Committed]], None],
-        on_role: Callable[[bool], None],
-        on_lost: Callable[[list[object]], None],
-    ) -> Group:
-        """A group of one member over the node's log."""
-        ...
-
-
 @dataclass(slots=True, frozen=True)
 class NodeOptions:
     """Where a node keeps its data, and bounds that tests make small.
@@ -157,6 +83,7 @@ class NodeOptions:
     scrub_bytes_s: int = 8 << 20
     scrub_pause_s: float = 3_600.0
     room: RoomBounds = field(default_factory=RoomBounds)
+    erase: EraseBounds = field(default_factory=EraseBounds)
     files: Files | None = None
     open_store: Callable[[Path], RocksStore] = RocksStore.open
 
@@ -257,6 +184,7 @@ class StorageNode:
         if self.log.recovery.rot is not None:
             raise DataLostError(f"the write-ahead log is damaged: {self.log.recovery.rot}")
         self.meta.load(self._scan(keys.shard_key(keys.STREAM, META_SHARD)))
+        self.meta.erasures.load(self._scan(keys.shard_key(keys.ERASURE, META_SHARD)))
         for entry in self.meta.streams.values():
             self._load_shard(entry.shard)
         self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
@@ -322,8 +250,26 @@ class StorageNode:
         self._spawn(self._housekeeper.run())
         shards = self.streams.shards
         self.compactor = Compactor(shards, self.blocks, self.applier, self._options.room)
+        erasures = Erasures(
+            self.identity.node_id,
+            self.meta.erasures,
+            self.streams,
+            self.reader,
+            self.meta_log,
+            self.shard_log,
+            self._log_time_ns,
+        )
+        self.eraser = Eraser(
+            erasures,
+            self.applier.shards,
+            self.compactor,
+            self._cut_log,
+            self._store,
+            self._options.erase,
+        )
         self._spawn(self.scrubber.run())
         self._spawn(self.compactor.run())
+        self._spawn(self.eraser.run())
         self._spawn(self._checkpoint_by_size())
         self._ready = True
 
@@ -455,8 +401,16 @@ class StorageNode:
 
     async def checkpoint(self) -> None:
         """Flush the store, so that the log below may be dropped."""
-        applied = {number: group.applied_index for number, group in self.groups.items()}
-        await self._checkpointer.run(self.log, self._machines(), applied, self._until_written)
+        arguments = self.log, self._machines(), self._applied, self._until_written
+        await self._checkpointer.run(*arguments)
+
+    async def _cut_log(self) -> None:
+        """Flush the store, and drop the whole log that stands now."""
+        arguments = self.log, self._machines(), self._applied, self._until_written
+        await self._checkpointer.cut(*arguments)
+
+    def _applied(self) -> dict[int, int]:
+        return {number: group.applied_index for number, group in self.groups.items()}
 
     async def until_written(self) -> None:
         """Wait until the store holds all that is applied now."""

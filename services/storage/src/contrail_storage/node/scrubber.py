@@ -16,7 +16,11 @@ from contrail_common.blocks import Block
 from contrail_storage.core import key_layout as keys
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_store import UNREADABLE, BlockSpan, BlockStore
-from contrail_storage.store.rocks_store import StoreClosedError, StoreCorruptError
+from contrail_storage.store.rocks_store import (
+    StoreClosedError,
+    StoreCorruptError,
+    StoreScanCutError,
+)
 
 CHUNK_BYTES: Final = 1 << 20
 CHUNK_ROWS: Final = 2_000
@@ -142,6 +146,8 @@ class Scrubber:
             try:
                 while size := await asyncio.to_thread(_read, rows):
                     await self._pace(size)
+            except StoreScanCutError:
+                return  # the rest is read the next time
             except StoreCorruptError as error:
                 if shard.machine.exists:
                     self._report(shard, f"rows of kind {kind.decode()}: {error}")

@@ -19,7 +19,7 @@ from contrail_storage.core.restoring import block_record, state_records
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_codecs import BLOCK_CODECS
-from contrail_storage.store.rocks_store import StoreCorruptError
+from contrail_storage.store.rocks_store import StoreCorruptError, StoreScanCutError
 from contrail_storage.store.sealed_store import Store
 
 SNAPSHOTS_MAX: Final = 8
@@ -58,6 +58,8 @@ class Snapshotter:
                 yield chunk
         except (BlockCorruptError, StoreCorruptError) as error:
             raise ApiError(errors.DATA_LOST, f"cannot be read back: {error}") from error
+        except StoreScanCutError as error:
+            raise ApiError(errors.OVERLOADED, f"ended for an erasure: {error}") from error
         finally:
             if step is not None:
                 await asyncio.wait([step])  # a thread may be at it, though nobody waits any more

@@ -7,15 +7,18 @@ and without RocksDB's own log a crash would then leave two families at different
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from rocksdict import (
     BlockBasedOptions,
+    BottommostLevelCompaction,
     Cache,
+    CompactOptions,
     DbClosedError,
     DBCompressionType,
     Options,
@@ -38,6 +41,10 @@ Value = TypeVar("Value")
 MIB: Final = 1 << 20
 _SCAN_ROWS: Final = 256
 _SCAN_BYTES: Final = 4 * MIB
+_REWRITE_WAIT_S: Final = 60.0
+_REWRITE_ROUNDS: Final = 3
+_REWRITE_STEP_S: Final = 0.01
+_RUNNING: Final = "rocksdb.num-running-compactions"
 _STALL_PREFIX: Final = "Result incomplete:"
 _PROPERTIES: Final = {
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
@@ -70,6 +77,10 @@ class StoreLockedError(StoreFailedError):
 
 class StoreCorruptError(StoreError):
     """Stored bytes are not what was written."""
+
+
+class StoreScanCutError(StoreError):
+    """The scan was ended, because it kept files that had to go."""
 
 
 class StoreClosedError(StoreError):
@@ -183,6 +194,38 @@ class RocksStore:
         with self._using() as database:
             database.flush(True)
 
+    def rewrite(self, ranges: Sequence[tuple[bytes, bytes]], patience_s: float) -> None:
+        """Write all files anew that hold keys of ``ranges``, with what is current in them alone.
+
+        On return nothing that was overwritten or deleted there before the last `flush` is in any
+        file. Scans that keep old files have ``patience_s`` to end, then they are ended. Blocks.
+        Raises StoreFailedError when some file stays.
+        """
+        with self._using() as database:
+            # Without compactions of its own no file can come that was made of older ones.
+            database.set_options({"disable_auto_compactions": "true"})
+            try:
+                _wait_for(
+                    lambda: not database.property_int_value(_RUNNING), _REWRITE_WAIT_S, "compaction"
+                )
+                _write_anew(database, ranges)
+            finally:
+                database.set_options({"disable_auto_compactions": "false"})
+            self._wait_for_scans(patience_s)
+            _wait_for(lambda: not _unneeded_files(database), _REWRITE_WAIT_S, "removal of files")
+
+    def _wait_for_scans(self, patience_s: float) -> None:
+        with self._gate:
+            scans = list(self._scans)
+        deadline = time.monotonic() + patience_s
+        while scans and time.monotonic() < deadline:
+            time.sleep(_REWRITE_STEP_S)
+            with self._gate:
+                scans = [scan for scan in scans if scan in self._scans]
+        for scan in scans:
+            scan.cut = True
+            scan.rows = None
+
     @property
     def stats(self) -> dict[str, int]:
         """Sizes in bytes, counts, and whether writes are stopped (1) or slowed (rate above 0)."""
@@ -275,9 +318,12 @@ class _Scan:
 
     def __init__(self) -> None:
         self.rows: RdictIter | None = None
+        self.cut = False
 
     def open_rows(self) -> RdictIter:
-        """The iterator; StoreClosedError when it was taken away."""
+        """The iterator; StoreClosedError or StoreScanCutError when it was taken away."""
+        if self.cut:
+            raise StoreScanCutError("the scan kept files that had to go")
         if self.rows is None:
             raise StoreClosedError("the store was closed during a scan")
         return self.rows
@@ -295,6 +341,43 @@ class StoreView:
         self._store.seek(self._scan, start)
         while chunk := self._store.rows_below(self._scan, stop):
             yield from chunk
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise StoreFailedError(f"{what}: not done within {timeout_s} s")
+        time.sleep(_REWRITE_STEP_S)
+
+
+def _write_anew(database: Rdict, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+    before = {one["name"] for one in database.live_files()}
+    options = CompactOptions()
+    options.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
+    wanted = ranges
+    for _ in range(_REWRITE_ROUNDS):
+        for start, stop in wanted:
+            database.compact_range(start, stop, options)
+        # A failed compaction says nothing: only its files tell. A file that has keys on both sides
+        # of a range and none in it is passed over, and then asked for by its own keys.
+        old = [one for one in database.live_files() if one["name"] in before]
+        wanted = [(one["start_key"], one["end_key"]) for one in old if _overlaps(one, ranges)]
+        if not wanted:
+            return
+    raise StoreFailedError(f"{len(wanted)} files were not written anew")
+
+
+def _overlaps(file: dict[str, Any], ranges: Sequence[tuple[bytes, bytes]]) -> bool:
+    first, last = file["start_key"], file["end_key"]
+    return any(first < stop and last >= start for start, stop in ranges)
+
+
+def _unneeded_files(database: Rdict) -> set[str]:
+    """Tables on the disk that the store no longer uses."""
+    # Listed before they are asked for: what is made in between is not unneeded.
+    found = {entry.name for entry in Path(database.path()).glob("*.sst")}
+    return found - {Path(one["name"]).name for one in database.live_files()}
 
 
 def _options(options: StoreOptions) -> Options:

@@ -61,6 +61,10 @@ class SealedStore:
         """Make everything written so far durable."""
         self._store.flush()
 
+    def rewrite(self, ranges: Sequence[tuple[bytes, bytes]], patience_s: float) -> None:
+        """Write the files of ``ranges`` anew, with what is current in them alone."""
+        self._store.rewrite(ranges, patience_s)
+
     @property
     def stats(self) -> dict[str, int]:
         """The figures of the store below."""

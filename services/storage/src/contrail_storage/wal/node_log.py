@@ -140,6 +140,7 @@ class NodeLog:
         self._needs_successor = False
         self._failure: Exception | None = None
         self._refusing = False
+        self._leave = 0
         self._closing = False
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._on_failure: Callable[[Exception], None] | None = None
@@ -322,7 +323,7 @@ class NodeLog:
     def _next_batch_to_write(self) -> tuple[_Batch, dict[int, _Mark]] | None:
         with self._lock:
             while True:
-                if self._waiting.parts and self._failure is None:
+                if (self._waiting.parts or self._must_leave()) and self._failure is None:
                     return self._take_waiting()
                 lonely = self._needs_successor and self._failure is None
                 if self._closing:
@@ -338,7 +339,7 @@ class NodeLog:
 
     def _write(self, batch: _Batch, marks: dict[int, _Mark]) -> None:
         """Write one batch and sync it (the log's own thread), then report what is durable."""
-        if self._segments[-1].size >= self._options.segment_bytes:
+        if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
         self._put(self._segments[-1], b"".join(batch.parts))
         for group, index in batch.highest.items():
@@ -484,6 +485,31 @@ class NodeLog:
                     self._count_segments()
         return freed
 
+    def _must_leave(self) -> bool:
+        return self._segments[-1].number <= self._leave
+
+    def rotate(self) -> tuple[int, dict[int, int]]:
+        """Leave the open segment for a new one, whatever its size.
+
+        Answers its number, and the last index of each group that may stand in it or in an older
+        one. Blocks. Raises LogFailedError.
+        """
+        with self._lock:
+            left = self._leave = self._segments[-1].number
+            self._work.notify()
+            self._progress.wait_for(
+                lambda: self._failure or self._closing or not self._must_leave(), _JOIN_TIMEOUT_S
+            )
+            if self._failure or self._must_leave():
+                raise LogFailedError(f"no new segment: {self._failure or 'closed, or too slow'}")
+            return left, {group: one.durable.last_index for group, one in self._groups.items()}
+
+    @property
+    def first_segment(self) -> int:
+        """Number of the oldest segment."""
+        with self._lock:
+            return self._segments[0].number
+
     def _surplus(self, keep_bytes: int) -> list[Segment]:
         with self._lock:
             rest = sum(segment.size for segment in self._segments)
@@ -567,6 +593,7 @@ class NodeLog:
         with self._lock:
             self._closing = True
             self._work.notify()
+            self._progress.notify_all()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_TIMEOUT_S)
         self._close_handle()

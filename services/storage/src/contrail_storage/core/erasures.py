@@ -1,0 +1,111 @@
+"""Receipts of erasures: what is to leave the files of the nodes, and on which of them it has.
+
+Part of the meta machine, so a receipt outlives its stream. A receipt names neither subjects nor
+sequences: by the time it is recorded the messages are gone from the stream, and what is gone leaves
+the files of its shards altogether.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Done, Refused, Result, Writes
+
+RECEIPTS_MAX: Final = 10_000
+KEPT_NS: Final = 7 * 24 * 3_600 * 1_000_000_000
+"""How long a receipt that is done can be asked for."""
+
+
+class Erasure(msgspec.Struct, array_like=True, frozen=True):
+    """One receipt; ``replicas`` are nodes with the time when they were done (0: not yet)."""
+
+    erasure_id: str
+    stream: str
+    shards: tuple[int, ...]
+    messages: int
+    replicas: dict[str, int]
+
+    @property
+    def done_ns(self) -> int:
+        """When the last node was done; 0 while one is not."""
+        return max(self.replicas.values()) if all(self.replicas.values()) else 0
+
+
+class ErasureLedger:
+    """All receipts, by id, oldest first."""
+
+    def __init__(self) -> None:
+        self.receipts: dict[str, Erasure] = {}
+        self._numbers: dict[str, int] = {}
+        self._next = 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no receipt can come: there are as many, and none of them is done."""
+        receipts = self.receipts
+        return len(receipts) >= RECEIPTS_MAX and not any(one.done_ns for one in receipts.values())
+
+    def pending(self, node_id: str) -> list[Erasure]:
+        """What a node has still to do, oldest first."""
+        return [one for one in self.receipts.values() if one.replicas.get(node_id) == 0]
+
+    def has_old(self, now_ns: int) -> bool:
+        """Whether a receipt has been done for so long that it is to go."""
+        return any(0 < one.done_ns <= now_ns - KEPT_NS for one in self.receipts.values())
+
+    def record(self, command: cmd.RecordErasure, writes: Writes) -> Result:
+        """Take up a receipt; the oldest that is done makes room for it where there is none."""
+        self._forget_old(command.time_ns, writes)
+        if command.erasure_id in self.receipts:
+            return Done(changed=False)
+        if self.is_full:
+            return Refused(errors.ERASURE_LIMIT.code, f"{RECEIPTS_MAX} erasures are pending")
+        if len(self.receipts) >= RECEIPTS_MAX:
+            self._forget(next(one for one in self.receipts.values() if one.done_ns), writes)
+        replicas = dict.fromkeys(command.nodes, 0)
+        self._numbers[command.erasure_id] = self._next
+        self._next += 1
+        self._put(
+            Erasure(command.erasure_id, command.stream, command.shards, command.messages, replicas),
+            writes,
+        )
+        return Done()
+
+    def finish(self, command: cmd.FinishErasures, writes: Writes) -> Result:
+        """A node is done with some of them."""
+        for erasure_id in command.erasure_ids:
+            known = self.receipts.get(erasure_id)
+            if known is not None and known.replicas.get(command.node) == 0:
+                replicas = known.replicas | {command.node: max(command.time_ns, 1)}
+                self._put(msgspec.structs.replace(known, replicas=replicas), writes)
+        self._forget_old(command.time_ns, writes)
+        return Done()
+
+    def _put(self, erasure: Erasure, writes: Writes) -> None:
+        self.receipts[erasure.erasure_id] = erasure
+        writes.put(self._key(erasure), msgspec.msgpack.encode(erasure))
+
+    def _forget_old(self, now_ns: int, writes: Writes) -> None:
+        for old in list(self.receipts.values()):
+            if 0 < old.done_ns <= now_ns - KEPT_NS:
+                self._forget(old, writes)
+
+    def _forget(self, erasure: Erasure, writes: Writes) -> None:
+        writes.delete(self._key(erasure))
+        del self.receipts[erasure.erasure_id], self._numbers[erasure.erasure_id]
+
+    def _key(self, erasure: Erasure) -> bytes:
+        number = self._numbers[erasure.erasure_id]
+        return keys.large_key(keys.ERASURE, cmd.META_SHARD, number)
+
+    def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take up the receipts from their rows, given as (key, value) in key order."""
+        for key, value in rows:
+            erasure = msgspec.msgpack.decode(value, type=Erasure)
+            self.receipts[erasure.erasure_id] = erasure
+            self._numbers[erasure.erasure_id] = keys.last_number(key, 8)
+            self._next = keys.last_number(key, 8) + 1
