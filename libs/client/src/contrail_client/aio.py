@@ -16,7 +16,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Self
 
-from contrail_client import consumers, publishing, reading, replaying, streams
+from contrail_client import consumers, erasing, publishing, reading, replaying, streams
 from contrail_client.calls import Retries
 from contrail_client.errors import ContrailError
 from contrail_client.listening import EventReader
@@ -33,6 +33,7 @@ from contrail_client.models import (
     ConsumerInfo,
     Delivery,
     Duration,
+    Erasure,
     Event,
     EventType,
     Expected,
@@ -171,6 +172,22 @@ class AsyncContrail:
         """As `Contrail.purge_stream`."""
         call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
         return await self._transport.run(call)
+
+    async def erase(
+        self,
+        stream: str,
+        seqs: Sequence[int] | None = None,
+        *,
+        subject: str | None = None,
+        wait_s: float = 0.0,
+    ) -> Erasure:
+        """As `Contrail.erase`."""
+        call = erasing.erase(stream, seqs=seqs, subject=subject, wait_s=wait_s)
+        return await self._transport.run(call)
+
+    async def erasure(self, erasure_id: str, *, wait_s: float = 0.0) -> Erasure:
+        """As `Contrail.erasure`."""
+        return await self._transport.run(erasing.erasure(erasure_id, wait_s=wait_s))
 
     def snapshot(self, stream: str, *, consumers: bool = True) -> AsyncIterator[bytes]:
         """As `Contrail.snapshot`."""

@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Self
 
-from contrail_client import consumers, publishing, reading, replaying, streams
+from contrail_client import consumers, erasing, publishing, reading, replaying, streams
 from contrail_client.aio import AsyncContrail
 from contrail_client.arrow import record_batches
 from contrail_client.calls import Retries
@@ -29,6 +29,7 @@ from contrail_client.models import (
     ConsumerInfo,
     Delivery,
     Duration,
+    Erasure,
     Event,
     EventType,
     Expected,
@@ -213,6 +214,21 @@ class Contrail:
         """Remove messages (`up_to_seq` is exclusive); answers how many."""
         call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
         return self._transport.run(call)
+
+    def erase(
+        self,
+        stream: str,
+        seqs: Sequence[int] | None = None,
+        *,
+        subject: str | None = None,
+        wait_s: float = 0.0,
+    ) -> Erasure:
+        """Delete messages and have their bytes leave all files; waits for that up to 60 s."""
+        return self._transport.run(erasing.erase(stream, seqs=seqs, subject=subject, wait_s=wait_s))
+
+    def erasure(self, erasure_id: str, *, wait_s: float = 0.0) -> Erasure:
+        """The receipt of an erasure; waits for its end up to 60 s."""
+        return self._transport.run(erasing.erasure(erasure_id, wait_s=wait_s))
 
     def snapshot(self, stream: str, *, consumers: bool = True) -> Iterator[bytes]:
         """An archive of the stream as it is now, in chunks; `Unreachable` when it is cut."""

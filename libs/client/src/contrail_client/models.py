@@ -334,6 +334,22 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.config["name"])
 
 
+class ReplicaErasure(msgspec.Struct, frozen=True):
+    """How far one node is with an erasure."""
+
+    node: str
+    status: Literal["pending", "done"]
+
+
+class Erasure(msgspec.Struct, frozen=True):
+    """The receipt of an erasure: done when the bytes are in no file of any replica."""
+
+    id: str
+    status: Literal["pending", "done"]
+    messages: int
+    replicas: tuple[ReplicaErasure, ...]
+
+
 class SubjectCount(msgspec.Struct, frozen=True):
     """A subject and how many messages a stream holds of it."""
 

@@ -1,7 +1,8 @@
 """The api's management routes, imported when they are needed: they bring FastAPI and pydantic."""
 
-from contrail_api import consumer_docs, publish_docs, stream_docs
+from contrail_api import consumer_docs, erasure_docs, publish_docs, stream_docs
 from contrail_api.consumers import ConsumerRoutes
+from contrail_api.erasures import ErasureRoutes
 from contrail_api.streams import StreamRoutes
 from contrail_common.edge.declared import management_router
 from contrail_common.edge.routing import Management
@@ -10,9 +11,15 @@ from contrail_common.link import StorageLink
 
 
 def management(link: StorageLink, settings: EdgeSettings) -> Management:
-    """Streams and consumers, over a storage link."""
+    """Streams, consumers and erasures, over a storage link."""
     router = management_router()
     StreamRoutes(link, settings).add_to(router)
     ConsumerRoutes(link).add_to(router)
-    shapes = (*stream_docs.SHAPES, *consumer_docs.SHAPES, *publish_docs.SHAPES)
+    ErasureRoutes(link).add_to(router)
+    shapes = (
+        *stream_docs.SHAPES,
+        *consumer_docs.SHAPES,
+        *publish_docs.SHAPES,
+        *erasure_docs.SHAPES,
+    )
     return Management(router, shapes)

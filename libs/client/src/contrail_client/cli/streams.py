@@ -149,6 +149,36 @@ def purge_stream(
         show.console.print(f"{purged} messages removed")
 
 
+@client_command(app, "erase")
+def erase_messages(
+    session: Session,
+    stream: StreamName,
+    seqs: Annotated[list[int] | None, typer.Argument(help="Sequences to erase.")] = None,
+    subject: Filter = None,
+    wait: Annotated[float, typer.Option(help="Wait so many seconds for its end.")] = 30.0,
+    yes: Yes = False,
+) -> None:
+    """Erase messages: delete them, and have their bytes leave all files."""
+    confirm(f"Erase messages of stream {stream}? That cannot be undone.", yes)
+    receipt = session.client.erase(stream, seqs or None, subject=subject, wait_s=wait)
+    show.facts(receipt, receipt.id, as_json=session.as_json)
+
+
+def show_erasure(
+    session: Session,
+    erasure_id: Annotated[str, typer.Argument(help="The receipt's id.")],
+    wait: Annotated[float, typer.Option(help="Wait so many seconds for its end.")] = 0.0,
+) -> None:
+    """Show how far an erasure is."""
+    receipt = session.client.erasure(erasure_id, wait_s=wait)
+    show.facts(receipt, receipt.id, as_json=session.as_json)
+
+
+def register(outer: typer.Typer) -> None:
+    """Add the commands that are not of a stream alone."""
+    client_command(outer, "erasure")(show_erasure)
+
+
 @client_command(app, "seal")
 def seal_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
     """Make a stream read-only, for good."""
