@@ -55,6 +55,23 @@ class Purge(msgspec.Struct, frozen=True, tag=True):
     keep: int = 0
 
 
+class Erase(msgspec.Struct, frozen=True, tag=True):
+    """Erase messages; the answer is the receipt, done or not."""
+
+    stream: str
+    seqs: list[int]
+
+
+class AskErasure(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a receipt, and wait until it is done."""
+
+    erasure_id: str
+
+
+class MakeRoom(msgspec.Struct, frozen=True, tag=True):
+    """Drop and rewrite blocks for what was deleted."""
+
+
 class PutConsumer(msgspec.Struct, frozen=True, tag=True):
     """Create the consumer or replace its configuration."""
 
@@ -114,6 +131,9 @@ Call = (
     | Publish
     | Remove
     | Purge
+    | Erase
+    | AskErasure
+    | MakeRoom
     | PutConsumer
     | DropConsumer
     | Pull
@@ -150,6 +170,12 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
     info: ConsumerInfo
 
 
+class Erased(msgspec.Struct, frozen=True, tag=True):
+    """A receipt."""
+
+    erasure_id: str
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """The call had no effect (`applied` False), or that is not said (None)."""
 
@@ -162,7 +188,7 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
     """The call may have had its effect or not."""
 
 
-Outcome = Done | Published | Delivered | Looked | Refused | Unknown
+Outcome = Done | Published | Delivered | Looked | Erased | Refused | Unknown
 
 # Records -----------------------------------------------------------------------------------------
 

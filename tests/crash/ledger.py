@@ -39,6 +39,8 @@ from tests.crash.history import (
     Unknown,
 )
 
+_OF_NO_STREAM = history.TakeCheckpoint | history.MakeRoom | history.AskErasure
+
 
 @dataclass(eq=False)
 class _Consumer:
@@ -110,6 +112,8 @@ class Ledger:
         self._open: dict[int, Call] = {}
         self._trust_async = trust_async
         self._accept_refusals = accept_refusals
+        self._receipts: list[str] = []
+        self._to_erase: set[tuple[str, int]] = set()
         self._unsure: list[history.Ack] = []
         self._unsure_before: dict[int, list[history.Ack]] = {}
 
@@ -139,8 +143,11 @@ class Ledger:
         """
         doubts = self.doubts + list(self._open.values())
         steps: list[Step] = [[call] for call in doubts if _may_repeat(call)]
+        steps += [[history.AskErasure(known)] for known in self._receipts]
         for name, stream in self._streams.items():
-            known = [self._sent[name][msg_id] for msg_id in stream.ids]
+            # Sending again what is to be erased would bring its bytes back.
+            ids = [one for one, seq in stream.ids.items() if (name, seq) not in self._to_erase]
+            known = [self._sent[name][msg_id] for msg_id in ids]
             subject = stream.config.subjects[0].replace(">", "probe").replace("*", "probe")
             probe = PublishMessage(subject, None, f"probe {name} {stream.last_seq}".encode())
             steps += [[history.Publish(name, known)]] if known else []
@@ -155,6 +162,8 @@ class Ledger:
     def _invoked(self, record: Invoked) -> None:
         self._open[record.number] = record.call
         self._unsure_before[record.number] = list(self._unsure)
+        if isinstance(record.call, history.Erase):
+            self._to_erase |= {(record.call.stream, seq) for seq in record.call.seqs}
         if isinstance(record.call, history.Publish):
             sent = self._sent.setdefault(record.call.stream, {})
             sent.update({one.msg_id: one for one in record.call.messages if one.msg_id})
@@ -167,6 +176,8 @@ class Ledger:
             case Refused(name=errors.STREAM_NOT_FOUND.name) if call in self.doubts:
                 # The first attempt, of unknown outcome, has removed it.
                 self._streams.pop(_stream_of(call), None)
+            case Refused() if isinstance(call, history.AskErasure):
+                self._fault(f"the receipt {call.erasure_id} is not known")
             case Refused():
                 return
             case outcome:
@@ -175,7 +186,7 @@ class Ledger:
 
     def _promote(self, call: Call, unsure: list[history.Ack]) -> None:
         """Earlier acknowledgements stand before this call in the log: they are durable, too."""
-        reads = history.Pull | history.Look | history.TakeCheckpoint
+        reads = history.Pull | history.Look | _OF_NO_STREAM
         if not self._trust_async or isinstance(call, reads):
             return
         if isinstance(call, history.Ack) and not call.sync:
@@ -191,7 +202,7 @@ class Ledger:
                 self._put_stream(call.config)
             case history.DeleteStream():
                 self._streams.pop(call.stream, None)
-            case history.TakeCheckpoint():
+            case history.TakeCheckpoint() | history.MakeRoom() | history.AskErasure():
                 return
             case _ if call.stream in self._streams:
                 self._change(self._streams[call.stream], call, outcome)
@@ -199,11 +210,11 @@ class Ledger:
                 self._fault(f"stream {call.stream} answers, and is not there")
 
     def _change(self, stream: _Stream, call: Call, outcome: Outcome) -> None:
+        if isinstance(outcome, history.Erased):
+            self._receipts.append(outcome.erasure_id)
         match call:
-            case history.Remove():
-                stream.live.pop(call.seq, None)
-            case history.Purge():
-                for seq in stream.purged(call):
+            case history.Remove() | history.Erase() | history.Purge():
+                for seq in _removed_by(stream, call):
                     del stream.live[seq]
             case history.PutConsumer():
                 _put_consumer(stream, call.config)
@@ -450,26 +461,28 @@ def _put_consumer(stream: _Stream, config: ConsumerConfig) -> None:
     stream.consumers[config.name] = _Consumer(config, start_seq)
 
 
+def _removed_by(stream: _Stream, call: history.Remove | history.Erase | history.Purge) -> set[int]:
+    if isinstance(call, history.Purge):
+        return stream.purged(call)
+    seqs = {call.seq} if isinstance(call, history.Remove) else set(call.seqs)
+    return seqs & set(stream.live)
+
+
 def _removals_in_doubt(stream: _Stream, doubts: list[Call]) -> list[set[int]]:
-    groups: list[set[int]] = []
-    for call in doubts:
-        if isinstance(call, history.Remove):
-            groups.append({call.seq})
-        elif isinstance(call, history.Purge):
-            groups.append(stream.purged(call))
-    return groups
+    removals = history.Remove | history.Erase | history.Purge
+    return [_removed_by(stream, call) for call in doubts if isinstance(call, removals)]
 
 
 def _may_repeat(call: Call) -> bool:
     if isinstance(call, history.Publish):
         return all(message.msg_id for message in call.messages)
-    return not isinstance(call, history.Pull | history.Look | history.TakeCheckpoint)
+    return not isinstance(call, history.Pull | history.Look | _OF_NO_STREAM)
 
 
 def _stream_of(call: Call) -> str:
     if isinstance(call, history.PutStream):
         return call.config.name
-    return "" if isinstance(call, history.TakeCheckpoint) else call.stream
+    return "" if isinstance(call, _OF_NO_STREAM) else call.stream
 
 
 def _same(sent: PublishMessage, stored: StoredMessage) -> bool:

@@ -26,6 +26,7 @@ from tests.crash.history import (
     Call,
     Delivered,
     Drained,
+    Erased,
     Invoked,
     Looked,
     Outcome,
@@ -43,6 +44,7 @@ _WAIT_S: Final = 20.0
 _RECORD_S: Final = 0.2
 _MEND_S: Final = 1.0
 _ATTEMPTS: Final = 50
+_ERASED_NS: Final = 20_000_000_000
 _PAUSE_S: Final = 0.0005
 _PAGE: Final = 500
 _NO_CHECKPOINT: Final = "checkpoint_failed"
@@ -135,6 +137,8 @@ class Life:
                 await link.delete_message(call.stream, call.seq)
             case history.Purge():
                 await link.purge_stream(call.stream, "", call.up_to_seq, call.keep)
+            case history.Erase() | history.AskErasure() | history.MakeRoom():
+                return await self._make_room(call)
             case history.PutConsumer():
                 await link.put_consumer(call.stream, call.config, "put", None, False)
             case history.DropConsumer():
@@ -143,6 +147,20 @@ class Life:
                 await self._acknowledge(call)
             case history.TakeCheckpoint():
                 await self.node.checkpoint()
+        return history.Done()
+
+    async def _make_room(
+        self, call: history.Erase | history.AskErasure | history.MakeRoom
+    ) -> Outcome:
+        match call:
+            case history.Erase():
+                return Erased((await self.link.erase(call.stream, call.seqs, "")).erasure_id)
+            case history.AskErasure():
+                receipt = await self.link.erasure(call.erasure_id, _ERASED_NS)
+                assert receipt.status == "done"
+            case history.MakeRoom():
+                await self.node.compactor.tick()
+                assert self.node.compactor.counts.dropped
         return history.Done()
 
     async def _pull(self, stream: str, consumer: str, batch: int) -> list[Delivery]:
@@ -186,8 +204,14 @@ class Life:
 
     def _is_quiet(self) -> bool:
         written = self.node.applied_indexes()
-        return self._log_is_idle() and all(
-            written.get(number) == group.applied_index for number, group in self.node.groups.items()
+        erased = not self.node.eraser.erasures.pending()
+        return (
+            self._log_is_idle()
+            and erased
+            and all(
+                written.get(number) == group.applied_index
+                for number, group in self.node.groups.items()
+            )
         )
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:

@@ -12,7 +12,9 @@ from tests.crash.history import (
     Call,
     DeleteStream,
     DropConsumer,
+    Erase,
     Look,
+    MakeRoom,
     Publish,
     Pull,
     Purge,
@@ -181,6 +183,37 @@ def _finish(write: _Writer) -> Iterator[Step]:
     yield [Purge(ORDERS)]
     yield [write.orders(write.message("orders.eu.9", "last"))]
     yield [Pull(ORDERS, "all", 1)]
+    yield [Look(ORDERS, "all")]
+
+
+def erasing(seed: int) -> list[Step]:
+    """Messages of two streams in tables and in the log behind them, some of which are erased."""
+    return list(_erasing(_Writer(seed, all_ids=True)))
+
+
+def _erasing(write: _Writer) -> Iterator[Step]:
+    yield [PutStream(StreamConfig(name=ORDERS, subjects=("orders.>",)))]
+    yield [PutStream(StreamConfig(name=EVENTS, subjects=("events.*",)))]
+    yield [PutConsumer(ORDERS, ConsumerConfig(name="all", durable=True))]
+    for at in range(6):
+        yield [write.orders(*[write.message(f"orders.name-{at}-{n}", size=60) for n in range(3)])]
+        yield [write.events(write.message("events.a", size=60))]
+    yield [Pull(ORDERS, "all", 5)]
+    yield [TakeCheckpoint()]
+    # Behind a large block nothing waits for a merge any more.
+    yield [write.orders(write.message("orders.large", size=40_000))]
+    yield [write.orders(write.message("orders.late", size=60))]
+    yield [Remove(ORDERS, seq) for seq in (9, 13, 14, 15, 16, 18)]
+    yield [MakeRoom()]
+    yield [Erase(ORDERS, [3, 5, 20])]
+    for _ in range(3):
+        yield [write.events(write.message("events.b", size=60))]
+        yield [write.orders(write.message("orders.name-0-0", size=60))]
+    yield [
+        Erase(ORDERS, [9, 14]),
+        Erase(EVENTS, [2, 3, 7]),
+        write.events(write.message("events.c")),
+    ]
     yield [Look(ORDERS, "all")]
 
 
