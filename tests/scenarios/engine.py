@@ -29,6 +29,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "publish": stream_commands.publish,
     "get": reading_commands.get_message,
     "delete": stream_commands.delete_message,
+    "erase": stream_commands.erase,
     "messages": reading_commands.messages,
     "last": reading_commands.last,
     "subjects": reading_commands.subjects,

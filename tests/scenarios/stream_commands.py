@@ -85,3 +85,13 @@ async def delete_message(world: World, arguments: Arguments) -> list[str]:
     arguments.end()
     await world.finish(world.link.delete_message(name, seq))
     return []
+
+
+async def erase(world: World, arguments: Arguments) -> list[str]:
+    """Erase messages, and see it through: ``erase STREAM SEQ...`` or ``erase STREAM subject=S``."""
+    name, subject = arguments.word("stream"), arguments.option("subject")
+    seqs = [] if subject else arguments.integers("sequence")
+    arguments.end()
+    receipt = await world.finish(world.link.erase(name, seqs, subject))
+    ended = await world.finish(world.link.erasure(receipt.erasure_id, 0))
+    return [f"erased {ended.messages}, {ended.status}"]
