@@ -262,3 +262,23 @@ def test_scan_may_end_before_files_are_removed_and_is_ended_if_it_does_not(
     assert holding(tmp_path / "db", b"gone") == []
     with pytest.raises(StoreScanCutError):
         list(scan)
+
+
+def test_store_is_written_anew_in_pieces_and_gives_up_when_it_is_closed(
+    store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("contrail_storage.store.rocks_store._PIECE_BYTES", 1)
+    for at in range(5):
+        store.write([("put", b"k%d%02d" % (at, n), b"old" * 50) for n in range(50)])
+        store.flush()
+        store.rewrite([(b"k%d" % at, b"k%d" % (at + 1))], 1.0)  # a table at the bottom for each
+    store.write([("put", b"k%d%02d" % (at, n), b"new" * 50) for at in range(5) for n in range(50)])
+    store.flush()
+    store.rewrite([(b"k0", b"k9")], 1.0)
+    assert holding(tmp_path / "db", b"oldold") == []
+    assert {value for _, value in store.scan(b"k", b"l")} == {b"new" * 50}
+    scan = store.scan(b"k", b"l")
+    next(scan)
+    threading.Timer(0.1, store.close).start()
+    with pytest.raises(StoreClosedError):
+        store.rewrite([(b"k0", b"k9")], 30.0)

@@ -36,6 +36,7 @@ _TOGETHER: Final = 128
 _FINISHED_TOGETHER: Final = 256
 _CUT_S: Final = 60.0
 _RETRY_S: Final = 1.0
+_FAILED_S: Final = 60.0
 _OLD_S: Final = 3_600.0
 _RANGES_MAX: Final = 32
 """Shards that are written anew one by one; of more, everything between the first and the last."""
@@ -240,6 +241,11 @@ class Eraser:
                 self.counts.failed += 1
                 _log.warning("erasure_put_off", error=str(error))
                 await asyncio.sleep(_RETRY_S)
+            except Exception:
+                # Not a reason to end a node that serves: the receipts stay pending.
+                self.counts.failed += 1
+                _log.exception("erasure_failed")
+                await asyncio.sleep(_FAILED_S)
 
     async def cycle(self) -> None:
         """Do what all receipts that wait now promise, together."""

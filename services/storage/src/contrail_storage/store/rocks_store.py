@@ -42,6 +42,7 @@ MIB: Final = 1 << 20
 _SCAN_ROWS: Final = 256
 _SCAN_BYTES: Final = 4 * MIB
 _REWRITE_WAIT_S: Final = 60.0
+_PIECE_BYTES: Final = 256 * MIB
 _REWRITE_ROUNDS: Final = 3
 _REWRITE_STEP_S: Final = 0.01
 _RUNNING: Final = "rocksdb.num-running-compactions"
@@ -202,23 +203,38 @@ class RocksStore:
         Raises StoreFailedError when some file stays.
         """
         with self._using() as database:
-            # Without compactions of its own no file can come that was made of older ones.
-            database.set_options({"disable_auto_compactions": "true"})
-            try:
-                _wait_for(
-                    lambda: not database.property_int_value(_RUNNING), _REWRITE_WAIT_S, "compaction"
-                )
-                _write_anew(database, ranges)
-            finally:
-                database.set_options({"disable_auto_compactions": "false"})
+            for piece in _pieces(database.live_files(), ranges):
+                self._rewrite_piece(database, piece)
             self._wait_for_scans(patience_s)
-            _wait_for(lambda: not _unneeded_files(database), _REWRITE_WAIT_S, "removal of files")
+            self._wait_until(lambda: not _unneeded_files(database), "removal of files")
+
+    def _rewrite_piece(self, database: Rdict, piece: tuple[bytes, bytes]) -> None:
+        # Without compactions of its own no file can come that was made of older ones.
+        database.set_options({"disable_auto_compactions": "true"})
+        try:
+            self._wait_until(lambda: not database.property_int_value(_RUNNING), "compaction")
+            _write_anew(database, piece)
+        finally:
+            database.set_options({"disable_auto_compactions": "false"})
+
+    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _REWRITE_WAIT_S
+        while not condition():
+            self._check_open()
+            if time.monotonic() > deadline:
+                raise StoreFailedError(f"{what}: not done within {_REWRITE_WAIT_S} s")
+            time.sleep(_REWRITE_STEP_S)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise StoreClosedError("the store is being closed")
 
     def _wait_for_scans(self, patience_s: float) -> None:
         with self._gate:
             scans = list(self._scans)
         deadline = time.monotonic() + patience_s
         while scans and time.monotonic() < deadline:
+            self._check_open()
             time.sleep(_REWRITE_STEP_S)
             with self._gate:
                 scans = [scan for scan in scans if scan in self._scans]
@@ -343,34 +359,44 @@ class StoreView:
             yield from chunk
 
 
-def _wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise StoreFailedError(f"{what}: not done within {timeout_s} s")
-        time.sleep(_REWRITE_STEP_S)
+def _pieces(
+    files: list[dict[str, Any]], ranges: Sequence[tuple[bytes, bytes]]
+) -> Iterator[tuple[bytes, bytes]]:
+    """``ranges`` in pieces of not much more than ``_PIECE_BYTES`` of files.
+
+    RocksDB's own compactions have their turn in between, so that writes need not wait.
+    """
+    for start, stop in ranges:
+        at, size = start, 0
+        for one in sorted(files, key=lambda file: file["start_key"]):
+            if not _overlaps(one, start, stop):
+                continue
+            if size >= _PIECE_BYTES and one["start_key"] > at:
+                yield at, one["start_key"]
+                at, size = one["start_key"], 0
+            size += one["size"]
+        yield at, stop
 
 
-def _write_anew(database: Rdict, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+def _write_anew(database: Rdict, piece: tuple[bytes, bytes]) -> None:
     before = {one["name"] for one in database.live_files()}
     options = CompactOptions()
     options.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
-    wanted = ranges
+    wanted = [piece]
     for _ in range(_REWRITE_ROUNDS):
         for start, stop in wanted:
             database.compact_range(start, stop, options)
         # A failed compaction says nothing: only its files tell. A file that has keys on both sides
-        # of a range and none in it is passed over, and then asked for by its own keys.
+        # of a piece and none in it is passed over, and then asked for by its own keys.
         old = [one for one in database.live_files() if one["name"] in before]
-        wanted = [(one["start_key"], one["end_key"]) for one in old if _overlaps(one, ranges)]
+        wanted = [(one["start_key"], one["end_key"]) for one in old if _overlaps(one, *piece)]
         if not wanted:
             return
     raise StoreFailedError(f"{len(wanted)} files were not written anew")
 
 
-def _overlaps(file: dict[str, Any], ranges: Sequence[tuple[bytes, bytes]]) -> bool:
-    first, last = file["start_key"], file["end_key"]
-    return any(first < stop and last >= start for start, stop in ranges)
+def _overlaps(file: dict[str, Any], start: bytes, stop: bytes) -> bool:
+    return bool(file["start_key"] < stop and file["end_key"] >= start)
 
 
 def _unneeded_files(database: Rdict) -> set[str]:

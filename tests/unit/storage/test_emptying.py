@@ -1,0 +1,65 @@
+"""Blocks without the content of dead messages hold the live ones as they were, and nothing else."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrail_common.blocks import Block, columns_of, decode_block, encode_block
+from contrail_common.model import Headers
+from contrail_storage.core.emptying import Live, between_live, emptied
+
+nested = st.sampled_from(
+    [None, {"A": ["secret-a", ""]}, {"Ä": []}, {"B": ["x"], "C": ["secret-c"]}]
+)
+uniform = st.builds(lambda text: {"Own": [text], "Other": ["secret"]}, st.sampled_from(["", "abc"]))
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[Block, Live]:
+    """A block, and which of its messages are live (at least one)."""
+    count = draw(st.integers(1, 8))
+    kind = draw(st.sampled_from([st.none(), nested, uniform]))
+    headers: list[Headers | None] = [draw(kind) for _ in range(count)]
+    payloads = [draw(st.sampled_from([b"", b"secret", b"\x00" * 9])) for _ in range(count)]
+    live = np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    live[draw(st.integers(0, count - 1))] = True
+    times, sids = np.arange(count) + 100, np.arange(count, dtype=np.uint32) % 3
+    return Block(50, times, sids, columns_of(payloads, headers)), live
+
+
+@given(blocks())
+def test_live_messages_stay_and_nothing_of_the_others(found: tuple[Block, Live]) -> None:
+    block, live = found
+    kept = decode_block(encode_block(emptied(block, live), 1))
+    assert kept.columns.is_sound()
+    assert kept.times_ns.tolist() == block.times_ns.tolist()
+    assert kept.subject_ids.tolist() == block.subject_ids.tolist()
+    for at in range(block.count):
+        message = kept.message(at, "s")
+        if live[at]:
+            assert message == block.message(at, "s")
+        else:
+            assert message.payload == b""
+            assert not any(text for texts in (message.headers or {}).values() for text in texts)
+    assert kept.stored_bytes <= block.stored_bytes
+    assert (kept.stored_bytes == block.stored_bytes) == (
+        encode_block(kept, 1) == encode_block(block, 1)
+    )
+
+
+@given(blocks())
+def test_cut_block_begins_and_ends_with_a_live_message(found: tuple[Block, Live]) -> None:
+    block, live = found
+    kept = between_live(block, live)
+    seqs = np.flatnonzero(live) + block.base_seq
+    assert (kept.base_seq, kept.last_seq) == (seqs[0], seqs[-1])
+    for seq in seqs.tolist():
+        expected = block.message(seq - block.base_seq, "s")
+        assert kept.message(seq - kept.base_seq, "s") == expected
+
+
+def test_block_without_a_live_message_holds_nothing() -> None:
+    columns = columns_of([b"secret"] * 3, [{"Own": ["secret"]}] * 3)
+    block = Block(1, np.arange(3), np.zeros(3, np.uint32), columns)
+    empty = emptied(block, np.zeros(3, np.bool_))
+    assert (empty.count, empty.columns.headers, empty.columns.payload) == (3, None, b"")
