@@ -264,13 +264,11 @@ class DeskRig:
             old = self.blocks.load(SHARD, span.base_seq)
             self.blocks.discard(SHARD, span.base_seq)
             del rows[keys.large_key(keys.BLOCK, SHARD, span.base_seq)]
-            if not live.any():
-                directory.remove(span.base_seq)
-                continue
-            block = between_live(old, live)
-            directory.replace([span.base_seq], span_of(block))
-            key = keys.large_key(keys.BLOCK, SHARD, block.base_seq)
-            rows[key] = encode_block(block, 0)
+            left = between_live(old, live, gap=2) if live.any() else []
+            directory.cut(span.base_seq, [span_of(block) for block in left])
+            for block in left:
+                key = keys.large_key(keys.BLOCK, SHARD, block.base_seq)
+                rows[key] = encode_block(block, 0)
 
     # Looking -------------------------------------------------------------------------------------
 

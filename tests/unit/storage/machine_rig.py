@@ -156,7 +156,7 @@ class Shelf:
             if block is self.blocks[-1]:
                 kept.append(emptied(block, live))
             elif live.any():
-                kept.append(between_live(block, live))
+                kept += between_live(block, live, gap=1)
         self.blocks = kept
 
     def clear(self) -> None:

@@ -1,5 +1,7 @@
 """Blocks without the content of dead messages hold the live ones as they were, and nothing else."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,15 +49,24 @@ def test_live_messages_stay_and_nothing_of_the_others(found: tuple[Block, Live])
     )
 
 
-@given(blocks())
-def test_cut_block_begins_and_ends_with_a_live_message(found: tuple[Block, Live]) -> None:
+@given(blocks(), st.integers(1, 9))
+def test_what_is_left_of_a_block_has_all_live_messages_and_no_long_gap(
+    found: tuple[Block, Live], gap: int
+) -> None:
     block, live = found
-    kept = between_live(block, live)
-    seqs = np.flatnonzero(live) + block.base_seq
-    assert (kept.base_seq, kept.last_seq) == (seqs[0], seqs[-1])
-    for seq in seqs.tolist():
-        expected = block.message(seq - block.base_seq, "s")
-        assert kept.message(seq - kept.base_seq, "s") == expected
+    left = between_live(block, live, gap)
+    seen: list[int] = []
+    for part in left:
+        own = [seq for seq in range(part.base_seq, part.last_seq + 1) if live[seq - block.base_seq]]
+        assert (part.base_seq, part.last_seq) == (own[0], own[-1])
+        assert all(later - seq <= gap for seq, later in pairwise(own))
+        assert not seen or own[0] - seen[-1] > gap
+        seen += own
+        for seq in own:
+            assert part.message(seq - part.base_seq, "s") == block.message(
+                seq - block.base_seq, "s"
+            )
+    assert seen == (np.flatnonzero(live) + block.base_seq).tolist()
 
 
 def test_block_without_a_live_message_holds_nothing() -> None:

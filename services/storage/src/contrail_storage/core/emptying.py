@@ -1,5 +1,7 @@
 """Blocks without the content of messages that are gone."""
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,6 +9,8 @@ from contrail_common.blocks import Block, MessageColumns
 from contrail_common.header_columns import AnyHeaders, HeaderColumns, UniformHeaders
 from contrail_common.texts import I64Array, Texts, gather, lengths_of, offsets_of
 
+GAP: Final = 32
+"""Dead messages between two live ones for which a block is cut: as columns they take 640 bytes."""
 Live = NDArray[np.bool_]
 """Which messages of a block are live."""
 
@@ -57,10 +61,20 @@ def _emptied_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:
     )
 
 
-def between_live(block: Block, live: Live) -> Block:
-    """``block`` from its first to its last live message (at least one), the rest of it emptied."""
+def between_live(block: Block, live: Live, gap: int = GAP) -> list[Block]:
+    """What is left of ``block`` when its dead messages may be missing (at least one is live).
+
+    From its first to its last live message, without runs of ``gap`` or more dead ones in between;
+    the other dead ones are emptied.
+    """
     positions = np.flatnonzero(live)
-    start, stop = int(positions[0]), int(positions[-1]) + 1
+    gaps = np.flatnonzero(np.diff(positions) > gap)
+    starts = positions[np.concatenate(([0], gaps + 1))].tolist()
+    stops = (positions[np.concatenate((gaps, [len(positions) - 1]))] + 1).tolist()
+    return [_part(block, live, start, stop) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _part(block: Block, live: Live, start: int, stop: int) -> Block:
     part = Block(
         block.base_seq + start,
         block.times_ns[start:stop].copy(),

@@ -168,8 +168,8 @@ class Applier:
                 self._blocks.written(job.shard, job.merged)
                 continue
             if isinstance(job, RewriteJob):
-                if job.block is not None:
-                    self._blocks.written(job.shard, job.block)
+                for block, _ in job.blocks:
+                    self._blocks.written(job.shard, block)
                 job.written.set()
                 continue
             self.unwritten_bytes -= job.bytes
@@ -224,19 +224,17 @@ class Applier:
         else:
             self._writer.submit(job)
 
-    def rewrite(self, number: int, old: BlockSpan, block: Block | None) -> RewriteJob | None:
-        """Put ``block``, or nothing, in the place of ``old``; None when that no longer stands."""
+    def rewrite(self, number: int, old: BlockSpan, left: list[Block]) -> RewriteJob | None:
+        """Put what is ``left`` of it in the place of ``old``; None when that no longer stands."""
         self._behind.flush()  # where ``old`` waits, it would be joined to others as it was
         directory = self._blocks.directory(number)
         if not directory.holds(old):
             return None
-        # As with a merge: the directory first, the body in memory until it is stored.
-        job = RewriteJob(number, old.base_seq, block, None if block is None else span_of(block))
+        # As with a merge: the directory first, the bodies in memory until they are stored.
+        job = RewriteJob(number, old.base_seq, [(block, span_of(block)) for block in left])
         self._blocks.discard(number, old.base_seq)
-        if block is None or job.span is None:
-            directory.remove(old.base_seq)
-        else:
-            directory.replace([old.base_seq], job.span)
+        directory.cut(old.base_seq, [span for _, span in job.blocks])
+        for block in left:
             self._blocks.overlay(number, block)
         self._hand_over(job)
         return job

@@ -143,7 +143,7 @@ class Compactor:
         span, number = found.span, shard.machine.shard
         live = found.messages
         if not live:
-            if self._applier.rewrite(number, span, None) is not None:
+            if self._applier.rewrite(number, span, []) is not None:
                 self.counts.dropped += 1
                 self.counts.freed_bytes += span.bytes
             return
@@ -152,8 +152,8 @@ class Compactor:
             return
         block = await self._load(shard, span)
         if block is not None:
-            fresh = await asyncio.to_thread(between_live, block, found.live)
-            self._replace(shard, found, fresh)
+            left = await asyncio.to_thread(between_live, block, found.live)
+            self._replace(shard, found, left)
         await asyncio.sleep(span.bytes / self._bounds.bytes_s)
 
     def _emptied(self, number: int, span: BlockSpan) -> int:
@@ -174,19 +174,22 @@ class Compactor:
                 return None
         return block if block.base_seq == span.base_seq and block.count == span.count else None
 
-    def _replace(self, shard: Shard, found: _Alive, fresh: Block) -> RewriteJob | None:
-        """Put ``fresh`` in the block's place, if it still stands and that saves anything."""
+    def _replace(self, shard: Shard, found: _Alive, left: list[Block]) -> RewriteJob | None:
+        """Put what is left in the block's place, if it still stands and that saves anything."""
         number, span = shard.machine.shard, found.span
         if not shard.machine.exists:
             return None
-        freed = span.bytes - fresh.stored_bytes
+        freed = span.bytes - sum(block.stored_bytes for block in left)
         directory = self._blocks.directory(number)
         if not freed:
             directory.note_emptied(span, span.count - found.messages)
             return None
-        job = self._applier.rewrite(number, span, fresh)
-        if job is not None and job.span is not None:
-            directory.note_emptied(job.span, job.span.count - found.messages)
+        job = self._applier.rewrite(number, span, left)
+        for _, part in job.blocks if job is not None else ():
+            at = part.base_seq - span.base_seq
+            live = int(np.count_nonzero(found.live[at : at + part.count]))
+            directory.note_emptied(part, part.count - live)
+        if job is not None:
             self.counts.rewritten += 1
             self.counts.freed_bytes += freed
         return job
@@ -215,7 +218,7 @@ class Compactor:
                 await asyncio.sleep(0)
                 continue
             fresh = await asyncio.to_thread(emptied, block, found.live)
-            job = self._replace(shard, found, fresh)
+            job = self._replace(shard, found, [fresh])
             if job is not None:
                 jobs.append(job)
             if len(jobs) == _WRITTEN_TOGETHER:

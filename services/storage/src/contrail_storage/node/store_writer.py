@@ -61,18 +61,17 @@ class MergeJob:
 
 @dataclass(slots=True, eq=False)
 class RewriteJob:
-    """A block that goes (``block`` is None), or has another in its place."""
+    """A block that goes, and what is left of it."""
 
     shard: int
     base_seq: int
-    block: Block | None
-    span: BlockSpan | None
+    blocks: list[tuple[Block, BlockSpan]]
     written: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the block to write."""
-        return self.span.bytes if self.span is not None else 0
+        """Bytes of the blocks to write."""
+        return sum(span.bytes for _, span in self.blocks)
 
 
 Job = WriteJob | MergeJob | RewriteJob
@@ -205,8 +204,8 @@ class StoreWriter:
                 continue
             if isinstance(job, RewriteJob):
                 operations += _block_deletes(job.shard, job.base_seq)
-                if job.block is not None and job.span is not None:
-                    operations += self._block_puts(job.shard, job.block, job.span, 0)
+                for block, span in job.blocks:
+                    operations += self._block_puts(job.shard, block, span, 0)
                 continue
             for shard, block, span in job.blocks:
                 operations += self._block_puts(shard, block, span, job.index)

@@ -146,11 +146,21 @@ class Directory:
     def _columns(self) -> "tuple[array[int], ...]":
         return self._bases, self._counts, self._sizes, self._times, self._emptied
 
-    def remove(self, base_seq: int) -> None:
-        """Forget the block with ``base_seq``, which stands here."""
+    def cut(self, base_seq: int, spans: Sequence[BlockSpan]) -> None:
+        """Put ``spans``, maybe none, in the place of the block with ``base_seq``, which stands."""
         at = self._start + self.position(base_seq)
-        for column in self._columns():
-            del column[at]
+        for column, values in zip(
+            self._columns(),
+            (
+                [span.base_seq for span in spans],
+                [span.count for span in spans],
+                [span.bytes for span in spans],
+                [span.last_time_ns for span in spans],
+                [0] * len(spans),
+            ),
+            strict=True,
+        ):
+            column[at : at + 1] = array(column.typecode, values)
 
     def replace(self, base_seqs: Sequence[int], merged: BlockSpan) -> bool:
         """Put ``merged`` in the place of the adjoining blocks ``base_seqs``, if all still stand."""
