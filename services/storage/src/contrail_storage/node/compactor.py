@@ -105,10 +105,10 @@ class Compactor:
             touched.discard(page)
             seq = max(seq, page * PAGE)
             while (found := self._find(shard, seq)) and found.span.base_seq < (page + 1) * PAGE:
-                if found.span.end_seq > self._settled_below(shard):
+                settled = found.span.end_seq <= self._settled_below(shard)
+                if not settled or not await self._make_room(shard, found):
                     touched.add(page)  # to be looked at again
                     break
-                await self._make_room(shard, found)
                 seq = found.span.end_seq
             if not shard.machine.exists or shard.damaged:
                 return
@@ -139,22 +139,25 @@ class Compactor:
         last = directory.span(len(directory) - 1).base_seq
         return min(last, shard.written_seq + 1, *runs)
 
-    async def _make_room(self, shard: Shard, found: _Alive) -> None:
+    async def _make_room(self, shard: Shard, found: _Alive) -> bool:
+        """Drop or cut a block if that is worth it; False when it changed meanwhile."""
         span, number = found.span, shard.machine.shard
         live = found.messages
         if not live:
             if self._applier.rewrite(number, span, []) is not None:
                 self.counts.dropped += 1
                 self.counts.freed_bytes += span.bytes
-            return
+            return True
         known = self._emptied(number, span)
         if 2 * (span.count - live - known) < span.count - known:
-            return
+            return True
         block = await self._load(shard, span)
-        if block is not None:
-            left = await asyncio.to_thread(between_live, block, found.live)
-            self._replace(shard, found, left)
+        if block is None:
+            return False
+        left = await asyncio.to_thread(between_live, block, found.live)
+        self._replace(shard, found, block, left)
         await asyncio.sleep(span.bytes / self._bounds.bytes_s)
+        return True
 
     def _emptied(self, number: int, span: BlockSpan) -> int:
         directory = self._blocks.directory(number)
@@ -164,7 +167,7 @@ class Compactor:
         """The block, or None when it no longer stands; one that does not read back stops it."""
         number = shard.machine.shard
         block = self._blocks.recall(number, span.base_seq)
-        if block is None:
+        if block is None or block.count != span.count:
             try:
                 [block] = await asyncio.to_thread(self._blocks.load_many, number, [span.base_seq])
             except UNREADABLE as error:
@@ -174,14 +177,18 @@ class Compactor:
                 return None
         return block if block.base_seq == span.base_seq and block.count == span.count else None
 
-    def _replace(self, shard: Shard, found: _Alive, left: list[Block]) -> RewriteJob | None:
-        """Put what is left in the block's place, if it still stands and that saves anything."""
+    def _replace(
+        self, shard: Shard, found: _Alive, block: Block, left: list[Block]
+    ) -> RewriteJob | None:
+        """Put what is left of a block in its place, if it still stands and there was any content.
+
+        What is as large as it was has lost nothing: see ``emptied``.
+        """
         number, span = shard.machine.shard, found.span
         if not shard.machine.exists:
             return None
-        freed = span.bytes - sum(block.stored_bytes for block in left)
         directory = self._blocks.directory(number)
-        if not freed:
+        if left[0].count == block.count and left[0].stored_bytes == block.stored_bytes:
             directory.note_emptied(span, span.count - found.messages)
             return None
         job = self._applier.rewrite(number, span, left)
@@ -191,7 +198,7 @@ class Compactor:
             directory.note_emptied(part, part.count - live)
         if job is not None:
             self.counts.rewritten += 1
-            self.counts.freed_bytes += freed
+            self.counts.freed_bytes += max(span.bytes - job.bytes, 0)
         return job
 
     # Everything at once --------------------------------------------------------------------------
@@ -218,7 +225,7 @@ class Compactor:
                 await asyncio.sleep(0)
                 continue
             fresh = await asyncio.to_thread(emptied, block, found.live)
-            job = self._replace(shard, found, [fresh])
+            job = self._replace(shard, found, block, [fresh])
             if job is not None:
                 jobs.append(job)
             if len(jobs) == _WRITTEN_TOGETHER:

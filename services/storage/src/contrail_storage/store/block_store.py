@@ -234,6 +234,7 @@ class BlockStore:
 
     def overlay(self, shard: int, block: Block) -> None:
         """Answer ``block`` for its base sequence from memory until it is written."""
+        self._discards += 1
         self._unwritten[shard, block.base_seq] = block
 
     def overlay_joined(self, shard: int, parts: Iterable[Block], joined: Block) -> None:

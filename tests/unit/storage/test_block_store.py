@@ -1,0 +1,96 @@
+"""Directories with gaps, and a cache that never holds what has been replaced."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from contrail_common.blocks import Block, columns_of, encode_block
+from contrail_storage.core import key_layout as keys
+from contrail_storage.store.block_store import BlockSpan, BlockStore, Directory
+
+SHARD = 3
+
+
+def block_of(base_seq: int, *payloads: bytes) -> Block:
+    count = len(payloads)
+    sids = np.zeros(count, np.uint32)
+    return Block(base_seq, np.arange(count) + base_seq, sids, columns_of(list(payloads), None))
+
+
+class HeldSource:
+    """Rows; a read that has its value waits for the gate."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reading = threading.Event()
+
+    def put(self, block: Block) -> None:
+        key = keys.large_key(keys.BLOCK, SHARD, block.base_seq)
+        self.rows[key] = encode_block(block, 0)
+
+    def get(self, key: bytes) -> bytes | None:
+        value = self.rows.get(key)
+        self.reading.set()
+        self.gate.wait(10)
+        return value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(key) for key in keys]
+
+
+def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:
+    source = HeldSource()
+    store = BlockStore(source, cache_bytes=4_000)
+    old, fresh = block_of(1, b"secret", b"kept"), block_of(1, b"", b"kept")
+    source.put(old)
+    source.gate.clear()
+    reader = threading.Thread(target=store.load, args=(SHARD, 1))
+    reader.start()
+    assert source.reading.wait(10)
+    store.overlay(SHARD, fresh)
+    source.put(fresh)
+    store.written(SHARD, fresh)
+    store.written(SHARD, block_of(100, b"x" * 3_000))  # for which the cache lets go of the first
+    source.gate.set()
+    reader.join()
+    assert store.recall(SHARD, 1) is None
+    assert store.load(SHARD, 1).payload(0) == b""
+
+
+def test_directory_with_gaps_is_walked_in_both_directions() -> None:
+    directory = Directory()
+    for base_seq in (1, 11, 21, 31):
+        directory.append(BlockSpan(base_seq, 10, 100, base_seq))
+    directory.cut(11, [])
+    directory.cut(21, [BlockSpan(22, 1, 9, 22), BlockSpan(28, 2, 9, 29)])
+    spans = [directory.span(at) for at in range(len(directory))]
+    assert [(span.base_seq, span.end_seq) for span in spans] == [
+        (1, 11),
+        (22, 23),
+        (28, 30),
+        (31, 41),
+    ]
+    for seq, above, below in (
+        (0, 0, -1), (1, 0, 0), (10, 0, 0), (11, 1, 0), (21, 1, 0), (22, 1, 1), (23, 2, 1),
+        (27, 2, 1), (28, 2, 2), (30, 3, 2), (31, 3, 3), (40, 3, 3), (41, 4, 3),
+    ):  # fmt: skip
+        assert (directory.position(seq), directory.position_below(seq)) == (above, below)
+    assert directory.totals(0, 4) == (23, 218)
+    assert directory.drop_below(30) == [1, 22, 28]
+    assert (directory.position(5), directory.position_below(5), len(directory)) == (0, -1, 1)
+
+
+def test_what_is_known_to_be_empty_belongs_to_the_very_block() -> None:
+    directory = Directory()
+    span = BlockSpan(1, 10, 100, 9)
+    directory.append(span)
+    directory.note_emptied(span, 4)
+    directory.note_emptied(BlockSpan(1, 9, 100, 9), 7)  # another that stood here before
+    assert directory.emptied(0) == 4
+    directory.append(BlockSpan(11, 2, 20, 12))
+    assert directory.replace([1, 11], BlockSpan(1, 12, 120, 12))
+    assert directory.emptied(0) == 0
+    assert not directory.holds(span)
