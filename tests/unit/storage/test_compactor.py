@@ -42,17 +42,18 @@ async def publish(link: LocalLink, *subjects: str) -> None:
         some = subjects[start : start + BLOCK]
         messages = [PublishMessage(each, {"H": [each]}, PAYLOAD) for each in some]
         assert not any(one.code for one in (await link.publish("S", messages)).results)
-    await link.deleted_ranges("S", 1, "")  # like every read it waits for the store
+        await link._node.until_written()  # each a block of its own
 
 
 async def compacted(node: StorageNode) -> None:
     """Make all the room there is."""
-    await node.streams.shard("S").catch_up()
+    await node.until_written()
     await node.compactor.tick()
     await until_written(node)
 
 
 async def until_written(node: StorageNode) -> None:
+    node.applier.flush()
     while node.writer._waiting:
         await asyncio.sleep(0)
 
