@@ -49,6 +49,8 @@ def messages_of(batch: MessageBatch) -> list[PublishMessage]:
             payloads.slice(at, at + 1).heap,
             texts[at] or None,
             (batch.expected or {}).get(at),
+            (batch.rollups or {}).get(at),
+            (batch.ttls or {}).get(at),
         )
         for at, number in enumerate(as_u32(batch.subject_index))
     ]

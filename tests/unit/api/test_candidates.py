@@ -24,7 +24,8 @@ from contrail_common.edge.message_items import (
     payload_of,
 )
 from contrail_common.errors import ApiError
-from contrail_common.model import Expected, PublishMessage
+from contrail_common.model import TTL_NEVER, Expected, PublishMessage
+from contrail_common.timeunits import NS_PER_S
 from tests.unit.api.edge_rig import messages_of
 
 PAYLOAD_MAX = 1000
@@ -138,8 +139,10 @@ def test_message_id_in_the_headers_counts_whatever_its_spelling() -> None:
         ({"msg_id": "k" * 5000}, errors.INVALID_FIELD),
         ({"expected": {"last_seq": -1}}, errors.INVALID_FIELD),
         ({"expected": {"last_subject_seq_subject": "a"}}, errors.EXPECTED_SUBJECT_ALONE),
-        ({"ttl": "5s"}, errors.TTL_DISABLED),
-        ({"ttl": 5}, errors.TTL_DISABLED),
+        ({"ttl": "500ms"}, errors.TTL_INVALID),
+        ({"ttl": -2}, errors.TTL_INVALID),
+        ({"ttl": 10**30}, errors.TTL_INVALID),
+        ({"ttl": "5s", "headers": {"nats-ttl": ["6s"]}}, errors.INVALID_FIELD),
         ({"headers": {"Nats-Rollup": ["every"]}}, errors.ROLLUP_REFUSED),
         ({"headers": {"Nats-Schedule": ["@every 1s"]}}, errors.FEATURE_HEADER),
     ],
@@ -150,6 +153,23 @@ def test_item_that_cannot_be_stored_is_refused_for_itself(
     found = refusal(**{"data": "x", **fields})
     assert found.spec is spec
     assert found.applied is False or spec is errors.INVALID_FIELD
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "ttl_ns"),
+    [
+        ({"ttl": 5}, {"Nats-TTL": ["5"]}, 5 * NS_PER_S),
+        ({"ttl": "1m"}, {"Nats-TTL": ["1m"]}, 60 * NS_PER_S),
+        ({"ttl": "never", "headers": {"A": ["b"]}}, {"A": ["b"], "Nats-TTL": ["never"]}, TTL_NEVER),
+        ({"ttl": "5s", "headers": {"nats-ttl": ["5s"]}}, {"nats-ttl": ["5s"]}, 5 * NS_PER_S),
+        ({"ttl": 0}, {"Nats-TTL": ["0"]}, None),
+    ],
+)
+def test_time_to_live_of_an_item_is_stored_as_its_header(
+    fields: dict[str, Any], headers: dict[str, list[str]], ttl_ns: int | None
+) -> None:
+    found = message(**{"data": "x", **fields})
+    assert (found.headers, found.ttl_ns) == (headers, ttl_ns)
 
 
 def test_batch_without_headers_is_put_into_columns_as_it_is() -> None:
@@ -261,7 +281,7 @@ def test_packed_headers_are_interpreted() -> None:
         ["a.*", None, b"x"],
         ["a", None, b"x" * (PAYLOAD_MAX + 1)],
         ["a", {"A": []}, b"x"],
-        ["a", {"Nats-TTL": ["1s"]}, b"x"],
+        ["a", {"Nats-TTL": ["1ms"]}, b"x"],
         ["a", {"Nats-Msg-Id": ["k" * 5000]}, b"x"],
         ["a b", {"Nats-Msg-Id": ["k"]}, b"x"],
     ],
@@ -282,7 +302,8 @@ def test_one_bad_packed_item_leaves_the_others(bad: list[Any]) -> None:
         ["a", None, b"x", "smuggled-id"],
         ["a", None, b"x", None, {"last_seq": 1}],
         ["a", None, b"x", None, None, "all"],
-        ["a", None, b"x", None, None, None, None],
+        ["a", None, b"x", None, None, None, 5],
+        ["a", None, b"x", None, None, None, None, None],
         {"subject": "a"},
     ],
 )

@@ -77,6 +77,8 @@ def test_duplicate_window_defaults_to_two_minutes_but_not_beyond_max_age() -> No
         ({"num_replicas": 6}, "/num_replicas"),
         ({"num_replicas": -1}, "/num_replicas"),
         ({"first_seq": -1}, "/first_seq"),
+        ({"subject_delete_marker_ttl_ns": -1}, "/subject_delete_marker_ttl"),
+        ({"subject_delete_marker_ttl_ns": NS_PER_S - 1}, "/subject_delete_marker_ttl"),
         ({"description": "x" * 4097}, "/description"),
         ({"metadata": {"k": "v" * 131_072}}, "/metadata"),
         ({"subjects": ("a b",)}, "/subjects/0"),
@@ -127,6 +129,8 @@ def test_sealed_stream_keeps_and_takes_nothing() -> None:
         ({"first_seq": 5}, {}),
         ({"deny_delete": True}, {}),
         ({"deny_purge": True}, {}),
+        ({"allow_msg_ttl": True}, {}),
+        ({"deny_purge": True}, {"deny_purge": True, "subject_delete_marker_ttl_ns": NS_PER_S}),
     ],
 )
 def test_forbidden_stream_change_is_409_with_the_code_of_an_invalid_config(
@@ -145,6 +149,33 @@ def test_unsealing_is_refused_and_sealing_is_not() -> None:
 
 def test_limits_subjects_and_deny_flags_may_change() -> None:
     check_stream_update(stream(), stream(max_msgs=5, subjects=("x",), deny_delete=True))
+
+
+def test_markers_turn_on_what_they_need_and_off_what_is_in_their_way() -> None:
+    config = stream(subject_delete_marker_ttl_ns=NS_PER_S, deny_purge=True)
+    assert config.subject_delete_marker_ttl_ns == NS_PER_S
+    assert (config.allow_msg_ttl, config.allow_rollup_hdrs, config.deny_purge) == (
+        True,
+        True,
+        False,
+    )
+    check_stream_update(stream(allow_msg_ttl=True), config)
+    check_stream_update(config, stream(allow_msg_ttl=True))
+
+
+@pytest.mark.parametrize("given", [{"allow_msg_ttl": False}, {"allow_rollup_hdrs": False}])
+def test_pedantic_refuses_switches_that_markers_would_turn(given: dict[str, Any]) -> None:
+    marks = {"subject_delete_marker_ttl_ns": NS_PER_S}
+    assert stream(pedantic=True, **marks).allow_msg_ttl
+    assert refusal(lambda: stream(pedantic=True, **marks, **given)).spec is errors.PEDANTIC
+    refused = refusal(lambda: stream(pedantic=True, **marks, deny_purge=True))
+    assert refused.spec is errors.PEDANTIC
+
+
+def test_sealed_stream_with_markers_is_what_it_shows() -> None:
+    config = sealed(stream(subject_delete_marker_ttl_ns=NS_PER_S))
+    shown = {name: getattr(config, name) for name in StreamDraft.__annotations__}
+    assert normalise_stream(cast(StreamDraft, shown), pedantic=True) == config
 
 
 # Consumers ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.message_batch import MessageBatch, join_batches
-from contrail_common.model import Expected, PublishMessage
+from contrail_common.model import TTL_NEVER, Expected, PublishMessage
 from tests.unit.api.edge_rig import messages_of
 
 headers = st.none() | st.just({"Nats-Msg-Id": ["k"]}) | st.just({"A": ["1", "2"], "B": []})
@@ -17,6 +17,8 @@ messages = st.lists(
         st.binary(max_size=5),
         st.none() | st.sampled_from(["k", "ü", "k" * 9]),
         expectations,
+        st.none() | st.sampled_from(["sub", "all"]),
+        st.none() | st.sampled_from([5, TTL_NEVER]),
     ),
     max_size=8,
 )

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from contrail_common import errors, model
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.model import Expected, Headers, PublishMessage
+from contrail_common.model import TTL_NEVER, Expected, Headers, PublishMessage
 from contrail_common.publishing import MSG_ID_BYTES_MAX, check_message, interpret, with_control
+from contrail_common.timeunits import INT64_MAX, NS_PER_S
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 sequences = st.none() | st.integers(0, 10**19 - 1)
@@ -84,7 +85,7 @@ def test_empty_expected_id_expects_a_last_message_without_one() -> None:
     ("headers", "spec"),
     [
         ({"Nats-Rollup": ["every"]}, errors.ROLLUP_REFUSED),
-        ({"nats-ttl": ["1s"]}, errors.TTL_DISABLED),
+        ({"nats-ttl": ["999ms"]}, errors.TTL_INVALID),
         ({"Nats-Schedule": ["@every 1s"]}, errors.FEATURE_HEADER),
         ({"Nats-Schedule-Target": ["a"]}, errors.FEATURE_HEADER),
         ({"Nats-Batch-Id": ["b"]}, errors.FEATURE_HEADER),
@@ -114,6 +115,35 @@ def test_header_that_asks_for_what_cannot_be_done_is_refused(
 @pytest.mark.parametrize("name", [model.EXPECTED_LAST_SEQ, model.EXPECTED_LAST_SUBJECT_SEQ])
 def test_expected_sequence_that_is_no_sequence_is_refused(name: str, text: str) -> None:
     assert refusal(message({name: [text]})) is errors.INVALID_FIELD
+
+
+@pytest.mark.parametrize(
+    ("text", "ttl_ns"),
+    [
+        ("1", NS_PER_S),
+        ("1s", NS_PER_S),
+        ("1.5s", 1_500_000_000),
+        ("1h30m", 5_400 * NS_PER_S),
+        ("90", 90 * NS_PER_S),
+        ("never", TTL_NEVER),
+        ("NeVer", TTL_NEVER),
+        ("-1", TTL_NEVER),
+        ("0", None),
+        ("0s", None),
+        (f"{INT64_MAX}ns", INT64_MAX),
+    ],
+)
+def test_time_to_live_is_read_from_its_header(text: str, ttl_ns: int | None) -> None:
+    read = message({"nats-ttl": [text, "7s"]})
+    interpret(read)
+    assert read.ttl_ns == ttl_ns
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-2", "-1s", "999ms", "x", "5 s", "soon", "1" * 20, "\u0661", "0.5", "1e9"]
+)
+def test_what_is_no_time_to_live_is_refused(text: str) -> None:
+    assert refusal(message({model.TTL: [text]})) is errors.TTL_INVALID
 
 
 def test_unknown_nats_header_is_stored_like_any_other() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from contrail_common.timeunits import (
     INT64_MAX,
     format_duration,
+    format_go_duration,
     format_time,
     parse_duration,
     parse_time,
@@ -29,6 +30,28 @@ UNITS_NS = {
 def test_formatted_duration_is_read_back_exactly(duration_ns: int) -> None:
     assert parse_duration(format_duration(duration_ns)) == duration_ns
     assert parse_duration(duration_ns) == duration_ns
+
+
+@given(st.integers(0, INT64_MAX))
+def test_duration_as_go_has_it_is_read_back_exactly(duration_ns: int) -> None:
+    assert parse_duration(format_go_duration(duration_ns)) == duration_ns
+
+
+@pytest.mark.parametrize(
+    ("duration_ns", "text"),
+    [
+        (0, "0s"),
+        (4, "4ns"),
+        (500_000_000, "500ms"),
+        (1_000_000_000, "1s"),
+        (1_500_000_000, "1.5s"),
+        (60_000_000_000, "1m0s"),
+        (5_400_000_000_000, "1h30m0s"),
+        (172_800_000_000_001, "48h0m0.000000001s"),
+    ],
+)
+def test_duration_is_written_as_go_writes_it(duration_ns: int, text: str) -> None:
+    assert format_go_duration(duration_ns) == text
 
 
 @given(st.integers(1, 10_000), st.sampled_from(list(UNITS_NS)))

@@ -6,16 +6,18 @@ import msgspec
 
 from contrail_storage.core import archive
 from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
 from contrail_storage.core.archive import ArchiveHeader, ArchiveReader, ArchiveWriter, Record
 from contrail_storage.core.archive_check import ArchiveCheck
 from contrail_storage.core.restoring import block_record, state_records
 from contrail_storage.core.results import Done
-from tests.unit.storage.machine_rig import Rig, picture
+from tests.unit.storage.machine_rig import SHARD, Rig, picture
 
 
 def records_of(rig: Rig, *, consumers: bool = True) -> list[Record]:
     """All records but the last."""
-    records = list(state_records(rig.machine, consumers=consumers))
+    deadlines = rig.store.scan(keys.shard_key(keys.DEADLINE, SHARD))
+    records = list(state_records(rig.machine, deadlines, consumers=consumers))
     blocks = [block_record(rig.machine, block) for block in rig.shelf.blocks]
     return records + [one for one in blocks if one is not None]
 

@@ -9,6 +9,7 @@ import numpy as np
 from contrail_common.blocks import Block, columns_of, join_blocks
 from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, Rollup, StreamConfig
 from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID
 from contrail_storage.core.emptying import between_live, emptied
 from contrail_storage.core.facts import MessageFacts, facts_of
@@ -28,6 +29,7 @@ class Message:
     msg_id: str | None = None
     expected: Expected | None = None
     rollup: Rollup | None = None
+    ttl_ns: int | None = None
 
 
 def hash_of(message_id: str | None) -> bytes:
@@ -56,6 +58,7 @@ def append_of(messages: Sequence[Message], *, atomic: bool = False) -> cmd.Appen
         expected or None,
         {at: each.rollup for at, each in enumerate(messages) if each.rollup} or None,
         atomic,
+        {at: each.ttl_ns for at, each in enumerate(messages) if each.ttl_ns is not None} or None,
     )
 
 
@@ -203,6 +206,14 @@ class Rig:
             self.shelf.clear()
         return results
 
+    def deadline_rows(self) -> dict[tuple[int, int], list[int]]:
+        """The deadline rows: sequences by deadline and first sequence."""
+        prefix = keys.shard_key(keys.DEADLINE, SHARD)
+        return {
+            keys.deadline_of(key): np.frombuffer(row, np.int64).tolist()
+            for key, row in self.store.scan(prefix)
+        }
+
     def restart(self) -> None:
         """Throw the machine away and load it from its rows."""
         self.machine = StreamMachine.load(SHARD, self.shelf, self.store.scan)
@@ -229,6 +240,7 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
             for seq in range(counters.first_seq, min(counters.last_seq, counters.first_seq + 999))
             if seq in machine.deleted
         ],
+        "exempt": machine.exempt.pages(),
         "ids": {each: int(machine.dedupe.find(hash_of(each))[0]) for each in message_ids},
         "consumer ids": dict(machine.consumer_ids),
         "consumers": {

@@ -1,10 +1,10 @@
 """A stream and a consumer as plainly as they can be written: lists, dicts, and no cleverness."""
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from contrail_common import errors
-from contrail_common.model import AckKind, ConsumerConfig, Headers, StreamConfig
+from contrail_common.model import TTL_NEVER, AckKind, ConsumerConfig, Headers, StreamConfig
 from tests.unit.storage.machine_rig import Message, Outcome
 
 
@@ -38,6 +38,7 @@ class Stored:
     subject: str
     size: int
     time_ns: int
+    never: bool = False
 
 
 class NaiveStream:
@@ -55,6 +56,7 @@ class NaiveStream:
         self.ids: list[tuple[str, int, int]] = []
         self.consumers: dict[str, NaiveConsumer] = {}
         self.consumers_made = 0
+        self.deadlines: dict[tuple[int, int], list[int]] = {}
 
     @property
     def first_seq(self) -> int:
@@ -121,12 +123,17 @@ class NaiveStream:
         return result
 
     def _append_all(self, now_ns: int, batch: list[Message]) -> list[Outcome]:
+        batch = [self._raised(message) for message in batch]
         result = [self._append_one(now_ns, message) for message in batch]
         stored = [
             (message, seq)
             for message, (kind, seq) in zip(batch, result, strict=True)
             if kind == "stored"
         ]
+        for message, _ in stored[:1]:
+            if message.rollup == "all":
+                self.deadlines.clear()
+        self._note_deadlines(now_ns, [(message.ttl_ns, seq) for message, seq in stored])
         for message, seq in stored:
             if message.rollup:
                 everything = message.rollup == "all"
@@ -142,6 +149,21 @@ class NaiveStream:
         if stored:
             self._evict(len(self.messages))
         return result
+
+    def _raised(self, message: Message) -> Message:
+        """The message with a TTL that is no shorter than a marker's."""
+        floor_ns, ttl_ns = self.config.subject_delete_marker_ttl_ns, message.ttl_ns
+        if ttl_ns is None or self.config.max_msgs_per_subject == 1 or not 0 < ttl_ns < floor_ns:
+            return message
+        others = [each for each in message.headers or {} if each.lower() != "nats-ttl"]
+        headers = {each: (message.headers or {})[each] for each in others}
+        headers["Nats-TTL"] = [f"{floor_ns}ns"]
+        return replace(message, headers=headers, ttl_ns=floor_ns)
+
+    def _note_deadlines(self, now_ns: int, stored: list[tuple[int | None, int]]) -> None:
+        for ttl_ns in {ttl_ns for ttl_ns, _ in stored if ttl_ns is not None and ttl_ns > 0}:
+            seqs = [seq for each, seq in stored if each == ttl_ns]
+            self.deadlines[now_ns + ttl_ns, seqs[0]] = seqs
 
     def _over_subject_limit(self, subject: str) -> list[Stored]:
         most = self.config.max_msgs_per_subject
@@ -162,7 +184,8 @@ class NaiveStream:
         if isinstance(refusal, tuple):
             return refusal
         self.last_seq += 1
-        self.messages.append(Stored(self.last_seq, message.subject, size, now_ns))
+        never = message.ttl_ns == TTL_NEVER
+        self.messages.append(Stored(self.last_seq, message.subject, size, now_ns, never))
         self.last_time_ns = now_ns
         self.last_id = message.msg_id or ""
         if message.msg_id:
@@ -190,6 +213,12 @@ class NaiveStream:
             return ("refused", errors.WRONG_LAST_SEQUENCE.code)
         if expected and expected.last_msg_id not in (None, self.last_id):
             return ("refused", errors.WRONG_LAST_MSG_ID.code)
+        return self._forbidden(message, size)
+
+    def _forbidden(self, message: Message, size: int) -> Outcome | None:
+        config = self.config
+        if message.ttl_ns is not None and not config.allow_msg_ttl:
+            return ("refused", errors.TTL_DISABLED.code)
         if message.rollup and not config.allow_rollup_hdrs:
             return ("refused", errors.ROLLUP_REFUSED.code)
         if config.discard == "new" and self._is_full(message, size):
@@ -253,11 +282,55 @@ class NaiveStream:
         return min(len(below), at_most), len(below) > at_most
 
     def expire_age(self, time_ns: int, at_most: int) -> tuple[int, bool]:
-        """Remove what is ``max_age`` old."""
+        """Remove what is ``max_age`` old, up to the first message that stays."""
         now_ns = self.tick(time_ns)
+        if self.config.subject_delete_marker_ttl_ns:
+            return 0, False
+        aged = self.aged(now_ns)
+        return self._remove_oldest(
+            [each for each, other in zip(self.messages, aged, strict=False) if each == other],
+            at_most,
+        )
+
+    def aged(self, now_ns: int) -> list[Stored]:
+        """Messages that are ``max_age`` old and were not published to stay."""
         max_age_ns = self.config.max_age_ns
-        old = [m for m in self.messages if max_age_ns and now_ns - m.time_ns >= max_age_ns]
-        return self._remove_oldest(old, at_most)
+        return [
+            each
+            for each in self.messages
+            if max_age_ns and now_ns - each.time_ns >= max_age_ns and not each.never
+        ]
+
+    def expire(
+        self, time_ns: int, seqs: list[int], rows: list[tuple[int, int]], marking: list[str]
+    ) -> int:
+        """Remove what is due; of the subjects ``marking`` those without a message get a marker."""
+        now_ns = self.tick(time_ns)
+        if self.config.sealed or not (rows or seqs):
+            return 0
+        for row in rows:
+            self.deadlines.pop(row, None)
+        gone = [each for each in self.messages if each.seq in seqs]
+        marked = [name for name in marking if name in {each.subject for each in gone}]
+        self._remove(gone)
+        left = {each.subject for each in self.messages}
+        marker_ttl_ns = self.config.subject_delete_marker_ttl_ns
+        headers = {"Nats-Marker-Reason": ["MaxAge"], "Nats-TTL": [f"{marker_ttl_ns}ns"]}
+        size = naive_size(b"", headers)
+        stored: list[tuple[int | None, int]] = []
+        bytes_before = self.bytes
+        for name in [name for name in marked if name not in left] if marker_ttl_ns else []:
+            full = 0 <= self.config.max_bytes < bytes_before + (len(stored) + 1) * size
+            if self.config.discard == "new" and full:
+                break
+            self.last_seq += 1
+            self.last_id, self.last_time_ns = "", now_ns
+            self.messages.append(Stored(self.last_seq, name, size, now_ns))
+            stored.append((marker_ttl_ns, self.last_seq))
+        self._note_deadlines(now_ns, stored)
+        if stored:
+            self._evict(len(self.messages))
+        return len(gone)
 
     def trim(self, time_ns: int, to_seq: int, at_most: int) -> tuple[int, bool] | int:
         """Purge below a sequence, or everything; an int is the code of the refusal."""
@@ -268,6 +341,8 @@ class NaiveStream:
             return errors.PURGE_DENIED.code
         below = [message for message in self.messages if message.seq < to_seq]
         everything = to_seq > self.last_seq
+        if everything:
+            self.deadlines.clear()
         return self._remove_oldest(below, len(below) if everything else at_most)
 
     def _remove_oldest(self, chosen: list[Stored], at_most: int) -> tuple[int, bool]:

@@ -221,8 +221,8 @@ def test_bytes_behind_the_end_are_found() -> None:
 
 def test_another_version_is_named() -> None:
     data = bytearray(packed(records_of(some_stream())))
-    data[8] = 2
-    with pytest.raises(ArchiveError, match="version 2; this server reads 1"):
+    data[8] = 3
+    with pytest.raises(ArchiveError, match="version 3; this server reads 1 to 2"):
         checked(bytes(data))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,9 +17,10 @@ from hypothesis.stateful import (
 )
 
 from contrail_common import errors
-from contrail_common.model import Expected, StreamConfig
+from contrail_common.model import TTL_NEVER, Expected, StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core import consumer_machine, deleted, subject_table
+from contrail_storage.core import consumer_machine, deadlines, deleted, subject_table
+from contrail_storage.core.deadlines import NO_DEADLINE
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, Result
 from tests.unit.storage.machine_rig import (
     Message,
@@ -64,7 +66,10 @@ configs = st.builds(
     deny_purge=seldom,
     allow_rollup_hdrs=st.booleans(),
     allow_atomic=st.booleans(),
+    allow_msg_ttl=st.sampled_from([True, True, False]),
+    subject_delete_marker_ttl_ns=st.sampled_from([0, 0, 4]),
 )
+ttls = st.sampled_from([None] * 6 + [1, 3, 8, TTL_NEVER])
 
 
 class StreamComparison(RuleBasedStateMachine):
@@ -169,14 +174,17 @@ class StreamComparison(RuleBasedStateMachine):
         for at in range(count):
             subject = data.draw(st.sampled_from([*SUBJECTS, *SUBJECTS, FOREIGN]))
             expected = self._draw_expected(data, at, subject) if with_expectations else None
+            ttl_ns = data.draw(ttls)
+            headers = data.draw(st.sampled_from(HEADERS))
             batch.append(
                 Message(
                     subject,
                     b"x" * data.draw(st.sampled_from([0, 1, 3, 7, 14])),
-                    data.draw(st.sampled_from(HEADERS)),
+                    headers if ttl_ns is None else {**(headers or {}), "nats-ttl": [str(ttl_ns)]},
                     data.draw(st.sampled_from([None, *IDS])),
                     expected,
                     data.draw(st.sampled_from([None] * 6 + ["sub", "sub", "sub" if at else "all"])),
+                    ttl_ns,
                 )
             )
         take = self.naive.append_atomic if atomic else self.naive.append
@@ -254,6 +262,37 @@ class StreamComparison(RuleBasedStateMachine):
     def expire_by_age(self, at_most: int) -> None:
         found = self.naive.expire_age(self.now_ns, at_most)
         self.do(cmd.ExpireAge(at_most), self.expect(Removed(*found)))
+
+    @rule(data=st.data(), at_most=st.integers(1, 4), by_age=st.booleans(), meanwhile=st.booleans())
+    def expire(self, data: st.DataObject, at_most: int, by_age: bool, meanwhile: bool) -> None:
+        """What a leader finds due; messages may come before its command does."""
+        self.close_entry()
+        naive, table = self.naive, self.rig.machine.subjects
+        now_ns = naive.tick(self.now_ns)
+        rows = sorted(key for key in naive.deadlines if key[0] <= now_ns)[:at_most]
+        seqs = sorted({seq for row in rows for seq in naive.deadlines[row] if naive.find(seq)})
+        if by_age:
+            rows, seqs = [], [each.seq for each in naive.aged(now_ns)][:at_most]
+        own = {each.subject for each in naive.messages if each.seq in seqs}
+        newest = [name for name in sorted(own, key=table.ids.__getitem__) if self._goes(name, seqs)]
+        older = [each for each in naive.messages if each.seq not in seqs and each.subject in newest]
+        previous = {table.ids[each.subject]: each.seq for each in older}
+        marking = [name for name in newest if data.draw(st.booleans())]
+        command = cmd.Expire(
+            np.array(seqs, np.int64).tobytes(),
+            np.array(rows, np.int64).tobytes(),
+            previous,
+            np.array(sorted(map(naive.last_of, marking)), np.int64).tobytes(),
+        )
+        if meanwhile:
+            self._append(data, 2, leave_open=False, with_expectations=False)
+        marking.sort(key=lambda name: table.ids.get(name, 0))
+        count = naive.expire(self.now_ns, seqs, rows, marking)
+        self.do(command, self.expect(Removed(count)))
+
+    def _goes(self, subject: str, seqs: list[int]) -> bool:
+        """Whether the newest message of a subject is among ``seqs``."""
+        return self.naive.last_of(subject) in seqs
 
     @rule(at_most=st.sampled_from(SLICES))
     def enforce_limits(self, at_most: int) -> None:
@@ -428,6 +467,17 @@ class StreamComparison(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.entry)
     @invariant()
+    def deadlines_agree(self) -> None:
+        naive, machine = self.naive, self.rig.machine
+        assert self.rig.deadline_rows() == naive.deadlines
+        earliest_ns = min((key[0] for key in naive.deadlines), default=NO_DEADLINE)
+        assert machine.deadlines.earliest_ns <= earliest_ns
+        for message in naive.messages:
+            assert (message.seq in machine.exempt) == message.never
+        assert machine.exempt.total == sum(each.never for each in naive.messages)
+
+    @precondition(lambda self: not self.entry)
+    @invariant()
     def remembered_ids_agree(self) -> None:
         known = {message_id: seq for message_id, seq, _ in self.naive.ids}
         for message_id in IDS:
@@ -494,6 +544,7 @@ def test_machine_is_the_naive_stream_when_pages_are_small(monkeypatch: pytest.Mo
         (subject_table, "PAGE", 4),
         (subject_table, "_DELTA_ROWS_MAX", 5),
         (deleted, "PAGE", 8),
+        (deadlines, "PAGE", 8),
         (consumer_machine, "_FOLD_ROWS", 3),
         (consumer_machine, "_FOLD_BYTES_MIN", 0),
     ):

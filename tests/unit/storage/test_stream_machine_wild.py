@@ -31,6 +31,8 @@ streams = st.builds(
     discard_new_per_subject=st.booleans(),
     allow_rollup_hdrs=st.booleans(),
     allow_atomic=st.booleans(),
+    allow_msg_ttl=st.booleans(),
+    subject_delete_marker_ttl_ns=numbers,
     max_msg_size=numbers,
     max_consumers=numbers,
     duplicate_window_ns=numbers,
@@ -81,6 +83,7 @@ ill_formed_appends = st.builds(
     st.none() | st.dictionaries(numbers, expectations, max_size=2),
     st.none() | st.dictionaries(numbers, st.sampled_from(["sub", "all"]), max_size=2),
     st.booleans(),
+    st.none() | st.dictionaries(numbers, numbers, max_size=2),
 )
 messages = st.builds(
     Message,
@@ -90,7 +93,7 @@ messages = st.builds(
     st.none() | texts,
 )
 appends = st.builds(
-    lambda batch, expected, rollups, atomic: cmd.Append(
+    lambda batch, expected, rollups, atomic, ttls: cmd.Append(
         batch.subjects,
         batch.subject_index,
         batch.columns,
@@ -98,11 +101,23 @@ appends = st.builds(
         expected,
         rollups,
         atomic,
+        ttls,
     ),
     st.lists(messages, min_size=1, max_size=4).map(append_of),
     st.none() | st.dictionaries(st.integers(-1, 5), expectations, max_size=2),
     st.none() | st.dictionaries(st.integers(-1, 5), st.sampled_from(["sub", "all"]), max_size=2),
     st.booleans(),
+    st.none() | st.dictionaries(st.integers(-1, 5), numbers, max_size=3),
+)
+i64s = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 12), max_size=4).map(
+    lambda values: b"".join(value.to_bytes(8, "little", signed=True) for value in sorted(values))
+)
+expirations = st.builds(
+    cmd.Expire,
+    i64s | st.binary(max_size=17),
+    i64s | st.binary(max_size=17),
+    st.dictionaries(numbers, numbers, max_size=3),
+    i64s,
 )
 commands: st.SearchStrategy[cmd.Command] = st.one_of(
     appends,
@@ -112,6 +127,8 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     st.builds(cmd.DropStream),
     st.builds(cmd.Trim, numbers, numbers),
     st.builds(cmd.ExpireAge, numbers),
+    expirations,
+    expirations,
     st.builds(cmd.EnforceLimits, numbers),
     st.builds(cmd.FinishRollup, subjects, numbers),
     st.builds(cmd.PurgeSubjects, st.lists(subjects, max_size=3), numbers, numbers),

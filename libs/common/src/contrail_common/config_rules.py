@@ -28,7 +28,7 @@ from contrail_common.subjects import (
     first_overlap,
     overlaps,
 )
-from contrail_common.timeunits import NS_PER_MS
+from contrail_common.timeunits import NS_PER_MS, NS_PER_S
 
 _N = TypeVar("_N", int, str)
 
@@ -66,6 +66,8 @@ class StreamDraft(TypedDict, total=False):
     deny_purge: bool
     allow_rollup_hdrs: bool
     allow_atomic: bool
+    allow_msg_ttl: bool
+    subject_delete_marker_ttl_ns: int
     compression: str
     first_seq: int
     consumer_limits: ConsumerLimits
@@ -112,6 +114,10 @@ def normalise_stream(
     max_age_ns = draft.get("max_age_ns", 0)
     if max_age_ns < 0 or 0 < max_age_ns < AGE_MIN_NS:
         rules.refuse("max_age", "max age needs to be 0 or at least 100ms")
+    marker_ttl_ns = draft.get("subject_delete_marker_ttl_ns", 0)
+    marks = marker_ttl_ns != 0 and not draft.get("sealed", False)
+    if marker_ttl_ns and marker_ttl_ns < NS_PER_S:
+        rules.refuse("subject_delete_marker_ttl", "must be 0 or at least 1s")
     config = StreamConfig(
         name=name,
         description=draft.get("description", ""),
@@ -130,8 +136,10 @@ def normalise_stream(
         num_replicas=_replicas(rules, draft.get("num_replicas", 1), clustered=clustered),
         allow_direct=draft.get("allow_direct", False),
         deny_delete=draft.get("deny_delete", False),
-        deny_purge=draft.get("deny_purge", False),
-        allow_rollup_hdrs=draft.get("allow_rollup_hdrs", False),
+        deny_purge=rules.switched("deny_purge", off=marks),
+        allow_rollup_hdrs=rules.switched("allow_rollup_hdrs", on=marks),
+        allow_msg_ttl=rules.switched("allow_msg_ttl", on=marker_ttl_ns != 0),
+        subject_delete_marker_ttl_ns=marker_ttl_ns,
         allow_atomic=draft.get("allow_atomic", False),
         compression=_compression(rules, draft.get("compression", "none")),
         first_seq=rules.at_least_zero("first_seq", draft.get("first_seq", 1)) or 1,
@@ -178,6 +186,8 @@ def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
     for field in ("sealed", "deny_delete", "deny_purge"):
         if getattr(old, field) and not getattr(new, field):
             raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be taken back")
+    if old.allow_msg_ttl and not new.allow_msg_ttl:
+        raise _invalid(errors.STREAM_UPDATE_REFUSED, "allow_msg_ttl", "cannot be turned off")
 
 
 def check_consumers_fit(config: StreamConfig, consumers: Iterable[ConsumerConfig]) -> None:
@@ -406,6 +416,11 @@ class _Rules:
         if self._pedantic and key in self._draft and given != stored:
             raise _invalid(errors.PEDANTIC, field, f"{given} would be stored as {stored}")
         return stored
+
+    def switched(self, field: str, *, on: bool = False, off: bool = False) -> bool:
+        """A switch, which another field may turn ``on`` or ``off`` whatever was given."""
+        given = bool(self._draft.get(field, False))
+        return bool(self.rewritten(field, field, given, (given or on) and not off))
 
     def unlimited(self, field: str, value: int) -> int:
         """A limit; 0 and below mean unlimited, which is stored as -1."""

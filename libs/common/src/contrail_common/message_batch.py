@@ -18,7 +18,8 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
 
     ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them. ``ids``
     holds a text per message (empty: it has no id) or is None when none has an id; ``expected`` is
-    keyed by the message's position, and so is ``rollups``. ``atomic``: all messages or none.
+    keyed by the message's position, and so are ``rollups`` and ``ttls`` (ns, or TTL_NEVER).
+    ``atomic``: all messages or none.
     """
 
     subjects: list[str]
@@ -28,6 +29,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
     expected: dict[int, Expected] | None = None
     rollups: dict[int, Rollup] | None = None
     atomic: bool = False
+    ttls: dict[int, int] | None = None
 
     @classmethod
     def of(cls, messages: Sequence[PublishMessage]) -> "MessageBatch":
@@ -42,6 +44,9 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
         rollups = {
             at: message.rollup for at, message in enumerate(messages) if message.rollup is not None
         }
+        ttls = {
+            at: message.ttl_ns for at, message in enumerate(messages) if message.ttl_ns is not None
+        }
         return cls(
             subjects,
             index,
@@ -52,6 +57,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
             Texts.of(ids) if any(ids) else None,
             expected or None,
             rollups or None,
+            ttls=ttls or None,
         )
 
     @property
@@ -82,6 +88,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
             None if self.ids is None else self.ids.slice(start, stop),
             _moved(self.expected, start, stop, -start),
             _moved(self.rollups, start, stop, -start),
+            ttls=_moved(self.ttls, start, stop, -start),
         )
 
 
@@ -108,10 +115,12 @@ def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
         return parts[0]
     expected: dict[int, Expected] = {}
     rollups: dict[int, Rollup] = {}
+    ttls: dict[int, int] = {}
     count = 0
     for part in parts:
         expected |= _moved(part.expected, 0, part.count, count) or {}
         rollups |= _moved(part.rollups, 0, part.count, count) or {}
+        ttls |= _moved(part.ttls, 0, part.count, count) or {}
         count += part.count
     subjects, index = join_subjects([(part.subjects, part.subject_index) for part in parts])
     ids = None
@@ -124,6 +133,7 @@ def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
         ids,
         expected or None,
         rollups or None,
+        ttls=ttls or None,
     )
 
 

@@ -49,6 +49,13 @@ EXPECTED_LAST_SUBJECT_SEQ: Final = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_LAST_SUBJECT_SEQ_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 EXPECTED_LAST_MSG_ID: Final = "Nats-Expected-Last-Msg-Id"
 ROLLUP: Final = "Nats-Rollup"
+TTL: Final = "Nats-TTL"
+MARKER_REASON: Final = "Nats-Marker-Reason"
+MARKER_MAX_AGE: Final = "MaxAge"
+KV_OPERATION: Final = "KV-Operation"
+
+TTL_NEVER: Final = -1
+"""Stands for a time to live without an end, which the stream's ``max_age`` does not shorten."""
 
 
 class ConsumerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,6 +93,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     deny_purge: bool = False
     allow_rollup_hdrs: bool = False
     allow_atomic: bool = False
+    allow_msg_ttl: bool = False
+    subject_delete_marker_ttl_ns: int = 0
     compression: Compression = "none"
     first_seq: int = 1
     consumer_limits: ConsumerLimits = ConsumerLimits()
@@ -223,6 +232,7 @@ class PublishMessage(msgspec.Struct, array_like=True, gc=False):
     msg_id: str | None = None
     expected: Expected | None = None
     rollup: Rollup | None = None
+    ttl_ns: int | None = None
 
 
 def message_size(headers: Headers | None, payload_bytes: int) -> int:

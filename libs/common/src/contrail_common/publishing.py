@@ -7,10 +7,8 @@ from contrail_common import errors, model
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, Headers, PublishMessage, Rollup, header_size
 from contrail_common.subjects import filter_problem, subject_problem
+from contrail_common.timeunits import NS_PER_S, parse_duration
 
-_REFUSED: Final = {
-    "nats-ttl": (errors.TTL_DISABLED, "the stream does not allow per-message TTL"),
-}
 _REFUSED_PREFIXES: Final = ("nats-schedule", "nats-batch-", "nats-incr", "nats-stream-source")
 _CANONICAL: Final = {
     name.lower(): name
@@ -22,6 +20,7 @@ _CANONICAL: Final = {
         model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT,
         model.EXPECTED_LAST_MSG_ID,
         model.ROLLUP,
+        model.TTL,
     )
 }
 _ROLLUPS: Final[Mapping[str, Rollup]] = {"sub": "sub", "all": "all"}
@@ -32,7 +31,7 @@ _SEQUENCE_DIGITS_MAX: Final = 19
 def check_message(message: PublishMessage, payload_max: int) -> ApiError | None:
     """The state-free refusal of ``message`` (subject, size, headers), or None; interprets headers.
 
-    On success ``msg_id`` and ``expected`` of the message are set from its headers.
+    On success what the headers ask for is set in the message: ``msg_id``, ``ttl_ns`` and the rest.
     """
     problem = subject_problem(message.subject)
     if problem is not None:
@@ -60,9 +59,6 @@ def interpret(message: PublishMessage) -> None:
             continue
         if lowered in _CANONICAL and values:
             asked[_CANONICAL[lowered]] = values[0]
-        elif lowered in _REFUSED:
-            spec, detail = _REFUSED[lowered]
-            raise ApiError(spec, detail, applied=False)
         elif lowered.startswith(_REFUSED_PREFIXES):
             raise ApiError(errors.FEATURE_HEADER, f"{name} is not supported", applied=False)
     if not asked:
@@ -82,8 +78,29 @@ def interpret(message: PublishMessage) -> None:
             detail = f'{model.ROLLUP} must be "sub" or "all", not {rollup[:64]!r}'
             raise ApiError(errors.ROLLUP_REFUSED, detail, applied=False)
         message.rollup = _ROLLUPS[rollup]
+    ttl = asked.pop(model.TTL, None)
+    if ttl is not None:
+        message.ttl_ns = parse_ttl(ttl) or None
     if asked:
         message.expected = _expected(asked)
+
+
+def parse_ttl(text: str) -> int:
+    """Nanoseconds of a time to live, 0 for none, or TTL_NEVER; TTL_INVALID for anything else.
+
+    As JetStream has it: whole seconds, a duration from 1 s on, or ``never`` in any case.
+    """
+    if text.lower() == "never" or text == str(model.TTL_NEVER):
+        return model.TTL_NEVER
+    seconds = text.isascii() and text.isdigit()
+    try:
+        ttl_ns = parse_duration(f"{text}s" if seconds else text)
+    except ValueError:
+        ttl_ns = -1
+    if ttl_ns and ttl_ns < NS_PER_S:
+        detail = f'{model.TTL} is seconds, a duration of at least 1s or "never", not {text[:64]!r}'
+        raise ApiError(errors.TTL_INVALID, detail, applied=False)
+    return ttl_ns
 
 
 def _expected(asked: dict[str, str]) -> Expected:

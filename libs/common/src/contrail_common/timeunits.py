@@ -70,6 +70,18 @@ def format_duration(duration_ns: int) -> str:
     return f"{duration_ns}ns"
 
 
+def format_go_duration(duration_ns: int) -> str:
+    """A duration (0 or more) as Go prints it, so that its parser reads it: ``"1h30m0s"``."""
+    if duration_ns < NS_PER_S:
+        return format_duration(duration_ns)
+    minutes, rest_ns = divmod(duration_ns, 60 * NS_PER_S)
+    hours, minutes = divmod(minutes, 60)
+    seconds, part_ns = divmod(rest_ns, NS_PER_S)
+    fraction = f".{part_ns:09d}".rstrip("0") if part_ns else ""
+    head = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{head}{seconds}{fraction}s"
+
+
 def parse_time(text: str) -> int:
     """Nanoseconds since the epoch of an RFC 3339 time with an offset.
 

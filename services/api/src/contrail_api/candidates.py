@@ -28,6 +28,7 @@ class PackedItem(PublishMessage, array_like=True, forbid_unknown_fields=True, gc
     msg_id: None = None
     expected: None = None
     rollup: None = None
+    ttl_ns: None = None
 
 
 class OneValue(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):

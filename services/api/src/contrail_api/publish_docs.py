@@ -57,6 +57,12 @@ _MESSAGE_HEADERS: Final = (
         example="sub",
     ),
     HeaderDoc(
+        name="Nats-TTL",
+        description="How long the message lives, where the stream allows it: seconds, a duration "
+        "of at least 1s, or `never` (then max_age does not count either). 0 asks for nothing.",
+        example="90s",
+    ),
+    HeaderDoc(
         name="Msg-Header-Name",
         description="Any message header: `Msg-Header-<Name>`, or `Msg-Header-<Name>*` in RFC 8187 "
         "form.",
@@ -83,6 +89,7 @@ _MESSAGE_ERRORS: Final = (
     errors.EXPECTED_SUBJECT_ALONE,
     errors.FEATURE_HEADER,
     errors.ROLLUP_REFUSED,
+    errors.TTL_INVALID,
     errors.TTL_DISABLED,
     errors.STREAM_SEALED,
     errors.STORE_FAILED,

@@ -65,8 +65,14 @@ class StreamConfigBody(RequestModel):
     first_seq: Int64 = Field(default=1, ge=0)
     consumer_limits: ConsumerLimitsBody | None = None
     metadata: Metadata = Field(default_factory=dict)
-    allow_msg_ttl: bool = False
-    subject_delete_marker_ttl: DurationNs = 0
+    allow_msg_ttl: bool = Field(
+        default=False, description="Messages may have a Nats-TTL; cannot be turned off."
+    )
+    subject_delete_marker_ttl: DurationNs = Field(
+        default=0,
+        description="At least 1s: where the last message of a subject expires, a marker that lives "
+        "so long takes its place. Turns on allow_msg_ttl and allow_rollup_hdrs.",
+    )
     allow_atomic: bool = False
     allow_msg_schedules: bool = False
     allow_msg_counter: bool = False
@@ -81,6 +87,7 @@ _DRAFT_KEYS: Final = {
     **{name: name for name in StreamDraft.__annotations__ if not name.endswith("_ns")},
     "max_age": "max_age_ns",
     "duplicate_window": "duplicate_window_ns",
+    "subject_delete_marker_ttl": "subject_delete_marker_ttl_ns",
 }
 _ONLY_DEFAULT: Final = tuple(
     name for name in StreamConfigBody.model_fields if name not in _DRAFT_KEYS
@@ -253,8 +260,8 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
         first_seq=config.first_seq,
         consumer_limits=_limits_json(config.consumer_limits),
         metadata=config.metadata,
-        allow_msg_ttl=False,
-        subject_delete_marker_ttl="0s",
+        allow_msg_ttl=config.allow_msg_ttl,
+        subject_delete_marker_ttl=format_duration(config.subject_delete_marker_ttl_ns),
         allow_atomic=config.allow_atomic,
         allow_msg_schedules=False,
         allow_msg_counter=False,

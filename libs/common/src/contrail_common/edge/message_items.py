@@ -9,12 +9,19 @@ import msgspec
 from contrail_common import errors
 from contrail_common.edge.json_body import check_nesting, malformed
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.model import BATCH_MESSAGES_MAX, MSG_ID, Expected, Headers, PublishMessage
+from contrail_common.model import (
+    BATCH_MESSAGES_MAX,
+    MSG_ID,
+    TTL,
+    Expected,
+    Headers,
+    PublishMessage,
+)
 from contrail_common.publishing import check_message, with_control
 from contrail_common.subjects import subject_problem
 
-TTL_HEADER: Final = "Nats-TTL"
 _MSG_ID_LOWER: Final = MSG_ID.lower()
+_TTL_LOWER: Final = TTL.lower()
 PLAIN_ID_MAX: Final = 1024
 """A longer message id, in characters or bytes, needs a closer look."""
 _OTHER_FORMS: Final = 2
@@ -99,7 +106,11 @@ def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
                 return _invalid("msg_id", f"disagrees with the header {name}")
     headers = with_control(headers, item.msg_id, item.expected)
     if item.ttl is not None:
-        headers = {**(headers or {}), TTL_HEADER: [str(item.ttl)]}
+        asked = [str(item.ttl)]
+        name = next((name for name in headers or () if name.lower() == _TTL_LOWER), TTL)
+        if headers and headers.get(name, asked) != asked:
+            return _invalid("ttl", f"disagrees with the header {name}")
+        headers = {**(headers or {}), name: asked}
     return checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
 
 

@@ -439,5 +439,9 @@ def _is_sound(batch: MessageBatch) -> bool:
         and len(index) == as_u32(index).itemsize * count
         and int(as_u32(index).max()) < len(batch.subjects)
         and (batch.ids is None or batch.ids.is_sound(count))
-        and all(0 <= at < count for at in (*(batch.expected or ()), *(batch.rollups or ())))
+        and all(
+            0 <= at < count
+            for asked in (batch.expected, batch.rollups, batch.ttls)
+            for at in asked or ()
+        )
     )

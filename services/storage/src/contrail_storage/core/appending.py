@@ -1,12 +1,12 @@
 """Appending messages: the checks of a publish in their fixed order, then the new block.
 
 Order (core rule): stream sealed, message size, expected stream, duplicate id, expected sequences
-and last id, limits with the discard policy, store. A refused message uses no sequence and leaves
-no id.
+and last id, TTL and roll-up rules, limits with the discard policy, store. A refused message uses no
+sequence and leaves no id.
 """
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import crc32c
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contrail_storage.core.stream_machine import StreamMachine
 
 _CAPTURED_MAX = 65_536
+_T = TypeVar("_T")
 
 Verdicts = dict[int, Refused | int]
 """What became of the messages, by position, that are not stored: refused, or a duplicate's seq."""
@@ -46,6 +47,7 @@ class Appender:
         self, index: int, now_ns: int, command: Append, writes: Writes
     ) -> tuple[Appended, Block | None]:
         """Store what passes the checks; answers the outcome and the new block, if any."""
+        command = self._machine.expirer.raised(command)
         count = command.columns.count
         sizes = command.columns.sizes()
         subject_index = np.frombuffer(command.subject_index, np.uint32)
@@ -62,16 +64,30 @@ class Appender:
                 return Appended(first_seq, count, verdicts), None
             columns = columns.select(kept)
             subject_index, sizes = subject_index[kept], sizes[kept]
-        rollups = _stored_rollups(command.rollups, verdicts)
+        rollups, ttls = _stored(command.rollups, verdicts), _stored(command.ttls, verdicts)
         if rollups.get(0) == "all":
             self._machine.remover.purge_all(writes)
         block = self._store(index, now_ns, command, columns, subject_index, sizes, writes)
+        if ttls:
+            self._machine.expirer.note(ttls, first_seq, now_ns, writes)
         if rollups:
             self._replace(rollups, block, index, now_ns, writes)
         if batch.new_ids:
             self._machine.dedupe.add(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
         self._machine.counters.last_id = batch.last_id
         return Appended(first_seq, count, verdicts or None), block
+
+    def append_own(self, index: int, now_ns: int, command: Append, writes: Writes) -> None:
+        """Store messages of the service itself, which no check applies to; limits are kept."""
+        machine = self._machine
+        first_seq = machine.counters.last_seq + 1
+        columns = command.columns
+        subject_index = np.frombuffer(command.subject_index, np.uint32)
+        block = self._store(index, now_ns, command, columns, subject_index, columns.sizes(), writes)
+        machine.expirer.note(command.ttls or {}, first_seq, now_ns, writes)
+        machine.counters.last_id = NO_ID
+        writes.blocks.append((machine.shard, block))
+        machine.remover.keep_limits(block.subject_ids, index, now_ns, writes)
 
     def _replace(
         self, rollups: dict[int, Rollup], block: Block, index: int, now_ns: int, writes: Writes
@@ -158,14 +174,12 @@ def _refused_as_one(first_seq: int, count: int, verdicts: Verdicts) -> Appended:
     return Appended(first_seq, count, dict.fromkeys(range(count), refused))
 
 
-def _stored_rollups(rollups: dict[int, Rollup] | None, verdicts: Verdicts) -> dict[int, Rollup]:
-    """``rollups`` by the position among the messages that are stored."""
-    if not rollups or not verdicts:
-        return rollups or {}
+def _stored(asked: dict[int, _T] | None, verdicts: Verdicts) -> dict[int, _T]:
+    """What is asked for, by the position among the messages that are stored."""
+    if not asked or not verdicts:
+        return asked or {}
     refused = sorted(verdicts)
-    return {
-        at - bisect_left(refused, at): kind for at, kind in rollups.items() if at not in verdicts
-    }
+    return {at - bisect_left(refused, at): one for at, one in asked.items() if at not in verdicts}
 
 
 def _without(count: int, verdicts: Verdicts) -> NDArray[np.bool_]:
@@ -206,6 +220,7 @@ class _Batch:
         if (
             command.expected is not None
             or command.rollups is not None
+            or (command.ttls is not None and not config.allow_msg_ttl)
             or (config.discard == "new" and (config.max_msgs >= 0 or config.max_bytes >= 0))
             or config.discard_new_per_subject
             or (command.ids is not None and _repeats(command.ids))
@@ -293,6 +308,8 @@ class _Batch:
             refused = self._check_expected(expected, subject)
             if refused is not None:
                 return refused
+        if at in (self._command.ttls or ()) and not config.allow_msg_ttl:
+            return Refused(errors.TTL_DISABLED.code, "the stream does not allow per-message TTL")
         if rollup is not None and not config.allow_rollup_hdrs:
             return Refused(errors.ROLLUP_REFUSED.code, "the stream does not allow roll-ups")
         return self._check_full(subject, int(self._sizes[at]), rollup)

@@ -10,9 +10,11 @@ Little-endian::
 The CRC of a record goes on from that of the record before it (the first from the start), so a
 record that was changed, moved, doubled or left out breaks the chain. The end record holds counts
 and a BLAKE2b digest of every byte before it; nothing follows it. Payloads are msgpack, but for
-blocks, which are ``contrail_common.blocks`` without a codec. Kinds come in ascending order::
+blocks, which are ``contrail_common.blocks`` without a codec. Kinds come in this order::
 
-    HEADER, SUBJECTS*, DELETED*, IDS*, (CONSUMER PENDING*)*, BLOCK*, END
+    HEADER, SUBJECTS*, DELETED*, EXEMPT*, DEADLINES*, IDS*, (CONSUMER PENDING*)*, BLOCK*, END
+
+Version 1 has neither EXEMPT nor DEADLINES.
 """
 
 import builtins
@@ -28,7 +30,7 @@ import msgspec
 from contrail_common.model import StreamConfig
 
 MAGIC: Final = b"CTRLSNAP"
-VERSION: Final = 1
+VERSION: Final = 2
 RECORD_BYTES_MAX: Final = (4 << 20) - (64 << 10)
 """A record fits an entry of the log, of which it becomes a part."""
 
@@ -40,6 +42,13 @@ CONSUMER: Final = 5
 PENDING: Final = 6
 BLOCK: Final = 7
 END: Final = 8
+EXEMPT: Final = 9
+DEADLINES: Final = 10
+
+_ORDER: Final = (
+    HEADER, SUBJECTS, DELETED, EXEMPT, DEADLINES, IDS, CONSUMER, PENDING, BLOCK, END,
+)  # fmt: skip
+_PLACES: Final = {kind: place for place, kind in enumerate(_ORDER)}
 
 _START: Final = struct.Struct("<8sI")
 _HEAD: Final = struct.Struct("<BI")
@@ -97,6 +106,18 @@ class DeletedPages(msgspec.Struct, array_like=True, frozen=True):
     """Pages of the deleted sequences, by number: bitmaps of 4,096 sequences each."""
 
     pages: list[tuple[int, bytes]]
+
+
+class ExemptPages(msgspec.Struct, array_like=True, frozen=True):
+    """Pages of the sequences that no age removes, as :class:`DeletedPages` has them."""
+
+    pages: list[tuple[int, bytes]]
+
+
+class DeadlineRows(msgspec.Struct, array_like=True, frozen=True):
+    """Deadlines in order: log time, and the sequences (i64[n], ascending) that are due then."""
+
+    rows: list[tuple[int, bytes]]
 
 
 class Ids(msgspec.Struct, array_like=True, frozen=True):
@@ -174,8 +195,10 @@ class ArchiveReader:
             return False
         start = bytes(self._held[: _START.size])
         version = _START.unpack(start)[1]
-        if version != VERSION:
-            raise ArchiveError(f"the archive has version {version}; this server reads {VERSION}")
+        if not 1 <= version <= VERSION:
+            raise ArchiveError(
+                f"the archive has version {version}; this server reads 1 to {VERSION}"
+            )
         self._chain.begin(start)
         del self._held[: _START.size]
         self._started = True
@@ -212,10 +235,11 @@ class ArchiveReader:
         return sum(self._records.values()) + 1
 
     def _check_head(self, kind: int, size: int) -> None:
-        if not HEADER <= kind <= END or size > RECORD_BYTES_MAX:
+        if kind not in _PLACES or size > RECORD_BYTES_MAX:
             raise ArchiveError(f"the archive is damaged: record {self._number} has no sound head")
         follows = kind == CONSUMER and self._kind == PENDING
-        if (kind < self._kind and not follows) or (kind == HEADER) == bool(self._kind):
+        back = self._kind and _PLACES[kind] < _PLACES[self._kind]
+        if (back and not follows) or (kind == HEADER) == bool(self._kind):
             raise ArchiveError(f"the archive is out of order at record {self._number}")
 
     def _end(self, record: Record, digest: bytes) -> None:

@@ -25,7 +25,9 @@ from contrail_storage.core import archive
 from contrail_storage.core.archive import (
     ArchiveError,
     ArchiveHeader,
+    DeadlineRows,
     DeletedPages,
+    ExemptPages,
     Ids,
     Record,
     Subjects,
@@ -64,7 +66,8 @@ class ArchiveCheck:
         self._numbers: list[I64Array] = [np.zeros(0, np.int64)]
         self._rows: list[tuple[I64Array, I64Array, I64Array]] = []
         self._next_subject = 0
-        self._page = -1
+        self._page = self._exempt_page = -1
+        self._deadline = (-1, 0)
         self._id_seq = self._id_time_ns = 0
         self._consumers: set[str] = set()
         self._consumer = 0
@@ -81,6 +84,10 @@ class ArchiveCheck:
                 self._take_subjects(decoded(payload, Subjects))
             case archive.DELETED:
                 self._take_deleted(decoded(payload, DeletedPages))
+            case archive.EXEMPT:
+                self._take_exempt(decoded(payload, ExemptPages))
+            case archive.DEADLINES:
+                self._take_deadlines(decoded(payload, DeadlineRows))
             case archive.IDS:
                 self._take_ids(decoded(payload, Ids))
             case archive.CONSUMER:
@@ -133,12 +140,43 @@ class ArchiveCheck:
         self._rows.append((first, last, counts))
 
     def _take_deleted(self, deleted: DeletedPages) -> None:
-        low, high = self.header.first_seq // PAGE, self.header.last_seq // PAGE
-        for number, page in deleted.pages:
-            _need(max(self._page + 1, low) <= number <= high, "deleted sequences")
-            _need(len(page) == PAGE // 8, "deleted sequences")
-            self._page = number
+        self._page = self._check_pages(deleted.pages, self._page, "deleted sequences")
         self._deleted.restore(deleted.pages, Writes())
+
+    def _check_pages(self, pages: list[tuple[int, bytes]], last: int, what: str) -> int:
+        """Pages in order behind the number ``last``; answers the last of them."""
+        low, high = self.header.first_seq // PAGE, self.header.last_seq // PAGE
+        for number, page in pages:
+            _need(max(last + 1, low) <= number <= high, what)
+            _need(len(page) == PAGE // 8, what)
+            last = number
+        return last
+
+    def _take_exempt(self, exempt: ExemptPages) -> None:
+        what = "what no age removes"
+        self._exempt_page = self._check_pages(exempt.pages, self._exempt_page, what)
+        for number, page in exempt.pages:
+            marks = np.unpackbits(np.frombuffer(page, np.uint8))
+            self._need_live(np.flatnonzero(marks) + number * PAGE, what)
+
+    def _take_deadlines(self, deadlines: DeadlineRows) -> None:
+        what = "deadlines"
+        for deadline_ns, packed in deadlines.rows:
+            _need(len(packed) > 0 and len(packed) % 8 == 0, what)
+            seqs = np.frombuffer(packed, np.int64)
+            key = deadline_ns, int(seqs[0])
+            _need(self._deadline < key and deadline_ns <= INT64_MAX, what)
+            _need(bool((seqs[1:] > seqs[:-1]).all()), what)
+            self._need_live(seqs, what)
+            self._deadline = key
+
+    def _need_live(self, seqs: I64Array, what: str) -> None:
+        """Sequences (ascending) of live messages."""
+        if not len(seqs):
+            return
+        first, last = int(seqs[0]), int(seqs[-1])
+        _need(self.header.first_seq <= first <= last <= self.header.last_seq, what)
+        _need(bool(self._deleted.are_live(seqs).all()), what)
 
     def _take_ids(self, ids: Ids) -> None:
         _need(bool(ids.runs), "message ids")

@@ -8,7 +8,15 @@ import msgspec
 import numpy as np
 
 from contrail_common.blocks import MessageColumns
-from contrail_common.model import AckKind, Compression, ConsumerConfig, Rollup, StreamConfig
+from contrail_common.model import (
+    TTL_NEVER,
+    AckKind,
+    Compression,
+    ConsumerConfig,
+    Rollup,
+    StreamConfig,
+)
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core.archive import ArchiveHeader
 from contrail_storage.core.dedupe import ID_BYTES
 
@@ -32,8 +40,8 @@ class Append(msgspec.Struct, tag=1, array_like=True):
     ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them; ``ids``
     holds a 16-byte hash per message (zeros: none) or is None when no message has an id;
     ``expected`` is keyed by the message's position, and so is ``rollups``: what a message replaces,
-    all earlier ones of its subject or of the stream (then it is the first here). ``atomic``: all
-    messages or none.
+    all earlier ones of its subject or of the stream (then it is the first here), and ``ttls``, in
+    ns or TTL_NEVER. ``atomic``: all messages or none.
     """
 
     subjects: list[str]
@@ -43,6 +51,7 @@ class Append(msgspec.Struct, tag=1, array_like=True):
     expected: dict[int, HashedExpected] | None = None
     rollups: dict[int, Rollup] | None = None
     atomic: bool = False
+    ttls: dict[int, int] | None = None
 
     def is_sound(self) -> bool:
         """Whether there are messages and the columns agree, so that reading them cannot fail."""
@@ -54,6 +63,10 @@ class Append(msgspec.Struct, tag=1, array_like=True):
             and (self.ids is None or len(self.ids) == ID_BYTES * count)
             and all(0 <= at < count for at in self.rollups or ())
             and all(not at or kind != "all" for at, kind in (self.rollups or {}).items())
+            and all(
+                0 <= at < count and (ttl_ns == TTL_NEVER or 0 < ttl_ns <= INT64_MAX)
+                for at, ttl_ns in (self.ttls or {}).items()
+            )
         )
 
 
@@ -80,6 +93,40 @@ class ExpireAge(msgspec.Struct, tag=5, array_like=True):
     """Remove messages past ``max_age`` at the entry's time; at most ``messages_max`` of them."""
 
     messages_max: int
+
+
+class Expire(msgspec.Struct, tag=30, array_like=True):
+    """Remove messages that are due, wherever they lie: ``seqs`` (i64, ascending).
+
+    ``rows`` are the deadlines that passed, as pairs of deadline and first sequence (i64 each);
+    their rows go, whatever became of the messages. Without any the messages are due by
+    ``max_age``. ``previous`` is, by number of a subject whose newest message is one of them, the
+    newest older one that is none (missing: none). ``marking`` (i64, some of ``seqs``) are newest
+    messages that leave a marker when they are the last of their subject.
+
+    The leader finds these, and lets no other removal of its own choice pass meanwhile. Limits take
+    the oldest messages away, which changes nothing here: where older messages remain, the newest of
+    them does; and of a subject with a newer message ``previous`` is not used.
+    """
+
+    seqs: bytes
+    rows: bytes
+    previous: dict[int, int]
+    marking: bytes
+
+    def is_sound(self) -> bool:
+        """Whether the columns are whole, and the sequences ascend."""
+        columns = len(self.seqs) % 8, len(self.rows) % 16, len(self.marking) % 8
+        if any(columns):
+            return False
+        seqs, rows = np.frombuffer(self.seqs, np.int64), np.frombuffer(self.rows, np.int64)
+        marking = np.frombuffer(self.marking, np.int64)
+        return (
+            bool((seqs[1:] > seqs[:-1]).all())
+            and bool((rows >= 0).all())
+            and bool(np.isin(marking, seqs).all())
+            and len(np.unique(marking)) == len(marking)
+        )
 
 
 class DeleteMessage(msgspec.Struct, tag=6, array_like=True):
@@ -238,6 +285,7 @@ StreamCommand = (
     | DropStream
     | Trim
     | ExpireAge
+    | Expire
     | DeleteMessage
     | PurgeSubjects
     | FinishRollup

@@ -7,7 +7,7 @@ replica's own affair. In memory and in the store a page is 512 bytes.
 from collections.abc import Iterable
 from functools import cache
 from heapq import nsmallest
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ Marks = NDArray[np.bool_]
 class DeletedSet:
     """Sequences deleted between the first and the last kept one."""
 
+    kind: ClassVar[bytes] = keys.DELETED
+    """Of the rows."""
+
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self._pages: dict[int, bytes] = {}
@@ -60,7 +63,7 @@ class DeletedSet:
             marks = self._marks(number)
             marks[within % PAGE] = True
             self._set(number, marks, self._counts.get(number, 0) + len(within))
-            writes.put(keys.large_key(keys.DELETED, self.shard, number), self._pages[number])
+            writes.put(keys.large_key(self.kind, self.shard, number), self._pages[number])
 
     def _marks(self, number: int) -> Marks:
         page = self._pages.get(number)
@@ -143,6 +146,18 @@ class DeletedSet:
             mask[low - base_seq : high - base_seq] = ~marks
         return mask
 
+    def are_live(self, seqs: I64Array) -> NDArray[np.bool_]:
+        """Which of ``seqs``, however far apart, are live."""
+        live = np.ones(len(seqs), np.bool_)
+        if not self.total:
+            return live
+        numbers = seqs // PAGE
+        for number in np.unique(numbers).tolist():
+            if number in self._pages:
+                there = numbers == number
+                live[there] = ~self._marks(number)[seqs[there] % PAGE]
+        return live
+
     def trim(self, first_seq: int, writes: Writes) -> None:
         """Forget what lies below the new first sequence."""
         for number in [number for number in self._pages if number * PAGE < first_seq]:
@@ -150,7 +165,7 @@ class DeletedSet:
                 self.total -= self._counts.pop(number)
                 del self._pages[number]
                 self.touched.discard(number)
-                writes.delete(keys.large_key(keys.DELETED, self.shard, number))
+                writes.delete(keys.large_key(self.kind, self.shard, number))
                 continue
             marks = self._marks(number)
             marks[: first_seq - number * PAGE] = False
@@ -160,7 +175,7 @@ class DeletedSet:
         """Forget everything."""
         self._pages, self._counts, self.total = {}, {}, 0
         self.touched.clear()
-        prefix = keys.shard_key(keys.DELETED, self.shard)
+        prefix = keys.shard_key(self.kind, self.shard)
         writes.delete_range(prefix, keys.prefix_end(prefix))
 
     def load(self, rows: Iterable[tuple[bytes, bytes]], first_seq: int) -> None:
@@ -183,4 +198,4 @@ class DeletedSet:
         """Take up pages of another set, none of which stands here."""
         for number, page in pages:
             self._take_up(number, page)
-            writes.put(keys.large_key(keys.DELETED, self.shard, number), page)
+            writes.put(keys.large_key(self.kind, self.shard, number), page)

@@ -11,6 +11,8 @@
 | ``P`` / ``p`` | u32 page / u64 index | subject state: page / delta |
 | ``D`` | u64 index | message ids of one entry |
 | ``T`` | u64 page | deleted sequences of one page |
+| ``V`` | u64 page | sequences of one page that no age removes |
+| ``E`` | u64 deadline, u64 first sequence | sequences that are due then (i64 each) |
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
 | ``K`` | - | second record (checkpoint) |
@@ -29,6 +31,8 @@ SUBJECT_PAGE: Final = b"P"
 SUBJECT_DELTA: Final = b"p"
 DEDUPE: Final = b"D"
 DELETED: Final = b"T"
+EXEMPT: Final = b"V"
+DEADLINE: Final = b"E"
 CONSUMER: Final = b"C"
 CONSUMER_DELTA: Final = b"c"
 ERASURE: Final = b"E"
@@ -43,6 +47,8 @@ SHARD_KINDS: Final = (
     SUBJECT_DELTA,
     DEDUPE,
     DELETED,
+    EXEMPT,
+    DEADLINE,
     CONSUMER,
     CONSUMER_DELTA,
 )
@@ -51,6 +57,7 @@ SHARD_KINDS: Final = (
 _U32: Final = struct.Struct(">cI")
 _U32_U32: Final = struct.Struct(">cII")
 _U32_U64: Final = struct.Struct(">cIQ")
+_U32_U64_U64: Final = struct.Struct(">cIQQ")
 _U32_U32_U64: Final = struct.Struct(">cIIQ")
 
 
@@ -72,6 +79,17 @@ def large_key(kind: bytes, shard: int, number: int) -> bytes:
 def consumer_delta_key(shard: int, consumer_id: int, number: int) -> bytes:
     """Key of the ``number``-th delta of a consumer."""
     return _U32_U32_U64.pack(CONSUMER_DELTA, shard, consumer_id, number)
+
+
+def deadline_key(shard: int, deadline_ns: int, first_seq: int) -> bytes:
+    """Key of messages of one append, the first with ``first_seq``, that share a deadline."""
+    return _U32_U64_U64.pack(DEADLINE, shard, deadline_ns, first_seq)
+
+
+def deadline_of(key: bytes) -> tuple[int, int]:
+    """The deadline and the first sequence in a :func:`deadline_key`."""
+    _, _, deadline_ns, first_seq = _U32_U64_U64.unpack(key)
+    return deadline_ns, first_seq
 
 
 def last_number(key: bytes, width: int) -> int:

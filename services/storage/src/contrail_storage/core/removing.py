@@ -166,6 +166,7 @@ class Remover:
         if removed:
             machine.subjects.remove(np.concatenate(gone), counters.first_seq, index, writes)
             machine.deleted.trim(counters.first_seq, writes)
+            machine.exempt.trim(counters.first_seq, writes)
             writes.trimmed[machine.shard] = counters.first_seq
         return removed
 
@@ -212,14 +213,19 @@ class Remover:
         self._head = None
 
     def expire_age(self, command: cmd.ExpireAge, index: int, now_ns: int, writes: Writes) -> Result:
-        """Remove a slice of what is past ``max_age``."""
+        """Remove a slice of what is past ``max_age``, up to the first message that no age removes.
+
+        Where removals leave markers it does nothing: that is for ``Expire``.
+        """
         machine = self._machine
-        if machine.config.max_age_ns <= 0:
+        if machine.config.max_age_ns <= 0 or machine.config.subject_delete_marker_ttl_ns > 0:
             return Removed(0)
         limit_ns = max(now_ns - machine.config.max_age_ns, -1)
 
         def expired(facts: MessageFacts, _: Live | None) -> int:
-            return int(np.searchsorted(facts.times_ns, limit_ns, side="right"))
+            old = int(np.searchsorted(facts.times_ns, limit_ns, side="right"))
+            ages = machine.exempt.live_mask(facts.base_seq, old) if old else None
+            return old if ages is None or ages.all() else int(np.argmin(ages))
 
         removed = self._remove_head(expired, command.messages_max, index, writes)
         if removed:
@@ -266,6 +272,7 @@ class Remover:
         machine.deletions += 1
         machine.subjects.clear(writes)
         machine.deleted.clear(writes)
+        machine.expirer.clear(writes)
         writes.trimmed[machine.shard] = counters.first_seq
         machine.write_counters(writes)
         return removed
@@ -417,7 +424,7 @@ class Remover:
         counters.messages -= len(chosen.seqs)
         counters.bytes -= int(chosen.sizes.sum())
         machine.deleted.add_many(chosen.seqs, writes)
-        self._gone(chosen.seqs, now_ns, writes)
+        self.gone(chosen.seqs, now_ns, writes)
         self._forget_replaced()
 
     def delete(self, command: cmd.DeleteMessage, index: int, now_ns: int, writes: Writes) -> Result:
@@ -440,7 +447,7 @@ class Remover:
         machine.subjects.remove_one(
             int(facts.subject_ids[at]), seq, command.previous_seq, index, writes
         )
-        self._gone(np.array([seq]), now_ns, writes)
+        self.gone(np.array([seq]), now_ns, writes)
         self._forget_replaced()
         machine.write_counters(writes)
         return Removed(1)
@@ -453,11 +460,12 @@ class Remover:
                 name: seq for name, seq in counters.replaced.items() if name in known
             }
 
-    def _gone(self, seqs: I64Array, now_ns: int, writes: Writes) -> None:
+    def gone(self, seqs: I64Array, now_ns: int, writes: Writes) -> None:
         """Messages were removed, wherever they lay: tell the consumers, and move the head."""
         machine = self._machine
         counters = machine.counters
         machine.deletions += 1
+        machine.exempt.discard_many(seqs, writes)
         for consumer in machine.consumers.values():
             if consumer.pending:
                 for seq in sorted(consumer.pending.keys() & set(seqs.tolist())):
@@ -465,6 +473,7 @@ class Remover:
         if int(seqs[0]) == counters.first_seq or not counters.messages:
             self._skip_deleted_head()
             machine.deleted.trim(counters.first_seq, writes)
+            machine.exempt.trim(counters.first_seq, writes)
             writes.trimmed[machine.shard] = counters.first_seq
 
 

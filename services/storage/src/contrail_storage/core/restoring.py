@@ -4,15 +4,26 @@ Restoring goes by parts, each an entry of the log, before the stream exists: the
 it. Whatever is behind a crash, rows of the store and log together are all parts so far.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import numpy as np
 
 from contrail_common.blocks import Block, decode_block, encode_block
 from contrail_storage.core import archive
-from contrail_storage.core.archive import ArchiveHeader, DeletedPages, Ids, Record, Subjects
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.archive import (
+    ArchiveHeader,
+    DeadlineRows,
+    DeletedPages,
+    ExemptPages,
+    Ids,
+    Record,
+    Subjects,
+)
 from contrail_storage.core.consumer_machine import ConsumerMachine, Pending, Snapshot
+from contrail_storage.core.deadlines import DeadlineRow
 from contrail_storage.core.emptying import emptied
 from contrail_storage.core.results import Writes
 
@@ -21,6 +32,8 @@ if TYPE_CHECKING:
 
 _PAGES: Final = 256
 _ID_BYTES: Final = 128 * 1024
+_DEADLINE_BYTES: Final = 128 * 1024
+_DEADLINE_OVERHEAD: Final = 16
 _PENDING: Final = 4_096
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -65,14 +78,23 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
     )
 
 
-def state_records(machine: "StreamMachine", *, consumers: bool) -> Iterator[Record]:
-    """All records of an archive but those of its blocks and the last."""
+def state_records(
+    machine: "StreamMachine", deadlines: Iterable[tuple[bytes, bytes]], *, consumers: bool
+) -> Iterator[Record]:
+    """All records of an archive but those of its blocks and the last.
+
+    ``deadlines`` are the machine's rows of that kind, in key order.
+    """
     yield Record(archive.HEADER, _encode(header_of(machine)))
     for rows, names in machine.subjects.parts():
         yield Record(archive.SUBJECTS, _encode(Subjects(rows, names)))
     pages = machine.deleted.pages()
     for start in range(0, len(pages), _PAGES):
         yield Record(archive.DELETED, _encode(DeletedPages(pages[start : start + _PAGES])))
+    pages = machine.exempt.pages()
+    for start in range(0, len(pages), _PAGES):
+        yield Record(archive.EXEMPT, _encode(ExemptPages(pages[start : start + _PAGES])))
+    yield from _deadline_records(machine, deadlines)
     runs: list[tuple[int, bytes, bytes]] = []
     size = 0
     for run in machine.dedupe.runs():
@@ -85,6 +107,25 @@ def state_records(machine: "StreamMachine", *, consumers: bool) -> Iterator[Reco
         yield Record(archive.IDS, _encode(Ids(runs)))
     for consumer in machine.consumers.values() if consumers else ():
         yield from _consumer_records(consumer)
+
+
+def _deadline_records(
+    machine: "StreamMachine", deadlines: Iterable[tuple[bytes, bytes]]
+) -> Iterator[Record]:
+    """Deadlines of messages that are live."""
+    rows: list[DeadlineRow] = []
+    size = 0
+    for key, row in deadlines:
+        seqs = np.frombuffer(row, np.int64)
+        live = (seqs >= machine.counters.first_seq) & machine.deleted.are_live(seqs)
+        if live.any():
+            rows.append((keys.deadline_of(key)[0], seqs[live].tobytes()))
+            size += len(row) + _DEADLINE_OVERHEAD
+        if size >= _DEADLINE_BYTES:
+            yield Record(archive.DEADLINES, _encode(DeadlineRows(rows)))
+            rows, size = [], 0
+    if rows:
+        yield Record(archive.DEADLINES, _encode(DeadlineRows(rows)))
 
 
 def _consumer_records(consumer: ConsumerMachine) -> Iterator[Record]:
@@ -126,6 +167,10 @@ def take_record(machine: "StreamMachine", record: Record, index: int, writes: Wr
         machine.subjects.restore(subjects.rows, subjects.names, writes)
     elif kind == archive.DELETED:
         machine.deleted.restore(archive.decoded(payload, DeletedPages).pages, writes)
+    elif kind == archive.EXEMPT:
+        machine.exempt.restore(archive.decoded(payload, ExemptPages).pages, writes)
+    elif kind == archive.DEADLINES:
+        machine.deadlines.restore(archive.decoded(payload, DeadlineRows).rows, writes)
     elif kind == archive.IDS:
         machine.dedupe.restore(archive.decoded(payload, Ids).runs, index, writes)
     elif kind == archive.CONSUMER:

@@ -27,8 +27,10 @@ from contrail_storage.core.appending import Appender
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, Record
 from contrail_storage.core.consumer_machine import ConsumerMachine, Reconfigured
 from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
+from contrail_storage.core.deadlines import Deadlines, ExemptSet
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
 from contrail_storage.core.deleted import DeletedSet
+from contrail_storage.core.expiring import Expirer
 from contrail_storage.core.facts import FactsPort, MessageFacts
 from contrail_storage.core.removing import Remover
 from contrail_storage.core.restoring import take_record
@@ -88,6 +90,8 @@ class StreamMachine:
         self.subjects = SubjectTable(shard)
         self.dedupe = DedupeWindow(shard)
         self.deleted = DeletedSet(shard)
+        self.exempt = ExemptSet(shard)
+        self.deadlines = Deadlines(shard)
         self.consumers: dict[int, ConsumerMachine] = {}
         self.consumer_ids: dict[str, int] = {}
         self.restored_with: Compression = "none"
@@ -99,6 +103,7 @@ class StreamMachine:
         self._fresh_index = 0
         self._appender = Appender(self)
         self.remover = Remover(self)
+        self.expirer = Expirer(self, self._appender)
 
     # Reading the state ---------------------------------------------------------------------------
 
@@ -194,6 +199,8 @@ class StreamMachine:
         match command:
             case cmd.ExpireAge():
                 return self.remover.expire_age(command, index, now_ns, writes)
+            case cmd.Expire():
+                return self.expirer.expire(command, index, now_ns, writes)
             case cmd.EnforceLimits():
                 return self.remover.enforce_limits(command, index, now_ns, writes)
             case cmd.Trim():
@@ -270,6 +277,8 @@ class StreamMachine:
         self.subjects = SubjectTable(self.shard)
         self.dedupe = DedupeWindow(self.shard)
         self.deleted = DeletedSet(self.shard)
+        self.exempt = ExemptSet(self.shard)
+        self.deadlines = Deadlines(self.shard)
         self.consumers, self.consumer_ids = {}, {}
         self.remover.forget_head()
         self._fresh.clear()
@@ -399,6 +408,8 @@ class StreamMachine:
         )
         machine.dedupe.load(rows(keys.DEDUPE))
         machine.deleted.load(rows(keys.DELETED), machine.counters.first_seq)
+        machine.exempt.load(rows(keys.EXEMPT), machine.counters.first_seq)
+        machine.deadlines.load(rows(keys.DEADLINE))
         for key, value in rows(keys.CONSUMER):
             consumer = ConsumerMachine.load(shard, keys.last_number(key, 4), value)
             machine.consumers[consumer.consumer_id] = consumer

@@ -12,7 +12,7 @@ on using the list (and ``base``) that it took: names of subjects that died meanw
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -115,8 +115,20 @@ class SubjectTable:
         np.add.at(self.counts, at, np.uint32(1))
         self._delta(at[self.last[at] == seqs], index, writes)
 
-    def remove(self, sids: U32Array, floor_seq: int, index: int, writes: Writes) -> None:
-        """Take messages away, one per element; none that is live is below ``floor_seq``."""
+    def remove(
+        self,
+        sids: U32Array,
+        floor_seq: int,
+        index: int,
+        writes: Writes,
+        last: Mapping[int, int] | None = None,
+    ) -> None:
+        """Take messages away, one per element; none that is live is below ``floor_seq``.
+
+        ``last`` are the new last sequences, by number, of subjects that lose theirs and have more.
+        """
+        for sid, seq in (last or {}).items():
+            self.last[sid - self.base] = seq
         touched, counts = np.unique(sids.astype(np.int64) - self.base, return_counts=True)
         self.counts[touched] -= counts.astype(np.uint32)
         self.first[touched] = np.maximum(self.first[touched], floor_seq)

@@ -343,6 +343,7 @@ class _AppendBuilder:
             expected,
             batch.rollups,
             batch.atomic,
+            batch.ttls,
         )
 
 

@@ -89,7 +89,8 @@ class Snapshotter:
             if not machine.exists:
                 raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
             yield writer.start()
-            for record in state_records(machine, consumers=consumers):
+            deadlines = scan(keys.shard_key(keys.DEADLINE, number))
+            for record in state_records(machine, deadlines, consumers=consumers):
                 yield writer.record(record)
             for _, stored in scan(keys.shard_key(keys.BLOCK, number)):
                 block = block_record(machine, decode_block(stored, BLOCK_CODECS))

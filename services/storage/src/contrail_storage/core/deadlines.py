@@ -1,0 +1,120 @@
+"""When messages are due, in rows; and which of them no age removes.
+
+A deadline is a row and not memory: ``shard | deadline | first sequence`` holds the sequences of one
+append that share a deadline. A message that goes otherwise leaves its row, which goes when it is
+due. In memory there is one number: no row has an earlier deadline.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar, Final
+
+import numpy as np
+
+from contrail_common.texts import I64Array
+from contrail_common.timeunits import INT64_MAX
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.deleted import PAGE, DeletedSet, Marks
+from contrail_storage.core.results import Writes
+
+NO_DEADLINE: Final = INT64_MAX + 1
+"""Later than any."""
+
+DeadlineRow = tuple[int, bytes]
+"""A deadline and the sequences (i64, ascending) that are due then."""
+
+
+class Deadlines:
+    """Deadlines of one shard's messages."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self._seen_ns = self._fresh_ns = NO_DEADLINE
+
+    @property
+    def earliest_ns(self) -> int:
+        """No row has an earlier deadline; NO_DEADLINE: there is none."""
+        return min(self._seen_ns, self._fresh_ns)
+
+    def add(self, deadline_ns: int, seqs: I64Array, writes: Writes) -> None:
+        """Messages of one append (``seqs`` ascending, at least one) are due at ``deadline_ns``."""
+        key = keys.deadline_key(self.shard, deadline_ns, int(seqs[0]))
+        writes.put(key, seqs.tobytes())
+        self._fresh_ns = min(self._fresh_ns, deadline_ns)
+
+    def drop(self, rows: I64Array, writes: Writes) -> None:
+        """Forget rows, given as pairs of deadline and first sequence."""
+        for deadline_ns, first_seq in rows.reshape(-1, 2).tolist():
+            writes.delete(keys.deadline_key(self.shard, deadline_ns, first_seq))
+
+    def clear(self, writes: Writes) -> None:
+        """Forget everything."""
+        if self.earliest_ns < NO_DEADLINE:
+            prefix = keys.shard_key(keys.DEADLINE, self.shard)
+            writes.delete_range(prefix, keys.prefix_end(prefix))
+        self._seen_ns = self._fresh_ns = NO_DEADLINE
+
+    def begin_look(self) -> None:
+        """Somebody begins to look at the rows of what is appended so far."""
+        self._seen_ns, self._fresh_ns = self.earliest_ns, NO_DEADLINE
+
+    def end_look(self, earliest_ns: int) -> None:
+        """Of the rows looked at the earliest that stays has this deadline (NO_DEADLINE: none)."""
+        self._seen_ns = earliest_ns
+
+    def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take up the first row's deadline; ``rows`` in key order."""
+        for key, _ in rows:
+            self._seen_ns, _ = keys.deadline_of(key)
+            return
+
+    def restore(self, rows: list[DeadlineRow], writes: Writes) -> None:
+        """Take up rows of another shard, none of which stands here."""
+        for deadline_ns, seqs in rows:
+            self.add(deadline_ns, np.frombuffer(seqs, np.int64), writes)
+
+
+class ExemptSet(DeletedSet):
+    """Sequences of messages that were published to stay whatever ``max_age`` is."""
+
+    kind: ClassVar[bytes] = keys.EXEMPT
+
+    def discard_many(self, seqs: I64Array, writes: Writes) -> None:
+        """The messages ``seqs`` (ascending) are gone: unmark those of them that are marked."""
+        if not self.total:
+            return
+        numbers = seqs // PAGE
+        for number in np.unique(numbers).tolist():
+            if number not in self._pages:
+                continue
+            marks = self._marks(number)
+            before = int(np.count_nonzero(marks))
+            marks[seqs[numbers == number] % PAGE] = False
+            left = int(np.count_nonzero(marks))
+            if left < before:
+                self._replace(number, marks, left, writes)
+
+    def _replace(self, number: int, marks: Marks, count: int, writes: Writes) -> None:
+        key = keys.large_key(self.kind, self.shard, number)
+        self._set(number, marks, count)
+        if count:
+            writes.put(key, self._pages[number])
+        else:
+            del self._pages[number], self._counts[number]
+            writes.delete(key)
+
+
+def first_outside(sets: Iterable[DeletedSet], seq: int, last_seq: int) -> int:
+    """The first of ``seq`` to ``last_seq`` that is in none of ``sets``, or ``last_seq`` + 1."""
+    sets = list(sets)
+    while seq <= last_seq:
+        count = min(PAGE - seq % PAGE, last_seq + 1 - seq)
+        outside = np.ones(count, np.bool_)
+        for one in sets:
+            mask = one.live_mask(seq, count)
+            if mask is not None:
+                outside &= mask
+        found = np.flatnonzero(outside)
+        if len(found):
+            return seq + int(found[0])
+        seq += count
+    return last_seq + 1
