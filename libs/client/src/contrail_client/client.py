@@ -250,7 +250,10 @@ class Contrail:
         expected: Expected | None = None,
         ttl: str | None = None,
     ) -> PubAck:
-        """Store one message in the stream that captures `subject`; durable when this returns."""
+        """Store one message in the stream that captures `subject`; durable when this returns.
+
+        The options are those of `Message`.
+        """
         message = Message(subject, payload, headers, msg_id, expected, ttl)
         return self._transport.run(publishing.publish(message))
 

@@ -49,6 +49,8 @@ class StreamConfig(TypedDict, total=False):
     deny_purge: bool
     allow_rollup_hdrs: bool
     allow_atomic: bool
+    allow_msg_ttl: bool
+    subject_delete_marker_ttl: Duration
     compression: Literal["none", "lz4", "zstd", "s2"]
     first_seq: int
     consumer_limits: ConsumerLimits
@@ -95,7 +97,8 @@ class Message(msgspec.Struct, frozen=True):
     """A message to publish.
 
     With `msg_id` the server stores it once within the stream's duplicate window, and the SDK may
-    repeat a publish whose outcome is unknown.
+    repeat a publish whose outcome is unknown. `ttl` is how long it lives, where the stream has
+    `allow_msg_ttl`: seconds or a duration of at least 1 s ("90", "1h30m"), or "never".
     """
 
     subject: str

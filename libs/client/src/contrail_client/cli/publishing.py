@@ -29,6 +29,7 @@ Payload = Annotated[
 Count = Annotated[int, typer.Option(min=1, help="Publish it so many times.")]
 Lines = Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")]
 MsgId = Annotated[str | None, typer.Option(help="Stored once within the duplicate window.")]
+Ttl = Annotated[str | None, typer.Option(help='How long they live: "90s", or never.')]
 Ack = Annotated[Acks, typer.Option(help="none: do not ask whether it was stored.")]
 Outstanding = Annotated[int, typer.Option(min=1, help="Most messages under way at once.")]
 
@@ -46,6 +47,7 @@ def publish(
     payload: Payload = "",
     headers: HeaderTexts = None,
     msg_id: MsgId = None,
+    ttl: Ttl = None,
     count: Count = 1,
     lines: Lines = False,
     ack: Ack = Acks.STORED,
@@ -62,6 +64,8 @@ def publish(
     if lines and (payload or count > 1):
         raise ValueError("--lines takes the payloads from standard input, one message for each")
     given = headers_of(headers)
+    if ttl is not None:
+        given["Nats-TTL"] = [ttl]
     if ack is Acks.NONE:
         for each in _payloads(payload, count, lines):
             session.client.publish_unacked(subject, each, headers=given, msg_id=msg_id)
