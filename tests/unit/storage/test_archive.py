@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contrail_common.errors import ApiError
-from contrail_common.model import StreamConfig
+from contrail_common.model import TTL_NEVER, StreamConfig
 from contrail_storage.core import archive
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, ArchiveReader, Record
@@ -34,7 +34,7 @@ from tests.unit.storage.machine_rig import (
 
 S = 1_000_000_000
 IDS = [f"id-{number}" for number in range(30)]
-CONFIG = StreamConfig(name="S", subjects=("a.>",), duplicate_window_ns=20 * S)
+CONFIG = StreamConfig(name="S", subjects=("a.>",), duplicate_window_ns=20 * S, allow_msg_ttl=True)
 
 
 @dataclass
@@ -53,6 +53,7 @@ messages = st.builds(
     st.binary(max_size=12),
     st.none() | st.just({"K": ["v"]}) | st.just({"K": ["w"], "L": ["x", "ä"]}),
     st.none() | st.sampled_from(IDS),
+    ttl_ns=st.none() | st.sampled_from([5 * S, 9 * S, TTL_NEVER]),
 )
 steps = st.lists(
     st.builds(
@@ -71,6 +72,12 @@ def live_seqs(rig: Rig) -> list[int]:
     return [
         seq for seq in range(counters.first_seq, counters.last_seq + 1) if rig.machine.is_live(seq)
     ]
+
+
+def live_deadlines(rig: Rig) -> dict[int, int]:
+    """The deadline of each live message that has one."""
+    rows = rig.deadline_rows().items()
+    return {seq: due_ns for (due_ns, _), seqs in rows for seq in seqs if rig.machine.is_live(seq)}
 
 
 def previous_of(rig: Rig, seq: int) -> int:
@@ -123,6 +130,7 @@ def some_stream() -> Rig:
                     b"payload-%d" % number,
                     {"K": [f"secret-{number}"]} if number % 3 else None,
                     f"id-{turn * 5 + number}",
+                    ttl_ns=(None, 5 * S, 9 * S, 5 * S, TTL_NEVER)[number],
                 )
                 for number in range(5)
             ],
@@ -143,6 +151,8 @@ def test_restored_machine_knows_and_does_what_the_first_one_did(
     other = restored(packed(records_of(rig)), in_a_part=in_a_part, restarts=restarts)
     assert comparable(other, IDS) == comparable(rig, IDS)
     assert list(messages_of(other)) == list(messages_of(rig))
+    assert live_deadlines(other) == live_deadlines(rig)
+    assert other.machine.deadlines.earliest_ns >= rig.machine.deadlines.earliest_ns
     # Both go on alike, also when the first of the ids have expired.
     for later_s in (0, 7, 13):
         for each in (rig, other):
@@ -158,6 +168,76 @@ def test_archive_without_consumers_restores_none_and_gives_no_number_twice() -> 
     assert not other.machine.consumers
     other.apply(2_000 * S, cmd.PutConsumer(consumer_config("new"), 1))
     assert list(other.machine.consumers) == [3]
+
+
+def test_archive_of_before_there_were_deadlines_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    rig.apply(S, configure(CONFIG))
+    rig.apply(S, append_of([Message("a.1", b"one"), Message("a.2", b"two")]))
+    monkeypatch.setattr(archive, "VERSION", 1)
+    data = packed(records_of(rig))
+    monkeypatch.undo()
+    assert data[8] == 1
+    assert comparable(restored(data)) == comparable(rig)
+
+
+def test_deadlines_of_what_is_gone_are_not_in_the_archive() -> None:
+    rig = Rig()
+    rig.apply(S, configure(CONFIG))
+    rig.apply(S, append_of([Message("a.1", b"x", ttl_ns=5 * S)] * 3))
+    rig.apply(S, append_of([Message("a.2", b"x", ttl_ns=5 * S)]))
+    for seq in (1, 2, 4):
+        rig.apply(2 * S, cmd.DeleteMessage(seq, 0))
+    other = restored(packed(records_of(rig)))
+    assert other.deadline_rows() == {(6 * S, 3): [3]}
+    rig.apply(2 * S, cmd.DeleteMessage(3, 0))
+    assert not [one for one in records_of(rig) if one.kind == archive.DEADLINES]
+
+
+def test_many_deadlines_come_in_several_records() -> None:
+    rig = Rig()
+    rig.apply(S, configure(CONFIG))
+    for turn in range(20):
+        rig.apply(turn * S, append_of([Message("a.1", ttl_ns=5 * S)] * 1_000))
+    records = records_of(rig)
+    assert sum(one.kind == archive.DEADLINES for one in records) == 2
+    assert restored(packed(records), restarts=True).deadline_rows() == rig.deadline_rows()
+
+
+def seqs_of(*numbers: int) -> bytes:
+    return np.array(numbers, np.int64).tobytes()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        (archive.EXEMPT, archive.ExemptPages([(0, b"\xff" * 512)])),
+        (archive.EXEMPT, archive.ExemptPages([(0, b"\x10")])),
+        (archive.EXEMPT, archive.ExemptPages([(0, bytes(512)), (0, bytes(512))])),
+        (archive.EXEMPT, archive.ExemptPages([(9, bytes(512))])),
+        (archive.DEADLINES, archive.DeadlineRows([(5, b"")])),
+        (archive.DEADLINES, archive.DeadlineRows([(5, b"1234567")])),
+        (archive.DEADLINES, archive.DeadlineRows([(5, seqs_of(3, 2))])),
+        (archive.DEADLINES, archive.DeadlineRows([(5, seqs_of(2, 99))])),
+        (archive.DEADLINES, archive.DeadlineRows([(5, seqs_of(1))])),
+        (archive.DEADLINES, archive.DeadlineRows([(6, seqs_of(2)), (5, seqs_of(3))])),
+        (archive.DEADLINES, archive.DeadlineRows([(1 << 63, seqs_of(2))])),
+        (archive.DEADLINES, archive.DeadlineRows([(-1, seqs_of(2))])),
+    ],
+)
+def test_made_up_deadlines_are_refused(record: tuple[int, Any]) -> None:
+    rig = Rig()
+    rig.apply(S, configure(CONFIG))
+    rig.apply(S, append_of([Message("a.1", b"x")] * 4))
+    rig.apply(S, cmd.DeleteMessage(1, 0))
+    head, *rest = records_of(rig)
+    kind, payload = record
+    made_up = Record(kind, msgspec.msgpack.encode(payload))
+    at = sum(one.kind in (archive.SUBJECTS, archive.DELETED) for one in rest)
+    with pytest.raises(ArchiveError, match="contradicts itself"):
+        checked(packed([head, *rest[:at], made_up, *rest[at:]]))
 
 
 def test_what_was_deleted_is_not_in_the_archive() -> None:

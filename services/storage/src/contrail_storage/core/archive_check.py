@@ -67,7 +67,7 @@ class ArchiveCheck:
         self._rows: list[tuple[I64Array, I64Array, I64Array]] = []
         self._next_subject = 0
         self._page = self._exempt_page = -1
-        self._deadline = (-1, 0)
+        self._deadline = (0, 0)
         self._id_seq = self._id_time_ns = 0
         self._consumers: set[str] = set()
         self._consumer = 0

@@ -1,4 +1,4 @@
-"""What happens by itself: age limits and inactive consumers, each as a proposed command."""
+"""What happens by itself: ages, deadlines and inactive consumers, each as a proposed command."""
 
 import asyncio
 from typing import Final
@@ -9,6 +9,7 @@ from contrail_common.errors import ApiError
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Removed
 from contrail_storage.node.consumers import ConsumerManager
+from contrail_storage.node.due_messages import DueMessages, ages_singly
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.shard import Shard
@@ -30,12 +31,14 @@ class Housekeeper:
         shard_log: Proposer,
         blocks: BlockStore,
         clock: LogTime,
+        due: DueMessages,
     ) -> None:
         self._streams = streams
         self._consumers = consumers
         self._shard_log = shard_log
         self._blocks = blocks
         self._clock = clock
+        self._due = due
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -50,6 +53,9 @@ class Housekeeper:
         """One round over all shards."""
         now_ns = self._clock.now()
         for shard in self._streams.shards():
+            await self._due.remove(shard, now_ns)
+            if not shard.machine.exists:
+                continue
             if self._age_due(shard, now_ns):
                 await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
             if shard.machine.remover.subjects_over and not shard.damaged:
@@ -65,6 +71,8 @@ class Housekeeper:
         max_age_ns = machine.config.max_age_ns
         if not max_age_ns or not machine.counters.messages or shard.damaged:
             return False
+        if ages_singly(shard):
+            return False  # its due messages are found one by one
         return self._streams.info(shard).state.first_ts_ns <= now_ns - max_age_ns
 
     async def _repeat(

@@ -28,6 +28,7 @@ from contrail_storage.node.applier import MERGE_BLOCKS, Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError
 from contrail_storage.node.compactor import Compactor, RoomBounds
 from contrail_storage.node.consumers import ConsumerManager
+from contrail_storage.node.due_messages import DueMessages
 from contrail_storage.node.erasing import EraseBounds, Eraser, Erasures
 from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.identity import identify
@@ -244,8 +245,9 @@ class StorageNode:
             bytes_s=self._options.scrub_bytes_s,
             pause_s=self._options.scrub_pause_s,
         )
+        due = DueMessages(self.reader, self.shard_log, self.blocks, self._store.scan)
         self._housekeeper = Housekeeper(
-            self.streams, self.consumers, self.shard_log, self.blocks, clock
+            self.streams, self.consumers, self.shard_log, self.blocks, clock, due
         )
         self._spawn(self._housekeeper.run())
         shards = self.streams.shards

@@ -28,7 +28,11 @@ class SmallRun:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """Runtime of one shard. Readers see messages up to ``written_seq``, the last one applied."""
+    """Runtime of one shard. Readers see messages up to ``written_seq``, the last one applied.
+
+    Every live message below ``stay_below`` is one that no age removes; ``oldest`` are the sequence
+    and the time of the first other one, when it was last looked for.
+    """
 
     machine: StreamMachine
     written_seq: int
@@ -36,6 +40,8 @@ class Shard:
     listeners: set[Listener] = field(default_factory=set)
     removal: asyncio.Lock = field(default_factory=asyncio.Lock)
     small_runs: dict[int, SmallRun] = field(default_factory=dict)
+    stay_below: int = 0
+    oldest: tuple[int, int] = (0, 0)
 
     @property
     def name(self) -> str:
