@@ -125,6 +125,19 @@ def test_messages_of_a_stream_are_shown_and_deleted(shell: Shell) -> None:
     assert shell.json("stream", "purge", name, "--keep", "2") == [{"purged": 3}]
 
 
+def test_published_messages_may_have_a_time_to_live(shell: Shell) -> None:
+    name = shell.stream
+    refused = shell.try_("pub", f"{name}.a", "x", "--ttl", "1h")
+    assert refused.exit_code == 1
+    assert "per-message TTL" in refused.stderr
+    shell.run("stream", "edit", name, "--set", "allow_msg_ttl=true")
+    shell.run("pub", f"{name}.a", "x", "--ttl", "1h")
+    shell.run("pub", f"{name}.a", "x", "--ttl", "never", "--count", "2")
+    for seq, ttl in ((1, "1h"), (2, "never"), (3, "never")):
+        [message] = shell.json("stream", "get", name, str(seq))
+        assert message["headers"]["Nats-TTL"] == [ttl]
+
+
 def test_consumer_is_made_shown_changed_and_removed(shell: Shell) -> None:
     name = shell.stream
     shell.fill(3)

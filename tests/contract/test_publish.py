@@ -136,6 +136,7 @@ def test_subject_sequence_may_be_expected_of_another_subject(stream: Stream) -> 
         ({"Nats_Expected_Last_Subject_Sequence_Subject": "a.b"}, 10193),
         ({"Nats_Rollup": "sub"}, 10111),
         ({"Nats_TTL": "5s"}, 10166),
+        ({"Nats_TTL": "5ms"}, 10165),
         ({"Nats_Msg_Id": "k" * 5000}, None),
         ({"Msg_Header_": "x"}, None),
     ],

@@ -92,6 +92,8 @@ def test_pedantic_refuses_a_silent_change(unused: Stream) -> None:
         ({"max_age": "-1s"}, 10052, "/max_age"),
         ({"max_age": "50ms"}, 10052, "/max_age"),
         ({"duplicate_window": "2h", "max_age": "1h"}, 10052, "/duplicate_window"),
+        ({"subject_delete_marker_ttl": "999ms"}, 10052, "/subject_delete_marker_ttl"),
+        ({"allow_msg_ttl": "yes"}, None, "/allow_msg_ttl"),
         ({"num_replicas": 6}, 10052, "/num_replicas"),
         ({"num_replicas": 3}, 10074, "/num_replicas"),
         ({"sealed": True}, 10052, "/sealed"),
@@ -145,6 +147,7 @@ def test_name_beyond_ascii_is_taken(client: httpx.Client) -> None:
         ({"deny_delete": True}, {}, "/deny_delete"),
         ({"deny_purge": True}, {}, "/deny_purge"),
         ({"first_seq": 9}, {}, "/first_seq"),
+        ({"allow_msg_ttl": True}, {}, "/allow_msg_ttl"),
     ],
 )
 def test_forbidden_change_is_409(

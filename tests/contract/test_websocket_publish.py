@@ -50,6 +50,8 @@ def test_payload_comes_as_text_base64_or_json(server: ServerProcess, stream: Str
         ({"data": "x", "subject": "nobody.captures.this"}, "no_stream_for_subject"),
         ({"data": "x", "headers": {"a b": ["c"]}}, "invalid_field"),
         ({"data": "x", "ttl": "1m"}, "ttl_disabled"),
+        ({"data": "x", "ttl": "1ms"}, "ttl_invalid"),
+        ({"data": "x", "ttl": "1m", "headers": {"Nats-TTL": ["2m"]}}, "invalid_field"),
         ({"data": "x", "expected": {"last_seq": 5}}, "wrong_last_sequence"),
         ({"data": "x" * ((1 << 20) + 1)}, "message_too_large"),
         ({"data_base64": "!"}, "invalid_field"),

@@ -53,10 +53,11 @@ class Housekeeper:
         """One round over all shards."""
         now_ns = self._clock.now()
         for shard in self._streams.shards():
-            await self._due.remove(shard, now_ns)
-            if not shard.machine.exists:
-                continue
-            if self._age_due(shard, now_ns):
+            machine = shard.machine  # whose stream may be removed while another one is looked at
+            by_deadline = machine.deadlines.earliest_ns <= now_ns
+            if machine.exists and (by_deadline or ages_singly(shard)):
+                await self._due.remove(shard, now_ns)
+            if machine.exists and self._age_due(shard, now_ns):
                 await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
             if shard.machine.remover.subjects_over and not shard.damaged:
                 # An append removes no more at once than it has time for.
