@@ -251,11 +251,27 @@ def test_batch_whose_headers_differ_or_are_odd_needs_a_closer_look(odd: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["nats-msg-id", "Nats-TTL", "Nats-Expected-Stream", "NATS-Whatever", "b ad", "", "x*"]
+    "name", ["nats-msg-id", "nats-ttl", "Nats-Expected-Stream", "NATS-Whatever", "b ad", "", "x*"]
 )
 def test_header_that_may_ask_for_something_or_is_invalid_needs_a_closer_look(name: str) -> None:
     items = packed(PackedItem, ["a", {name: ["1"]}, b""])
     assert uniform_batch(items, PAYLOAD_MAX) is None
+
+
+def test_batch_with_times_to_live_is_put_into_columns_as_it_is() -> None:
+    items = [
+        ["a", {"Nats-TTL": [text], "Nats-Msg-Id": [str(at)]}, b"x"]
+        for at, text in enumerate(["5", "1m", "never", "0", "5"])
+    ]
+    batch = uniform_batch(packed(PackedItem, *items), PAYLOAD_MAX)
+    assert batch is not None
+    assert messages_of(batch) == looked_at_closely(*items)
+    assert batch.ttls == {0: 5 * NS_PER_S, 1: 60 * NS_PER_S, 2: TTL_NEVER, 4: 5 * NS_PER_S}
+
+
+def test_batch_with_a_time_to_live_that_is_none_needs_a_closer_look() -> None:
+    items = [["a", {"Nats-TTL": [text]}, b"x"] for text in ("5", "soon")]
+    assert uniform_batch(packed(PackedItem, *items), PAYLOAD_MAX) is None
 
 
 def test_empty_batch_is_a_batch() -> None:

@@ -12,7 +12,8 @@ from contrail_common.edge.message_items import PLAIN_ID_MAX, Candidate, header_p
 from contrail_common.errors import ApiError
 from contrail_common.header_columns import UniformHeaders, headers_in_columns
 from contrail_common.message_batch import MessageBatch, index_subjects
-from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, PublishMessage
+from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, TTL, PublishMessage
+from contrail_common.publishing import parse_ttl
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import Texts
 
@@ -107,7 +108,7 @@ def uniform_batch(items: Sequence[PackedItem], payload_bytes_max: int) -> Messag
 
 
 def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> MessageBatch | None:
-    """``batch`` with its headers, which ask for nothing but an id; None if one needs a look."""
+    """``batch`` with its headers, which ask for no more than ids and TTLs; None if one is odd."""
     names = headers.names.each()
     if (
         batch is None
@@ -121,13 +122,27 @@ def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> Messag
         lengths = batch.ids.lengths()
         if not 0 < int(lengths.min(initial=1)) <= int(lengths.max(initial=1)) <= PLAIN_ID_MAX:
             return None
+    if TTL in names:
+        ttls = _ttls(headers.column(names.index(TTL)).each())
+        if ttls is None:
+            return None
+        batch.ttls = {at: ttl_ns for at, ttl_ns in enumerate(ttls) if ttl_ns} or None
     batch.columns.headers = headers
     return batch
 
 
+def _ttls(texts: list[str]) -> list[int] | None:
+    """Each as :func:`parse_ttl` reads it; None when one cannot be read."""
+    try:
+        read = {text: parse_ttl(text) for text in set(texts)}
+    except ApiError:
+        return None
+    return [read[text] for text in texts]
+
+
 @functools.lru_cache(maxsize=4096)
 def _asks_for_nothing(name: str) -> bool:
-    """Whether a header is stored with the message and means nothing to the service, or is an id."""
-    if name == MSG_ID:
+    """Whether a header means nothing to the service, but for those that are read in columns."""
+    if name in (MSG_ID, TTL):
         return True
     return not name.lower().startswith("nats-") and header_problem({name: [""]}) is None
