@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import TTL_NEVER, Headers, PublishMessage, StreamConfig, StreamState
 from contrail_common.timeunits import NS_PER_S
@@ -24,6 +25,7 @@ from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.node.shard import Shard
+from contrail_storage.store.rocks_store import StoreCorruptError
 
 PATIENCE_S = 60.0
 TTL_NS = 100 * NS_PER_S
@@ -268,6 +270,46 @@ def test_restored_stream_keeps_its_deadlines(
         assert stage.live() == [2, 3]
         await stage.after(301)
         assert stage.live() == [2]
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_long_backlog_leaves_other_streams_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_messages, "_SLICES_MAX", 2)
+    monkeypatch.setattr(due_messages, "_MESSAGES_MAX", 10)
+
+    async def scene(stage: Stage) -> None:
+        await stage.make()
+        for _ in range(3):
+            await stage.publish(*[message("s.a", TTL_NS)] * 10)
+        await stage.after(101)
+        assert len(stage.live()) == 10
+        await stage.after(101)
+        assert (stage.live(), stage.rows()) == ([], 0)
+
+    play(tmp_path, monkeypatch, scene)
+
+
+def test_deadlines_that_cannot_be_read_back_stop_their_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.make()
+        await stage.publish(message("s.a", TTL_NS))
+
+        def rotten(start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+            raise StoreCorruptError("a row")
+            yield start, stop
+
+        node = stage.node
+        stage.due = DueMessages(node.reader, node.shard_log, node.blocks, rotten)
+        with pytest.raises(ApiError) as lost:
+            await stage.after(101)
+        assert lost.value.spec is errors.DATA_LOST
+        assert stage.shard.damaged == "its deadlines: a row"
+        await stage.after(101)  # and is let be from then on
 
     play(tmp_path, monkeypatch, scene)
 

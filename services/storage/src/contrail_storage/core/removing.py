@@ -466,9 +466,10 @@ class Remover:
         counters = machine.counters
         machine.deletions += 1
         machine.exempt.discard_many(seqs, writes)
+        gone = set(seqs.tolist())
         for consumer in machine.consumers.values():
             if consumer.pending:
-                for seq in sorted(consumer.pending.keys() & set(seqs.tolist())):
+                for seq in sorted(consumer.pending.keys() & gone):
                     consumer.change(Gone(seq), now_ns, writes)
         if int(seqs[0]) == counters.first_seq or not counters.messages:
             self._skip_deleted_head()

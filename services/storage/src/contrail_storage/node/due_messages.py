@@ -33,6 +33,8 @@ _MESSAGES_MAX: Final = 4_096
 _ROWS_MAX: Final = 4_096
 _BLOCKS_MAX: Final = 64
 """What one command removes, drops and makes ``apply`` look into; markers fill a block at most."""
+_SLICES_MAX: Final = 64
+"""Of one shard, before it is the next one's turn."""
 _PAUSE_BLOCKS: Final = 32
 _PREVIOUS_BYTES: Final = 14
 _COMMAND_BYTES: Final = 256
@@ -76,9 +78,10 @@ class DueMessages:
         self._scan = scan
 
     async def remove(self, shard: Shard, now_ns: int) -> None:
-        """Remove what is due at ``now_ns``, in slices."""
-        more = True
-        while more and not shard.damaged and shard.machine.exists:
+        """Remove what is due at ``now_ns``, in slices; a long backlog leaves others their turn."""
+        for _ in range(_SLICES_MAX):
+            if shard.damaged or not shard.machine.exists:
+                return
             if shard.machine.config.sealed:
                 return
             by_row = shard.machine.deadlines.earliest_ns <= now_ns
@@ -86,7 +89,8 @@ class DueMessages:
                 return
             async with shard.removal:
                 take = self._remove_rows if by_row else self._remove_aged
-                more = await take(shard, now_ns)
+                if not await take(shard, now_ns):
+                    return
 
     # By TTL --------------------------------------------------------------------------------------
 
