@@ -69,7 +69,17 @@ configs = st.builds(
     allow_msg_ttl=st.sampled_from([True, True, False]),
     subject_delete_marker_ttl_ns=st.sampled_from([0, 0, 4]),
 )
-ttls = st.sampled_from([None] * 6 + [1, 3, 8, TTL_NEVER])
+expiring_configs = st.builds(
+    StreamConfig,
+    name=st.just("S"),
+    subjects=st.just(("a", "b", "a.>", "b.>")),
+    max_age_ns=st.sampled_from([0, 5, 5]),
+    max_msgs_per_subject=st.sampled_from([-1, 1, 3]),
+    duplicate_window_ns=st.just(10),
+    allow_rollup_hdrs=st.booleans(),
+    allow_msg_ttl=st.just(True),
+    subject_delete_marker_ttl_ns=st.sampled_from([0, 0, 4]),
+)
 
 
 class StreamComparison(RuleBasedStateMachine):
@@ -174,7 +184,7 @@ class StreamComparison(RuleBasedStateMachine):
         for at in range(count):
             subject = data.draw(st.sampled_from([*SUBJECTS, *SUBJECTS, FOREIGN]))
             expected = self._draw_expected(data, at, subject) if with_expectations else None
-            ttl_ns = data.draw(ttls)
+            ttl_ns = self.draw_ttl(data)
             headers = data.draw(st.sampled_from(HEADERS))
             batch.append(
                 Message(
@@ -194,6 +204,9 @@ class StreamComparison(RuleBasedStateMachine):
             assert outcomes(result, len(batch)) == expected_outcomes
 
         self.do(append_of(batch, atomic=atomic), check, leave_open)
+
+    def draw_ttl(self, data: st.DataObject) -> int | None:
+        return data.draw(st.sampled_from([None] * 6 + [1, 3, 8, TTL_NEVER]))
 
     def _draw_expected(self, data: st.DataObject, at: int, subject: str) -> Expected | None:
         off_by = data.draw(st.sampled_from([0, 0, 1]))
@@ -263,10 +276,19 @@ class StreamComparison(RuleBasedStateMachine):
         found = self.naive.expire_age(self.now_ns, at_most)
         self.do(cmd.ExpireAge(at_most), self.expect(Removed(*found)))
 
-    @rule(data=st.data(), at_most=st.integers(1, 4), by_age=st.booleans(), meanwhile=st.booleans())
-    def expire(self, data: st.DataObject, at_most: int, by_age: bool, meanwhile: bool) -> None:
+    @rule(
+        data=st.data(),
+        later_ns=st.sampled_from([0, 1, 8]),
+        at_most=st.integers(1, 4),
+        by_age=st.booleans(),
+        meanwhile=maybe,
+    )
+    def expire(
+        self, data: st.DataObject, later_ns: int, at_most: int, by_age: bool, meanwhile: bool
+    ) -> None:
         """What a leader finds due; messages may come before its command does."""
         self.close_entry()
+        self.now_ns += later_ns
         naive, table = self.naive, self.rig.machine.subjects
         now_ns = naive.tick(self.now_ns)
         rows = sorted(key for key in naive.deadlines if key[0] <= now_ns)[:at_most]
@@ -529,6 +551,21 @@ class StreamComparison(RuleBasedStateMachine):
         self.close_entry()
 
 
+class ExpiringStreamComparison(StreamComparison):
+    """The same for streams without other limits, where much expires."""
+
+    @initialize(config=expiring_configs, first_seq=st.just(1))
+    def make(self, config: StreamConfig, first_seq: int) -> None:
+        super().make(config, first_seq)
+
+    @rule(config=expiring_configs)
+    def change_configuration(self, config: StreamConfig) -> None:
+        super().change_configuration(config)
+
+    def draw_ttl(self, data: st.DataObject) -> int | None:
+        return data.draw(st.sampled_from([None, None, 1, 3, 8, TTL_NEVER, TTL_NEVER]))
+
+
 def replaced(config: StreamConfig, **fields: Any) -> StreamConfig:
     """``config`` with other fields."""
     known = {name: getattr(config, name) for name in config.__struct_fields__}
@@ -537,6 +574,10 @@ def replaced(config: StreamConfig, **fields: Any) -> StreamConfig:
 
 def test_machine_is_the_naive_stream_over_any_history() -> None:
     run_state_machine_as_test(StreamComparison, settings=THOROUGH)
+
+
+def test_machine_is_the_naive_stream_where_much_expires() -> None:
+    run_state_machine_as_test(ExpiringStreamComparison, settings=THOROUGH)
 
 
 def test_machine_is_the_naive_stream_when_pages_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
