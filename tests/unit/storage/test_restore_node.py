@@ -145,6 +145,7 @@ def test_crash_at_any_point_leaves_the_whole_stream_or_nothing(
             link = LocalLink(node)
             if not whole:
                 assert node.streams.names() == []
+                await node.until_written()
                 assert rows_of_streams(node) == []
                 await restored(link, data)
             assert known(node) == before

@@ -6,7 +6,7 @@ markers. Beside the messages a command needs to know what becomes of their subje
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,11 +71,20 @@ class _Choice:
 class DueMessages:
     """Removes what is due from shards that this node leads."""
 
-    def __init__(self, reader: Reader, shard_log: Proposer, blocks: BlockStore, scan: Scan) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        shard_log: Proposer,
+        blocks: BlockStore,
+        scan: Scan,
+        until_written: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``until_written`` waits until the store that ``scan`` reads holds what is applied now."""
         self._reader = reader
         self._shard_log = shard_log
         self._blocks = blocks
         self._scan = scan
+        self._until_written = until_written
 
     async def remove(self, shard: Shard, now_ns: int) -> None:
         """Remove what is due at ``now_ns``, in slices; a long backlog leaves others their turn."""
@@ -102,7 +111,7 @@ class DueMessages:
         deadlines = machine.deadlines
         from_ns = deadlines.earliest_ns
         deadlines.begin_look()
-        await shard.catch_up()  # the rows of what is applied are in the store then
+        await self._until_written()
         rows = await asyncio.to_thread(self._due_rows, shard, from_ns, now_ns)
         self._keep_few_blocks(machine.shard, rows)
         if rows.keys:

@@ -245,7 +245,9 @@ class StorageNode:
             bytes_s=self._options.scrub_bytes_s,
             pause_s=self._options.scrub_pause_s,
         )
-        due = DueMessages(self.reader, self.shard_log, self.blocks, self._store.scan)
+        due = DueMessages(
+            self.reader, self.shard_log, self.blocks, self._store.scan, self.until_written
+        )
         self._housekeeper = Housekeeper(
             self.streams, self.consumers, self.shard_log, self.blocks, clock, due
         )
@@ -416,9 +418,7 @@ class StorageNode:
 
     async def until_written(self) -> None:
         """Wait until the store holds all that is applied now."""
-        await self._until_written(
-            {number: group.applied_index for number, group in self.groups.items()}
-        )
+        await self._until_written(self._applied())
 
     async def _until_written(self, indexes: Mapping[int, int]) -> None:
         self.applier.flush()
