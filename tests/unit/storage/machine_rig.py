@@ -139,7 +139,7 @@ class Shelf:
 
     def add(self, block: Block) -> None:
         """The newest block."""
-        assert not self.blocks or self.blocks[-1].last_seq + 1 == block.base_seq
+        assert not self.blocks or self.blocks[-1].last_seq < block.base_seq
         self.blocks.append(block)
 
     def trim(self, first_seq: int) -> None:
@@ -208,6 +208,7 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
             )
             for sid, name in table.live()
         },
+        "unsettled": sorted(table.unsettled),
         "deleted": [
             seq
             for seq in range(counters.first_seq, min(counters.last_seq, counters.first_seq + 999))

@@ -16,9 +16,9 @@ from hypothesis.stateful import (
 )
 
 from contrail_common import errors
-from contrail_common.model import Expected, StreamConfig
+from contrail_common.model import AckKind, ConsumerConfig, Expected, StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core import consumer_machine, deleted, subject_table
+from contrail_storage.core import consumer_machine, deleted, interest, removing, subject_table
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, Result
 from tests.unit.storage.machine_rig import (
     Message,
@@ -31,7 +31,7 @@ from tests.unit.storage.machine_rig import (
     outcomes,
     picture,
 )
-from tests.unit.storage.naive_models import NaiveConsumer, NaiveStream
+from tests.unit.storage.naive_models import NaiveConsumer, NaiveStream, naive_collides
 
 IDS = [f"id-{number}" for number in range(6)]
 SUBJECTS = ["a", "b", "a.x", "a.y", "b.x.y"]
@@ -50,6 +50,7 @@ configs = st.builds(
     StreamConfig,
     name=st.just("S"),
     subjects=st.sampled_from([("a", "b", "*.*", "b.x.y"), ("a", "b", "a.>", "b.>"), ("a.x",)]),
+    retention=st.sampled_from(["limits", "limits", "interest", "workqueue"]),
     discard=st.sampled_from(["old", "old", "new"]),
     max_msgs=limits,
     max_bytes=st.sampled_from([-1, -1, 0, 12, 40]),
@@ -132,11 +133,20 @@ class StreamComparison(RuleBasedStateMachine):
         self.naive = NaiveStream(self.config)
         self.do(configure(self.config), self.expect(Done()))
 
-    @rule(config=configs)
-    def change_configuration(self, config: StreamConfig) -> None:
+    @rule(config=configs, keep=st.booleans())
+    def change_configuration(self, config: StreamConfig, keep: bool) -> None:
         config = replaced(config, first_seq=self.config.first_seq)
+        if keep:
+            config = replaced(config, retention=self.config.retention)
+        retentions = {config.retention, self.config.retention}
+        if len(retentions) > 1 and "workqueue" in retentions:
+            refused = Refused(errors.STREAM_UPDATE_REFUSED.code)
+            self.do(configure(config), self.expect(refused))
+            return
         changed = config != self.config
         self.config = self.naive.config = config
+        if len(retentions) > 1:
+            self.naive.look_again(0, self.naive.last_seq + 1)
         self.do(configure(config), self.expect(Done(changed=changed)))
 
     @rule(data=st.data(), count=st.integers(1, 5), leave_open=st.booleans())
@@ -159,6 +169,8 @@ class StreamComparison(RuleBasedStateMachine):
         with_expectations: bool,
         atomic: bool = False,
     ) -> None:
+        if with_expectations:
+            self.settle_last_messages()
         batch = []
         for at in range(count):
             subject = data.draw(st.sampled_from([*SUBJECTS, *SUBJECTS, FOREIGN]))
@@ -255,6 +267,27 @@ class StreamComparison(RuleBasedStateMachine):
         found = self.naive.enforce_limits(at_most)
         self.do(cmd.EnforceLimits(at_most), self.expect(Removed(*found)))
 
+    # Interest ------------------------------------------------------------------------------------
+
+    @rule(at_most=st.sampled_from([1, 2, 100]))
+    def keep_interest(self, at_most: int) -> None:
+        self.naive.tick(self.now_ns)
+        removed = self.naive.keep(at_most, interest.CHECKS_MAX)
+        more = self.naive.unlooked != (0, 0)
+
+        def check(result: Result) -> None:
+            assert isinstance(result, Removed)
+            assert result.count == removed
+            assert result.more or not more  # last messages may be left to find
+
+        self.do(cmd.KeepInterest(at_most), check)
+
+    def settle_last_messages(self) -> None:
+        """Until then an expectation may be refused that the naive stream can answer."""
+        self.close_entry()
+        while self.rig.machine.subjects.unsettled:
+            self.keep_interest(100)
+
     # Consumers -----------------------------------------------------------------------------------
 
     def consumer_id(self, name: str) -> int:
@@ -270,17 +303,43 @@ class StreamComparison(RuleBasedStateMachine):
         ack_policy=st.sampled_from(["explicit", "explicit", "all", "none"]),
         backoff_ns=st.sampled_from([(), (), (2, 5)]),
         offset=st.sampled_from([-1, 0, 1, None]),
+        filters=st.sampled_from([(), (), ("a",), ("a.*",), ("b", "a.>"), ("*.x",), ("c", "a.y")]),
+        max_deliver=st.sampled_from([-1, -1, 5]),
+        policy=st.sampled_from(["all"] * 5 + ["new"]),
     )
     def put_consumer(
-        self, name: str, ack_policy: str, backoff_ns: tuple[int, ...], offset: int | None
+        self,
+        name: str,
+        ack_policy: str,
+        backoff_ns: tuple[int, ...],
+        offset: int | None,
+        filters: tuple[str, ...],
+        max_deliver: int,
+        policy: str,
     ) -> None:
-        config = consumer_config(name, ack_policy=ack_policy, ack_wait_ns=5, backoff_ns=backoff_ns)
+        config = consumer_config(
+            name,
+            ack_policy=ack_policy,
+            ack_wait_ns=5,
+            backoff_ns=backoff_ns,
+            filter_subjects=filters,
+            max_deliver=max_deliver,
+            deliver_policy=policy,
+        )
+        self.put_consumer_of(config, 0 if offset is None else max(self.naive.first_seq + offset, 1))
+
+    def put_consumer_of(self, config: ConsumerConfig, start_seq: int) -> None:
+        name = config.name
         naive, known = self.naive, self.naive.consumers.get(name)
-        start_seq = 0 if offset is None else max(naive.first_seq + offset, 1)
         now_ns = naive.tick(self.now_ns)
         expected: Result
-        if known is not None:
+        code = self._misfit(config)
+        if code:
+            expected = Refused(code)
+        elif known is not None:
             if known.config != config:
+                if known.config.filter_subjects != config.filter_subjects:
+                    naive.shrink(known)
                 known.reconfigure(config)
                 known.version += 1
                 known.move_floor(now_ns)
@@ -294,15 +353,37 @@ class StreamComparison(RuleBasedStateMachine):
             expected = ConsumerPut(naive.consumers_made, created=True)
         self.do(cmd.PutConsumer(config, start_seq), self.expect(expected))
 
+    def _misfit(self, config: ConsumerConfig) -> int:
+        """The code of why a workqueue does not take the consumer, or 0."""
+        if self.config.retention != "workqueue":
+            return 0
+        if config.ack_policy != "explicit":
+            return errors.WORKQUEUE_ACKS.code
+        if config.deliver_policy != "all":
+            return errors.WORKQUEUE_DELIVER_ALL.code
+        for name, other in self.naive.consumers.items():
+            if name == config.name:
+                continue
+            if not config.filter_subjects:
+                return errors.WORKQUEUE_UNFILTERED.code
+            if naive_collides(config.filter_subjects, other.config.filter_subjects):
+                return errors.WORKQUEUE_NOT_UNIQUE.code
+        return 0
+
     @rule(name=st.sampled_from(NAMES))
     def drop_consumer(self, name: str) -> None:
         self.naive.tick(self.now_ns)
         known = self.naive.consumers.pop(name, None)
+        if known is not None:
+            self.naive.shrink(known)
         expected = Done() if known else Refused(errors.CONSUMER_NOT_FOUND.code)
         self.do(cmd.DropConsumer(self.consumer_id(name)), self.expect(expected))
 
     def change(
-        self, name: str, command: cmd.Command, take: Callable[[NaiveConsumer, int], Any]
+        self,
+        name: str,
+        command: cmd.Command,
+        take: Callable[[NaiveConsumer, int], set[int] | None],
     ) -> None:
         """Send a change of a consumer and let ``take`` do the same to the naive one."""
         now_ns = self.naive.tick(self.now_ns)
@@ -312,8 +393,13 @@ class StreamComparison(RuleBasedStateMachine):
             return
         consumer.forget_below(self.naive.first_seq)
         consumer.move_floor(now_ns)
-        take(consumer, now_ns)
+        from_seq = consumer.next_seq
+        settled = take(consumer, now_ns)
         consumer.move_floor(now_ns)
+        consumer.forget_below(self.naive.first_seq)
+        self.naive.settle(consumer, settled or set(), interest.CHECKS_MAX)
+        if isinstance(command, cmd.Advance):
+            self.naive.look_again(from_seq, consumer.next_seq)
         self.do(command, self.expect(Done()))
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(0, 4), again=st.integers(0, 2))
@@ -324,7 +410,8 @@ class StreamComparison(RuleBasedStateMachine):
         if consumer is not None:
             seqs = sorted(consumer.pending)[:again]
             position = max(consumer.next_seq, self.naive.first_seq)
-            fresh = [m.seq for m in self.naive.messages if m.seq >= position][:count]
+            to_come = [m for m in self.naive.messages if m.seq >= position]
+            fresh = [m.seq for m in to_come if consumer.matches(m.subject)][:count]
             seqs += fresh
             position = fresh[-1] + 1 if fresh else position
         self.change(
@@ -361,11 +448,18 @@ class StreamComparison(RuleBasedStateMachine):
             )
         )
 
-        def take(consumer: NaiveConsumer, now_ns: int) -> None:
+        self.acknowledge_these(name, acked, others)
+
+    def acknowledge_these(
+        self, name: str, acked: list[int], others: list[tuple[AckKind, int, int]]
+    ) -> None:
+        def take(consumer: NaiveConsumer, now_ns: int) -> set[int]:
+            settled = set()
             for seq in acked:
-                consumer.acknowledge(now_ns, "ack", seq, 0)
+                settled |= consumer.acknowledge(now_ns, "ack", seq, 0)
             for kind, seq, delay_ns in others:
-                consumer.acknowledge(now_ns, kind, seq, delay_ns)
+                settled |= consumer.acknowledge(now_ns, kind, seq, delay_ns)
+            return settled
 
         self.change(name, cmd.Acknowledge(self.consumer_id(name), 1, acked, others), take)
 
@@ -416,7 +510,9 @@ class StreamComparison(RuleBasedStateMachine):
         for name in names:
             own = [message.seq for message in naive.messages if message.subject == name]
             assert machine.subjects.count(name) == len(own)
-            assert machine.subjects.last_seq(name) == own[-1]
+            unsettled = machine.subjects.ids[name] in machine.subjects.unsettled
+            last_seq = machine.subjects.last_seq(name)
+            assert last_seq >= own[-1] if unsettled else last_seq == own[-1]
             first = machine.subjects.first[machine.subjects.ids[name] - machine.subjects.base]
             assert first <= own[0]
 
@@ -484,12 +580,20 @@ def test_machine_is_the_naive_stream_over_any_history() -> None:
 
 
 def test_machine_is_the_naive_stream_when_pages_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_pages_small(monkeypatch)
+    run_state_machine_as_test(StreamComparison, settings=THOROUGH)
+
+
+def make_pages_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have everything that goes in parts go in parts after a few messages."""
     for module, name, value in (
         (subject_table, "PAGE", 4),
         (subject_table, "_DELTA_ROWS_MAX", 5),
         (deleted, "PAGE", 8),
+        (removing, "APPLY_SEQS", 1),
+        (interest, "ALONE_SEQS", 2),
+        (interest, "CHECKS_MAX", 4),
         (consumer_machine, "_FOLD_ROWS", 3),
         (consumer_machine, "_FOLD_BYTES_MIN", 0),
     ):
         monkeypatch.setattr(module, name, value)
-    run_state_machine_as_test(StreamComparison, settings=THOROUGH)

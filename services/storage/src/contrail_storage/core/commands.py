@@ -212,6 +212,15 @@ class ReleaseStream(msgspec.Struct, tag=23, array_like=True):
     name: str
 
 
+class KeepInterest(msgspec.Struct, tag=50, array_like=True):
+    """Remove what no consumer needs any more, where a slice is noted to be looked through.
+
+    At most ``messages_max`` messages are looked at in this entry.
+    """
+
+    messages_max: int
+
+
 ConsumerChange = Deliver | Advance | Acknowledge | Exhaust
 StreamCommand = (
     Append
@@ -226,6 +235,7 @@ StreamCommand = (
     | DropConsumer
     | ConsumerChange
     | EnforceLimits
+    | KeepInterest
     | RestorePart
     | FinishRestore
 )

@@ -5,6 +5,7 @@ acknowledgements, the same on every replica. Deadlines are log times; whether on
 leader's business until it proposes the redelivery.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -137,7 +138,7 @@ class ConsumerMachine:
     def _take(self, change: Change, time_ns: int, told: list[Advisory]) -> list[int]:
         settled: list[int] = []
         if isinstance(change, Deliver):
-            self._deliver(change, time_ns)
+            settled = self._deliver(change, time_ns)
         elif isinstance(change, Advance):
             self._move_on(change, time_ns)
         elif isinstance(change, Acknowledge):
@@ -156,7 +157,9 @@ class ConsumerMachine:
         self._move_floor(time_ns)
         return settled
 
-    def _deliver(self, deliver: Deliver, time_ns: int) -> None:
+    def _deliver(self, deliver: Deliver, time_ns: int) -> list[int]:
+        """Record deliveries; those that need no ack are settled."""
+        settled: list[int] = []
         consumer_seq = self.delivered.consumer_seq
         stream_seq = self.delivered.stream_seq
         explicit = self.config.ack_policy != "none"
@@ -169,10 +172,25 @@ class ConsumerMachine:
                 pending.deadline_ns = self._deadline_ns(time_ns, pending.attempts)
             elif seq >= self.next_seq:
                 stream_seq = max(stream_seq, seq)
-                if explicit and seq not in self.acked_ahead:
+                if not explicit:
+                    settled.append(seq)
+                elif seq not in self.acked_ahead:
                     self.pending[seq] = Pending(consumer_seq, 1, self._deadline_ns(time_ns, 1))
         self.delivered = SequencePair(consumer_seq, stream_seq, time_ns)
         self._advance(deliver.position)
+        return settled
+
+    def awaited(self, seqs: Mapping[int, object], top_seq: int) -> set[int]:
+        """Those of ``seqs`` (the highest is ``top_seq``) that are pending or yet to be delivered.
+
+        Whether the filter matches them is not for a consumer to know.
+        """
+        found = self.pending.keys() & seqs.keys()
+        if top_seq >= self.next_seq:
+            found.update(
+                seq for seq in seqs if seq >= self.next_seq and seq not in self.acked_ahead
+            )
+        return found
 
     def _move_on(self, advance: Advance, time_ns: int) -> None:
         # In all, not in addition: one that was taken for lost does no harm when it is sent again.

@@ -86,6 +86,26 @@ class DeletedSet:
             seq += PAGE - seq % PAGE
         return seq
 
+    def previous_live(self, seq: int) -> int:
+        """The last sequence up to ``seq`` that is not deleted; what was trimmed counts as live."""
+        while (count := self._counts.get(seq // PAGE)) is not None:
+            if count < PAGE:
+                live = np.flatnonzero(~self._marks(seq // PAGE)[: seq % PAGE + 1])
+                if len(live):
+                    return seq - seq % PAGE + int(live[-1])
+            seq -= seq % PAGE + 1
+        return seq
+
+    def live_of(self, seqs: I64Array) -> Marks:
+        """Which of ``seqs`` (ascending) are not deleted."""
+        live = np.ones(len(seqs), np.bool_)
+        numbers = seqs // PAGE
+        for number in np.unique(numbers).tolist() if self.total else ():
+            if number in self._pages:
+                low, high = np.searchsorted(numbers, [number, number + 1]).tolist()
+                live[low:high] = ~self._marks(number)[seqs[low:high] % PAGE]
+        return live
+
     def ranges(
         self, from_seq: int, to_seq: int, limit: int
     ) -> tuple[list[tuple[int, int]], int | None]:

@@ -5,14 +5,11 @@ it. Whatever is behind a crash, rows of the store and log together are all parts
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from contrail_common.blocks import Block, MessageColumns, decode_block, encode_block, join_columns
+from contrail_common.blocks import Block, blanked, decode_block, encode_block
 from contrail_storage.core import archive
 from contrail_storage.core.archive import ArchiveHeader, DeletedPages, Ids, Record, Subjects
 from contrail_storage.core.consumer_machine import ConsumerMachine, Pending, Snapshot
@@ -64,6 +61,8 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
         replaced=counters.replaced,
         next_subject=machine.subjects.next_id,
         next_consumer=record.next_consumer_id,
+        keep_from=counters.keep_from,
+        keep_to=counters.keep_to,
     )
 
 
@@ -113,21 +112,9 @@ def block_record(machine: "StreamMachine", block: Block) -> Record | None:
         block = Block(first_seq, block.times_ns[at:], block.subject_ids[at:], columns)
     live = machine.deleted.live_mask(block.base_seq, block.count)
     if live is not None and not live.all():
-        columns = _without(block.columns, live)
+        columns = blanked(block.columns, live)
         block = Block(block.base_seq, block.times_ns, block.subject_ids, columns)
     return Record(archive.BLOCK, encode_block(block, 0))
-
-
-def _without(columns: MessageColumns, live: NDArray[np.bool_]) -> MessageColumns:
-    """``columns`` with nothing in the place of what is not ``live``."""
-    borders = [0, *(np.flatnonzero(np.diff(live)) + 1).tolist(), len(live)]
-    parts = [
-        columns.slice(start, stop)
-        if live[start]
-        else MessageColumns(stop - start, bytes(4 * (stop - start + 1)), b"")
-        for start, stop in pairwise(borders)
-    ]
-    return join_columns(parts)
 
 
 # In --------------------------------------------------------------------------------------------

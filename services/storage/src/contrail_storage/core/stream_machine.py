@@ -20,6 +20,7 @@ from contrail_common.model import (
     StreamConfig,
     StreamState,
 )
+from contrail_common.retention_rules import collision, kind_problem, may_become
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
@@ -30,6 +31,7 @@ from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
 from contrail_storage.core.deleted import DeletedSet
 from contrail_storage.core.facts import FactsPort, MessageFacts
+from contrail_storage.core.interest import Interest
 from contrail_storage.core.removing import Remover
 from contrail_storage.core.restoring import take_record
 from contrail_storage.core.results import (
@@ -62,7 +64,8 @@ class StreamRecord(msgspec.Struct, array_like=True):
 class Counters(msgspec.Struct, array_like=True):
     """What of a stream changes with every entry; ``digest`` chains the payloads ever appended.
 
-    ``replaced`` are subjects whose messages below a sequence a roll-up has yet to take away.
+    ``replaced`` are subjects whose messages below a sequence a roll-up has yet to take away. From
+    ``keep_from`` up to ``keep_to`` there may be messages that no consumer needs any more.
     """
 
     first_seq: int
@@ -73,6 +76,8 @@ class Counters(msgspec.Struct, array_like=True):
     last_id: builtins.bytes
     digest: int
     replaced: dict[str, int] = {}
+    keep_from: int = 0
+    keep_to: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -99,6 +104,7 @@ class StreamMachine:
         self._fresh_index = 0
         self._appender = Appender(self)
         self.remover = Remover(self)
+        self.interest = Interest(self)
 
     # Reading the state ---------------------------------------------------------------------------
 
@@ -183,7 +189,7 @@ class StreamMachine:
         if isinstance(command, cmd.Append):
             return self._append(index, now_ns, command, writes)
         if isinstance(command, cmd.ConsumerChange):
-            return self._change_consumer(command, now_ns, writes)
+            return self._change_consumer(command, index, now_ns, writes)
         if isinstance(command, cmd.PutConsumer):
             return self._put_consumer(command, index, now_ns, writes)
         if isinstance(command, cmd.DropConsumer):
@@ -194,6 +200,8 @@ class StreamMachine:
         match command:
             case cmd.ExpireAge():
                 return self.remover.expire_age(command, index, now_ns, writes)
+            case cmd.KeepInterest():
+                return self.interest.keep(command, index, now_ns, writes)
             case cmd.EnforceLimits():
                 return self.remover.enforce_limits(command, index, now_ns, writes)
             case cmd.Trim():
@@ -218,6 +226,7 @@ class StreamMachine:
         if block is not None:
             writes.blocks.append((self.shard, block))
             self.remover.keep_limits(block.subject_ids, index, now_ns, writes)
+        if block is not None or self.shard in writes.reached:
             self.write_counters(writes)
         return appended
 
@@ -240,6 +249,8 @@ class StreamMachine:
             return Refused(errors.STREAM_CONFIG_INVALID.code, "first_seq is out of range")
         if any(over_limits(one.config, config.consumer_limits) for one in self.consumers.values()):
             return Refused(errors.STREAM_CONFIG_INVALID.code, "a consumer exceeds consumer_limits")
+        if self.record is not None and not may_become(self.config.retention, config.retention):
+            return Refused(errors.STREAM_UPDATE_REFUSED.code, "the retention cannot be changed so")
         self._appender.forget_captured()
         if self.record is None:
             # Versions begin at the index and go up by one with an entry each, so that a stream made
@@ -253,6 +264,8 @@ class StreamMachine:
         elif self.record.config == config:
             return Done(changed=False)
         else:
+            if config.retention == "interest" != self.config.retention:
+                self.interest.look_again(0, self.counters.last_seq + 1, writes)
             self.record.config = config
             self.record.version += 1
             writes.advisories.append(Advisory(type="stream_action", action="modify"))
@@ -272,6 +285,7 @@ class StreamMachine:
         self.deleted = DeletedSet(self.shard)
         self.consumers, self.consumer_ids = {}, {}
         self.remover.forget_head()
+        self.interest = Interest(self)
         self._fresh.clear()
         for kind in keys.SHARD_KINDS:
             prefix = keys.shard_key(kind, self.shard)
@@ -318,7 +332,10 @@ class StreamMachine:
             header.last_id,
             header.digest,
             dict(header.replaced),
+            header.keep_from,
+            header.keep_to,
         )
+        writes.reached[self.shard] = header.last_seq
         self.write_counters(writes)
         self._write_record(writes)
         self.remover.look_for_subjects_over()
@@ -334,8 +351,17 @@ class StreamMachine:
         if over is not None:
             return Refused(over.code)
         existing = self.consumer(command.config.name)
+        others = [one.config for one in self.consumers.values() if one is not existing]
+        problem = kind_problem(command.config, self.config.retention) or collision(
+            command.config, self.config.retention, others
+        )
+        if problem is not None:
+            return Refused(problem.spec.code, problem.message)
         if existing is not None:
             if existing.config != command.config:
+                if existing.config.filter_subjects != command.config.filter_subjects:
+                    self.interest.forget(existing.consumer_id)
+                    self.interest.look_again_without(existing, writes)
                 existing.change(Reconfigured(command.config), now_ns, writes)
                 writes.advisories.append(_consumer_action(existing, "modify"))
             return ConsumerPut(existing.consumer_id, created=False)
@@ -352,6 +378,7 @@ class StreamMachine:
         consumer.write_snapshot(writes)
         self.consumers[consumer_id] = consumer
         self.consumer_ids[command.config.name] = consumer_id
+        self.interest.forget(consumer_id)
         writes.advisories.append(_consumer_action(consumer, "create"))
         return ConsumerPut(consumer_id, created=True)
 
@@ -361,18 +388,27 @@ class StreamMachine:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         del self.consumer_ids[consumer.config.name]
         consumer.erase(writes)
+        self.interest.forget(consumer.consumer_id)
+        self.interest.look_again_without(consumer, writes)
         writes.advisories.append(_consumer_action(consumer, "delete"))
         return Done()
 
-    def _change_consumer(self, change: cmd.ConsumerChange, now_ns: int, writes: Writes) -> Result:
+    def _change_consumer(
+        self, change: cmd.ConsumerChange, index: int, now_ns: int, writes: Writes
+    ) -> Result:
         consumer = self.consumers.get(change.consumer_id)
         if consumer is None:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         if consumer.epoch != change.epoch:
             return Refused(errors.TOKEN_STALE.code)
-        consumer.change(change, now_ns, writes)
+        from_seq = consumer.next_seq
+        settled = consumer.change(change, now_ns, writes)
         # A delivery is recorded after it was sent: its message may be gone by then.
         self._forget_trimmed(consumer, now_ns, writes)
+        if self.config.retention != "limits":
+            self.interest.settled(consumer, settled, index, now_ns, writes)
+            if isinstance(change, cmd.Advance):
+                self.interest.passed(from_seq, consumer, writes)
         return Done()
 
     def _forget_trimmed(self, consumer: ConsumerMachine, now_ns: int, writes: Writes) -> None:
