@@ -60,11 +60,18 @@ class HandReader(Reader):
         self._waiting: list[asyncio.Future[None]] = []
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
+        await self._turn()
+        return await super().block_at(shard, seq)
+
+    async def block_up_to(self, shard: Shard, seq: int) -> Block | None:
+        await self._turn()
+        return await super().block_up_to(shard, seq)
+
+    async def _turn(self) -> None:
         if self.held:
             step: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(step)
             await step
-        return await super().block_at(shard, seq)
 
     def step(self) -> None:
         """Let the reads that wait go on."""

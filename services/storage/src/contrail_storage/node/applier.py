@@ -140,6 +140,7 @@ class Applier:
         for number, first_seq in writes.trimmed.items():
             for base_seq in self._blocks.directory(number).drop_below(first_seq):
                 job.dropped.append((number, base_seq))
+        job.reached = writes.reached
         for number in writes.dropped:
             self._blocks.forget(number)
             shard = self.shards.pop(number)
@@ -163,6 +164,7 @@ class Applier:
                 self._blocks.written(number, block)
                 touched[number] = block.last_seq
                 self._note_small(number, span)
+            touched |= job.reached
         for number, last_seq in touched.items():
             shard = self.shards.get(number)
             if shard is not None:
@@ -182,6 +184,9 @@ class Applier:
             shard.small_runs.clear()
             return
         run = shard.small_runs.setdefault(level, SmallRun())
+        if run.base_seqs and span.end_seq - run.base_seqs[0] > 2 * MERGE_MESSAGES:
+            # Too little is left in between: blanks would take more room than messages.
+            run = shard.small_runs[level] = SmallRun()
         run.add(span)
         if (
             len(run.base_seqs) >= self._merge_blocks

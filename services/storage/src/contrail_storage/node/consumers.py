@@ -1,6 +1,7 @@
 """Managing consumers on a node: create, update, remove, pull from and acknowledge to them."""
 
 import asyncio
+import contextlib
 import secrets
 from itertools import islice
 from typing import Final
@@ -12,6 +13,7 @@ from contrail_common.config_rules import check_consumer_update, complete_consume
 from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, AckResult, CreateMode, PullRequest, PullResult
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
+from contrail_common.retention_rules import collision, kind_problem
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import ConsumerPut, Done, Result
@@ -59,6 +61,7 @@ class ConsumerManager:
         config = complete_consumer(config, shard.machine.config.consumer_limits)
         async with self._lock:
             existing = shard.machine.consumer(config.name) if config.name else None
+            _check_retention(shard, config, existing)
             if existing is None:
                 if if_match is not None:
                     raise ApiError(errors.PRECONDITION_FAILED, "there is no such consumer")
@@ -74,6 +77,7 @@ class ConsumerManager:
                 update = cmd.PutConsumer(config, 0)
                 expect(await self._propose(shard, update), ConsumerPut)
                 self._desk(shard, existing).reconfigured()
+                await self._streams.keep_interest(shard)
             return await self._info(shard, existing), False
 
     async def _create(self, shard: Shard, config: ConsumerConfig) -> ConsumerInfo:
@@ -98,6 +102,7 @@ class ConsumerManager:
             case "by_start_time":
                 return await self._reader.seq_of_time(shard, config.opt_start_time_ns)
             case "last":
+                await self._streams.keep_interest(shard)  # until then it may be an upper bound
                 table = shard.machine.subjects
                 found = SubjectFilter(config.filter_subjects).subjects(table)
                 return max((int(table.last[sid - table.base]) for sid, _ in found), default=0)
@@ -139,6 +144,8 @@ class ConsumerManager:
     async def _drop(self, shard: Shard, consumer: ConsumerMachine) -> None:
         expect(await self._propose(shard, cmd.DropConsumer(consumer.consumer_id)), Done)
         self._close((shard.machine.shard, consumer.consumer_id))
+        with contextlib.suppress(ApiError):  # the housekeeper goes on with it
+            await self._streams.keep_interest(shard)
 
     def _close(self, key: tuple[int, int]) -> None:
         desk = self._desks.pop(key, None)
@@ -259,6 +266,17 @@ class ConsumerManager:
         if item.epoch != consumer.epoch:
             return AckResult(errors.TOKEN_STALE.code, "the consumer was reset")
         return None
+
+
+def _check_retention(
+    shard: Shard, config: ConsumerConfig, existing: ConsumerMachine | None
+) -> None:
+    """Refuse what the stream's retention has no room for, with the field's name."""
+    retention = shard.machine.config.retention
+    others = [one.config for one in shard.machine.consumers.values() if one is not existing]
+    problem = kind_problem(config, retention) or collision(config, retention, others)
+    if problem is not None:
+        raise problem.as_error()
 
 
 def desk_kind(config: ConsumerConfig) -> type[Desk]:

@@ -327,10 +327,14 @@ class Desk:
         if not seqs:
             return None
         self._joined += seqs
-        if self.consumer.config.max_deliver > 0:
+        if self._commits_first():
             return self._send_joined()
         self._send_soon(JOIN_S)
         return None
+
+    def _commits_first(self) -> bool:
+        """Whether deliveries are sent only once they are recorded."""
+        return self.consumer.config.max_deliver > 0
 
     def _send_soon(self, delay_s: float) -> None:
         if self._join_timer is None:

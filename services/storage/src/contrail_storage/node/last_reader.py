@@ -85,10 +85,10 @@ class LastReader:
                 return _in_order(page), None
             if looked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
                 await asyncio.sleep(0)
-            block = await self._reader.block_at(shard, search.seq)
+            block = await self._reader.block_up_to(shard, search.seq)
             if not shard.machine.exists:
                 raise ApiError(errors.STREAM_NOT_FOUND)
-            if block is None or block.base_seq > search.seq:
+            if block is None:
                 continue  # it went away: the next aim knows
             for position in search.newest_in(shard, block):
                 message = self._reader.message(shard, block, position)
@@ -177,7 +177,7 @@ class _Search:
         """Positions in ``block`` of open subjects' newest messages up to ``seq``, descending."""
         machine = shard.machine
         low = max(block.base_seq, machine.counters.first_seq) - block.base_seq
-        stop = self.seq + 1 - block.base_seq
+        stop = min(self.seq, block.last_seq) + 1 - block.base_seq
         if low >= stop:
             return []
         sids = block.subject_ids[low:stop]

@@ -1,6 +1,7 @@
 """Reading messages of a shard by sequence, time and subject, up to what is written."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from contrail_common.texts import I64Array
 from contrail_storage.node.filters import FilterCache, SubjectFilter
 from contrail_storage.node.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.node.shard import Shard
-from contrail_storage.store.block_store import BlockMissingError, BlockStore
+from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
 from contrail_storage.store.rocks_store import StoreCorruptError
 
 _RETRIES = 8
@@ -39,11 +40,18 @@ class Reader:
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
         """The first block that ends above ``seq``, or None behind the last."""
+        return await self._block(shard, lambda directory: directory.position(seq))
+
+    async def block_up_to(self, shard: Shard, seq: int) -> Block | None:
+        """The last block that begins at or below ``seq``, or None before the first."""
+        return await self._block(shard, lambda directory: directory.position_up_to(seq))
+
+    async def _block(self, shard: Shard, find: Callable[[Directory], int]) -> Block | None:
         number = shard.machine.shard
         for _ in range(_RETRIES):
             directory = self._blocks.directory(number)
-            position = directory.position(seq)
-            if position >= len(directory):
+            position = find(directory)
+            if not 0 <= position < len(directory):
                 return None
             base_seq = directory.span(position).base_seq
             block = self._blocks.recall(number, base_seq)
@@ -115,7 +123,7 @@ class Reader:
                 found = block.base_seq + int(positions[-1])
                 return found if found >= floor_seq else 0
             seq = block.base_seq
-            block = await self.block_at(shard, seq - 1) if seq > floor_seq else None
+            block = await self.block_up_to(shard, seq - 1) if seq > floor_seq else None
         return 0
 
     async def seq_of_time(self, shard: Shard, time_ns: int) -> int:
@@ -240,8 +248,8 @@ class Reader:
         """The sequence from which on ``count`` live messages match; 0 when there are no more."""
         seq = shard.written_seq
         while seq >= shard.machine.counters.first_seq:
-            block = await self.block_at(shard, seq)
-            if block is None or block.base_seq > seq:
+            block = await self.block_up_to(shard, seq)
+            if block is None:
                 break
             positions = self.select(shard, block, block.base_seq, subject_filter).positions
             if len(positions) >= count:

@@ -37,7 +37,10 @@ class WritableStore(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WriteJob:
-    """What one applied entry changes: rows, blocks with their directory entries, dropped heads."""
+    """What one applied entry changes: rows, blocks with their directory entries, dropped heads.
+
+    ``reached`` are last sequences of shards that are in no block.
+    """
 
     group: int
     index: int
@@ -46,11 +49,12 @@ class WriteJob:
     blocks: list[tuple[int, Block, BlockSpan]] = field(default_factory=list)
     dropped: list[tuple[int, int]] = field(default_factory=list)
     bytes: int = 0
+    reached: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class MergeJob:
-    """Adjoining small blocks of a shard that are to become one."""
+    """Small blocks of a shard, one behind the other, that are to become one."""
 
     shard: int
     blocks: list[Block]

@@ -197,6 +197,16 @@ class StreamManager:
             if set(config.subjects) != set(entry.subjects):
                 await self._list(config.name, config.subjects)
             await self._enforce_limits(shard)
+            await self.keep_interest(shard)
+
+    async def keep_interest(self, shard: Shard) -> None:
+        """Remove in slices what no consumer needs any more, and find the subjects' last messages.
+
+        Whatever interrupts it, the housekeeper goes on with it.
+        """
+        while shard.machine.exists and shard.machine.interest.unlooked:
+            command = cmd.KeepInterest(_SLICE_MESSAGES)
+            expect(await self._shard_log.command(shard.machine.shard, command), Removed)
 
     async def _enforce_limits(self, shard: Shard) -> None:
         """Lowered limits hold at once: trim in slices until they do."""

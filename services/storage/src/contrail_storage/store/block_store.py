@@ -94,6 +94,10 @@ class Directory:
             at += 1
         return at - self._start
 
+    def position_up_to(self, seq: int) -> int:
+        """Position of the last block that begins at or below ``seq``; -1 when there is none."""
+        return max(bisect_right(self._bases, seq, self._start) - 1 - self._start, -1)
+
     def position_of_time(self, time_ns: int) -> int:
         """Position of the first block whose last message is at or after ``time_ns``."""
         return bisect_left(self._times, time_ns, self._start) - self._start
