@@ -366,7 +366,8 @@ def _check_start(draft: ConsumerDraft, filters: tuple[str, ...]) -> None:
                 errors.START_INVALID, field, f"does not belong to deliver_policy {policy}"
             )
     if policy == "last_per_subject" and not filters:
-        raise _invalid(errors.START_INVALID, "filter_subjects", "last_per_subject needs a filter")
+        message = "deliver policy is last per subject, but optional filter subject is not set"
+        raise _invalid(errors.START_INVALID, "filter_subjects", message)
 
 
 def _ack_wait(rules: "_Rules", draft: ConsumerDraft, backoff_ns: tuple[int, ...]) -> int:

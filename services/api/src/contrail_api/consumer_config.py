@@ -98,9 +98,6 @@ def consumer_draft(body: ConsumerConfigBody, *, durable: bool) -> ConsumerDraft:
     for name in _ONLY_DEFAULT:
         if not stands_at_default(body, name):
             raise unavailable(errors.CONSUMER_CONFIG_INVALID, name)
-    if body.deliver_policy == "last_per_subject":
-        message = "last_per_subject is not available in this version"
-        raise invalid_field("/deliver_policy", message, errors.CONSUMER_CONFIG_INVALID)
     draft = {
         _DRAFT_KEYS[name]: getattr(body, name)
         for name in body.model_fields_set

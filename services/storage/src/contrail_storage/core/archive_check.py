@@ -34,6 +34,7 @@ from contrail_storage.core.archive import (
 )
 from contrail_storage.core.dedupe import ID_BYTES
 from contrail_storage.core.deleted import PAGE, DeletedSet
+from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.restoring import Consumer, MorePending
 from contrail_storage.core.results import Writes
 
@@ -171,7 +172,16 @@ class ArchiveCheck:
         _need(0 <= state.next_seq <= INT64_MAX, "a consumer's position")
         _need(_is_sound(state.delivered) and _is_sound(state.floor), "a consumer's position")
         _need(all(0 < seq <= INT64_MAX for seq in state.acked_ahead), "a consumer's position")
+        self._check_pinned(consumer)
         self._take_pending(MorePending(consumer.number, state.pending))
+
+    def _check_pinned(self, consumer: Consumer) -> None:
+        end_seq, what = consumer.state.pinned_end, "what a consumer gets first"
+        _need(0 <= end_seq <= self.header.last_seq + 1, what)
+        _need(bool(end_seq) == bool(consumer.pinned), what)
+        if end_seq:
+            pinned = Pinned.decode(consumer.pinned, end_seq)
+            _need(pinned is not None and consumer.state.next_seq < end_seq, what)
 
     def _take_pending(self, more: MorePending) -> None:
         _need(more.number == self._consumer, "what a consumer has pending")

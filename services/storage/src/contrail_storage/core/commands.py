@@ -108,10 +108,15 @@ class FinishRollup(msgspec.Struct, tag=15, array_like=True):
 
 
 class PutConsumer(msgspec.Struct, tag=7, array_like=True):
-    """Create a consumer starting at ``start_seq`` (0: behind the last message), or update it."""
+    """Create a consumer starting at ``start_seq`` (0: behind the last message), or update it.
+
+    Up to ``pinned_end`` it gets nothing but what is ``pinned`` (``core.pinned``), if anything is.
+    """
 
     config: ConsumerConfig
     start_seq: int
+    pinned: bytes = b""
+    pinned_end: int = 0
 
 
 class DropConsumer(msgspec.Struct, tag=8, array_like=True):

@@ -5,16 +5,19 @@ acknowledgements, the same on every replica. Deadlines are log times; whether on
 leader's business until it proposes the redelivery.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from contrail_common.model import AckKind, Advisory, AdvisoryType, ConsumerConfig, SequencePair
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import Acknowledge, Advance, Deliver, Exhaust
+from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import Writes
 
 _FOLD_BYTES_MIN: Final = 16 * 1024
@@ -65,6 +68,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     floor: SequencePair
     pending: dict[int, Pending]
     acked_ahead: list[int]
+    pinned_end: int = 0
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -102,6 +106,8 @@ class ConsumerMachine:
     floor: SequencePair = _NOWHERE
     pending: dict[int, Pending] = field(default_factory=dict)
     acked_ahead: set[int] = field(default_factory=set)
+    pinned: Pinned | None = None
+    """What it is to get first, until it has come behind that."""
     _deltas: int = 0
     _delta_bytes: int = 0
     _snapshot_bytes: int = 0
@@ -125,6 +131,8 @@ class ConsumerMachine:
     def change(self, change: Change, time_ns: int, writes: Writes) -> list[int]:
         """Take a change and write it down; the sequences answered are those that were settled."""
         settled = self._take(change, time_ns, writes.advisories)
+        if self.pinned is not None and self.next_seq >= self.pinned.end_seq:
+            self._unpin(writes)
         row = _encode(Delta(time_ns, change))
         self._deltas += 1
         self._delta_bytes += len(row)
@@ -187,9 +195,10 @@ class ConsumerMachine:
         """
         found = self.pending.keys() & seqs.keys()
         if top_seq >= self.next_seq:
-            found.update(
-                seq for seq in seqs if seq >= self.next_seq and seq not in self.acked_ahead
-            )
+            ahead = [seq for seq in seqs if seq >= self.next_seq and seq not in self.acked_ahead]
+            if self.pinned is not None and ahead:
+                ahead = list(compress(ahead, self.pinned.mask(np.array(ahead, np.int64))))
+            found.update(ahead)
         return found
 
     def _move_on(self, advance: Advance, time_ns: int) -> None:
@@ -306,6 +315,7 @@ class ConsumerMachine:
             self.floor,
             self.pending,
             sorted(self.acked_ahead),
+            0 if self.pinned is None else self.pinned.end_seq,
         )
 
     def write_snapshot(self, writes: Writes) -> None:
@@ -320,14 +330,29 @@ class ConsumerMachine:
         writes.delete_range(prefix, keys.prefix_end(prefix))
         self._deltas = self._delta_bytes = 0
 
+    def pin(self, pinned: Pinned, writes: Writes) -> None:
+        """Have the consumer get these first; the snapshot is for the caller to write."""
+        self.pinned = pinned
+        for number, row in enumerate(pinned.rows()):
+            writes.put(keys.pinned_key(self.shard, self.consumer_id, number), row)
+
+    def _unpin(self, writes: Writes) -> None:
+        self.pinned = None
+        prefix = keys.small_key(keys.PINNED, self.shard, self.consumer_id)
+        writes.delete_range(prefix, keys.prefix_end(prefix))
+
     def erase(self, writes: Writes) -> None:
         """Remove every row of the consumer."""
+        if self.pinned is not None:
+            self._unpin(writes)
         self._drop_deltas(writes)
         writes.delete(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id))
 
     @classmethod
-    def load(cls, shard: int, consumer_id: int, row: bytes) -> "ConsumerMachine":
-        """The consumer as its snapshot row holds it; deltas follow through :meth:`replay`."""
+    def load(
+        cls, shard: int, consumer_id: int, row: bytes, pinned: Iterable[bytes] = ()
+    ) -> "ConsumerMachine":
+        """The consumer as its rows hold it; deltas follow through :meth:`replay`."""
         stored = _snapshots.decode(row)
         return cls(
             shard,
@@ -341,6 +366,7 @@ class ConsumerMachine:
             stored.floor,
             stored.pending,
             set(stored.acked_ahead),
+            Pinned.of_rows(pinned, stored.pinned_end),
             _snapshot_bytes=len(row),
         )
 

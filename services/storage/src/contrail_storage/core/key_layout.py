@@ -12,6 +12,7 @@
 | ``D`` | u64 index | message ids of one entry |
 | ``T`` | u64 page | deleted sequences of one page |
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
+| ``F`` | u32 consumer, u32 number | consumer: what it is to get first |
 | ``K`` | - | second record (checkpoint) |
 """
 
@@ -30,6 +31,7 @@ DEDUPE: Final = b"D"
 DELETED: Final = b"T"
 CONSUMER: Final = b"C"
 CONSUMER_DELTA: Final = b"c"
+PINNED: Final = b"F"
 
 SHARD_KINDS: Final = (
     BLOCK,
@@ -43,12 +45,14 @@ SHARD_KINDS: Final = (
     DELETED,
     CONSUMER,
     CONSUMER_DELTA,
+    PINNED,
 )
 """All kinds that hold state of one shard."""
 
 _U32: Final = struct.Struct(">cI")
 _U32_U32: Final = struct.Struct(">cII")
 _U32_U64: Final = struct.Struct(">cIQ")
+_U32_U32_U32: Final = struct.Struct(">cIII")
 _U32_U32_U64: Final = struct.Struct(">cIIQ")
 
 
@@ -70,6 +74,11 @@ def large_key(kind: bytes, shard: int, number: int) -> bytes:
 def consumer_delta_key(shard: int, consumer_id: int, number: int) -> bytes:
     """Key of the ``number``-th delta of a consumer."""
     return _U32_U32_U64.pack(CONSUMER_DELTA, shard, consumer_id, number)
+
+
+def pinned_key(shard: int, consumer_id: int, number: int) -> bytes:
+    """Key of the ``number``-th row of what a consumer is to get first."""
+    return _U32_U32_U32.pack(PINNED, shard, consumer_id, number)
 
 
 def last_number(key: bytes, width: int) -> int:

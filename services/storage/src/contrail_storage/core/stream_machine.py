@@ -32,6 +32,7 @@ from contrail_storage.core.dedupe import NO_ID, DedupeWindow
 from contrail_storage.core.deleted import DeletedSet
 from contrail_storage.core.facts import FactsPort, MessageFacts
 from contrail_storage.core.interest import Interest
+from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.removing import Remover
 from contrail_storage.core.restoring import take_record
 from contrail_storage.core.results import (
@@ -368,6 +369,9 @@ class StreamMachine:
         limit = self.config.max_consumers
         if 0 <= limit <= len(self.consumers):
             return Refused(errors.CONSUMER_LIMIT.code)
+        pinned = Pinned.decode(command.pinned, command.pinned_end) if command.pinned else None
+        if command.pinned and (pinned is None or pinned.end_seq > self.counters.last_seq + 1):
+            return Refused(errors.INTERNAL.code, "what the consumer is to get first is not sound")
         consumer_id = self.record.next_consumer_id
         self.record.next_consumer_id += 1
         self._write_record(writes)
@@ -375,6 +379,8 @@ class StreamMachine:
         consumer = ConsumerMachine.create(
             self.shard, consumer_id, command.config, start_seq, now_ns, index
         )
+        if pinned is not None:
+            consumer.pin(pinned, writes)
         consumer.write_snapshot(writes)
         self.consumers[consumer_id] = consumer
         self.consumer_ids[command.config.name] = consumer_id
@@ -436,7 +442,9 @@ class StreamMachine:
         machine.dedupe.load(rows(keys.DEDUPE))
         machine.deleted.load(rows(keys.DELETED), machine.counters.first_seq)
         for key, value in rows(keys.CONSUMER):
-            consumer = ConsumerMachine.load(shard, keys.last_number(key, 4), value)
+            number = keys.last_number(key, 4)
+            pinned = [row for _, row in scan(keys.small_key(keys.PINNED, shard, number))]
+            consumer = ConsumerMachine.load(shard, number, value, pinned)
             machine.consumers[consumer.consumer_id] = consumer
             prefix = keys.small_key(keys.CONSUMER_DELTA, shard, consumer.consumer_id)
             for _, delta in scan(prefix):

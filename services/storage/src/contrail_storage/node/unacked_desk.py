@@ -83,7 +83,7 @@ class UnackedDesk(Desk):
                 return
             self._check_open()
             if self._catch_up() == position:  # otherwise messages went away meanwhile
-                found = self.reader.select(self.shard, block, position, self._filter)
+                found = self._select(block, position)
                 self._take_columns(batch, found)
 
     def _take_columns(self, batch: ColumnBatch, found: Found) -> None:
