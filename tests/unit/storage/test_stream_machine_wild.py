@@ -121,6 +121,7 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     st.builds(cmd.DeleteMessage, numbers, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers),
+    st.builds(cmd.PutConsumer, consumers, numbers, st.binary(max_size=24), numbers),
     st.builds(cmd.DropConsumer, consumer_ids),
     st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
     st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),

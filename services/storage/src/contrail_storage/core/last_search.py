@@ -38,7 +38,7 @@ def search_last(
         seq = machine.deleted.previous_live(min(seq, int(table.last[left - table.base].max())))
         if seq <= stop_seq:
             break
-        low_seq, found = _newest_in_run(machine, left, seq)
+        low_seq, found = _newest_in_run(machine, left, stop_seq + 1, seq)
         newest |= found
         left = left[~np.isin(left, list(found))]
         seq = low_seq - 1
@@ -59,11 +59,15 @@ def search_last(
 
 
 def _newest_in_run(
-    machine: "StreamMachine", sids: I64Array, seq: int
+    machine: "StreamMachine", sids: I64Array, low_seq: int, seq: int
 ) -> tuple[int, dict[int, int]]:
-    """What the run holding ``seq``, which is live, has up to there: its begin, and last by sid."""
+    """What the run holding ``seq``, which is live, has from ``low_seq`` up to there.
+
+    Where it was looked from, and the last message by subject. Runs are cut anyhow, so that a search
+    may not end with one.
+    """
     facts = machine.facts_at(seq)
-    low_seq = max(facts.base_seq, machine.counters.first_seq)
+    low_seq = max(facts.base_seq, low_seq)
     found = facts.subject_ids[low_seq - facts.base_seq : seq + 1 - facts.base_seq]
     wanted = np.isin(found, sids)
     live = machine.deleted.live_mask(low_seq, len(found))
