@@ -29,7 +29,10 @@ class ConsumerConfigBody(RequestModel):
     description: str = ""
     deliver_policy: Literal[
         "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
-    ] = "all"
+    ] = Field(
+        default="all",
+        description="last_per_subject needs a filter, which matches 100,000 subjects at most.",
+    )
     opt_start_seq: Int64 = Field(default=0, ge=0)
     opt_start_time: TimeNs | None = None
     ack_policy: Literal["none", "all", "explicit"] = "explicit"

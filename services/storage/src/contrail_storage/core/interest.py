@@ -232,13 +232,13 @@ class Interest:
         return counters.keep_from < counters.keep_to or bool(self._machine.subjects.unsettled)
 
     def keep(self, command: cmd.KeepInterest, index: int, now_ns: int, writes: Writes) -> Removed:
-        """Remove what nobody needs of a slice, then look for last messages."""
+        """Look for last messages, for which somebody may wait, or remove what nobody needs."""
         machine, counters = self._machine, self._machine.counters
         removed = counters.messages
-        if counters.keep_from < counters.keep_to:
-            self._keep_slice(command.messages_max, index, now_ns, writes)
-        elif machine.subjects.unsettled:
+        if machine.subjects.unsettled:
             search_last(machine, list(machine.subjects.unsettled), ALONE_SEQS, index, writes)
+        elif counters.keep_from < counters.keep_to:
+            self._keep_slice(command.messages_max, index, now_ns, writes)
         return Removed(removed - counters.messages, self.unlooked)
 
     def _keep_slice(self, messages_max: int, index: int, now_ns: int, writes: Writes) -> None:

@@ -106,7 +106,7 @@ class ConsumerManager:
             case "by_start_time":
                 return await self._reader.seq_of_time(shard, config.opt_start_time_ns)
             case "last":
-                await self._streams.keep_interest(shard)  # until then it may be an upper bound
+                await self._streams.settle_last(shard)  # until then it may be an upper bound
                 table = shard.machine.subjects
                 found = SubjectFilter(config.filter_subjects).subjects(table)
                 return max((int(table.last[sid - table.base]) for sid, _ in found), default=0)
@@ -115,7 +115,7 @@ class ConsumerManager:
 
     async def _pinned(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
         """The command that makes a consumer of the last messages as they are now."""
-        await self._streams.keep_interest(shard)  # until then some may be upper bounds
+        await self._streams.settle_last(shard)  # until then some may be upper bounds
         table = shard.machine.subjects
         at = SubjectFilter(config.filter_subjects).numbers(table) - table.base
         if len(at) > SUBJECTS_MAX:
