@@ -17,6 +17,8 @@ from contrail_storage.core.results import Writes
 
 PAGE: Final = 4_096
 _TOP_BIT: Final = 0x80
+_NEAR: Final = 4
+"""Sequences that are looked at one by one before a whole page is."""
 _PAGES_MAX: Final = 1_024
 """Pages that one listing of ranges looks at."""
 
@@ -42,6 +44,9 @@ class DeletedSet:
 
     def add_many(self, seqs: I64Array, writes: Writes) -> None:
         """Mark ``seqs`` (ascending, at least one), none of which is marked yet."""
+        if len(seqs) == 1:
+            self._add_one(int(seqs[0]), writes)
+            return
         numbers = seqs // PAGE
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         for within in np.split(seqs, starts[1:]):
@@ -50,6 +55,15 @@ class DeletedSet:
             marks[within % PAGE] = True
             self._set(number, marks, self._counts.get(number, 0) + len(within))
             writes.put(keys.large_key(keys.DELETED, self.shard, number), self._pages[number])
+
+    def _add_one(self, seq: int, writes: Writes) -> None:
+        number, at = divmod(seq, PAGE)
+        page = bytearray(self._pages.get(number) or PAGE // 8)
+        page[at // 8] |= _TOP_BIT >> at % 8
+        self._pages[number] = bytes(page)
+        self._counts[number] = self._counts.get(number, 0) + 1
+        self.total += 1
+        writes.put(keys.large_key(keys.DELETED, self.shard, number), self._pages[number])
 
     def _marks(self, number: int) -> Marks:
         page = self._pages.get(number)
@@ -78,6 +92,9 @@ class DeletedSet:
 
     def next_live(self, seq: int) -> int:
         """The first sequence from ``seq`` on that is not deleted."""
+        for near in range(seq, seq + _NEAR):
+            if near not in self:
+                return near
         while (count := self._counts.get(seq // PAGE)) is not None:
             if count < PAGE:
                 live = np.flatnonzero(~self._marks(seq // PAGE)[seq % PAGE :])
