@@ -230,6 +230,23 @@ class NaiveStream:
             consumer.matches(subject) for consumer in self.consumers.values()
         )
 
+    def misfit(self, config: ConsumerConfig) -> int:
+        """The code of why a workqueue does not take the consumer, or 0."""
+        if self.config.retention != "workqueue":
+            return 0
+        if config.ack_policy != "explicit":
+            return errors.WORKQUEUE_ACKS.code
+        if config.deliver_policy != "all":
+            return errors.WORKQUEUE_DELIVER_ALL.code
+        for name, other in self.consumers.items():
+            if name == config.name:
+                continue
+            if not config.filter_subjects:
+                return errors.WORKQUEUE_UNFILTERED.code
+            if naive_collides(config.filter_subjects, other.config.filter_subjects):
+                return errors.WORKQUEUE_NOT_UNIQUE.code
+        return 0
+
     def settle(self, settler: "NaiveConsumer", seqs: set[int], checks_max: int) -> None:
         """Remove what a consumer has settled, unless others need it."""
         if self.config.retention == "limits":

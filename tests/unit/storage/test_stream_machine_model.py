@@ -31,7 +31,7 @@ from tests.unit.storage.machine_rig import (
     outcomes,
     picture,
 )
-from tests.unit.storage.naive_models import NaiveConsumer, NaiveStream, naive_collides
+from tests.unit.storage.naive_models import NaiveConsumer, NaiveStream
 
 IDS = [f"id-{number}" for number in range(6)]
 SUBJECTS = ["a", "b", "a.x", "a.y", "b.x.y"]
@@ -335,7 +335,7 @@ class StreamComparison(RuleBasedStateMachine):
         naive, known = self.naive, self.naive.consumers.get(name)
         now_ns = naive.tick(self.now_ns)
         expected: Result
-        code = self._misfit(config)
+        code = self.naive.misfit(config)
         if code:
             expected = Refused(code)
         elif known is not None:
@@ -354,23 +354,6 @@ class StreamComparison(RuleBasedStateMachine):
             naive.consumers[name] = NaiveConsumer(config, start_seq or naive.last_seq + 1)
             expected = ConsumerPut(naive.consumers_made, created=True)
         self.do(cmd.PutConsumer(config, start_seq), self.expect(expected))
-
-    def _misfit(self, config: ConsumerConfig) -> int:
-        """The code of why a workqueue does not take the consumer, or 0."""
-        if self.config.retention != "workqueue":
-            return 0
-        if config.ack_policy != "explicit":
-            return errors.WORKQUEUE_ACKS.code
-        if config.deliver_policy != "all":
-            return errors.WORKQUEUE_DELIVER_ALL.code
-        for name, other in self.naive.consumers.items():
-            if name == config.name:
-                continue
-            if not config.filter_subjects:
-                return errors.WORKQUEUE_UNFILTERED.code
-            if naive_collides(config.filter_subjects, other.config.filter_subjects):
-                return errors.WORKQUEUE_NOT_UNIQUE.code
-        return 0
 
     @rule(name=st.sampled_from(NAMES))
     def drop_consumer(self, name: str) -> None:
