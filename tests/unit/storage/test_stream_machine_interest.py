@@ -1,13 +1,31 @@
 """The stream machine against a plain list where messages go by acks, and consumers work."""
 
+import contextlib
+from typing import cast
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
+from contrail_common.config_rules import (
+    ConsumerDraft,
+    StreamDraft,
+    normalise_consumer,
+    normalise_stream,
+)
+from contrail_common.errors import ApiError
 from contrail_common.model import AckKind, StreamConfig
 from contrail_storage.core.results import Result
+from tests.unit.storage.archive_rig import (
+    comparable,
+    messages_of,
+    packed,
+    records_of,
+    restored,
+)
 from tests.unit.storage.machine_rig import Message, Outcome, append_of, consumer_config, outcomes
 from tests.unit.storage.test_stream_machine_model import (
+    IDS,
     NAMES,
     SUBJECTS,
     THOROUGH,
@@ -74,6 +92,33 @@ class InterestComparison(StreamComparison):
         self.deliver(name, 4, 0)
         consumer = self.naive.consumers.get(name)
         self.acknowledge_these(name, sorted(consumer.pending)[-count:] if consumer else [], [])
+
+    @rule()
+    def archive(self) -> None:
+        self.close_entry()
+        data = packed(records_of(self.rig))
+        if not self.is_allowed():
+            return
+        other = restored(data)
+        assert comparable(other, IDS) == comparable(self.rig, IDS)
+        assert list(messages_of(other)) == list(messages_of(self.rig))
+
+    def is_allowed(self) -> bool:
+        """Whether a server would take the configurations, which it looks at in an archive."""
+        consumers = [consumer.config for consumer in self.naive.consumers.values()]
+        with contextlib.suppress(ApiError):
+            stream = {name: getattr(self.config, name) for name in StreamDraft.__annotations__}
+            return normalise_stream(cast(StreamDraft, stream)) == self.config and all(
+                normalise_consumer(
+                    cast(
+                        ConsumerDraft,
+                        {name: getattr(one, name) for name in ConsumerDraft.__annotations__},
+                    )
+                )
+                == one
+                for one in consumers
+            )
+        return False
 
 
 def test_machine_with_interest_is_the_naive_stream_over_any_history() -> None:

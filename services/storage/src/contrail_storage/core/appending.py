@@ -415,7 +415,11 @@ class _Batch:
     def _is_bound(self, pattern: str, last_seq: int) -> bool:
         """Whether ``last_seq``, of a subject or filter, may be above its last message."""
         table = self._machine.subjects
-        return last_seq < self._first_seq and any(
+        if not table.unsettled or last_seq >= self._first_seq:
+            return False
+        if not is_wildcard(pattern):
+            return table.ids.get(pattern) in table.unsettled
+        return any(
             int(table.last[sid - table.base]) == last_seq and matches(pattern, table.name(sid))
             for sid in table.unsettled
         )

@@ -483,10 +483,11 @@ class Remover:
         machine = self._machine
         counters = machine.counters
         machine.deletions += 1
-        for consumer in machine.consumers.values():
-            if consumer.pending:
-                for seq in sorted(consumer.pending.keys() & set(seqs.tolist())):
-                    consumer.change(Gone(seq), now_ns, writes)
+        waiting = [consumer for consumer in machine.consumers.values() if consumer.pending]
+        gone = set(seqs.tolist()) if waiting else set()
+        for consumer in waiting:
+            for seq in sorted(consumer.pending.keys() & gone):
+                consumer.change(Gone(seq), now_ns, writes)
         if int(seqs[0]) == counters.first_seq or not counters.messages:
             self.move_head(writes)
 
