@@ -210,6 +210,7 @@ class Interest:
         """Have messages from ``from_seq`` up to ``end_seq`` looked at, whether they are needed."""
         counters = self._machine.counters
         from_seq = max(from_seq, counters.first_seq)
+        end_seq = min(end_seq, counters.last_seq + 1)
         if from_seq >= end_seq:
             return
         if counters.keep_from < counters.keep_to:
