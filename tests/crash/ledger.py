@@ -231,6 +231,9 @@ class Ledger:
         if consumer is not None:
             consumer.settled |= set(ack.seqs)
             consumer.maybe_settled -= set(ack.seqs)
+        if stream is not None and stream.config.retention == "workqueue":
+            for seq in ack.seqs:
+                stream.live.pop(seq, None)
 
     def _put_stream(self, config: StreamConfig) -> None:
         stream = self._streams.get(config.name)
@@ -457,6 +460,8 @@ def _removals_in_doubt(stream: _Stream, doubts: list[Call]) -> list[set[int]]:
             groups.append({call.seq})
         elif isinstance(call, history.Purge):
             groups.append(stream.purged(call))
+        elif isinstance(call, history.Ack) and stream.config.retention == "workqueue":
+            groups.append(set(call.seqs) & set(stream.live))
     return groups
 
 
