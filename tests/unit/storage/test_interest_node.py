@@ -19,7 +19,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.node import housekeeper, streams
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import StorageNode
-from tests.unit.storage.desk_rig import DeskRig, run, turns, wait_until
+from tests.unit.storage.desk_rig import PATIENCE_S, DeskRig, run, turns, wait_until
 from tests.unit.storage.machine_rig import picture
 from tests.unit.storage.test_restore_node import running
 
@@ -110,6 +110,27 @@ def test_archive_of_a_stream_with_gaps_is_restored(tmp_path: Path) -> None:
             assert await seqs_by_every_way(link) == [kept] * 3
             pull = PullRequest(stream="S", consumer="c", batch=100, no_wait=True)
             assert len((await link.pull(pull)).deliveries) == TURNS
+
+    run(scene())
+
+
+def test_wanted_messages_behind_unwanted_ones_of_their_entry_are_read(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as node:
+            link = LocalLink(node)
+            await filled(node)
+            number = node.streams.shard("S").machine.shard
+            # What is asked for in one turn goes into one entry; the command keeps both apart.
+            unwanted = [PublishMessage("a.gone", None, b"x")]
+            wanted = [PublishMessage("a.kept.1", None, b"y")] * 2
+            stored = asyncio.get_running_loop().create_future()
+            link.publish_then("S", unwanted, lambda _: None)
+            node.shard_log.command(number, cmd.EnforceLimits(1))
+            link.publish_then("S", wanted, stored.set_result)
+            assert (await stored).results[0].seq == 3 * TURNS + 2
+            async with asyncio.timeout(PATIENCE_S):
+                message = await link.get_message("S", 3 * TURNS + 3)
+            assert message.payload == b"y"
 
     run(scene())
 

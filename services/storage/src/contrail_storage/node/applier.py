@@ -164,7 +164,8 @@ class Applier:
                 self._blocks.written(number, block)
                 touched[number] = block.last_seq
                 self._note_small(number, span)
-            touched |= job.reached
+            for number, last_seq in job.reached.items():
+                touched[number] = max(last_seq, touched.get(number, 0))
         for number, last_seq in touched.items():
             shard = self.shards.get(number)
             if shard is not None:
