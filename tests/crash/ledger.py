@@ -242,6 +242,9 @@ class Ledger:
         if consumer is not None:
             consumer.settled |= set(ack.seqs)
             consumer.maybe_settled -= set(ack.seqs)
+        if stream is not None and stream.config.retention == "workqueue":
+            for seq in ack.seqs:
+                stream.live.pop(seq, None)
 
     def _put_stream(self, config: StreamConfig) -> None:
         stream = self._streams.get(config.name)
@@ -469,8 +472,13 @@ def _removed_by(stream: _Stream, call: history.Remove | history.Erase | history.
 
 
 def _removals_in_doubt(stream: _Stream, doubts: list[Call]) -> list[set[int]]:
-    removals = history.Remove | history.Erase | history.Purge
-    return [_removed_by(stream, call) for call in doubts if isinstance(call, removals)]
+    groups: list[set[int]] = []
+    for call in doubts:
+        if isinstance(call, history.Remove | history.Erase | history.Purge):
+            groups.append(_removed_by(stream, call))
+        elif isinstance(call, history.Ack) and stream.config.retention == "workqueue":
+            groups.append(set(call.seqs) & set(stream.live))
+    return groups
 
 
 def _may_repeat(call: Call) -> bool:

@@ -31,6 +31,7 @@ ODD: Final = 0.1
 SYNC: Final = 0.7
 ORDERS: Final = "ORDERS"
 EVENTS: Final = "EVENTS"
+JOBS: Final = "JOBS"
 
 
 class _Writer:
@@ -71,6 +72,7 @@ def script(seed: int, *, all_ids: bool = False) -> list[Step]:
     return [
         *_publish(write),
         *_consume(write),
+        *_work(write),
         *_remove(write),
         *_reconfigure(write),
         *_make_anew(write),
@@ -134,6 +136,20 @@ def _consume(write: _Writer) -> Iterator[Step]:
     yield [PutConsumer(EVENTS, ConsumerConfig(name="new", durable=True, deliver_policy="new"))]
     yield [write.events(write.message("events.b", "for-new"))]
     yield [Look(ORDERS, "all")]
+
+
+def _work(write: _Writer) -> Iterator[Step]:
+    yield [PutStream(StreamConfig(name=JOBS, subjects=("jobs.*",), retention="workqueue"))]
+    yield [PutConsumer(JOBS, ConsumerConfig(name="workers", durable=True))]
+    jobs = [write.message(f"jobs.{at % 2}", f"job-{at}") for at in range(6)]
+    yield [Publish(JOBS, jobs)]
+    yield [Pull(JOBS, "workers", 5)]
+    yield [Ack(JOBS, "workers", "ack", [2, 5], sync=True)]
+    yield [Ack(JOBS, "workers", "term", [4], sync=True)]
+    yield [Publish(JOBS, [write.message("jobs.0", "job-6")])]
+    yield [Ack(JOBS, "workers", "ack", [1], sync=True)]
+    yield [Pull(JOBS, "workers", 5)]
+    yield [Ack(JOBS, "workers", "ack", [7, 6], sync=True)]
 
 
 def _remove(write: _Writer) -> Iterator[Step]:

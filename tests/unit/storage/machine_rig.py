@@ -143,7 +143,7 @@ class Shelf:
 
     def add(self, block: Block) -> None:
         """The newest block."""
-        assert not self.blocks or self.blocks[-1].last_seq + 1 == block.base_seq
+        assert not self.blocks or self.blocks[-1].last_seq < block.base_seq
         self.blocks.append(block)
 
     def trim(self, first_seq: int) -> None:
@@ -235,6 +235,7 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
             )
             for sid, name in table.live()
         },
+        "unsettled": sorted(table.unsettled),
         "deleted": [
             seq
             for seq in range(counters.first_seq, min(counters.last_seq, counters.first_seq + 999))
@@ -254,6 +255,7 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
                 "floor": repr(each.floor),
                 "pending": {seq: repr(item) for seq, item in each.pending.items()},
                 "acked ahead": sorted(each.acked_ahead),
+                "pinned": each.pinned and (each.pinned.encode(), each.pinned.end_seq),
             }
             for number, each in machine.consumers.items()
         },

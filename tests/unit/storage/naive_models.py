@@ -1,6 +1,7 @@
 """A stream and a consumer as plainly as they can be written: lists, dicts, and no cleverness."""
 
 import copy
+import itertools
 from dataclasses import dataclass, field, replace
 
 from contrail_common import errors
@@ -19,6 +20,17 @@ def _tokens_match(pattern: list[str], subject: list[str]) -> bool:
     if not pattern or not subject:
         return pattern == subject
     return pattern[0] in ("*", subject[0]) and _tokens_match(pattern[1:], subject[1:])
+
+
+def naive_collides(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
+    """Whether some subject of up to three tokens is matched by both lists of filters."""
+    tokens = ["a", "b", "x", "y", "other"]
+    return any(
+        any(naive_matches(one, ".".join(subject)) for one in left or (">",))
+        and any(naive_matches(one, ".".join(subject)) for one in right or (">",))
+        for length in (1, 2, 3)
+        for subject in itertools.product(tokens, repeat=length)
+    )
 
 
 def naive_size(payload: bytes, headers: Headers | None) -> int:
@@ -57,6 +69,7 @@ class NaiveStream:
         self.consumers: dict[str, NaiveConsumer] = {}
         self.consumers_made = 0
         self.deadlines: dict[tuple[int, int], list[int]] = {}
+        self.unlooked = (0, 0)
 
     @property
     def first_seq(self) -> int:
@@ -133,7 +146,8 @@ class NaiveStream:
         for message, _ in stored[:1]:
             if message.rollup == "all":
                 self.deadlines.clear()
-        self._note_deadlines(now_ns, [(message.ttl_ns, seq) for message, seq in stored])
+        kept = [(message, seq) for message, seq in stored if self.find(seq)]
+        self._note_deadlines(now_ns, [(message.ttl_ns, seq) for message, seq in kept])
         for message, seq in stored:
             if message.rollup:
                 everything = message.rollup == "all"
@@ -144,9 +158,9 @@ class NaiveStream:
                         if each.seq < seq and (everything or each.subject == message.subject)
                     ]
                 )
-        for subject in {message.subject for message, _ in stored}:
+        for subject in {message.subject for message, _ in kept}:
             self._remove(self._over_subject_limit(subject))
-        if stored:
+        if kept:
             self._evict(len(self.messages))
         return result
 
@@ -184,8 +198,9 @@ class NaiveStream:
         if isinstance(refusal, tuple):
             return refusal
         self.last_seq += 1
-        never = message.ttl_ns == TTL_NEVER
-        self.messages.append(Stored(self.last_seq, message.subject, size, now_ns, never))
+        if self._is_wanted(message.subject):
+            never = message.ttl_ns == TTL_NEVER
+            self.messages.append(Stored(self.last_seq, message.subject, size, now_ns, never))
         self.last_time_ns = now_ns
         self.last_id = message.msg_id or ""
         if message.msg_id:
@@ -221,7 +236,8 @@ class NaiveStream:
             return ("refused", errors.TTL_DISABLED.code)
         if message.rollup and not config.allow_rollup_hdrs:
             return ("refused", errors.ROLLUP_REFUSED.code)
-        if config.discard == "new" and self._is_full(message, size):
+        full = config.discard == "new" and self._is_full(message, size)
+        if full and self._is_wanted(message.subject):
             return ("refused", errors.STORE_FAILED.code)
         return None
 
@@ -235,6 +251,76 @@ class NaiveStream:
         return (more > 0 and 0 <= config.max_msgs < len(self.messages) + more) or (
             0 <= config.max_bytes < self.bytes + size
         )
+
+    # Interest and workqueue ----------------------------------------------------------------------
+
+    def _is_wanted(self, subject: str) -> bool:
+        return self.config.retention != "interest" or any(
+            consumer.matches(subject) for consumer in self.consumers.values()
+        )
+
+    def misfit(self, config: ConsumerConfig) -> int:
+        """The code of why a workqueue does not take the consumer, or 0."""
+        if self.config.retention != "workqueue":
+            return 0
+        if config.ack_policy != "explicit":
+            return errors.WORKQUEUE_ACKS.code
+        if config.deliver_policy != "all":
+            return errors.WORKQUEUE_DELIVER_ALL.code
+        for name, other in self.consumers.items():
+            if name == config.name:
+                continue
+            if not config.filter_subjects:
+                return errors.WORKQUEUE_UNFILTERED.code
+            if naive_collides(config.filter_subjects, other.config.filter_subjects):
+                return errors.WORKQUEUE_NOT_UNIQUE.code
+        return 0
+
+    def settle(self, settler: "NaiveConsumer", seqs: set[int], checks_max: int) -> None:
+        """Remove what a consumer has settled, unless others need it."""
+        if self.config.retention == "limits":
+            return
+        gone = [each for each in self.messages if each.seq in seqs]
+        if self.config.retention == "interest":
+            if len(gone) * len(self.consumers) > checks_max:
+                self.look_again(gone[0].seq, gone[-1].seq + 1)
+                return
+            others = [each for each in self.consumers.values() if each is not settler]
+            gone = [each for each in gone if not any(one.needs(each) for one in others)]
+        self._remove(gone)
+
+    def look_again(self, from_seq: int, end_seq: int) -> None:
+        """Have a range of messages looked at by :meth:`keep`."""
+        from_seq = max(from_seq, self.first_seq)
+        if self.config.retention != "interest" or from_seq >= end_seq:
+            return
+        if self.unlooked[0] < self.unlooked[1]:
+            from_seq, end_seq = min(from_seq, self.unlooked[0]), max(end_seq, self.unlooked[1])
+        self.unlooked = (from_seq, end_seq)
+
+    def shrink(self, consumer: "NaiveConsumer") -> None:
+        """A consumer needs less from now on, or it is gone."""
+        from_seq = 0 if consumer.config.max_deliver > 0 else consumer.floor[1] + 1
+        self.look_again(from_seq, self.last_seq + 1)
+
+    def keep(self, at_most: int, checks_max: int) -> int:
+        """Look at some messages of the range: how many of them nobody needs and are gone."""
+        from_seq, end_seq = self.unlooked
+        within = [each for each in self.messages if from_seq <= each.seq < end_seq]
+        if self.config.retention != "interest":
+            self.unlooked = (0, 0)
+            return 0
+        room = max(min(at_most, checks_max // max(len(self.consumers), 1)), 1)
+        if not self.consumers and within == self.messages:
+            room = len(within)
+        gone = [
+            each
+            for each in within[:room]
+            if not any(consumer.needs(each) for consumer in self.consumers.values())
+        ]
+        self._remove(gone)
+        self.unlooked = (within[room].seq, end_seq) if len(within) > room else (0, 0)
+        return len(gone)
 
     # Removing ------------------------------------------------------------------------------------
 
@@ -398,6 +484,16 @@ class NaiveConsumer:
         self.stream_seq = self.next_seq - 1
         self.floor = (0, self.stream_seq)
 
+    def matches(self, subject: str) -> bool:
+        """Whether its filter does."""
+        filters = self.config.filter_subjects
+        return not filters or any(naive_matches(each, subject) for each in filters)
+
+    def needs(self, message: Stored) -> bool:
+        """Whether it has not settled a message that it is to have."""
+        to_come = message.seq >= self.next_seq and message.seq not in self.settled_ahead
+        return self.matches(message.subject) and (to_come or message.seq in self.pending)
+
     def ack_wait_ns(self, attempt: int) -> int:
         """The pause before the next delivery."""
         if self.config.backoff_ns:
@@ -425,8 +521,9 @@ class NaiveConsumer:
         if floor[1] > self.floor[1]:
             self.floor = floor
 
-    def deliver(self, now_ns: int, seqs: list[int], position: int) -> None:
-        """Record deliveries."""
+    def deliver(self, now_ns: int, seqs: list[int], position: int) -> set[int]:
+        """Record deliveries: what is settled by them."""
+        settled = set()
         for seq in seqs:
             self.consumer_seq += 1
             if seq in self.pending:
@@ -435,12 +532,15 @@ class NaiveConsumer:
                 item.deadline_ns = now_ns + self.ack_wait_ns(item.attempts)
             elif seq >= self.next_seq:
                 self.stream_seq = max(self.stream_seq, seq)
-                if self.config.ack_policy != "none" and seq not in self.settled_ahead:
+                if self.config.ack_policy == "none":
+                    settled.add(seq)
+                elif seq not in self.settled_ahead:
                     self.pending[seq] = NaivePending(
                         self.consumer_seq, 1, now_ns + self.ack_wait_ns(1)
                     )
         self.next_seq = max(self.next_seq, position)
         self.move_floor(now_ns)
+        return settled
 
     def advance(self, consumer_seq: int, stream_seq: int, position: int) -> None:
         """Note how far it was given messages; it never goes back."""
@@ -448,18 +548,21 @@ class NaiveConsumer:
         self.stream_seq = max(self.stream_seq, stream_seq)
         self.next_seq = max(self.next_seq, position)
 
-    def acknowledge(self, now_ns: int, kind: AckKind, seq: int, delay_ns: int) -> None:
-        """Take one acknowledgement; its command moves the floor when it has taken all."""
+    def acknowledge(self, now_ns: int, kind: AckKind, seq: int, delay_ns: int) -> set[int]:
+        """Take one acknowledgement: what it settles. Its command moves the floor at its end."""
+        settled = set()
         if kind in ("ack", "term"):
             lower = [each for each in self.pending if each < seq]
             for each in [
                 *(lower if kind == "ack" and self.config.ack_policy == "all" else []),
                 seq,
             ]:
-                self.pending.pop(each, None)
+                if self.pending.pop(each, None) or each >= self.next_seq:
+                    settled.add(each)
                 if each >= self.next_seq:
                     self.settled_ahead.add(each)
         elif seq in self.pending:
             item = self.pending[seq]
             pause_ns = delay_ns if kind == "nak" else self.ack_wait_ns(item.attempts)
             item.deadline_ns = now_ns + pause_ns
+        return settled

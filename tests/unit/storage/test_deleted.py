@@ -68,6 +68,12 @@ def test_deleted_set_is_a_set_of_sequences_above_the_first(
         assert kept.next_live(low) == next(
             each for each in range(low, TOP + len(plain) + 2) if each not in plain
         )
+        assert kept.previous_live(high) == next(
+            each for each in range(high, -TOP, -1) if each not in plain
+        )
+        assert kept.are_live(np.arange(low, high + 1)).tolist() == [
+            each not in plain for each in range(low, high + 1)
+        ]
 
 
 def test_listing_ends_after_some_pages_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

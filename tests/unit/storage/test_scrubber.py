@@ -34,7 +34,7 @@ async def filled(data_dir: Path, *node_keys: bytes) -> AsyncIterator[tuple[Stora
             await link.put_stream(config, "put", None, False)
         await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "put", None, False)
         await link.publish("S", MESSAGES)
-        await node.streams.shard("S").catch_up()  # an ack does not wait for the store
+        await node.until_written()  # an ack does not wait for the store
         yield node, link
     finally:
         await node.stop()

@@ -23,6 +23,7 @@ streams = st.builds(
     StreamConfig,
     name=texts,
     subjects=st.lists(subjects, max_size=3).map(tuple),
+    retention=st.sampled_from(["limits", "interest", "workqueue"]),
     discard=st.sampled_from(["old", "new"]),
     max_msgs=numbers,
     max_bytes=numbers,
@@ -46,6 +47,7 @@ consumers = st.builds(
     ack_wait_ns=numbers,
     max_deliver=numbers,
     backoff_ns=st.lists(numbers, max_size=2).map(tuple),
+    filter_subjects=st.lists(subjects, max_size=2).map(tuple),
 )
 offsets = st.lists(st.integers(0, 6), max_size=5).map(
     lambda values: b"".join(value.to_bytes(4, "little") for value in values)
@@ -130,11 +132,13 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     expirations,
     expirations,
     st.builds(cmd.EnforceLimits, numbers),
+    st.builds(cmd.KeepInterest, numbers),
     st.builds(cmd.FinishRollup, subjects, numbers),
     st.builds(cmd.PurgeSubjects, st.lists(subjects, max_size=3), numbers, numbers),
     st.builds(cmd.DeleteMessage, numbers, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers),
+    st.builds(cmd.PutConsumer, consumers, numbers, st.binary(max_size=24), numbers),
     st.builds(cmd.DropConsumer, consumer_ids),
     st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
     st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
@@ -157,6 +161,8 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
 )
 entries = st.builds(cmd.Entry, numbers, st.lists(st.tuples(st.just(7), commands), max_size=4))
 PLAIN = StreamConfig(name="S", subjects=("a", "b", "a.*"))
+INTEREST = StreamConfig(name="S", subjects=("a", "b", "a.*"), retention="interest")
+WORKQUEUE = StreamConfig(name="S", subjects=("a", "b", "a.*"), retention="workqueue")
 
 
 def logged(entry: cmd.Entry) -> cmd.Entry:
@@ -165,10 +171,12 @@ def logged(entry: cmd.Entry) -> cmd.Entry:
 
 
 @settings(max_examples=4 * settings().max_examples)
-@given(st.lists(entries, max_size=8))
-def test_any_command_is_answered_and_what_it_wrote_loads_again(history: list[cmd.Entry]) -> None:
+@given(st.lists(entries, max_size=8), st.sampled_from([PLAIN, INTEREST, WORKQUEUE]))
+def test_any_command_is_answered_and_what_it_wrote_loads_again(
+    history: list[cmd.Entry], config: StreamConfig
+) -> None:
     rig = Rig()
-    rig.apply(0, configure(PLAIN))
+    rig.apply(0, configure(config))
     for entry in map(logged, history):
         results = rig.apply(entry.time_ns, *[command for _, command in entry.commands])
         assert all(isinstance(result, Result) for result in results)

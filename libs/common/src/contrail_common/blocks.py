@@ -156,6 +156,11 @@ def join_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
     )
 
 
+def blanks(count: int) -> MessageColumns:
+    """``count`` messages with neither payload nor headers."""
+    return MessageColumns(count, bytes(4 * (count + 1)), b"")
+
+
 @dataclass(slots=True, eq=False)
 class Block:
     """A run of messages with consecutive sequences from ``base_seq`` on, in columns."""
@@ -356,12 +361,30 @@ def _decode_headers(
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
-    """One block of several with adjoining sequences, column by column."""
+    """One block of several with ascending sequences, column by column.
+
+    What lies between two of them becomes blank messages, with time and subject of the one before.
+    """
     if len(blocks) == 1:
         return blocks[0]
+    if blocks[-1].last_seq + 1 - blocks[0].base_seq > sum(block.count for block in blocks):
+        blocks = _without_gaps(blocks)
     return Block(
         blocks[0].base_seq,
         np.concatenate([block.times_ns for block in blocks]),
         np.concatenate([block.subject_ids for block in blocks]),
         join_columns([block.columns for block in blocks]),
     )
+
+
+def _without_gaps(blocks: Sequence[Block]) -> list[Block]:
+    adjoining = [blocks[0]]
+    for block in blocks[1:]:
+        before = adjoining[-1]
+        gap = block.base_seq - before.last_seq - 1
+        if gap:
+            times_ns = np.full(gap, before.times_ns[-1])
+            sids = np.full(gap, before.subject_ids[-1])
+            adjoining.append(Block(before.last_seq + 1, times_ns, sids, blanks(gap)))
+        adjoining.append(block)
+    return adjoining

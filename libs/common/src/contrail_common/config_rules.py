@@ -18,9 +18,11 @@ from contrail_common.model import (
     ConsumerConfig,
     ConsumerLimits,
     DeliverPolicy,
+    Retention,
     StreamConfig,
 )
 from contrail_common.names import name_problem
+from contrail_common.retention_rules import check_retention_update
 from contrail_common.subjects import (
     RESERVED_PREFIX,
     contains,
@@ -50,6 +52,7 @@ class StreamDraft(TypedDict, total=False):
     name: str
     description: str
     subjects: tuple[str, ...]
+    retention: Retention
     discard: str
     max_msgs: int
     max_bytes: int
@@ -122,6 +125,7 @@ def normalise_stream(
         name=name,
         description=draft.get("description", ""),
         subjects=_stream_subjects(rules, draft.get("subjects", ()) or (name,)),
+        retention=draft.get("retention", "limits"),
         discard="new" if draft.get("discard") == "new" else "old",
         max_msgs=rules.unlimited("max_msgs", draft.get("max_msgs", -1)),
         max_bytes=rules.unlimited("max_bytes", draft.get("max_bytes", -1)),
@@ -180,7 +184,8 @@ def check_stream_create(config: StreamConfig) -> None:
 
 def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
     """Raise STREAM_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
-    for field in ("name", "retention", "storage", "first_seq"):
+    check_retention_update(old, new)
+    for field in ("name", "storage", "first_seq"):
         if getattr(old, field) != getattr(new, field):
             raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be changed")
     for field in ("sealed", "deny_delete", "deny_purge"):
@@ -371,7 +376,8 @@ def _check_start(draft: ConsumerDraft, filters: tuple[str, ...]) -> None:
                 errors.START_INVALID, field, f"does not belong to deliver_policy {policy}"
             )
     if policy == "last_per_subject" and not filters:
-        raise _invalid(errors.START_INVALID, "filter_subjects", "last_per_subject needs a filter")
+        message = "deliver policy is last per subject, but optional filter subject is not set"
+        raise _invalid(errors.START_INVALID, "filter_subjects", message)
 
 
 def _ack_wait(rules: "_Rules", draft: ConsumerDraft, backoff_ns: tuple[int, ...]) -> int:

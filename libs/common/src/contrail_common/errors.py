@@ -94,6 +94,13 @@ EXPECTED_SUBJECT_ALONE: Final = _register(
 MESSAGE_TOO_LARGE: Final = _register(
     10054, "message_too_large", 413, "message size exceeds the maximum allowed"
 )
+LAST_UNSETTLED: Final = _register(
+    10163,
+    "expected_last_unavailable",
+    503,
+    "expected last sequence per subject temporarily unavailable",
+    retryable=True,
+)
 HEADERS_TOO_LARGE: Final = _register(
     10097, "headers_too_large", 431, "header size exceeds the maximum allowed of 64 KiB"
 )
@@ -164,6 +171,21 @@ START_INVALID: Final = _register(
 )
 BACKOFF_INVALID: Final = _register(
     10116, "backoff_invalid", 422, "max_deliver is required to be larger than the backoff list"
+)
+WORKQUEUE_ACKS: Final = _register(
+    10084, "workqueue_needs_explicit_ack", 422, "a workqueue stream requires explicit acks"
+)
+WORKQUEUE_UNFILTERED: Final = _register(
+    10099,
+    "workqueue_unfiltered",
+    409,
+    "multiple non-filtered consumers not allowed on workqueue stream",
+)
+WORKQUEUE_NOT_UNIQUE: Final = _register(
+    10100, "workqueue_not_unique", 409, "filtered consumer not unique on workqueue stream"
+)
+WORKQUEUE_DELIVER_ALL: Final = _register(
+    10101, "workqueue_needs_deliver_all", 422, "consumer must be deliver all on workqueue stream"
 )
 CONSUMER_LIMITS_EXCEEDED: Final = _register(
     10121, "max_ack_pending_limit", 422, "consumer max_ack_pending exceeds the stream's limit"

@@ -16,6 +16,7 @@ DeliverPolicy = Literal[
     "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
 ]
 AckPolicy = Literal["none", "all", "explicit"]
+Retention = Literal["limits", "interest", "workqueue"]
 Compression = Literal["none", "lz4", "zstd"]
 Rollup = Literal["sub", "all"]
 """What a message replaces: all earlier ones of its subject, or of the stream."""
@@ -75,7 +76,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     name: str
     description: str = ""
     subjects: tuple[str, ...] = ()
-    retention: Literal["limits"] = "limits"
+    retention: Retention = "limits"
     storage: Literal["file"] = "file"
     discard: Literal["old", "new"] = "old"
     max_msgs: int = -1

@@ -29,7 +29,10 @@ class ConsumerConfigBody(RequestModel):
     description: str = ""
     deliver_policy: Literal[
         "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
-    ] = "all"
+    ] = Field(
+        default="all",
+        description="last_per_subject needs a filter, which matches 100,000 subjects at most.",
+    )
     opt_start_seq: Int64 = Field(default=0, ge=0)
     opt_start_time: TimeNs | None = None
     ack_policy: Literal["none", "all", "explicit"] = "explicit"
@@ -98,9 +101,6 @@ def consumer_draft(body: ConsumerConfigBody, *, durable: bool) -> ConsumerDraft:
     for name in _ONLY_DEFAULT:
         if not stands_at_default(body, name):
             raise unavailable(errors.CONSUMER_CONFIG_INVALID, name)
-    if body.deliver_policy == "last_per_subject":
-        message = "last_per_subject is not available in this version"
-        raise invalid_field("/deliver_policy", message, errors.CONSUMER_CONFIG_INVALID)
     draft = {
         _DRAFT_KEYS[name]: getattr(body, name)
         for name in body.model_fields_set

@@ -85,6 +85,7 @@ _MESSAGE_ERRORS: Final = (
     errors.HEADERS_TOO_LARGE,
     errors.EXPECTED_STREAM,
     errors.WRONG_LAST_SEQUENCE,
+    errors.LAST_UNSETTLED,
     errors.WRONG_LAST_MSG_ID,
     errors.EXPECTED_SUBJECT_ALONE,
     errors.FEATURE_HEADER,

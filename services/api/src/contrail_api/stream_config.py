@@ -35,7 +35,11 @@ class StreamConfigBody(RequestModel):
     subjects: list[str] = Field(
         default_factory=list, description="Subjects it captures; by default its name."
     )
-    retention: Literal["limits", "interest", "workqueue"] = "limits"
+    retention: Literal["limits", "interest", "workqueue"] = Field(
+        default="limits",
+        description="limits: messages go by limits alone; interest: also once all consumers that "
+        "want them have settled them; workqueue: also once one consumer has.",
+    )
     storage: Literal["file", "memory"] = "file"
     discard: Literal["old", "new"] = "old"
     discard_new_per_subject: bool = False

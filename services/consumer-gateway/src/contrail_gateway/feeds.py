@@ -474,10 +474,9 @@ def _lot(result: PullResult) -> Lot | None:
 
 def _own_config(frame: Sub) -> ConsumerConfig:
     """The consumer of a subscription that names none."""
-    if frame.replay_policy == "original" or frame.deliver_policy == "last_per_subject":
-        name = "replay_policy" if frame.replay_policy == "original" else "deliver_policy"
-        message = f"{getattr(frame, name)} is not available in this version"
-        raise invalid_field(f"/{name}", message, errors.CONSUMER_CONFIG_INVALID)
+    if frame.replay_policy == "original":
+        message = "original is not available in this version"
+        raise invalid_field("/replay_policy", message, errors.CONSUMER_CONFIG_INVALID)
     draft = ConsumerDraft(
         name=_UNNAMED,
         durable=False,

@@ -19,6 +19,7 @@ from contrail_common.subjects import is_wildcard, matches, matches_any
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append, HashedExpected
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, U64Array, words_of
+from contrail_storage.core.emptying import emptied_columns
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Appended, Refused, Writes
 
@@ -52,7 +53,8 @@ class Appender:
         sizes = command.columns.sizes()
         subject_index = np.frombuffer(command.subject_index, np.uint32)
         first_seq = self._machine.counters.last_seq + 1
-        batch = _Batch(self._machine, command, sizes, subject_index, first_seq)
+        unwanted = self._machine.interest.unwanted(command.subjects, subject_index)
+        batch = _Batch(self._machine, command, sizes, subject_index, first_seq, unwanted)
         verdicts = self._refuse_by_subject(command, subject_index)
         batch.check(verdicts)
         if command.atomic and verdicts:
@@ -64,14 +66,23 @@ class Appender:
                 return Appended(first_seq, count, verdicts), None
             columns = columns.select(kept)
             subject_index, sizes = subject_index[kept], sizes[kept]
+            unwanted = None if unwanted is None else unwanted[kept]
         rollups, ttls = _stored(command.rollups, verdicts), _stored(command.ttls, verdicts)
         if rollups.get(0) == "all":
             self._machine.remover.purge_all(writes)
-        block = self._store(index, now_ns, command, columns, subject_index, sizes, writes)
+        block: Block | None
+        if unwanted is None or not unwanted.any():
+            block = self._store(index, now_ns, command, columns, subject_index, sizes, writes)
+        else:
+            block = self._store_wanted(
+                index, now_ns, command, columns, subject_index, sizes, ~unwanted, writes
+            )
+            ttls = {at: ttl_ns for at, ttl_ns in ttls.items() if not unwanted[at]}
         if ttls:
             self._machine.expirer.note(ttls, first_seq, now_ns, writes)
         if rollups:
-            self._replace(rollups, block, index, now_ns, writes)
+            sids = self._numbers(command, subject_index)
+            self._replace(rollups, first_seq, sids, unwanted, index, now_ns, writes)
         if batch.new_ids:
             self._machine.dedupe.add(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
         self._machine.counters.last_id = batch.last_id
@@ -89,17 +100,36 @@ class Appender:
         writes.blocks.append((machine.shard, block))
         machine.remover.keep_limits(block.subject_ids, index, now_ns, writes)
 
+    def _numbers(self, command: Append, subject_index: U32Array) -> I64Array:
+        """The subject number of each message; -1 where the stream has no message of the subject."""
+        ids = self._machine.subjects.ids
+        return np.array([ids.get(subject, -1) for subject in command.subjects])[subject_index]
+
     def _replace(
-        self, rollups: dict[int, Rollup], block: Block, index: int, now_ns: int, writes: Writes
+        self,
+        rollups: dict[int, Rollup],
+        first_seq: int,
+        numbers: I64Array,
+        unwanted: NDArray[np.bool_] | None,
+        index: int,
+        now_ns: int,
+        writes: Writes,
     ) -> None:
-        """Remove what the stored messages at the positions ``rollups`` replace, of each subject."""
-        newest = {int(block.subject_ids[at]): at for at in sorted(rollups)}
+        """Remove what the messages at the positions ``rollups`` replace, of each subject.
+
+        What is unwanted replaces others too, although it is not stored itself.
+        """
+        newest = {int(numbers[at]): at for at in sorted(rollups) if numbers[at] >= 0}
+        if not newest:
+            return
+        if unwanted is not None:
+            numbers = np.where(unwanted, -1, numbers)
         sids = np.array(sorted(newest), np.uint32)
-        kept = [np.count_nonzero(block.subject_ids[newest[sid] :] == sid) for sid in sids.tolist()]
+        kept = [np.count_nonzero(numbers[newest[sid] :] == sid) for sid in sids.tolist()]
         table = self._machine.subjects
         held = table.counts[sids.astype(np.int64) - table.base].astype(np.int64)
         older = held - np.array(kept, np.int64)
-        below = np.array([block.base_seq + newest[sid] for sid in sids.tolist()], np.int64)
+        below = np.array([first_seq + newest[sid] for sid in sids.tolist()], np.int64)
         self._machine.remover.replace_older(sids, older, below, index, now_ns, writes)
 
     def _refuse_by_subject(self, command: Append, subject_index: U32Array) -> Verdicts:
@@ -137,30 +167,74 @@ class Appender:
         sizes: I64Array,
         writes: Writes,
     ) -> Block:
-        machine = self._machine
-        counters = machine.counters
-        first_seq = counters.last_seq + 1
+        first_seq = self._machine.counters.last_seq + 1
         count = columns.count
-        subjects = machine.subjects
+        subjects = self._machine.subjects
         if count == 1:
             sid = subjects.number(command.subjects[int(subject_index[0])], writes)
             sids = np.array([sid], np.uint32)
             subjects.add_one(sid, first_seq, index, writes)
         else:
-            used = np.zeros(len(command.subjects), np.bool_)
-            used[subject_index] = True
-            numbers = np.zeros(len(command.subjects), np.uint32)
-            for number in np.flatnonzero(used).tolist():
-                numbers[number] = subjects.number(command.subjects[number], writes)
-            sids = numbers[subject_index]
+            sids = self._number_all(command, subject_index, writes)
             subjects.add_run(sids, first_seq, index, writes)
         block = Block(first_seq, np.full(count, now_ns, np.int64), sids, columns)
-        machine.remember(MessageFacts(first_seq, sids, sizes, block.times_ns))
-        counters.last_seq += count
-        counters.messages += count
-        counters.bytes += int(sizes.sum())
+        self._machine.remember(MessageFacts(first_seq, sids, sizes, block.times_ns))
+        self._count(count, count, int(sizes.sum()), columns.payload, now_ns)
+        return block
+
+    def _number_all(self, command: Append, subject_index: U32Array, writes: Writes) -> U32Array:
+        """The subject number of each message, given now to new subjects."""
+        used = np.zeros(len(command.subjects), np.bool_)
+        used[subject_index] = True
+        numbers = np.zeros(len(command.subjects), np.uint32)
+        for number in np.flatnonzero(used).tolist():
+            numbers[number] = self._machine.subjects.number(command.subjects[number], writes)
+        return numbers[subject_index]
+
+    def _count(self, seqs: int, messages: int, size: int, payload: bytes, now_ns: int) -> None:
+        counters = self._machine.counters
+        counters.last_seq += seqs
+        counters.messages += messages
+        counters.bytes += size
         counters.last_time_ns = now_ns
-        counters.digest = crc32c.crc32c(columns.payload, counters.digest)
+        counters.digest = crc32c.crc32c(payload, counters.digest)
+
+    def _store_wanted(
+        self,
+        index: int,
+        now_ns: int,
+        command: Append,
+        columns: MessageColumns,
+        subject_index: U32Array,
+        sizes: I64Array,
+        wanted: NDArray[np.bool_],
+        writes: Writes,
+    ) -> Block | None:
+        """Store the messages that are ``wanted``; the others have sequences and nothing else.
+
+        The block reaches from the first of them to the last, with blanks in between.
+        """
+        machine = self._machine
+        first_seq, count = machine.counters.last_seq + 1, columns.count
+        positions = np.flatnonzero(wanted)
+        block: Block | None = None
+        payload = b""
+        if len(positions):
+            start, stop = int(positions[0]), int(positions[-1]) + 1
+            within = wanted[start:stop]
+            sids = np.zeros(stop - start, np.uint32)
+            sids[within] = self._number_all(command, subject_index[positions], writes)
+            sids[~within] = sids[0]
+            machine.subjects.add_all(sids[within], positions + first_seq, index, writes)
+            stored = emptied_columns(columns.slice(start, stop), within)
+            times_ns = np.full(stop - start, now_ns, np.int64)
+            block = Block(first_seq + start, times_ns, sids, stored)
+            machine.remember(MessageFacts(block.base_seq, sids, block.sizes(), times_ns))
+            payload = stored.payload
+        size = int(sizes[positions].sum())
+        self._count(count, len(positions), size, payload, now_ns)
+        machine.remover.leave_out(np.flatnonzero(~wanted) + first_seq, writes)
+        writes.reached[machine.shard] = machine.counters.last_seq
         return block
 
 
@@ -199,12 +273,15 @@ class _Batch:
         sizes: I64Array,
         subject_index: U32Array,
         first_seq: int,
+        unwanted: NDArray[np.bool_] | None,
     ) -> None:
         self._machine = machine
         self._command = command
         self._sizes = sizes
         self._subject_index = subject_index
         self._first_seq = first_seq
+        self._unwanted = unwanted
+        self._accepted = 0
         self._stored: dict[str, int] = {}
         self._subject_counts: dict[str, int] = {}
         self._stored_messages = 0
@@ -280,16 +357,22 @@ class _Batch:
             if verdict is not None:
                 verdicts[at] = verdict
                 continue
-            seq = self._first_seq + self._stored_messages
-            self._stored[subject] = seq
-            self._subject_counts[subject] = self._count_of(subject) + 1
-            self._stored_messages += 1
-            self._stored_bytes += int(self._sizes[at])
+            seq = self._first_seq + self._accepted
+            self._accepted += 1
+            if self._is_wanted(at):
+                self._stored[subject] = seq
+                self._subject_counts[subject] = self._count_of(subject) + 1
+                self._stored_messages += 1
+                self._stored_bytes += int(self._sizes[at])
             self.last_id = message_id
             if message_id != NO_ID:
                 new[message_id] = seq
         self.new_ids = b"".join(new)
         self.new_id_seqs = np.fromiter(new.values(), np.int64, len(new))
+
+    def _is_wanted(self, at: int) -> bool:
+        """Whether the message is stored once it is accepted."""
+        return self._unwanted is None or not self._unwanted[at]
 
     def _count_of(self, subject: str) -> int:
         """Messages of the subject, with those of this batch."""
@@ -312,13 +395,17 @@ class _Batch:
             return Refused(errors.TTL_DISABLED.code, "the stream does not allow per-message TTL")
         if rollup is not None and not config.allow_rollup_hdrs:
             return Refused(errors.ROLLUP_REFUSED.code, "the stream does not allow roll-ups")
+        if not self._is_wanted(at):
+            return None
         return self._check_full(subject, int(self._sizes[at]), rollup)
 
     def _check_expected(self, expected: HashedExpected, subject: str) -> Refused | None:
-        last_seq = self._first_seq + self._stored_messages - 1
+        last_seq = self._first_seq + self._accepted - 1
         if expected.last_subject_seq is not None:
             pattern = expected.last_subject_seq_subject or subject
             actual = self._last_of(pattern)
+            if self._is_bound(pattern, actual):
+                return Refused(errors.LAST_UNSETTLED.code, "a removal is not finished")
             if actual != expected.last_subject_seq:
                 return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {actual}")
         if expected.last_seq is not None and expected.last_seq != last_seq:
@@ -342,6 +429,18 @@ class _Batch:
                 if matches(pattern, name)
             ),
             default=0,
+        )
+
+    def _is_bound(self, pattern: str, last_seq: int) -> bool:
+        """Whether ``last_seq``, of a subject or filter, may be above its last message."""
+        table = self._machine.subjects
+        if not table.unsettled or last_seq >= self._first_seq:
+            return False
+        if not is_wildcard(pattern):
+            return table.ids.get(pattern) in table.unsettled
+        return any(
+            int(table.last[sid - table.base]) == last_seq and matches(pattern, table.name(sid))
+            for sid in table.unsettled
         )
 
     def _check_full(self, subject: str, size: int, rollup: Rollup | None) -> Refused | None:

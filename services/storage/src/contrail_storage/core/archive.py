@@ -73,7 +73,8 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The stream itself, as of the last sequence: identity, configuration, counters.
 
     ``next_subject`` and ``next_consumer`` are the numbers that are given next; ``replaced`` are
-    roll-ups that are not finished.
+    roll-ups that are not finished, and from ``keep_from`` up to ``keep_to`` there may be messages
+    that no consumer needs.
     """
 
     config: StreamConfig
@@ -90,6 +91,8 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     replaced: dict[str, int]
     next_subject: int
     next_consumer: int
+    keep_from: int = 0
+    keep_to: int = 0
 
 
 class Subjects(msgspec.Struct, array_like=True, frozen=True):

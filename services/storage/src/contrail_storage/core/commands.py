@@ -95,7 +95,7 @@ class ExpireAge(msgspec.Struct, tag=5, array_like=True):
     messages_max: int
 
 
-class Expire(msgspec.Struct, tag=30, array_like=True):
+class Expire(msgspec.Struct, tag=17, array_like=True):
     """Remove messages that are due, wherever they lie: ``seqs`` (i64, ascending).
 
     ``rows`` are the deadlines that passed, as pairs of deadline and first sequence (i64 each);
@@ -155,10 +155,15 @@ class FinishRollup(msgspec.Struct, tag=15, array_like=True):
 
 
 class PutConsumer(msgspec.Struct, tag=7, array_like=True):
-    """Create a consumer starting at ``start_seq`` (0: behind the last message), or update it."""
+    """Create a consumer starting at ``start_seq`` (0: behind the last message), or update it.
+
+    Up to ``pinned_end`` it gets nothing but what is ``pinned`` (``core.pinned``), if anything is.
+    """
 
     config: ConsumerConfig
     start_seq: int
+    pinned: bytes = b""
+    pinned_end: int = 0
 
 
 class DropConsumer(msgspec.Struct, tag=8, array_like=True):
@@ -259,6 +264,15 @@ class ReleaseStream(msgspec.Struct, tag=23, array_like=True):
     name: str
 
 
+class KeepInterest(msgspec.Struct, tag=16, array_like=True):
+    """Remove what no consumer needs any more, where a slice is noted to be looked through.
+
+    At most ``messages_max`` messages are looked at in this entry.
+    """
+
+    messages_max: int
+
+
 class RecordErasure(msgspec.Struct, tag=50, array_like=True):
     """Meta: messages of ``shards`` are gone, and are to leave the files of ``nodes``."""
 
@@ -293,6 +307,7 @@ StreamCommand = (
     | DropConsumer
     | ConsumerChange
     | EnforceLimits
+    | KeepInterest
     | RestorePart
     | FinishRestore
 )

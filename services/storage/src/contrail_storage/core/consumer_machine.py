@@ -5,15 +5,19 @@ acknowledgements, the same on every replica. Deadlines are log times; whether on
 leader's business until it proposes the redelivery.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from contrail_common.model import AckKind, Advisory, AdvisoryType, ConsumerConfig, SequencePair
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import Acknowledge, Advance, Deliver, Exhaust
+from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import Writes
 
 _FOLD_BYTES_MIN: Final = 16 * 1024
@@ -64,6 +68,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     floor: SequencePair
     pending: dict[int, Pending]
     acked_ahead: list[int]
+    pinned_end: int = 0
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -101,6 +106,8 @@ class ConsumerMachine:
     floor: SequencePair = _NOWHERE
     pending: dict[int, Pending] = field(default_factory=dict)
     acked_ahead: set[int] = field(default_factory=set)
+    pinned: Pinned | None = None
+    """What it is to get first, until it has come behind that."""
     _deltas: int = 0
     _delta_bytes: int = 0
     _snapshot_bytes: int = 0
@@ -124,6 +131,8 @@ class ConsumerMachine:
     def change(self, change: Change, time_ns: int, writes: Writes) -> list[int]:
         """Take a change and write it down; the sequences answered are those that were settled."""
         settled = self._take(change, time_ns, writes.advisories)
+        if self.pinned is not None and self.next_seq >= self.pinned.end_seq:
+            self._unpin(writes)
         row = _encode(Delta(time_ns, change))
         self._deltas += 1
         self._delta_bytes += len(row)
@@ -137,7 +146,7 @@ class ConsumerMachine:
     def _take(self, change: Change, time_ns: int, told: list[Advisory]) -> list[int]:
         settled: list[int] = []
         if isinstance(change, Deliver):
-            self._deliver(change, time_ns)
+            settled = self._deliver(change, time_ns)
         elif isinstance(change, Advance):
             self._move_on(change, time_ns)
         elif isinstance(change, Acknowledge):
@@ -156,7 +165,9 @@ class ConsumerMachine:
         self._move_floor(time_ns)
         return settled
 
-    def _deliver(self, deliver: Deliver, time_ns: int) -> None:
+    def _deliver(self, deliver: Deliver, time_ns: int) -> list[int]:
+        """Record deliveries; those that need no ack are settled."""
+        settled: list[int] = []
         consumer_seq = self.delivered.consumer_seq
         stream_seq = self.delivered.stream_seq
         explicit = self.config.ack_policy != "none"
@@ -169,10 +180,26 @@ class ConsumerMachine:
                 pending.deadline_ns = self._deadline_ns(time_ns, pending.attempts)
             elif seq >= self.next_seq:
                 stream_seq = max(stream_seq, seq)
-                if explicit and seq not in self.acked_ahead:
+                if not explicit:
+                    settled.append(seq)
+                elif seq not in self.acked_ahead:
                     self.pending[seq] = Pending(consumer_seq, 1, self._deadline_ns(time_ns, 1))
         self.delivered = SequencePair(consumer_seq, stream_seq, time_ns)
         self._advance(deliver.position)
+        return settled
+
+    def awaited(self, seqs: Mapping[int, object], top_seq: int) -> set[int]:
+        """Those of ``seqs`` (the highest is ``top_seq``) that are pending or yet to be delivered.
+
+        Whether the filter matches them is not for a consumer to know.
+        """
+        found = self.pending.keys() & seqs.keys()
+        if top_seq >= self.next_seq:
+            ahead = [seq for seq in seqs if seq >= self.next_seq and seq not in self.acked_ahead]
+            if self.pinned is not None and ahead:
+                ahead = list(compress(ahead, self.pinned.mask(np.array(ahead, np.int64))))
+            found.update(ahead)
+        return found
 
     def _move_on(self, advance: Advance, time_ns: int) -> None:
         # In all, not in addition: one that was taken for lost does no harm when it is sent again.
@@ -288,6 +315,7 @@ class ConsumerMachine:
             self.floor,
             self.pending,
             sorted(self.acked_ahead),
+            0 if self.pinned is None else self.pinned.end_seq,
         )
 
     def write_snapshot(self, writes: Writes) -> None:
@@ -302,14 +330,29 @@ class ConsumerMachine:
         writes.delete_range(prefix, keys.prefix_end(prefix))
         self._deltas = self._delta_bytes = 0
 
+    def pin(self, pinned: Pinned, writes: Writes) -> None:
+        """Have the consumer get these first; the snapshot is for the caller to write."""
+        self.pinned = pinned
+        for number, row in enumerate(pinned.rows()):
+            writes.put(keys.pinned_key(self.shard, self.consumer_id, number), row)
+
+    def _unpin(self, writes: Writes) -> None:
+        self.pinned = None
+        prefix = keys.small_key(keys.PINNED, self.shard, self.consumer_id)
+        writes.delete_range(prefix, keys.prefix_end(prefix))
+
     def erase(self, writes: Writes) -> None:
         """Remove every row of the consumer."""
+        if self.pinned is not None:
+            self._unpin(writes)
         self._drop_deltas(writes)
         writes.delete(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id))
 
     @classmethod
-    def load(cls, shard: int, consumer_id: int, row: bytes) -> "ConsumerMachine":
-        """The consumer as its snapshot row holds it; deltas follow through :meth:`replay`."""
+    def load(
+        cls, shard: int, consumer_id: int, row: bytes, pinned: Iterable[bytes] = ()
+    ) -> "ConsumerMachine":
+        """The consumer as its rows hold it; deltas follow through :meth:`replay`."""
         stored = _snapshots.decode(row)
         return cls(
             shard,
@@ -323,6 +366,7 @@ class ConsumerMachine:
             stored.floor,
             stored.pending,
             set(stored.acked_ahead),
+            Pinned.of_rows(pinned, stored.pinned_end),
             _snapshot_bytes=len(row),
         )
 

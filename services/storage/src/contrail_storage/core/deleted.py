@@ -19,6 +19,8 @@ from contrail_storage.core.results import Writes
 
 PAGE: Final = 4_096
 _TOP_BIT: Final = 0x80
+_NEAR: Final = 4
+"""Sequences that are looked at one by one before a whole page is."""
 _PAGES_MAX: Final = 1_024
 """Pages that one listing of ranges looks at."""
 
@@ -56,6 +58,9 @@ class DeletedSet:
 
     def add_many(self, seqs: I64Array, writes: Writes) -> None:
         """Mark ``seqs`` (ascending, at least one), none of which is marked yet."""
+        if len(seqs) == 1:
+            self._add_one(int(seqs[0]), writes)
+            return
         numbers = seqs // PAGE
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         for within in np.split(seqs, starts[1:]):
@@ -64,6 +69,17 @@ class DeletedSet:
             marks[within % PAGE] = True
             self._set(number, marks, self._counts.get(number, 0) + len(within))
             writes.put(keys.large_key(self.kind, self.shard, number), self._pages[number])
+
+    def _add_one(self, seq: int, writes: Writes) -> None:
+        number, at = divmod(seq, PAGE)
+        page = bytearray(self._pages.get(number) or PAGE // 8)
+        page[at // 8] |= _TOP_BIT >> at % 8
+        count = self._counts.get(number, 0) + 1
+        self._pages[number] = _full(PAGE) if count == PAGE else bytes(page)
+        self._counts[number] = count
+        self.total += 1
+        self.touched.add(number)
+        writes.put(keys.large_key(self.kind, self.shard, number), self._pages[number])
 
     def _marks(self, number: int) -> Marks:
         page = self._pages.get(number)
@@ -96,12 +112,25 @@ class DeletedSet:
 
         Then the answer is at least ``stop_seq``.
         """
+        for near in range(seq, min(seq + _NEAR, stop_seq)):
+            if near not in self:
+                return near
         while seq < stop_seq and (count := self._counts.get(seq // PAGE)) is not None:
             if count < PAGE:
                 live = np.flatnonzero(~self._marks(seq // PAGE)[seq % PAGE :])
                 if len(live):
                     return seq + int(live[0])
             seq += PAGE - seq % PAGE
+        return seq
+
+    def previous_live(self, seq: int) -> int:
+        """The last sequence up to ``seq`` that is not deleted; what was trimmed counts as live."""
+        while (count := self._counts.get(seq // PAGE)) is not None:
+            if count < PAGE:
+                live = np.flatnonzero(~self._marks(seq // PAGE)[: seq % PAGE + 1])
+                if len(live):
+                    return seq - seq % PAGE + int(live[-1])
+            seq -= seq % PAGE + 1
         return seq
 
     def ranges(

@@ -23,16 +23,20 @@ def emptied(block: Block, live: Live) -> Block:
     """
     if live.all():
         return block
-    columns = block.columns
+    kept = emptied_columns(block.columns, live)
+    return Block(block.base_seq, block.times_ns, block.subject_ids, kept)
+
+
+def emptied_columns(columns: MessageColumns, live: Live) -> MessageColumns:
+    """``columns`` with neither payload nor values of headers where a message is not ``live``."""
     lengths = lengths_of(columns.offsets)
     places = np.flatnonzero(np.repeat(live, lengths))
-    kept = MessageColumns(
+    return MessageColumns(
         columns.count,
         offsets_of(np.where(live, lengths, 0), columns.count),
         gather(columns.payload, places),
         None if columns.headers is None else _emptied_headers(columns.headers, live),
     )
-    return Block(block.base_seq, block.times_ns, block.subject_ids, kept)
 
 
 def _emptied_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:

@@ -12,9 +12,10 @@
 | ``D`` | u64 index | message ids of one entry |
 | ``T`` | u64 page | deleted sequences of one page |
 | ``V`` | u64 page | sequences of one page that no age removes |
-| ``E`` | u64 deadline, u64 first sequence | sequences that are due then (i64 each) |
+| ``X`` | u64 deadline, u64 first sequence | sequences that are due then (i64 each) |
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
+| ``F`` | u32 consumer, u32 number | consumer: what it is to get first |
 | ``K`` | - | second record (checkpoint) |
 """
 
@@ -32,10 +33,11 @@ SUBJECT_DELTA: Final = b"p"
 DEDUPE: Final = b"D"
 DELETED: Final = b"T"
 EXEMPT: Final = b"V"
-DEADLINE: Final = b"E"
+DEADLINE: Final = b"X"
 CONSUMER: Final = b"C"
 CONSUMER_DELTA: Final = b"c"
 ERASURE: Final = b"E"
+PINNED: Final = b"F"
 
 SHARD_KINDS: Final = (
     BLOCK,
@@ -51,6 +53,7 @@ SHARD_KINDS: Final = (
     DEADLINE,
     CONSUMER,
     CONSUMER_DELTA,
+    PINNED,
 )
 """All kinds that hold state of one shard."""
 
@@ -58,6 +61,7 @@ _U32: Final = struct.Struct(">cI")
 _U32_U32: Final = struct.Struct(">cII")
 _U32_U64: Final = struct.Struct(">cIQ")
 _U32_U64_U64: Final = struct.Struct(">cIQQ")
+_U32_U32_U32: Final = struct.Struct(">cIII")
 _U32_U32_U64: Final = struct.Struct(">cIIQ")
 
 
@@ -90,6 +94,11 @@ def deadline_of(key: bytes) -> tuple[int, int]:
     """The deadline and the first sequence in a :func:`deadline_key`."""
     _, _, deadline_ns, first_seq = _U32_U64_U64.unpack(key)
     return deadline_ns, first_seq
+
+
+def pinned_key(shard: int, consumer_id: int, number: int) -> bytes:
+    """Key of the ``number``-th row of what a consumer is to get first."""
+    return _U32_U32_U32.pack(PINNED, shard, consumer_id, number)
 
 
 def last_number(key: bytes, width: int) -> int:

@@ -16,6 +16,7 @@ from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import Gone
 from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.last_search import APPLY_SEQS, search_last
 from contrail_storage.core.results import Refused, Removed, Result, Writes
 
 if TYPE_CHECKING:
@@ -232,8 +233,9 @@ class Remover:
             machine.write_counters(writes)
         return Removed(removed, self._reaches(expired))
 
-    def trim(self, command: cmd.Trim, index: int, writes: Writes) -> Result:
+    def trim(self, command: cmd.Trim, index: int, now_ns: int, writes: Writes) -> Result:
         """Purge a slice of what lies below a sequence, or everything at once."""
+        del now_ns
         machine = self._machine
         refused = self._purge_refused()
         if refused is not None:
@@ -444,9 +446,11 @@ class Remover:
         machine.counters.messages -= 1
         machine.counters.bytes -= int(facts.sizes[at])
         machine.deleted.add_many(np.array([seq]), writes)
-        machine.subjects.remove_one(
-            int(facts.subject_ids[at]), seq, command.previous_seq, index, writes
-        )
+        sid = int(facts.subject_ids[at])
+        machine.subjects.remove_one(sid, seq, command.previous_seq, index, writes)
+        if machine.config.retention != "limits":
+            # An ack may have taken the previous message away since the leader looked for it.
+            self._check_last(sid, index, writes)
         self.gone(np.array([seq]), now_ns, writes)
         self._forget_replaced()
         machine.write_counters(writes)
@@ -460,22 +464,69 @@ class Remover:
                 name: seq for name, seq in counters.replaced.items() if name in known
             }
 
+    def _check_last(self, sid: int, index: int, writes: Writes) -> None:
+        table = self._machine.subjects
+        at = sid - table.base
+        if at >= 0 and table.counts[at] and not self._machine.is_live(int(table.last[at])):
+            table.unsettled.add(sid)
+            search_last(self._machine, [sid], APPLY_SEQS, index, writes)
+
+    def take_out(
+        self,
+        seqs: I64Array,
+        sids: U32Array,
+        sizes: I64Array,
+        index: int,
+        now_ns: int,
+        writes: Writes,
+        *,
+        counted: bool,
+    ) -> None:
+        """Remove live messages wherever they lie, ascending: number of subject and bytes of each.
+
+        ``counted``: somebody may have counted them among what a consumer is to be given.
+        """
+        machine = self._machine
+        machine.counters.messages -= len(seqs)
+        machine.counters.bytes -= int(sizes.sum())
+        machine.deleted.add_many(seqs, writes)
+        deletions = machine.deletions
+        self.gone(seqs, now_ns, writes)
+        if not counted:
+            machine.deletions = deletions
+        lost = machine.subjects.take_out(sids, seqs, machine.counters.first_seq, index, writes)
+        search_last(machine, lost, APPLY_SEQS, index, writes)
+        self._forget_replaced()
+
     def gone(self, seqs: I64Array, now_ns: int, writes: Writes) -> None:
         """Messages were removed, wherever they lay: tell the consumers, and move the head."""
         machine = self._machine
         counters = machine.counters
         machine.deletions += 1
         machine.exempt.discard_many(seqs, writes)
-        gone = set(seqs.tolist())
-        for consumer in machine.consumers.values():
-            if consumer.pending:
-                for seq in sorted(consumer.pending.keys() & gone):
-                    consumer.change(Gone(seq), now_ns, writes)
+        waiting = [consumer for consumer in machine.consumers.values() if consumer.pending]
+        gone = set(seqs.tolist()) if waiting else set()
+        for consumer in waiting:
+            for seq in sorted(consumer.pending.keys() & gone):
+                consumer.change(Gone(seq), now_ns, writes)
         if int(seqs[0]) == counters.first_seq or not counters.messages:
-            self._skip_deleted_head()
-            machine.deleted.trim(counters.first_seq, writes)
-            machine.exempt.trim(counters.first_seq, writes)
-            writes.trimmed[machine.shard] = counters.first_seq
+            self.move_head(writes)
+
+    def leave_out(self, seqs: I64Array, writes: Writes) -> None:
+        """Sequences just given to messages that are not stored count as deleted."""
+        machine = self._machine
+        if machine.counters.messages:
+            machine.deleted.add_many(seqs, writes)
+        if not machine.counters.messages or int(seqs[0]) == machine.counters.first_seq:
+            self.move_head(writes)
+
+    def move_head(self, writes: Writes) -> None:
+        """The first message went: the stream begins at the next that is live."""
+        machine = self._machine
+        self._skip_deleted_head()
+        machine.deleted.trim(machine.counters.first_seq, writes)
+        machine.exempt.trim(machine.counters.first_seq, writes)
+        writes.trimmed[machine.shard] = machine.counters.first_seq
 
 
 def _oldest_in(

@@ -25,6 +25,7 @@ from contrail_storage.core.archive import (
 from contrail_storage.core.consumer_machine import ConsumerMachine, Pending, Snapshot
 from contrail_storage.core.deadlines import DeadlineRow
 from contrail_storage.core.emptying import emptied
+from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import Writes
 
 if TYPE_CHECKING:
@@ -40,10 +41,14 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Consumer(msgspec.Struct, array_like=True, frozen=True):
-    """A consumer with its number; more of what it has pending may follow."""
+    """A consumer with its number; more of what it has pending may follow.
+
+    ``pinned`` is what it gets first (``core.pinned``), up to ``pinned_end`` of the state.
+    """
 
     number: int
     state: Snapshot
+    pinned: bytes = b""
 
 
 class MorePending(msgspec.Struct, array_like=True, frozen=True):
@@ -75,6 +80,8 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
         replaced=counters.replaced,
         next_subject=machine.subjects.next_id,
         next_consumer=record.next_consumer_id,
+        keep_from=counters.keep_from,
+        keep_to=counters.keep_to,
     )
 
 
@@ -132,7 +139,8 @@ def _consumer_records(consumer: ConsumerMachine) -> Iterator[Record]:
     state = consumer.snapshot()
     pending = list(state.pending.items())
     first = msgspec.structs.replace(state, pending=dict(pending[:_PENDING]))
-    yield Record(archive.CONSUMER, _encode(Consumer(consumer.consumer_id, first)))
+    pinned = b"" if consumer.pinned is None else consumer.pinned.encode()
+    yield Record(archive.CONSUMER, _encode(Consumer(consumer.consumer_id, first, pinned)))
     for start in range(_PENDING, len(pending), _PENDING):
         more = MorePending(consumer.consumer_id, dict(pending[start : start + _PENDING]))
         yield Record(archive.PENDING, _encode(more))
@@ -178,6 +186,9 @@ def take_record(machine: "StreamMachine", record: Record, index: int, writes: Wr
         # Versions begin at the index, as those of a new consumer do.
         state = msgspec.structs.replace(consumer.state, version=index)
         restored = ConsumerMachine.load(machine.shard, consumer.number, _encode(state))
+        pinned = Pinned.decode(consumer.pinned, state.pinned_end)
+        if pinned is not None:
+            restored.pin(pinned, writes)
         restored.write_snapshot(writes)
         machine.consumers[consumer.number] = restored
         machine.consumer_ids[state.config.name] = consumer.number

@@ -74,6 +74,7 @@ class Writes:
     """Everything that one entry changes in the store: rows, new blocks, and heads to drop.
 
     ``trimmed`` maps a shard to its first kept sequence; blocks wholly below it may go.
+    ``reached`` maps it to its last sequence when that is of a message that nobody wanted to have.
     ``advisories`` are not stored: what the last command did that others may want to know. Those of
     a shard do not name its stream.
     """
@@ -81,6 +82,7 @@ class Writes:
     rows: list[Row] = field(default_factory=list)
     blocks: list[tuple[int, Block]] = field(default_factory=list)
     trimmed: dict[int, int] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=dict)
     dropped: list[int] = field(default_factory=list)
     advisories: list[Advisory] = field(default_factory=list)
 
@@ -92,6 +94,7 @@ class Writes:
         """Forget what was added since ``mark``, which was all for ``shard``."""
         del self.rows[mark[0] :], self.blocks[mark[1] :]
         self.trimmed.pop(shard, None)
+        self.reached.pop(shard, None)
         self.advisories.clear()
 
     def put(self, key: bytes, value: bytes) -> None:

@@ -6,7 +6,7 @@ Messages themselves leave as blocks; what is needed of old ones comes back throu
 
 import builtins
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +20,7 @@ from contrail_common.model import (
     StreamConfig,
     StreamState,
 )
+from contrail_common.retention_rules import collision, kind_problem, may_become
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
@@ -32,6 +33,8 @@ from contrail_storage.core.dedupe import NO_ID, DedupeWindow
 from contrail_storage.core.deleted import DeletedSet
 from contrail_storage.core.expiring import Expirer
 from contrail_storage.core.facts import FactsPort, MessageFacts
+from contrail_storage.core.interest import Interest
+from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.removing import Remover
 from contrail_storage.core.restoring import take_record
 from contrail_storage.core.results import (
@@ -45,6 +48,9 @@ from contrail_storage.core.subject_table import SubjectTable
 
 Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 """All (key, value) of the store under a key prefix, in key order."""
+
+Removal = Callable[[Any, int, int, Writes], Result]
+"""Takes a command that takes messages away, at a log index and a log time."""
 
 FIRST_SEQ_MAX: Final = 1 << 62
 """Leaves room for sequences within 64 bits, whatever comes."""
@@ -64,7 +70,8 @@ class StreamRecord(msgspec.Struct, array_like=True):
 class Counters(msgspec.Struct, array_like=True):
     """What of a stream changes with every entry; ``digest`` chains the payloads ever appended.
 
-    ``replaced`` are subjects whose messages below a sequence a roll-up has yet to take away.
+    ``replaced`` are subjects whose messages below a sequence a roll-up has yet to take away. From
+    ``keep_from`` up to ``keep_to`` there may be messages that no consumer needs any more.
     """
 
     first_seq: int
@@ -75,6 +82,8 @@ class Counters(msgspec.Struct, array_like=True):
     last_id: builtins.bytes
     digest: int
     replaced: dict[str, int] = {}
+    keep_from: int = 0
+    keep_to: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -104,6 +113,17 @@ class StreamMachine:
         self._appender = Appender(self)
         self.remover = Remover(self)
         self.expirer = Expirer(self, self._appender)
+        self.interest = Interest(self)
+        self._removals: dict[type, Removal] = {
+            cmd.ExpireAge: self.remover.expire_age,
+            cmd.Expire: self.expirer.expire,
+            cmd.KeepInterest: self.interest.keep,
+            cmd.EnforceLimits: self.remover.enforce_limits,
+            cmd.Trim: self.remover.trim,
+            cmd.PurgeSubjects: self.remover.purge_subjects,
+            cmd.FinishRollup: self.remover.finish_rollup,
+            cmd.DeleteMessage: self.remover.delete,
+        }
 
     # Reading the state ---------------------------------------------------------------------------
 
@@ -188,7 +208,7 @@ class StreamMachine:
         if isinstance(command, cmd.Append):
             return self._append(index, now_ns, command, writes)
         if isinstance(command, cmd.ConsumerChange):
-            return self._change_consumer(command, now_ns, writes)
+            return self._change_consumer(command, index, now_ns, writes)
         if isinstance(command, cmd.PutConsumer):
             return self._put_consumer(command, index, now_ns, writes)
         if isinstance(command, cmd.DropConsumer):
@@ -196,23 +216,10 @@ class StreamMachine:
         return self._remove(index, now_ns, command, writes)
 
     def _remove(self, index: int, now_ns: int, command: cmd.Command, writes: Writes) -> Result:
-        match command:
-            case cmd.ExpireAge():
-                return self.remover.expire_age(command, index, now_ns, writes)
-            case cmd.Expire():
-                return self.expirer.expire(command, index, now_ns, writes)
-            case cmd.EnforceLimits():
-                return self.remover.enforce_limits(command, index, now_ns, writes)
-            case cmd.Trim():
-                return self.remover.trim(command, index, writes)
-            case cmd.PurgeSubjects():
-                return self.remover.purge_subjects(command, index, now_ns, writes)
-            case cmd.FinishRollup():
-                return self.remover.finish_rollup(command, index, now_ns, writes)
-            case cmd.DeleteMessage():
-                return self.remover.delete(command, index, now_ns, writes)
-            case _:
-                return Refused(errors.INTERNAL.code, "the shard does not know this command")
+        remove = self._removals.get(type(command))
+        if remove is None:
+            return Refused(errors.INTERNAL.code, "the shard does not know this command")
+        return remove(command, index, now_ns, writes)
 
     def _append(self, index: int, now_ns: int, command: cmd.Append, writes: Writes) -> Result:
         if self.config.sealed:
@@ -225,6 +232,7 @@ class StreamMachine:
         if block is not None:
             writes.blocks.append((self.shard, block))
             self.remover.keep_limits(block.subject_ids, index, now_ns, writes)
+        if block is not None or self.shard in writes.reached:
             self.write_counters(writes)
         return appended
 
@@ -247,6 +255,8 @@ class StreamMachine:
             return Refused(errors.STREAM_CONFIG_INVALID.code, "first_seq is out of range")
         if any(over_limits(one.config, config.consumer_limits) for one in self.consumers.values()):
             return Refused(errors.STREAM_CONFIG_INVALID.code, "a consumer exceeds consumer_limits")
+        if self.record is not None and not may_become(self.config.retention, config.retention):
+            return Refused(errors.STREAM_UPDATE_REFUSED.code, "the retention cannot be changed so")
         self._appender.forget_captured()
         if self.record is None:
             # Versions begin at the index and go up by one with an entry each, so that a stream made
@@ -260,6 +270,8 @@ class StreamMachine:
         elif self.record.config == config:
             return Done(changed=False)
         else:
+            if config.retention == "interest" != self.config.retention:
+                self.interest.look_again(0, self.counters.last_seq + 1, writes)
             self.record.config = config
             self.record.version += 1
             writes.advisories.append(Advisory(type="stream_action", action="modify"))
@@ -281,6 +293,7 @@ class StreamMachine:
         self.deadlines = Deadlines(self.shard)
         self.consumers, self.consumer_ids = {}, {}
         self.remover.forget_head()
+        self.interest = Interest(self)
         self._fresh.clear()
         for kind in keys.SHARD_KINDS:
             prefix = keys.shard_key(kind, self.shard)
@@ -327,7 +340,10 @@ class StreamMachine:
             header.last_id,
             header.digest,
             dict(header.replaced),
+            header.keep_from,
+            header.keep_to,
         )
+        writes.reached[self.shard] = header.last_seq
         self.write_counters(writes)
         self._write_record(writes)
         self.remover.look_for_subjects_over()
@@ -343,14 +359,26 @@ class StreamMachine:
         if over is not None:
             return Refused(over.code)
         existing = self.consumer(command.config.name)
+        others = [one.config for one in self.consumers.values() if one is not existing]
+        problem = kind_problem(command.config, self.config.retention) or collision(
+            command.config, self.config.retention, others
+        )
+        if problem is not None:
+            return Refused(problem.spec.code, problem.message)
         if existing is not None:
             if existing.config != command.config:
+                if existing.config.filter_subjects != command.config.filter_subjects:
+                    self.interest.forget(existing.consumer_id)
+                    self.interest.look_again_without(existing, writes)
                 existing.change(Reconfigured(command.config), now_ns, writes)
                 writes.advisories.append(_consumer_action(existing, "modify"))
             return ConsumerPut(existing.consumer_id, created=False)
         limit = self.config.max_consumers
         if 0 <= limit <= len(self.consumers):
             return Refused(errors.CONSUMER_LIMIT.code)
+        pinned = Pinned.decode(command.pinned, command.pinned_end) if command.pinned else None
+        if command.pinned and (pinned is None or pinned.end_seq > self.counters.last_seq + 1):
+            return Refused(errors.INTERNAL.code, "what the consumer is to get first is not sound")
         consumer_id = self.record.next_consumer_id
         self.record.next_consumer_id += 1
         self._write_record(writes)
@@ -358,9 +386,12 @@ class StreamMachine:
         consumer = ConsumerMachine.create(
             self.shard, consumer_id, command.config, start_seq, now_ns, index
         )
+        if pinned is not None:
+            consumer.pin(pinned, writes)
         consumer.write_snapshot(writes)
         self.consumers[consumer_id] = consumer
         self.consumer_ids[command.config.name] = consumer_id
+        self.interest.forget(consumer_id)
         writes.advisories.append(_consumer_action(consumer, "create"))
         return ConsumerPut(consumer_id, created=True)
 
@@ -370,18 +401,27 @@ class StreamMachine:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         del self.consumer_ids[consumer.config.name]
         consumer.erase(writes)
+        self.interest.forget(consumer.consumer_id)
+        self.interest.look_again_without(consumer, writes)
         writes.advisories.append(_consumer_action(consumer, "delete"))
         return Done()
 
-    def _change_consumer(self, change: cmd.ConsumerChange, now_ns: int, writes: Writes) -> Result:
+    def _change_consumer(
+        self, change: cmd.ConsumerChange, index: int, now_ns: int, writes: Writes
+    ) -> Result:
         consumer = self.consumers.get(change.consumer_id)
         if consumer is None:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         if consumer.epoch != change.epoch:
             return Refused(errors.TOKEN_STALE.code)
-        consumer.change(change, now_ns, writes)
+        from_seq = consumer.next_seq
+        settled = consumer.change(change, now_ns, writes)
         # A delivery is recorded after it was sent: its message may be gone by then.
         self._forget_trimmed(consumer, now_ns, writes)
+        if self.config.retention != "limits":
+            self.interest.settled(consumer, settled, index, now_ns, writes)
+            if isinstance(change, cmd.Advance):
+                self.interest.passed(from_seq, consumer, writes)
         return Done()
 
     def _forget_trimmed(self, consumer: ConsumerMachine, now_ns: int, writes: Writes) -> None:
@@ -411,7 +451,9 @@ class StreamMachine:
         machine.exempt.load(rows(keys.EXEMPT), machine.counters.first_seq)
         machine.deadlines.load(rows(keys.DEADLINE))
         for key, value in rows(keys.CONSUMER):
-            consumer = ConsumerMachine.load(shard, keys.last_number(key, 4), value)
+            number = keys.last_number(key, 4)
+            pinned = [row for _, row in scan(keys.small_key(keys.PINNED, shard, number))]
+            consumer = ConsumerMachine.load(shard, number, value, pinned)
             machine.consumers[consumer.consumer_id] = consumer
             prefix = keys.small_key(keys.CONSUMER_DELTA, shard, consumer.consumer_id)
             for _, delta in scan(prefix):

@@ -1,7 +1,10 @@
 """Subjects of a stream shard: name to number, and first, last and count of each.
 
-``last`` and ``count`` are exact. ``first`` is a lower bound: which message follows one that went
-away is in the blocks alone.
+``count`` is exact, and so is ``last``, but for the subjects in ``unsettled``: theirs is an upper
+bound until somebody has looked for it (``core.last_search``). ``first`` is a lower bound. Which
+message follows or precedes one that went away is in the blocks alone.
+
+In rows the ``last`` of an unsettled subject stands below zero.
 
 A subject gets a number (sid) with its first message and keeps it while it has messages; numbers
 ascend and are never used again, so a number in an old block can't come to mean another subject.
@@ -43,6 +46,8 @@ class SubjectTable:
         self.first = np.zeros(PAGE, np.int64)
         self.last = np.zeros(PAGE, np.int64)
         self.counts = np.zeros(PAGE, np.uint32)
+        self.unsettled: set[int] = set()
+        """Numbers of the subjects whose ``last`` is but an upper bound."""
         self._dirty_pages: set[int] = set()
         self._delta_bytes = 0
         self._delta_rows = 0
@@ -101,18 +106,25 @@ class SubjectTable:
             self.first[at] = seq
         self.last[at] = seq
         self.counts[at] += 1
+        if self.unsettled:
+            self.unsettled.discard(sid)
         self._delta(np.array([at]), index, writes)
 
     def add_run(self, sids: U32Array, first_seq: int, index: int, writes: Writes) -> None:
         """Count messages with consecutive sequences from ``first_seq`` on."""
+        self.add_all(sids, np.arange(first_seq, first_seq + len(sids)), index, writes)
+
+    def add_all(self, sids: U32Array, seqs: I64Array, index: int, writes: Writes) -> None:
+        """Count messages with the sequences ``seqs``, which ascend."""
         at = sids.astype(np.int64) - self.base
-        seqs = np.arange(first_seq, first_seq + len(at))
         # Assignment with repeated indexes keeps the last value: backwards that is the first
         # sequence of a subject, forwards its last.
         fresh = self.counts[at] == 0
         self.first[at[fresh][::-1]] = seqs[fresh][::-1]
         self.last[at] = seqs
         np.add.at(self.counts, at, np.uint32(1))
+        if self.unsettled:
+            self.unsettled.difference_update(sids.tolist())
         self._delta(at[self.last[at] == seqs], index, writes)
 
     def remove(
@@ -156,6 +168,37 @@ class SubjectTable:
             self._delta(changed, index, writes)
         self._trim()
 
+    def take_out(
+        self, sids: U32Array, seqs: I64Array, floor_seq: int, index: int, writes: Writes
+    ) -> list[int]:
+        """Take messages away wherever they lie: a number and a sequence for each.
+
+        No live message is below ``floor_seq``. Answers the subjects that have lost their last
+        message and have others; they are unsettled from here on.
+        """
+        at = sids.astype(np.int64) - self.base
+        touched, counts = np.unique(at, return_counts=True)
+        oldest, newest = at[self.first[at] == seqs], at[self.last[at] == seqs]
+        self.counts[touched] -= counts.astype(np.uint32)
+        self.first[oldest] += 1
+        self.first[touched] = np.maximum(self.first[touched], floor_seq)
+        for dead in touched[self.counts[touched] == 0]:
+            self._forget(int(dead), writes)
+        lost: list[int] = (newest[self.counts[newest] > 0] + self.base).tolist()
+        self.unsettled.update(lost)
+        self._delta(touched, index, writes)
+        self._trim()
+        return lost
+
+    def settle(
+        self, sids: I64Array, last: I64Array, found: int, index: int, writes: Writes
+    ) -> None:
+        """Set ``last`` of unsettled subjects: of the first ``found`` exact, of others a bound."""
+        self.unsettled.difference_update(sids[:found].tolist())
+        at = sids - self.base
+        self.last[at] = last
+        self._delta(at, index, writes)
+
     def remove_one(self, sid: int, seq: int, previous_seq: int, index: int, writes: Writes) -> None:
         """Take the message ``seq`` away; ``previous_seq`` is the last older one of its subject."""
         at = sid - self.base
@@ -176,6 +219,7 @@ class SubjectTable:
             writes.delete_range(prefix, keys.prefix_end(prefix))
         self.base = self.next_id
         self.names, self.ids = [], {}
+        self.unsettled.clear()
         self.first = np.zeros(PAGE, np.int64)
         self.last = np.zeros(PAGE, np.int64)
         self.counts = np.zeros(PAGE, np.uint32)
@@ -191,6 +235,7 @@ class SubjectTable:
         name = self.names[at]
         assert name is not None
         del self.ids[name]
+        self.unsettled.discard(self.base + at)
         self._dead += 1
         writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard, self.base + at))
         if at == len(self.names) - 1:
@@ -224,9 +269,8 @@ class SubjectTable:
     def _delta(self, touched: I64Array, index: int, writes: Writes) -> None:
         if len(touched) == 1:
             at = int(touched[0])
-            row = _ONE.pack(
-                self.base + at, int(self.first[at]), int(self.last[at]), int(self.counts[at])
-            )
+            last = self._stored_last(touched)[0]
+            row = _ONE.pack(self.base + at, int(self.first[at]), int(last), int(self.counts[at]))
             self._dirty_pages.add((self.base + at) // PAGE)
         else:
             sids = (touched + self.base).astype(np.uint32)
@@ -234,7 +278,7 @@ class SubjectTable:
                 (
                     sids.tobytes(),
                     self.first[touched].tobytes(),
-                    self.last[touched].tobytes(),
+                    self._stored_last(touched).tobytes(),
                     self.counts[touched].tobytes(),
                 )
             )
@@ -251,6 +295,14 @@ class SubjectTable:
             or self._delta_rows >= _DELTA_ROWS_MAX
         ):
             self._fold(writes)
+
+    def _stored_last(self, at: I64Array) -> I64Array:
+        last = self.last[at]
+        if self.unsettled:
+            for place, sid in enumerate((at + self.base).tolist()):
+                if sid in self.unsettled:
+                    last[place] = -last[place]
+        return last
 
     def _fold(self, writes: Writes) -> None:
         prefix = keys.shard_key(keys.SUBJECT_DELTA, self.shard)
@@ -271,7 +323,7 @@ class SubjectTable:
 
     def _row(self, at: I64Array) -> bytes:
         sids = (at + self.base).astype(np.uint32)
-        columns = sids, self.first[at], self.last[at], self.counts[at]
+        columns = sids, self.first[at], self._stored_last(at), self.counts[at]
         return b"".join([column.tobytes() for column in columns])
 
     # Archives ------------------------------------------------------------------------------------
@@ -356,5 +408,9 @@ class SubjectTable:
         counts = np.frombuffer(row, np.uint32, count, 20 * count)
         kept = (sids >= self.base) & (sids < self.next_id)
         at = sids[kept].astype(np.int64) - self.base
+        if self.unsettled:
+            self.unsettled.difference_update(sids[kept].tolist())
+        self.unsettled.update(sids[kept & (last < 0)].tolist())
+        last = np.abs(last)
         self.first[at], self.last[at], self.counts[at] = first[kept], last[kept], counts[kept]
         return sids

@@ -92,10 +92,17 @@ class Applier:
             self.unwritten_bytes += job.bytes
             if own is not None:
                 own.resolve(results)
-        self._behind.put(job)
-        for number, block, _ in job.blocks:
-            if number in self.shards:
-                self.shards[number].advance(block.last_seq)
+            self._behind.put(job)
+            self._advance(writes)
+        else:
+            self._behind.put(job)
+
+    def _advance(self, writes: Writes) -> None:
+        """Let readers see what was appended."""
+        for number in {number for number, _ in writes.blocks} | writes.reached.keys():
+            shard = self.shards.get(number)
+            if shard is not None:
+                shard.advance(shard.machine.counters.last_seq)
 
     def flush(self) -> None:
         """Hand what waits to be written to the store now."""
@@ -192,6 +199,9 @@ class Applier:
             shard.small_runs.clear()
             return
         run = shard.small_runs.setdefault(level, SmallRun())
+        if run.base_seqs and span.end_seq - run.base_seqs[0] > 2 * MERGE_MESSAGES:
+            # Too little is left in between: blanks would take more room than messages.
+            run = shard.small_runs[level] = SmallRun()
         run.add(span)
         if (
             len(run.base_seqs) >= self._merge_blocks

@@ -1,19 +1,23 @@
 """Managing consumers on a node: create, update, remove, pull from and acknowledge to them."""
 
 import asyncio
+import contextlib
 import secrets
 from itertools import islice
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from contrail_common import errors
 from contrail_common.config_rules import check_consumer_update, complete_consumer
-from contrail_common.errors import ApiError
+from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.link import AckItem, AckResult, CreateMode, PullRequest, PullResult
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
+from contrail_common.retention_rules import collision, kind_problem
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.pinned import SUBJECTS_MAX, Pinned
 from contrail_storage.core.results import ConsumerPut, Done, Result
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
@@ -59,6 +63,7 @@ class ConsumerManager:
         config = complete_consumer(config, shard.machine.config.consumer_limits)
         async with self._lock:
             existing = shard.machine.consumer(config.name) if config.name else None
+            _check_retention(shard, config, existing)
             if existing is None:
                 if if_match is not None:
                     raise ApiError(errors.PRECONDITION_FAILED, "there is no such consumer")
@@ -74,15 +79,18 @@ class ConsumerManager:
                 update = cmd.PutConsumer(config, 0)
                 expect(await self._propose(shard, update), ConsumerPut)
                 self._desk(shard, existing).reconfigured()
+                await self._streams.keep_interest(shard)
             return await self._info(shard, existing), False
 
     async def _create(self, shard: Shard, config: ConsumerConfig) -> ConsumerInfo:
         if not config.name:
             name = secrets.token_urlsafe(12).replace("-", "a")
             config = msgspec.structs.replace(config, name=name)
-        start_seq = await self._start_seq(shard, config)
-        result = await self._propose(shard, cmd.PutConsumer(config, start_seq))
-        consumer_id = expect(result, ConsumerPut).consumer_id
+        if config.deliver_policy == "last_per_subject":
+            command = await self._pinned(shard, config)
+        else:
+            command = cmd.PutConsumer(config, await self._start_seq(shard, config))
+        consumer_id = expect(await self._propose(shard, command), ConsumerPut).consumer_id
         consumer = shard.machine.consumers[consumer_id]
         self._desk(shard, consumer)
         return await self._info(shard, consumer)
@@ -98,11 +106,32 @@ class ConsumerManager:
             case "by_start_time":
                 return await self._reader.seq_of_time(shard, config.opt_start_time_ns)
             case "last":
+                await self._streams.settle_last(shard)  # until then it may be an upper bound
                 table = shard.machine.subjects
                 found = SubjectFilter(config.filter_subjects).subjects(table)
                 return max((int(table.last[sid - table.base]) for sid, _ in found), default=0)
             case _:
                 return 0
+
+    async def _pinned(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
+        """The command that makes a consumer of the last messages as they are now."""
+        await self._streams.settle_last(shard)  # until then some may be upper bounds
+        table = shard.machine.subjects
+        at = SubjectFilter(config.filter_subjects).numbers(table) - table.base
+        if len(at) > SUBJECTS_MAX:
+            message = f"matches {len(at)} subjects; last_per_subject takes at most {SUBJECTS_MAX}"
+            raise ApiError(
+                errors.START_INVALID,
+                f"filter_subjects: {message}",
+                [FieldProblem("/filter_subjects", message)],
+                applied=False,
+            )
+        end_seq = shard.machine.counters.last_seq + 1
+        if not len(at):
+            return cmd.PutConsumer(config, end_seq)
+        at = at[np.argsort(table.last[at])]
+        pinned = Pinned(table.last[at], (at + table.base).astype(np.uint32), end_seq)
+        return cmd.PutConsumer(config, int(pinned.seqs[0]), pinned.encode(), end_seq)
 
     async def info(self, stream: str, name: str) -> ConsumerInfo:
         """Configuration and progress."""
@@ -139,6 +168,8 @@ class ConsumerManager:
     async def _drop(self, shard: Shard, consumer: ConsumerMachine) -> None:
         expect(await self._propose(shard, cmd.DropConsumer(consumer.consumer_id)), Done)
         self._close((shard.machine.shard, consumer.consumer_id))
+        with contextlib.suppress(ApiError):  # the housekeeper goes on with it
+            await self._streams.keep_interest(shard)
 
     def _close(self, key: tuple[int, int]) -> None:
         desk = self._desks.pop(key, None)
@@ -210,7 +241,8 @@ class ConsumerManager:
         return desk
 
     async def _propose(self, shard: Shard, command: cmd.StreamCommand) -> Result:
-        return await self._shard_log.command(shard.machine.shard, command, 1024)
+        pinned = command.pinned if isinstance(command, cmd.PutConsumer) else b""
+        return await self._shard_log.command(shard.machine.shard, command, 1024 + len(pinned))
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
@@ -259,6 +291,17 @@ class ConsumerManager:
         if item.epoch != consumer.epoch:
             return AckResult(errors.TOKEN_STALE.code, "the consumer was reset")
         return None
+
+
+def _check_retention(
+    shard: Shard, config: ConsumerConfig, existing: ConsumerMachine | None
+) -> None:
+    """Refuse what the stream's retention has no room for, with the field's name."""
+    retention = shard.machine.config.retention
+    others = [one.config for one in shard.machine.consumers.values() if one is not existing]
+    problem = kind_problem(config, retention) or collision(config, retention, others)
+    if problem is not None:
+        raise problem.as_error()
 
 
 def desk_kind(config: ConsumerConfig) -> type[Desk]:

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from contrail_common import errors
+from contrail_common.blocks import Block
 from contrail_common.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.link import Delivery, PullRequest, PullResult
@@ -266,7 +269,7 @@ class Desk:
             self._check_open()
             if self._catch_up() != position:
                 continue  # messages went away meanwhile, or deliveries were undone
-            found = self.reader.select(self.shard, block, position, self._filter)
+            found = self._select(block, position)
             taken = self._take_found(batch, found, room)
             if taken is None:
                 return
@@ -278,7 +281,18 @@ class Desk:
         if low > self.position:
             self.position = low
             self._counted_to = -1
+        if self.consumer.pinned is not None:  # what it jumps over was never counted
+            self.position = self.consumer.pinned.next(self.position)
         return self.position
+
+    def _select(self, block: Block, from_seq: int) -> Found:
+        """What of ``block`` the consumer is to get."""
+        found = self.reader.select(self.shard, block, from_seq, self._filter)
+        pinned = self.consumer.pinned
+        if pinned is None or block.base_seq >= pinned.end_seq:
+            return found
+        chosen = pinned.mask(found.positions + block.base_seq)
+        return Found(block, found.positions[chosen], found.next_seq)
 
     def _take_found(self, batch: Batch, found: Found, room: int) -> int | None:
         """Take found messages while they fit; None when the batch ended inside the block."""
@@ -327,10 +341,14 @@ class Desk:
         if not seqs:
             return None
         self._joined += seqs
-        if self.consumer.config.max_deliver > 0:
+        if self._commits_first():
             return self._send_joined()
         self._send_soon(JOIN_S)
         return None
+
+    def _commits_first(self) -> bool:
+        """Whether deliveries are sent only once they are recorded."""
+        return self.consumer.config.max_deliver > 0
 
     def _send_soon(self, delay_s: float) -> None:
         if self._join_timer is None:
@@ -507,16 +525,29 @@ class Desk:
         # Counted once, then kept up: new messages are added as they come, deliveries taken off.
         machine, written_seq = self.shard.machine, self.shard.written_seq
         if self._filter.matches_all:
-            return await self.reader.count(self.shard, low, written_seq, self._filter)
+            return await self._count_in(low, written_seq)
         if self._counted_to < 0 or self._deletions != machine.deletions:
             self._deletions = machine.deletions
-            self._count = await self.reader.count(self.shard, low, written_seq, self._filter)
+            self._count = await self._count_in(low, written_seq)
         else:
             begin = max(self._counted_to + 1, low)
-            self._count += await self.reader.count(self.shard, begin, written_seq, self._filter)
+            self._count += await self._count_in(begin, written_seq)
         if self.position == low:  # otherwise deliveries were undone meanwhile: count anew
             self._counted_to = written_seq
         return self._count
+
+    async def _count_in(self, low: int, high: int) -> int:
+        """Live messages in ``low`` .. ``high`` that the consumer is to get."""
+        pinned = self.consumer.pinned
+        if pinned is None or low >= pinned.end_seq:
+            return await self.reader.count(self.shard, low, high, self._filter)
+        machine = self.shard.machine
+        seqs, sids = pinned.rest(max(low, machine.counters.first_seq))
+        wanted = machine.deleted.are_live(seqs) & (seqs <= high)
+        if not self._filter.matches_all:
+            wanted &= self._filter.select(machine.subjects, sids)
+        behind = await self.reader.count(self.shard, pinned.end_seq, high, self._filter)
+        return int(np.count_nonzero(wanted)) + behind
 
 
 async def _woken(waiter: asyncio.Event, timeout_s: float) -> bool:

@@ -62,6 +62,8 @@ class Housekeeper:
             if shard.machine.remover.subjects_over and not shard.damaged:
                 # An append removes no more at once than it has time for.
                 await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
+            if shard.machine.interest.unlooked and not shard.damaged:
+                await self._repeat(shard, cmd.KeepInterest(_SLICE_MESSAGES))
             for subject in [] if shard.damaged else list(shard.machine.counters.replaced):
                 await self._repeat(shard, cmd.FinishRollup(subject, _SLICE_MESSAGES))
         self._consumers.close_gone()
@@ -77,7 +79,9 @@ class Housekeeper:
         return self._streams.info(shard).state.first_ts_ns <= now_ns - max_age_ns
 
     async def _repeat(
-        self, shard: Shard, command: cmd.ExpireAge | cmd.EnforceLimits | cmd.FinishRollup
+        self,
+        shard: Shard,
+        command: cmd.ExpireAge | cmd.EnforceLimits | cmd.FinishRollup | cmd.KeepInterest,
     ) -> None:
         more = True
         while more and shard.machine.exists:

@@ -51,7 +51,7 @@ class WriteJob:
 
 @dataclass(slots=True, eq=False)
 class MergeJob:
-    """Adjoining small blocks of a shard that are to become one."""
+    """Small blocks of a shard, one behind the other, that are to become one."""
 
     shard: int
     blocks: list[Block]

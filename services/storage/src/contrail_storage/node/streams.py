@@ -28,6 +28,8 @@ from contrail_storage.store.block_store import UNREADABLE
 
 _ROUTES_MAX: Final = 65_536
 _SLICE_MESSAGES: Final = 20_000
+_SLICES_MAX: Final = 16
+"""How many slices a caller waits for whose change left messages over that nobody needs."""
 _PURGED_SUBJECTS: Final = 256
 _COMMAND_BYTES: Final = 256
 _EVERYTHING: Final = 1 << 62
@@ -197,6 +199,26 @@ class StreamManager:
             if set(config.subjects) != set(entry.subjects):
                 await self._list(config.name, config.subjects)
             await self._enforce_limits(shard)
+            await self.keep_interest(shard)
+
+    async def keep_interest(self, shard: Shard) -> None:
+        """Remove what no consumer needs any more, in slices; all of it unless there is too much.
+
+        The housekeeper goes on with what is left, and with what was interrupted.
+        """
+        for _ in range(_SLICES_MAX):
+            if not (shard.machine.exists and shard.machine.interest.unlooked):
+                return
+            await self._keep_slice(shard)
+
+    async def settle_last(self, shard: Shard) -> None:
+        """Find the last messages of the subjects that have lost theirs."""
+        while shard.machine.subjects.unsettled:
+            await self._keep_slice(shard)
+
+    async def _keep_slice(self, shard: Shard) -> None:
+        command = cmd.KeepInterest(_SLICE_MESSAGES)
+        expect(await self._shard_log.command(shard.machine.shard, command), Removed)
 
     async def _enforce_limits(self, shard: Shard) -> None:
         """Lowered limits hold at once: trim in slices until they do."""

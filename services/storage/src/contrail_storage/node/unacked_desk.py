@@ -1,7 +1,9 @@
 """The desk of a consumer that acknowledges nothing: what is given out is done with.
 
 Nothing stays pending and nothing comes again, so messages are chosen a block at a time and stay in
-columns, and what is recorded is how far the consumer has come.
+columns, and what is recorded is how far the consumer has come. A stream that keeps messages by
+interest lets go of them with the record of their delivery: there it does as other desks do, and
+sends what is recorded.
 """
 
 import asyncio
@@ -35,7 +37,19 @@ class UnackedDesk(Desk):
 
     # Choosing ------------------------------------------------------------------------------------
 
+    def _commits_first(self) -> bool:
+        return True
+
+    def _settles(self) -> bool:
+        """Whether the stream lets go of what is given out, so that each message is recorded.
+
+        Also when it did so until now, while deliveries from then are not recorded.
+        """
+        return self.shard.machine.config.retention == "interest" or bool(self.in_flight)
+
     async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        if self._settles():
+            return await Desk._deliver(self, request)
         async with self._lock:
             self._check_open()
             batch = ColumnBatch(request, headers_only=self.consumer.config.headers_only)
@@ -69,7 +83,7 @@ class UnackedDesk(Desk):
                 return
             self._check_open()
             if self._catch_up() == position:  # otherwise messages went away meanwhile
-                found = self.reader.select(self.shard, block, position, self._filter)
+                found = self._select(block, position)
                 self._take_columns(batch, found)
 
     def _take_columns(self, batch: ColumnBatch, found: Found) -> None:
@@ -99,6 +113,10 @@ class UnackedDesk(Desk):
         if self._join_timer is not None:
             self._join_timer.cancel()
             self._join_timer = None
+        moved = self._send_position()
+        return Desk._send_joined(self) or moved
+
+    def _send_position(self) -> "asyncio.Future[Result] | None":
         if self.closed or not self._unrecorded:
             return None
         consumer = self.consumer

@@ -1,0 +1,77 @@
+"""What a consumer begins with that gets the last message of each subject first.
+
+The list is made when the consumer is: the newest message of each matching subject as of then, by
+sequence. Behind the last sequence of that moment the consumer goes on as any other does.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common.texts import I64Array, U32Array
+
+SUBJECTS_MAX: Final = 100_000
+"""Subjects that one list may have: 1.2 MB."""
+ROW: Final = 8_192
+"""Sequences of one stored row."""
+_ENTRY_BYTES: Final = 12
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Pinned:
+    """Sequences (ascending) and subject numbers of the messages; ``end_seq`` lies behind all."""
+
+    seqs: I64Array
+    sids: U32Array
+    end_seq: int
+
+    @classmethod
+    def decode(cls, data: bytes, end_seq: int) -> "Pinned | None":
+        """What :meth:`encode` has made, None when it can't have."""
+        count, rest = divmod(len(data), _ENTRY_BYTES)
+        if rest or not 0 < count <= SUBJECTS_MAX:
+            return None
+        seqs = np.frombuffer(data, np.int64, count)
+        sids = np.frombuffer(data, np.uint32, count, 8 * count)
+        if seqs[-1] >= end_seq or not (np.diff(seqs, prepend=0) > 0).all():
+            return None
+        return cls(seqs, sids, end_seq)
+
+    def encode(self) -> bytes:
+        """All of it but ``end_seq``: i64 sequence[n], u32 number[n]."""
+        return self.seqs.tobytes() + self.sids.tobytes()
+
+    def rows(self) -> Iterator[bytes]:
+        """The same in parts."""
+        for start in range(0, len(self.seqs), ROW):
+            part = slice(start, start + ROW)
+            yield self.seqs[part].tobytes() + self.sids[part].tobytes()
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[bytes], end_seq: int) -> "Pinned | None":
+        """The list of its parts, None when there are none."""
+        seqs, sids = [], []
+        for row in rows:
+            count = len(row) // _ENTRY_BYTES
+            seqs.append(np.frombuffer(row, np.int64, count))
+            sids.append(np.frombuffer(row, np.uint32, count, 8 * count))
+        return cls(np.concatenate(seqs), np.concatenate(sids), end_seq) if seqs else None
+
+    def mask(self, seqs: I64Array) -> NDArray[np.bool_]:
+        """Which of ``seqs`` are in the list, or behind all of it."""
+        place = np.minimum(np.searchsorted(self.seqs, seqs), len(self.seqs) - 1)
+        found: NDArray[np.bool_] = (self.seqs[place] == seqs) | (seqs >= self.end_seq)
+        return found
+
+    def next(self, seq: int) -> int:
+        """The first sequence from ``seq`` on that is in the list, or behind all of it."""
+        place = int(np.searchsorted(self.seqs, seq))
+        return int(self.seqs[place]) if place < len(self.seqs) else max(seq, self.end_seq)
+
+    def rest(self, from_seq: int) -> tuple[I64Array, U32Array]:
+        """Sequences and subject numbers of the list from ``from_seq`` on."""
+        place = int(np.searchsorted(self.seqs, from_seq))
+        return self.seqs[place:], self.sids[place:]

@@ -1,0 +1,132 @@
+"""The stream machine against a plain list where messages go by acks, and consumers work."""
+
+import contextlib
+from typing import cast
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+
+from contrail_common.config_rules import (
+    ConsumerDraft,
+    StreamDraft,
+    normalise_consumer,
+    normalise_stream,
+)
+from contrail_common.errors import ApiError
+from contrail_common.model import AckKind, StreamConfig
+from contrail_storage.core.results import Result
+from tests.unit.storage.archive_rig import (
+    comparable,
+    messages_of,
+    packed,
+    records_of,
+    restored,
+)
+from tests.unit.storage.machine_rig import Message, Outcome, append_of, consumer_config, outcomes
+from tests.unit.storage.stream_agreement import IDS
+from tests.unit.storage.test_stream_machine_model import (
+    NAMES,
+    SUBJECTS,
+    THOROUGH,
+    StreamComparison,
+    make_pages_small,
+    maybe,
+)
+
+configs = st.builds(
+    StreamConfig,
+    name=st.just("S"),
+    subjects=st.just(("a", "b", "*.*", "b.x.y")),
+    retention=st.sampled_from(["interest", "interest", "workqueue"]),
+    max_msgs_per_subject=st.sampled_from([-1, -1, -1, 3]),
+    allow_rollup_hdrs=st.booleans(),
+    allow_atomic=st.just(True),
+)
+
+
+class InterestComparison(StreamComparison):
+    """Drives a stream whose messages go by acks, and consumers that work."""
+
+    @initialize(
+        config=configs,
+        first_seq=st.sampled_from([1, 1, 1_000]),
+        filters=st.sampled_from(
+            [((), None), (("a", "a.*"), ("b",)), (("a.>",), ("b", "*.x.y")), ((), ()), (("a",), ())]
+        ),
+    )
+    def make(
+        self,
+        config: StreamConfig,
+        first_seq: int,
+        filters: tuple[tuple[str, ...], tuple[str, ...] | None],
+    ) -> None:
+        super().make(config, first_seq)
+        for name, own in zip(NAMES, filters, strict=True):
+            if own is not None:
+                self.put_consumer_of(consumer_config(name, filter_subjects=own), first_seq)
+
+    @rule(subjects=st.lists(st.sampled_from(SUBJECTS), min_size=1, max_size=8))
+    def publish(self, subjects: list[str]) -> None:
+        batch = [Message(subject, b"x") for subject in subjects]
+        expected = self.naive.append(self.now_ns, batch)
+        self.do(append_of(batch), lambda result: self._compare(result, expected))
+
+    def _compare(self, result: Result, expected: list[Outcome]) -> None:
+        assert outcomes(result, len(expected)) == expected
+
+    @rule(
+        name=st.sampled_from(NAMES), count=st.integers(1, 5), skipped=st.integers(0, 2), term=maybe
+    )
+    def work(self, name: str, count: int, skipped: int, term: bool) -> None:
+        self.deliver(name, count, 0)
+        consumer = self.naive.consumers.get(name)
+        acked = sorted(consumer.pending)[skipped:] if consumer else []
+        others: list[tuple[AckKind, int, int]] = []
+        if term and acked:
+            others.append(("term", acked.pop(), 0))
+        self.acknowledge_these(name, acked, others)
+
+    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 3))
+    def work_on_the_newest(self, name: str, count: int) -> None:
+        self.deliver(name, 4, 0)
+        consumer = self.naive.consumers.get(name)
+        self.acknowledge_these(name, sorted(consumer.pending)[-count:] if consumer else [], [])
+
+    @rule()
+    def archive(self) -> None:
+        self.close_entry()
+        data = packed(records_of(self.rig))
+        if not self.is_allowed():
+            return
+        other = restored(data)
+        assert comparable(other, IDS) == comparable(self.rig, IDS)
+        assert list(messages_of(other)) == list(messages_of(self.rig))
+
+    def is_allowed(self) -> bool:
+        """Whether a server would take the configurations, which it looks at in an archive."""
+        consumers = [consumer.config for consumer in self.naive.consumers.values()]
+        with contextlib.suppress(ApiError):
+            stream = {name: getattr(self.config, name) for name in StreamDraft.__annotations__}
+            return normalise_stream(cast(StreamDraft, stream)) == self.config and all(
+                normalise_consumer(
+                    cast(
+                        ConsumerDraft,
+                        {name: getattr(one, name) for name in ConsumerDraft.__annotations__},
+                    )
+                )
+                == one
+                for one in consumers
+            )
+        return False
+
+
+def test_machine_with_interest_is_the_naive_stream_over_any_history() -> None:
+    run_state_machine_as_test(InterestComparison, settings=THOROUGH)
+
+
+def test_machine_with_interest_is_the_naive_stream_when_pages_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_pages_small(monkeypatch)
+    run_state_machine_as_test(InterestComparison, settings=THOROUGH)
