@@ -115,7 +115,13 @@ def test_document_is_valid_openapi(client: httpx.Client) -> None:
 
 
 def test_every_documented_operation_is_served(client: httpx.Client) -> None:
-    values = {"stream": "NONE", "consumer": "none", "subject": "no.one", "seq": "1"}
+    values = {
+        "stream": "NONE",
+        "consumer": "none",
+        "subject": "no.one",
+        "seq": "1",
+        "erasure": "none",
+    }
     document = client.get("/openapi.json").json()
     for template, item in document["paths"].items():
         for method in item:
@@ -145,6 +151,11 @@ def test_answers_fit_their_schemas(client: httpx.Client, stream: Stream) -> None
         ("/v1/streams/{stream}/subjects", "get", client.get(f"{stream.path}/subjects")),
         ("/v1/streams/{stream}/replay/plan", "get", client.get(f"{stream.path}/replay/plan")),
         ("/v1/streams/{stream}/consumers/{consumer}", "get", client.get(consumer)),
+        (
+            "/v1/streams/{stream}/erase",
+            "post",
+            client.post(f"{stream.path}/erase?wait=30s", json={"seqs": [2]}),
+        ),
         (
             "/v1/streams/{stream}/consumers/{consumer}/next",
             "post",
