@@ -4,10 +4,17 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
-from contrail_common.blocks import Block, columns_of, encode_block
+from contrail_common.blocks import Block, BlockCorruptError, columns_of, encode_block
 from contrail_storage.core import key_layout as keys
-from contrail_storage.store.block_store import BlockSpan, BlockStore, Directory
+from contrail_storage.store.block_store import (
+    BlockMissingError,
+    BlockSpan,
+    BlockStore,
+    Directory,
+    span_of,
+)
 
 SHARD = 3
 
@@ -94,3 +101,35 @@ def test_what_is_known_to_be_empty_belongs_to_the_very_block() -> None:
     assert directory.replace([1, 11], BlockSpan(1, 12, 120, 12))
     assert directory.emptied(0) == 0
     assert not directory.holds(span)
+
+
+def test_small_blocks_are_read_along_and_only_the_first_of_them_may_be_missed() -> None:
+    source = HeldSource()
+    store = BlockStore(source)
+    blocks = [block_of(base_seq, b"x" * 10) for base_seq in (1, 5, 6, 9)]
+    for block in blocks:
+        source.put(block)
+        store.directory(SHARD).append(span_of(block))
+    source.rows[keys.large_key(keys.BLOCK, SHARD, 5)] = b"rotten"
+    del source.rows[keys.large_key(keys.BLOCK, SHARD, 6)]
+    assert store.load_run(SHARD, [1, 5, 6, 9]).base_seq == 1
+    known = [store.recall(SHARD, base_seq) is not None for base_seq in (1, 5, 6, 9)]
+    assert known == [True, False, False, True]
+    with pytest.raises(BlockCorruptError):
+        store.load_run(SHARD, [5, 9])
+    with pytest.raises(BlockMissingError):
+        store.load_run(SHARD, [6, 9])
+
+
+@pytest.mark.parametrize(
+    ("blocks_max", "bytes_max", "bases"),
+    [(9, 10_000, [5, 6, 9]), (2, 10_000, [5, 6]), (1, 0, [5]), (9, 250, [5, 6])],
+)
+def test_run_of_blocks_ends_at_its_bounds(
+    blocks_max: int, bytes_max: int, bases: list[int]
+) -> None:
+    directory = Directory()
+    for base_seq in (1, 5, 6, 9):
+        directory.append(BlockSpan(base_seq, 1, 100, base_seq))
+    directory.drop_below(4)
+    assert directory.run_from(0, blocks_max, bytes_max) == bases

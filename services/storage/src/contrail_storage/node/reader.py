@@ -20,6 +20,9 @@ from contrail_storage.store.block_store import BlockMissingError, BlockStore, Di
 from contrail_storage.store.rocks_store import StoreCorruptError
 
 _RETRIES = 8
+_RUN_BLOCKS = 64
+_RUN_BYTES = 32 << 10
+"""Small blocks that are read with the first of them: a thread for each would cost more."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -57,8 +60,9 @@ class Reader:
             block = self._blocks.recall(number, base_seq)
             if block is not None:
                 return block
+            bases = directory.run_from(position, _RUN_BLOCKS, _RUN_BYTES)
             try:
-                return await asyncio.to_thread(self._blocks.load, number, base_seq)
+                return await asyncio.to_thread(self._blocks.load_run, number, bases)
             except BlockMissingError:
                 continue  # merged or trimmed while we asked: look again
             except (BlockCorruptError, StoreCorruptError) as error:

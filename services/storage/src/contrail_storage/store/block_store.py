@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -97,6 +98,17 @@ class Directory:
         if at < self._start or seq >= self._bases[at] + self._counts[at]:
             at += 1
         return at - self._start
+
+    def run_from(self, position: int, blocks_max: int, bytes_max: int) -> list[int]:
+        """Base sequences of the block at ``position`` and those behind it, within the bounds."""
+        bases: list[int] = []
+        size = 0
+        for at in range(self._start + position, len(self._bases)):
+            size += self._sizes[at]
+            if bases and (len(bases) == blocks_max or size > bytes_max):
+                break
+            bases.append(self._bases[at])
+        return bases
 
     def position_below(self, seq: int) -> int:
         """Position of the last block that begins at or below ``seq``; -1 when there is none."""
@@ -272,6 +284,27 @@ class BlockStore:
             block = decode_block(data, BLOCK_CODECS)
             if discards == self._discards:  # otherwise it may have been replaced meanwhile
                 self._remember(key, block, replace=False)
+        return block
+
+    def load_run(self, shard: int, base_seqs: Sequence[int]) -> Block:
+        """The first of the blocks; the others are read along, for those that come next.
+
+        Blocks; errors as :meth:`load`, of the first alone.
+        """
+        discards = self._discards
+        wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
+        first, *others = self._source.get_many(wanted)
+        if first is None:
+            raise BlockMissingError(f"block {base_seqs[0]} of shard {shard} is not in the store")
+        block = decode_block(first, BLOCK_CODECS)
+        found = [(base_seqs[0], block)]
+        for base_seq, data in zip(base_seqs[1:], others, strict=True):
+            with suppress(BlockCorruptError):  # whoever wants it will see
+                if data is not None:
+                    found.append((base_seq, decode_block(data, BLOCK_CODECS)))
+        if discards == self._discards:
+            for base_seq, one in reversed(found):
+                self._remember((shard, base_seq), one, replace=False)
         return block
 
     def recall(self, shard: int, base_seq: int) -> Block | None:
