@@ -25,7 +25,6 @@ from tests.unit.storage.machine_rig import (
     Rig,
     Shelf,
     append_of,
-    configure,
     consumer_config,
     hash_of,
     outcomes,
@@ -126,18 +125,35 @@ class StreamComparison(RuleBasedStateMachine):
 
     # Stream --------------------------------------------------------------------------------------
 
-    @initialize(config=configs, first_seq=st.sampled_from([1, 1, 1_000]))
-    def make(self, config: StreamConfig, first_seq: int) -> None:
-        self.config = replaced(config, first_seq=first_seq)
-        self.naive = NaiveStream(self.config)
-        self.do(configure(self.config), self.expect(Done()))
+    @initialize(
+        config=configs,
+        first_seq=st.sampled_from([1, 1, 1_000]),
+        shards=st.sampled_from([1, 1, 3]),
+        part=st.integers(0, 2),
+    )
+    def make(self, config: StreamConfig, first_seq: int, shards: int, part: int) -> None:
+        self.part = part % shards
+        self.config = replaced(config, first_seq=first_seq, shards=shards)
+        self.naive = NaiveStream(self.own(self.config))
+        self.do(self.configure(self.config), self.expect(Done()))
+
+    def configure(self, config: StreamConfig) -> cmd.ConfigureStream:
+        return cmd.ConfigureStream(config, "made-once", b"k" * 32, self.part)
+
+    def own(self, config: StreamConfig) -> StreamConfig:
+        """The configuration of a stream that is this shard alone."""
+        shares = {
+            name: len(range(self.part, total, config.shards)) if total >= 0 else total
+            for name, total in (("max_msgs", config.max_msgs), ("max_bytes", config.max_bytes))
+        }
+        return replaced(config, **shares)
 
     @rule(config=configs)
     def change_configuration(self, config: StreamConfig) -> None:
-        config = replaced(config, first_seq=self.config.first_seq)
+        config = replaced(config, first_seq=self.config.first_seq, shards=self.config.shards)
         changed = config != self.config
-        self.config = self.naive.config = config
-        self.do(configure(config), self.expect(Done(changed=changed)))
+        self.config, self.naive.config = config, self.own(config)
+        self.do(self.configure(config), self.expect(Done(changed=changed)))
 
     @rule(data=st.data(), count=st.integers(1, 5), leave_open=st.booleans())
     def append(self, data: st.DataObject, count: int, leave_open: bool) -> None:

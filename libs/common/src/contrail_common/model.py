@@ -63,6 +63,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     ``compression`` is of blocks written from now on. ``encrypted``, which JetStream has not,
     demands a node that encrypts what it stores; a node with a key encrypts every stream.
+    ``shards`` and ``shard_by`` are ours too: see :mod:`contrail_common.partition`.
     """
 
     name: str
@@ -91,6 +92,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     consumer_limits: ConsumerLimits = ConsumerLimits()
     metadata: dict[str, str] = {}
     encrypted: bool = False
+    shards: int = 1
+    shard_by: tuple[int, ...] = ()
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -136,7 +139,11 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration, state and identity of a stream. ``version`` counts configuration changes."""
+    """Configuration, state and identity of a stream. ``version`` counts configuration changes.
+
+    ``shards`` are the states of the shards of a stream that has several; ``state`` is their sum
+    then, its first sequence and time the lowest of theirs, its last the highest.
+    """
 
     config: StreamConfig
     created_ns: int
@@ -144,6 +151,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     version: int
     leader: str
+    shards: list[StreamState] = []
 
 
 class SequencePair(msgspec.Struct, frozen=True):
@@ -169,14 +177,15 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_pending: int
 
 
-class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message as a reader sees it."""
+class StoredMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One message as a reader sees it; ``shard`` is of a stream that has several."""
 
     seq: int
     subject: str
     time_ns: int
     headers: Headers | None
     payload: bytes
+    shard: int | None = None
 
 
 class Advisory(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -35,11 +35,15 @@ _PACKED_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 
 class BatchResult(msgspec.Struct, gc=False):
-    """Where a message of a batch was stored, or why it was not (``problem``)."""
+    """Where a message of a batch was stored, or why it was not (``problem``).
+
+    ``shard`` is that of a stream that has several.
+    """
 
     seq: int | msgspec.UnsetType = msgspec.UNSET
     duplicate: bool | msgspec.UnsetType = msgspec.UNSET
     problem: Problem | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class BatchAcks(ServerFrame, tag="acks"):

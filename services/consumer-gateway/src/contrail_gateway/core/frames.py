@@ -233,13 +233,17 @@ class Pong(ServerFrame, tag="pong"):
 
 
 class PubAck(ServerFrame, tag="ack"):
-    """A message is stored; ``duplicate`` when its id had been stored before, under ``seq``."""
+    """A message is stored; ``duplicate`` when its id had been stored before, under ``seq``.
+
+    ``shard`` is that of a stream that has several.
+    """
 
     id: FrameId
     stream: str
     seq: int
     duplicate: bool
     durability: str
+    shard: int | None = None
 
 
 class Beat(ServerFrame, tag="hb"):

@@ -55,6 +55,8 @@ class ConsumerManager:
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
         """Create or update; see ``StorageLink.put_consumer``."""
+        if self._streams.entry(stream).shards > 1:
+            raise ApiError(errors.SHARDED_UNSUPPORTED, "consumers", applied=False)
         shard = self._streams.shard(stream)
         config = complete_consumer(config, shard.machine.config.consumer_limits)
         async with self._lock:

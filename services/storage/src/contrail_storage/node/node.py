@@ -260,7 +260,8 @@ class StorageNode:
             raise DataLostError(f"the write-ahead log is damaged: {self.log.recovery.rot}")
         self.meta.load(self._scan(keys.shard_key(keys.STREAM, META_SHARD)))
         for entry in self.meta.streams.values():
-            self._load_shard(entry.shard)
+            for number in entry.numbers:
+                self._load_shard(number)
         self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
 
     def _machines(self) -> dict[int, StreamMachine]:

@@ -398,8 +398,14 @@ class Proposer:
         Raises as :meth:`append` does.
         """
         future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
-        self._enqueue(AppendRequest(shard, batch, partial(_set_outcome, future)))
+        self.append_batch_then(shard, batch, partial(_set_outcome, future))
         return future
+
+    def append_batch_then(
+        self, shard: int, batch: MessageBatch, done: Callable[[Outcome], None]
+    ) -> None:
+        """Propose a batch of at least one message; ``done`` as with :meth:`append_then`."""
+        self._enqueue(AppendRequest(shard, batch, done))
 
     def _enqueue(self, request: AppendRequest) -> None:
         loop = self._admit(request.size)

@@ -67,7 +67,7 @@ class Replayer:
             if end or messages * parts >= total:
                 stop = high if end else span.end_seq - 1
                 count = stop - start + 1 - shard.machine.deleted.count(start, stop)
-                splits.append(ReplaySplit(0, start, stop, count, size))
+                splits.append(ReplaySplit(shard.machine.part, start, stop, count, size))
                 start, messages, size = stop + 1, 0, 0
         return splits
 
@@ -100,7 +100,7 @@ class Replayer:
         self, shard: Shard, request: ReplayRequest, low: int, high: int
     ) -> AsyncIterator[bytes]:
         """The encoded body in chunks of about a record batch."""
-        encoder = _ENCODERS[request.format](request)
+        encoder = _ENCODERS[request.format](request, shard.machine.part)
         subject_filter = SubjectFilter((request.subject,) if request.subject else ())
         head = encoder.head()
         if head:
@@ -181,7 +181,8 @@ class Replayer:
 class _ArrowEncoder:
     """An Arrow IPC stream."""
 
-    def __init__(self, request: ReplayRequest) -> None:
+    def __init__(self, request: ReplayRequest, part: int) -> None:
+        self._part = part
         self._schema = arrow.schema_of(request.schema, request.columns)
         self._subjects = arrow.SubjectTexts()
         self._sink = io.BytesIO()
@@ -198,7 +199,7 @@ class _ArrowEncoder:
 
     def batch(self, selections: list[arrow.Selection], names: list[str | None], base: int) -> bytes:
         self._writer.write_batch(
-            arrow.record_batch(self._schema, 0, selections, self._subjects, names, base)
+            arrow.record_batch(self._schema, self._part, selections, self._subjects, names, base)
         )
         return self._taken()
 
@@ -210,7 +211,8 @@ class _ArrowEncoder:
 class _RecordEncoder:
     """One record a message; the last record is ``{"end": true, "messages": n}``."""
 
-    def __init__(self, request: ReplayRequest) -> None:
+    def __init__(self, request: ReplayRequest, part: int) -> None:
+        self._part = part
         self._columns = request.columns
         self._stream = request.stream
         self._messages = 0
@@ -236,7 +238,7 @@ class _RecordEncoder:
         message = block.message(position, subject)
         record: dict[str, object] = {
             "stream": self._stream,
-            "shard": 0,
+            "shard": self._part,
             "seq": message.seq,
             "subject": subject,
             "time": format_time(message.time_ns),
