@@ -184,11 +184,11 @@ class Contrail:
             if token is None:
                 return
 
-    def list_deleted(self, name: str) -> Iterator[tuple[int, int]]:
+    def list_deleted(self, name: str, *, shard: int | None = None) -> Iterator[tuple[int, int]]:
         """Sequences inside the stream that were deleted: first and last of each run, by page."""
         token: str | None = None
         while True:
-            page = self._transport.run(streams.deleted(name, token=token))
+            page = self._transport.run(streams.deleted(name, token=token, shard=shard))
             yield from page.items
             token = page.next_page_token
             if token is None:
@@ -209,9 +209,10 @@ class Contrail:
         subject: str | None = None,
         up_to_seq: int | None = None,
         keep: int | None = None,
+        shard: int | None = None,
     ) -> int:
         """Remove messages (`up_to_seq` is exclusive); answers how many."""
-        call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
+        call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard)
         return self._transport.run(call)
 
     def snapshot(self, stream: str, *, consumers: bool = True) -> Iterator[bytes]:
@@ -384,14 +385,19 @@ class Contrail:
         self,
         stream: str,
         *,
-        from_seq: int | None = None,
+        from_seq: int | str | None = None,
         start_time: str | None = None,
         subject: str | None = None,
         limit: int | None = None,
         max_bytes: int | None = None,
         wait: Duration | None = None,
+        shard: int | None = None,
     ) -> Range:
-        """Messages in order; with `wait` the server waits for the first."""
+        """Messages in order; with `wait` the server waits for the first.
+
+        From a sequence on (of `shard`, where there are several), or from the `cursor` on that an
+        earlier answer had when it read several shards together.
+        """
         call = reading.read_range(
             stream,
             from_seq=from_seq,
@@ -400,6 +406,7 @@ class Contrail:
             limit=limit,
             max_bytes=max_bytes,
             wait=wait,
+            shard=shard,
         )
         return self._transport.run(call)
 
@@ -410,6 +417,7 @@ class Contrail:
         subject: str | None = None,
         up_to_seq: int | None = None,
         up_to_time: str | None = None,
+        shard: int | None = None,
     ) -> Iterator[StoredMessage]:
         """The newest message of each subject matching the filter, page by page.
 
@@ -418,7 +426,12 @@ class Contrail:
         token: str | None = None
         while True:
             call = reading.last_messages(
-                stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time, token=token
+                stream,
+                subject=subject,
+                up_to_seq=up_to_seq,
+                up_to_time=up_to_time,
+                token=token,
+                shard=shard,
             )
             page = self._transport.run(call)
             yield from page.messages

@@ -54,6 +54,8 @@ class StreamConfig(TypedDict, total=False):
     consumer_limits: ConsumerLimits
     metadata: dict[str, str]
     encrypted: bool
+    shards: int
+    shard_by: list[int]
 
 
 class ConsumerConfig(TypedDict, total=False):
@@ -146,6 +148,7 @@ class AtomicAck(msgspec.Struct, frozen=True):
     first_seq: int
     last_seq: int
     count: int
+    shard: int | None = None
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -297,11 +300,15 @@ class Pull(msgspec.Struct, frozen=True):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A part of a stream; `next_seq` continues it, `num_pending` messages wait behind it."""
+    """A part of a stream; `next_seq` continues it, `num_pending` messages wait behind it.
+
+    Where several shards were read together `cursor` continues it, and `next_seq` is 0.
+    """
 
     messages: tuple[StoredMessage, ...]
-    next_seq: int
+    next_seq: int = 0
     num_pending: int = 0
+    cursor: str | None = None
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
