@@ -176,7 +176,8 @@ def in_deliveries(columns: DeliveryColumns) -> list[Delivery]:
 class PullResult(msgspec.Struct, frozen=True):
     """Deliveries of one pull; ``shard``, ``consumer_id`` and ``epoch`` go into the ack tokens.
 
-    ``columns`` stands in place of ``deliveries`` when the pull asked for that and could have it.
+    ``columns`` stands in place of ``deliveries`` when the pull asked for that and could have it. Of
+    a stream with several shards ``addresses`` has the three for the shard that a delivery names.
     """
 
     deliveries: list[Delivery]
@@ -185,6 +186,13 @@ class PullResult(msgspec.Struct, frozen=True):
     consumer_id: int
     epoch: int
     columns: DeliveryColumns | None = None
+    addresses: dict[int, tuple[int, int, int]] | None = None
+
+    def address(self, delivery: Delivery) -> tuple[int, int, int]:
+        """Shard id, consumer id and epoch of one of the deliveries."""
+        if self.addresses is None or delivery.message.shard is None:
+            return self.shard, self.consumer_id, self.epoch
+        return self.addresses[delivery.message.shard]
 
 
 class AckItem(msgspec.Struct, frozen=True, gc=False):

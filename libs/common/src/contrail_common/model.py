@@ -99,8 +99,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A consumer's configuration (JetStream's field names and meanings).
 
-    Asked for with a ``max_ack_pending`` or ``inactive_threshold_ns`` of 0 it takes the stream's
-    default, see :func:`contrail_common.config_rules.complete_consumer`.
+    ``opt_start_cursor`` stands for ``opt_start_seq`` where a stream has several shards. Asked for
+    with a ``max_ack_pending`` or ``inactive_threshold_ns`` of 0 it takes the stream's default, see
+    :func:`contrail_common.config_rules.complete_consumer`.
     """
 
     name: str
@@ -122,6 +123,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     headers_only: bool = False
     inactive_threshold_ns: int = 0
     metadata: dict[str, str] = {}
+    opt_start_cursor: str = ""
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,8 +164,23 @@ class SequencePair(msgspec.Struct, frozen=True):
     last_active_ns: int = 0
 
 
+class ConsumerShardInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a consumer in one shard of a stream that has several."""
+
+    shard: int
+    delivered: SequencePair
+    ack_floor: SequencePair
+    num_ack_pending: int
+    num_redelivered: int
+    num_pending: int
+
+
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration and progress of a consumer."""
+    """Configuration and progress of a consumer.
+
+    Of a stream with several shards it is summed over ``shards``; of stream sequences, which are of
+    one shard, it has the highest.
+    """
 
     stream: str
     config: ConsumerConfig
@@ -175,6 +192,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_redelivered: int
     num_waiting: int
     num_pending: int
+    shards: list[ConsumerShardInfo] = []
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -279,8 +279,7 @@ class RemoteLink:
             result = methods.PULL.result.decode(body)
         except msgspec.DecodeError:
             return  # a storage of another kind: they come again after ack_wait
-        address = result.shard, result.consumer_id, result.epoch
-        items = [AckItem(*address, one.message.seq, "nak") for one in result.deliveries]
+        items = [AckItem(*result.address(one), one.message.seq, "nak") for one in result.deliveries]
         if items:
             arguments = encode((request.stream, request.consumer, items, False))
             with contextlib.suppress(ApiError):

@@ -367,7 +367,7 @@ class StreamMachine:
         if existing is not None:
             if existing.config != command.config:
                 existing.change(Reconfigured(command.config), now_ns, writes)
-                writes.advisories.append(_consumer_action(existing, "modify"))
+                self._tell_of(existing, "modify", writes)
             return ConsumerPut(existing.consumer_id, created=False)
         limit = self.config.max_consumers
         if 0 <= limit <= len(self.consumers):
@@ -382,7 +382,7 @@ class StreamMachine:
         consumer.write_snapshot(writes)
         self.consumers[consumer_id] = consumer
         self.consumer_ids[command.config.name] = consumer_id
-        writes.advisories.append(_consumer_action(consumer, "create"))
+        self._tell_of(consumer, "create", writes)
         return ConsumerPut(consumer_id, created=True)
 
     def _drop_consumer(self, command: cmd.DropConsumer, writes: Writes) -> Result:
@@ -391,8 +391,12 @@ class StreamMachine:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         del self.consumer_ids[consumer.config.name]
         consumer.erase(writes)
-        writes.advisories.append(_consumer_action(consumer, "delete"))
+        self._tell_of(consumer, "delete", writes)
         return Done()
+
+    def _tell_of(self, consumer: ConsumerMachine, action: AdvisoryAction, writes: Writes) -> None:
+        if not self.part:  # a consumer is on all shards, and told of once
+            writes.advisories.append(_consumer_action(consumer, action))
 
     def _change_consumer(self, change: cmd.ConsumerChange, now_ns: int, writes: Writes) -> Result:
         consumer = self.consumers.get(change.consumer_id)

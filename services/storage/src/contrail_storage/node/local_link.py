@@ -326,7 +326,7 @@ class LocalLink:
 
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Configuration and progress."""
-        await self._readable(stream)
+        await self._all_readable(stream, None)
         return await self._node.consumers.info(stream, consumer)
 
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
@@ -347,7 +347,7 @@ class LocalLink:
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
         self._node.check_serving()
-        await self._readable(request.stream)
+        await self._all_readable(request.stream, None)
         return await self._node.consumers.pull(request)
 
     async def acknowledge(

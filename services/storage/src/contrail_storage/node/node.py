@@ -313,6 +313,7 @@ class StorageNode:
         self._spawn(self._tick_groups())
         await self._replay()
         await self.streams.mend_all()
+        await self.consumers.mend_all()
         self.scrubber = Scrubber(
             self.streams.shards,
             self.blocks,
@@ -392,6 +393,7 @@ class StorageNode:
         """Finish what a failed log left half done; should it fail again, the next term tries."""
         with suppress(ApiError):
             await self.streams.mend_all()
+            await self.consumers.mend_all()
 
     def _proposer(self, group_id: int) -> Proposer:
         return self.meta_log if group_id == META_GROUP else self.shard_log

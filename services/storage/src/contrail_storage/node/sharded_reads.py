@@ -14,8 +14,8 @@ from typing import Annotated, Final
 import msgspec
 
 from contrail_common import errors
-from contrail_common.cursors import Cursor, read_cursor
-from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.cursors import Cursor
+from contrail_common.errors import ApiError
 from contrail_common.link import (
     LastRequest,
     RangeRequest,
@@ -32,7 +32,13 @@ from contrail_storage.node.page_tokens import decode_state, decode_token, encode
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.shard import Shard
-from contrail_storage.node.sharded_state import concerned, shard_needed
+from contrail_storage.node.sharded_state import (
+    bad_cursor,
+    concerned,
+    incarnation_of,
+    own_cursor,
+    shard_needed,
+)
 
 _READ_MESSAGES_MIN: Final = 16
 _READ_BYTES_MIN: Final = 64 * 1024
@@ -80,15 +86,15 @@ class ShardedReader:
     async def read_one(self, shard: Shard, request: RangeRequest) -> RangeResult:
         """The same of one shard alone; its positions are sequences (INVALID_FIELD for a cursor)."""
         if request.cursor:
-            raise _bad_cursor("is of all shards of a stream that has several: here is from_seq")
+            raise bad_cursor("is of all shards of a stream that has several: here is from_seq")
         found = await self._reader.read_range(shard, request)
         messages = with_shards(shard, found.messages)
         return RangeResult(messages, found.next_seq, found.num_pending)
 
     async def _begin(self, shards: Sequence[Shard], request: RangeRequest) -> Cursor:
-        incarnation = _incarnation(shards)
+        incarnation = incarnation_of(shards)
         if request.cursor:
-            return _own_cursor(request.cursor, incarnation, len(shards))
+            return own_cursor(request.cursor, shards)
         if not request.start_time_ns:
             return Cursor(incarnation, [shard.machine.counters.first_seq for shard in shards])
         seqs = [await self._reader.seq_of_time(shard, request.start_time_ns) for shard in shards]
@@ -149,7 +155,7 @@ class ShardedReader:
         return messages, encode_state(place) if place.at < len(found) else None
 
     def _last_place(self, shards: Sequence[Shard], request: LastRequest) -> "_LastPlace":
-        asked = (_incarnation(shards), request.subject, request.up_to_time_ns)
+        asked = (incarnation_of(shards), request.subject, request.up_to_time_ns)
         digest = hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=8).digest()
         found = concerned(shards, request.subject)
         if not request.token:
@@ -173,7 +179,7 @@ class ShardedReader:
             part = request.splits * shard.machine.counters.messages // max(total, 1)
             asked = msgspec.structs.replace(request, to_seq=to_seq, splits=max(part, 1))
             splits += (await self._replayer.plan(shard, asked)).splits
-        return ReplayPlan(shards[0].name, _incarnation(shards), splits)
+        return ReplayPlan(shards[0].name, incarnation_of(shards), splits)
 
 
 class _LastPlace(msgspec.Struct, array_like=True):
@@ -183,28 +189,6 @@ class _LastPlace(msgspec.Struct, array_like=True):
     points: Annotated[list[_Seq], msgspec.Meta(max_length=SHARDS_MAX)]
     at: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
     token: str
-
-
-def _incarnation(shards: Sequence[Shard]) -> str:
-    record = shards[0].machine.record
-    if record is None:
-        raise ApiError(errors.STREAM_NOT_FOUND)
-    return record.incarnation
-
-
-def _own_cursor(text: str, incarnation: str, shards: int) -> Cursor:
-    try:
-        cursor = read_cursor(text)
-        if cursor.incarnation != incarnation or len(cursor.next_seqs) != shards:
-            raise ValueError("is of another stream, or of one before this was made anew")
-    except ValueError as error:
-        raise _bad_cursor(str(error)) from None
-    return cursor
-
-
-def _bad_cursor(message: str) -> ApiError:
-    problem = FieldProblem("cursor", message)
-    return ApiError(errors.INVALID_FIELD, f"cursor: {message}", [problem], applied=False)
 
 
 def with_shards(shard: Shard, messages: list[StoredMessage]) -> list[StoredMessage]:

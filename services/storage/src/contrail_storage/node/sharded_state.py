@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from contrail_common import errors
+from contrail_common.cursors import Cursor, read_cursor
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import StreamState
 from contrail_common.partition import shard_of_filter
@@ -28,6 +29,30 @@ def shard_needed(shards: int, why: str = "sequences are of one of them") -> ApiE
 def _bad(field: str, message: str) -> ApiError:
     problem = FieldProblem(field, message)
     return ApiError(errors.INVALID_FIELD, f"{field}: {message}", [problem], applied=False)
+
+
+def incarnation_of(shards: Sequence[Shard]) -> str:
+    """The incarnation of the stream of ``shards`` (STREAM_NOT_FOUND)."""
+    record = shards[0].machine.record
+    if record is None:
+        raise ApiError(errors.STREAM_NOT_FOUND)
+    return record.incarnation
+
+
+def own_cursor(text: str, shards: Sequence[Shard]) -> Cursor:
+    """The cursor of the stream of ``shards`` given out as ``text``; INVALID_FIELD for another."""
+    try:
+        cursor = read_cursor(text)
+    except ValueError as error:
+        raise bad_cursor(str(error)) from None
+    if cursor.incarnation != incarnation_of(shards) or len(cursor.next_seqs) != len(shards):
+        raise bad_cursor("is of another stream, or of one before this was made anew")
+    return cursor
+
+
+def bad_cursor(message: str) -> ApiError:
+    """The refusal of a cursor."""
+    return _bad("cursor", message)
 
 
 def sum_states(states: Sequence[StreamState]) -> StreamState:
