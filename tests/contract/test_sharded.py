@@ -164,7 +164,6 @@ def test_sequences_need_their_shard(sharded: Stream) -> None:
     for purge in ({"up_to_seq": 5}, {"keep": 1}):
         answer = sharded.client.post(f"{sharded.path}/purge", json=purge)
         assert_problem(answer, 422, 20030, "shard")
-    assert_problem(sharded.client.get(f"{sharded.path}/snapshot"), 422, SHARDED)
     part = part_of("0")
     query = {"shard": part, "from_seq": 1}
     page = sharded.client.get(f"{sharded.path}/messages", params=query).json()
@@ -285,6 +284,23 @@ def test_replay_reads_every_shard_by_its_splits(sharded: Stream) -> None:
     position = sharded.client.get(f"{sharded.path}/subjects?consistency=any")
     info = sharded.client.get(sharded.path).json()
     assert position.headers["nats-last-sequence"] == str(info["state"]["last_seq"])
+
+
+def test_archive_holds_all_shards(sharded: Stream) -> None:
+    sharded.fill(30)
+    part = part_of("0")
+    assert sharded.client.delete(f"{sharded.path}/messages/1?shard={part}").status_code == 204
+    found, info = pages(sharded), sharded.client.get(sharded.path).json()
+    archive = sharded.client.get(f"{sharded.path}/snapshot").content
+    sharded.client.delete(sharded.path)
+    kind = {"content-type": "application/vnd.contrail.snapshot"}
+    cut = sharded.client.put(f"{sharded.path}/restore", content=archive[:-9], headers=kind)
+    assert_problem(cut, 422, 20008)
+    restored = sharded.client.put(f"{sharded.path}/restore", content=archive, headers=kind)
+    assert restored.status_code == 201, restored.text
+    for key in ("config", "state", "shards"):
+        assert restored.json()[key] == info[key]
+    assert pages(sharded) == found
 
 
 @pytest.mark.parametrize("form", [JSON, MSGPACK])

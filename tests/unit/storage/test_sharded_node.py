@@ -195,7 +195,6 @@ def test_sequences_need_a_shard_and_cursors_the_stream(tmp_path: Path) -> None:
         await refused(link.purge_stream("S", "", 5, 0), invalid, "shard")
         await refused(link.purge_stream("S", "", 0, 5), invalid, "shard")
         await refused(link.purge_stream("S", "a.*", 0, 5), invalid, "shard")
-        await refused(link.snapshot("S", True), SHARDED)
 
         await link.put_stream(
             msgspec.structs.replace(CONFIG, name="T", subjects=("t.>",)), "put", None, False

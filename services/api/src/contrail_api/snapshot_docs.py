@@ -22,7 +22,6 @@ SNAPSHOT: Final = Operation(
     answers={200: Answered(description="The archive.", content=_ARCHIVE)},
     errors=(
         errors.STREAM_NOT_FOUND,
-        errors.SHARDED_UNSUPPORTED,
         errors.INVALID_FIELD,
         errors.NOT_ACCEPTABLE,
         errors.DATA_LOST,
@@ -43,7 +42,6 @@ RESTORE: Final = Operation(
         errors.STREAM_RESTORE_EXISTS,
         errors.SUBJECT_OVERLAP,
         errors.ARCHIVE_INVALID,
-        errors.SHARDED_UNSUPPORTED,
         errors.STREAM_CONFIG_INVALID,
         errors.STREAM_LIMIT,
         errors.OVERLOADED,

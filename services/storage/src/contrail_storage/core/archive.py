@@ -10,9 +10,10 @@ Little-endian::
 The CRC of a record goes on from that of the record before it (the first from the start), so a
 record that was changed, moved, doubled or left out breaks the chain. The end record holds counts
 and a BLAKE2b digest of every byte before it; nothing follows it. Payloads are msgpack, but for
-blocks, which are ``contrail_common.blocks`` without a codec. Kinds come in ascending order::
+blocks, which are ``contrail_common.blocks`` without a codec. Kinds come in ascending order, for
+each shard of the stream::
 
-    HEADER, SUBJECTS*, DELETED*, IDS*, (CONSUMER PENDING*)*, BLOCK*, END
+    (HEADER, SUBJECTS*, DELETED*, IDS*, (CONSUMER PENDING*)*, BLOCK*)+, END
 """
 
 import builtins
@@ -64,7 +65,7 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The stream itself, as of the last sequence: identity, configuration, counters.
 
     ``next_subject`` and ``next_consumer`` are the numbers that are given next; ``replaced`` are
-    roll-ups that are not finished.
+    roll-ups that are not finished. ``part`` is the shard, of a stream that has several.
     """
 
     config: StreamConfig
@@ -81,6 +82,7 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     replaced: dict[str, int]
     next_subject: int
     next_consumer: int
+    part: int = 0
 
 
 class Subjects(msgspec.Struct, array_like=True, frozen=True):
@@ -215,7 +217,7 @@ class ArchiveReader:
         if not HEADER <= kind <= END or size > RECORD_BYTES_MAX:
             raise ArchiveError(f"the archive is damaged: record {self._number} has no sound head")
         follows = kind == CONSUMER and self._kind == PENDING
-        if (kind < self._kind and not follows) or (kind == HEADER) == bool(self._kind):
+        if kind != HEADER and (not self._kind or (kind < self._kind and not follows)):
             raise ArchiveError(f"the archive is out of order at record {self._number}")
 
     def _end(self, record: Record, digest: bytes) -> None:

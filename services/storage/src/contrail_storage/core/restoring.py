@@ -64,6 +64,7 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
         replaced=counters.replaced,
         next_subject=machine.subjects.next_id,
         next_consumer=record.next_consumer_id,
+        part=record.part,
     )
 
 

@@ -338,6 +338,7 @@ class StreamMachine:
             header.created_ns,
             index,
             header.next_consumer,
+            header.part,
         )
         self.counters = Counters(
             header.first_seq,

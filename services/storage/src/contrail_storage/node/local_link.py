@@ -287,9 +287,8 @@ class LocalLink:
 
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Stream the archive of a stream as it is now."""
-        if self._node.streams.entry(stream).shards > 1:
-            raise ApiError(errors.SHARDED_UNSUPPORTED, "a snapshot", applied=False)
-        return self._node.snapshotter.stream(await self._readable(stream), consumers=consumers)
+        shards = await self._all_readable(stream, None)
+        return self._node.snapshotter.stream(shards, consumers=consumers)
 
     async def begin_restore(self, stream: str) -> str:
         """Begin a restore; its token."""

@@ -332,24 +332,26 @@ class StreamManager:
             self._restoring.add(name)
 
     async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
-        """Reserve name and subjects of a stream; answers its shard (SUBJECT_OVERLAP)."""
-        if config.shards > 1:
-            raise ApiError(errors.SHARDED_UNSUPPORTED, "restoring", applied=False)
+        """Reserve name and subjects of a stream; answers its first shard (SUBJECT_OVERLAP)."""
         check_stream_encryption(config, encrypts=self._encrypts)
-        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation)
+        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation, config.shards)
         return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
 
     async def restore_part(self, number: int, part: cmd.RestorePart, size: int) -> None:
         """Put a part of about ``size`` bytes into a reserved shard."""
         expect(await self._shard_log.command(number, part, size), Done)
 
-    async def finish_restore(self, number: int, finish: cmd.FinishRestore) -> StreamInfo:
-        """Make the stream of a shard whose parts are all there."""
-        config = finish.header.config
-        expect(await self._shard_log.command(number, finish, _FINISH_BYTES), Done)
+    async def finish_restore(self, number: int, finishes: list[cmd.FinishRestore]) -> StreamInfo:
+        """Make the stream of shards whose parts are all there, ``number`` the first of them."""
+        config = finishes[0].header.config
+        # The first decides: while it is not made, the others are undone.
+        for part in reversed(range(len(finishes))):
+            command = self._shard_log.command(number + part, finishes[part], _FINISH_BYTES)
+            expect(await command, Done)
         with _begun():
+            await self._align(self._meta.streams[config.name])
             await self._list(config.name, config.subjects)
-        return self.info(self._shards[number])
+        return self.whole_info(self.parts(config.name))
 
     async def end_restore(self, name: str) -> None:
         """The restore is over: what is half done is finished or undone."""
