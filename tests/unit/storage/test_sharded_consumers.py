@@ -22,6 +22,7 @@ from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import StorageNode
 from contrail_storage.node.proposer import Proposer
 from tests.unit.storage.sharded_rig import (
+    CONFIG,
     PATIENCE_S,
     SHARDS,
     fill,
@@ -148,6 +149,37 @@ def test_waiting_pulls_are_served_in_their_order_from_any_shard(tmp_path: Path) 
         assert all(not shard.machine.consumers for shard in node.streams.shards())
 
     play(tmp_path, scene)
+
+
+def test_pull_that_comes_while_others_wait_goes_behind_them(tmp_path: Path) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await make(link)
+        wait_ns = int(PATIENCE_S * 1e9)
+        first = asyncio.ensure_future(pull(link, expires_ns=wait_ns))
+        while (await link.consumer_info("S", "c")).num_waiting < 1:
+            await asyncio.sleep(0)
+        publishing = asyncio.ensure_future(link.publish("S", [message("k", b"1")]))
+        second = asyncio.ensure_future(pull(link, expires_ns=wait_ns))
+        assert payloads((await first).deliveries) == [1]
+        await publishing
+        assert not second.done()
+        await link.publish("S", [message("k", b"2")])
+        assert payloads((await second).deliveries) == [2]
+
+    play(tmp_path, scene)
+
+
+def test_consumer_of_a_stream_made_anew_with_other_shards_begins_anew(tmp_path: Path) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        for shards in (SHARDS, 2, 7, 1, 3):
+            config = msgspec.structs.replace(CONFIG, shards=shards)
+            await link.put_stream(config, "put", None, False)
+            await fill(link, 20)
+            await make(link)
+            assert len((await pull(link, 20)).deliveries) == 20
+            await link.delete_stream("S")
+
+    play(tmp_path, scene, None)
 
 
 def test_pull_that_was_cancelled_gives_its_messages_back(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ class ShardedDesk:
 
     def is_of(self, desks: Sequence[Desk]) -> bool:
         """Whether these are its desks."""
-        return all(mine is given for mine, given in zip(self.desks, desks, strict=True))
+        pairs = zip(self.desks, desks, strict=False)
+        return len(self.desks) == len(desks) and all(mine is given for mine, given in pairs)
 
     def touch(self) -> None:
         """A client used the consumer now."""
@@ -52,6 +53,7 @@ class ShardedDesk:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.expires_ns / 1e9
         self.touch()
+        # First come, first served: who asks while others wait goes behind them.
         queue_first = bool(self.desks[0].waiters)
         waiter: asyncio.Event | None = None
         found: list[Delivery] = []
@@ -59,11 +61,11 @@ class ShardedDesk:
             while True:
                 if not queue_first:
                     await self._take(request, found)
-                queue_first = False
                 left = deadline - loop.time()
                 if found or request.no_wait or left <= 0:
                     break
-                waiter = waiter or self._queue_up()
+                waiter = waiter or self._queue_up(look_again=not queue_first)
+                queue_first = False
                 if not await woken(waiter, left):
                     break
                 for desk in self.desks:
@@ -83,15 +85,15 @@ class ShardedDesk:
                 if not desk.closed:
                     desk.wake()
 
-    def _queue_up(self) -> asyncio.Event:
+    def _queue_up(self, *, look_again: bool) -> asyncio.Event:
         first = self.desks[0]
         if len(first.waiters) >= max(first.consumer.config.max_waiting, 1):
             raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
         waiter = asyncio.Event()
         for desk in self.desks:
             desk.wait(waiter)
-        # What came between the look at a desk and here woke nobody.
-        waiter.set()
+        if look_again:  # what came between the look at a desk and here woke nobody
+            waiter.set()
         return waiter
 
     async def _take(self, request: PullRequest, found: list[Delivery]) -> None:
@@ -105,10 +107,12 @@ class ShardedDesk:
             try:
                 taken = await desk.take(_rest(request, found, size))
             except ApiError as error:
-                if error.spec is not errors.PULL_TOO_SMALL:
-                    raise
-                too_small = error  # of other shards there may be smaller ones
-                continue
+                if error.spec is errors.PULL_TOO_SMALL:
+                    too_small = error  # of other shards there may be smaller ones
+                    continue
+                if found:
+                    break  # what was taken goes out; the next pull is told
+                raise
             if isinstance(taken, DeliveryColumns):
                 taken = in_deliveries(taken)
             if taken:
