@@ -343,3 +343,48 @@ def test_names_are_completed(shell: Shell) -> None:
     assert shell.stream in completed(f"contrail stream info {shell.stream[:1]}")
     assert completed(f"contrail next {shell.stream} wor") == ["worker"]
     assert completed("contrail next NONE wor") == []
+
+
+def test_streams_with_shards_are_made_read_and_purged(shell: Shell) -> None:
+    name = shell.stream
+    shell.run("stream", "rm", name, "--yes")
+    shell.run(
+        "stream", "create", name, "--subject", f"{name}.>", "--shards", "3", "--shard-by", "2"
+    )
+    config = shell.json("stream", "info", name)[0]["config"]
+    assert (config["shards"], config["shard_by"]) == (3, [2])
+    acks = [shell.json("pub", f"{name}.{key}", key)[0] for key in "abcdef"]
+    shard, seq = str(acks[0]["shard"]), str(acks[0]["seq"])
+    assert shell.json("stream", "get", name, seq, "--shard", shard)[0]["data"] == "a"
+    assert shell.try_("stream", "get", name, seq).exit_code != 0
+    assert {one["data"] for one in shell.json("stream", "last", name)} == set("abcdef")
+    assert sorted(one["data"] for one in shell.json("replay", name)) == list("abcdef")
+    own = [one["data"] for one in shell.json("replay", name, "--shard", shard)]
+    assert own == [
+        key for key, ack in zip("abcdef", acks, strict=True) if ack["shard"] == int(shard)
+    ]
+    shell.run("stream", "delete-message", name, seq, "--shard", shard, "--yes")
+    assert shell.json("stream", "purge", name, "--shard", shard, "--yes") == [
+        {"purged": len(own) - 1}
+    ]
+
+
+def test_sdk_reads_all_shards_along_cursors(shell: Shell) -> None:
+    with Contrail(shell.url) as client:
+        client.delete_stream(shell.stream)
+        client.ensure_stream(shell.stream, {"subjects": [f"{shell.stream}.>"], "shards": 4})
+        messages = [Message(f"{shell.stream}.{at % 7}", str(at)) for at in range(30)]
+        client.publish_batch(shell.stream, messages).raise_refused()
+        found, cursor = [], None
+        while True:
+            page = client.read_range(shell.stream, limit=4, from_seq=cursor)
+            if not page.messages:
+                break
+            found += page.messages
+            cursor = page.cursor
+        assert sorted(int(one.payload) for one in found) == list(range(30))
+        waited = client.read_range(shell.stream, from_seq=cursor, wait="1ms")
+        assert (waited.messages, waited.cursor) == ((), cursor)
+        last = found[-1]
+        assert client.get_message(shell.stream, last.seq, shard=last.shard) == last
+        assert list(client.list_deleted(shell.stream, shard=last.shard)) == []

@@ -282,7 +282,8 @@ class Life:
         """Streams and shards that a crash left between being there and not."""
         entries = self.node.meta.streams.values()
         found = [f"{entry.name} is {entry.stage}" for entry in entries if entry.stage != "listed"]
-        strays = {entry.shard for entry in entries} ^ set(self.node.applier.shards)
+        numbers = {number for entry in entries for number in entry.numbers}
+        strays = numbers ^ set(self.node.applier.shards)
         return found + [f"shard {number} is loaded or listed, not both" for number in strays]
 
     def _leftovers(self, store: RocksStore) -> list[str]:
@@ -292,7 +293,9 @@ class Life:
             for kind in keys.SHARD_KINDS
             for key in store.scan_keys(kind, keys.prefix_end(kind))
         }
-        strays = rows - {META_SHARD} - {entry.shard for entry in self.node.meta.streams.values()}
+        entries = self.node.meta.streams.values()
+        listed = {number for entry in entries for number in entry.numbers}
+        strays = rows - {META_SHARD} - listed
         return [f"shard {number} is gone and has rows" for number in strays]
 
     async def drain_all(self) -> None:

@@ -361,7 +361,7 @@ def test_settlement_names_what_the_socket_holds() -> None:
     sub.sent(listed(*map(delivery, (3, 5, 9))), 0)
     settlement = found.settle(Nak(sid="s", seqs=[9], ranges=[(1, 4)], delay="2s"))
     assert (settlement.kind, settlement.seqs) == ("nak", [3, 9])
-    assert [item.delay_ns for item in settlement.items(1, 2, 3)] == [2 * NS_PER_S] * 2
+    assert [item.delay_ns for item in settlement.items({0: (1, 2, 3)})] == [2 * NS_PER_S] * 2
     sub.settled([3, 9])
     assert found.settle(Ack(sid="s", ranges=[(0, 99)])).seqs == [5]
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,9 +97,39 @@ def test_stream_may_change_to_subjects_that_overlap_its_own() -> None:
 
 def test_streams_are_bounded() -> None:
     kept = Kept()
-    for number in range(STREAMS_MAX):
+    for number in range(STREAMS_MAX - 2):
         kept.apply(cmd.ReserveStream(f"S{number}", (), "i"))
-    assert code(kept.apply(cmd.ReserveStream("more", (), "i"))) == errors.STREAM_LIMIT.code
+    kept.restart()
+    too_many = cmd.ReserveStream("more", (), "i", 3)
+    assert code(kept.apply(too_many)) == errors.STREAM_LIMIT.code
+    assert isinstance(kept.apply(cmd.ReserveStream("more", (), "i", 2)), Reserved)
+    assert code(kept.apply(cmd.ReserveStream("last", (), "i"))) == errors.STREAM_LIMIT.code
+    kept.apply(cmd.ReleaseStream("more"))
+    assert isinstance(kept.apply(cmd.ReserveStream("last", (), "i")), Reserved)
+
+
+def test_stream_with_shards_gets_ids_in_a_row_and_keeps_them_over_a_restart() -> None:
+    kept = Kept()
+    assert kept.make("A", "a") == 1
+    assert kept.apply(cmd.ReserveStream("B", ("b",), "i", 64)) == Reserved(2)
+    assert kept.apply(cmd.ReserveStream("C", ("c",), "i")) == Reserved(66)
+    kept.restart()
+    assert list(kept.meta.streams["B"].numbers) == list(range(2, 66))
+    assert kept.apply(cmd.ReserveStream("D", ("d",), "i")) == Reserved(67)
+    for shards in (0, 65):
+        refused = kept.apply(cmd.ReserveStream("E", ("e",), "i", shards))
+        assert code(refused) == errors.STREAM_CONFIG_INVALID.code
+
+
+def test_row_of_a_stream_from_before_shards_has_one() -> None:
+    kept = Kept()
+    kept.make("A", "a")
+    for key, value in dict(kept.store.scan(b"M")).items():
+        row = msgspec.msgpack.decode(value) if value[0] & 0x90 == 0x90 else None
+        if isinstance(row, list):
+            kept.store.write([("put", key, msgspec.msgpack.encode(row[:5]))])
+    kept.restart()
+    assert list(kept.meta.streams["A"].numbers) == [1]
 
 
 def test_changes_count_every_command_so_that_caches_notice() -> None:

@@ -28,7 +28,6 @@ from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, R
 from tests.unit.storage.machine_rig import (
     Message,
     append_of,
-    configure,
     consumer_config,
     outcomes,
     picture,
@@ -95,27 +94,44 @@ class StreamComparison(StreamAgreement):
 
     # Stream --------------------------------------------------------------------------------------
 
-    @initialize(config=configs, first_seq=st.sampled_from([1, 1, 1_000]))
-    def make(self, config: StreamConfig, first_seq: int) -> None:
-        self.config = replaced(config, first_seq=first_seq)
-        self.naive = NaiveStream(self.config)
-        self.do(configure(self.config), self.expect(Done()))
+    @initialize(
+        config=configs,
+        first_seq=st.sampled_from([1, 1, 1_000]),
+        shards=st.sampled_from([1, 1, 3]),
+        part=st.integers(0, 2),
+    )
+    def make(self, config: StreamConfig, first_seq: int, shards: int = 1, part: int = 0) -> None:
+        self.part = part % shards
+        self.config = replaced(config, first_seq=first_seq, shards=shards)
+        self.naive = NaiveStream(self.own(self.config))
+        self.do(self.configure(self.config), self.expect(Done()))
+
+    def configure(self, config: StreamConfig) -> cmd.ConfigureStream:
+        return cmd.ConfigureStream(config, "made-once", b"k" * 32, self.part)
+
+    def own(self, config: StreamConfig) -> StreamConfig:
+        """The configuration of a stream that is this shard alone."""
+        shares = {
+            name: len(range(self.part, total, config.shards)) if total >= 0 else total
+            for name, total in (("max_msgs", config.max_msgs), ("max_bytes", config.max_bytes))
+        }
+        return replaced(config, **shares)
 
     @rule(config=configs, keep=st.booleans())
     def change_configuration(self, config: StreamConfig, keep: bool) -> None:
-        config = replaced(config, first_seq=self.config.first_seq)
+        config = replaced(config, first_seq=self.config.first_seq, shards=self.config.shards)
         if keep:
             config = replaced(config, retention=self.config.retention)
         retentions = {config.retention, self.config.retention}
         if len(retentions) > 1 and "workqueue" in retentions:
             refused = Refused(errors.STREAM_UPDATE_REFUSED.code)
-            self.do(configure(config), self.expect(refused))
+            self.do(self.configure(config), self.expect(refused))
             return
         changed = config != self.config
-        self.config = self.naive.config = config
+        self.config, self.naive.config = config, self.own(config)
         if len(retentions) > 1:
             self.naive.look_again(0, self.naive.last_seq + 1)
-        self.do(configure(config), self.expect(Done(changed=changed)))
+        self.do(self.configure(config), self.expect(Done(changed=changed)))
 
     @rule(data=st.data(), count=st.integers(1, 5), leave_open=st.booleans())
     def append(self, data: st.DataObject, count: int, leave_open: bool) -> None:

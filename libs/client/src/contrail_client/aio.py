@@ -142,11 +142,13 @@ class AsyncContrail:
             if token is None:
                 return
 
-    async def list_deleted(self, name: str) -> AsyncIterator[tuple[int, int]]:
+    async def list_deleted(
+        self, name: str, *, shard: int | None = None
+    ) -> AsyncIterator[tuple[int, int]]:
         """As `Contrail.list_deleted`."""
         token: str | None = None
         while True:
-            page = await self._transport.run(streams.deleted(name, token=token))
+            page = await self._transport.run(streams.deleted(name, token=token, shard=shard))
             for run in page.items:
                 yield run
             token = page.next_page_token
@@ -168,9 +170,10 @@ class AsyncContrail:
         subject: str | None = None,
         up_to_seq: int | None = None,
         keep: int | None = None,
+        shard: int | None = None,
     ) -> int:
         """As `Contrail.purge_stream`."""
-        call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
+        call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard)
         return await self._transport.run(call)
 
     async def erase(
@@ -352,12 +355,13 @@ class AsyncContrail:
         self,
         stream: str,
         *,
-        from_seq: int | None = None,
+        from_seq: int | str | None = None,
         start_time: str | None = None,
         subject: str | None = None,
         limit: int | None = None,
         max_bytes: int | None = None,
         wait: Duration | None = None,
+        shard: int | None = None,
     ) -> Range:
         """As `Contrail.read_range`."""
         call = reading.read_range(
@@ -368,6 +372,7 @@ class AsyncContrail:
             limit=limit,
             max_bytes=max_bytes,
             wait=wait,
+            shard=shard,
         )
         return await self._transport.run(call)
 
@@ -378,12 +383,18 @@ class AsyncContrail:
         subject: str | None = None,
         up_to_seq: int | None = None,
         up_to_time: str | None = None,
+        shard: int | None = None,
     ) -> AsyncIterator[StoredMessage]:
         """As `Contrail.last_messages`."""
         token: str | None = None
         while True:
             call = reading.last_messages(
-                stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time, token=token
+                stream,
+                subject=subject,
+                up_to_seq=up_to_seq,
+                up_to_time=up_to_time,
+                token=token,
+                shard=shard,
             )
             page = await self._transport.run(call)
             for found in page.messages:

@@ -1,10 +1,9 @@
 """The synchronous client."""
 
 import random
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -16,12 +15,13 @@ from contrail_client.arrow import record_batches
 from contrail_client.calls import Retries
 from contrail_client.errors import ContrailError
 from contrail_client.listening import EventReader
-from contrail_client.live.blocking import LoopThread, OrderedReader, Publisher, Subscription
+from contrail_client.live.blocking import OrderedReader, Publisher, Subscription
 from contrail_client.live.connection import Reconnecting
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import Start
 from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S
 from contrail_client.live.reader import GapHandler
+from contrail_client.live_client import LiveClient
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
@@ -46,35 +46,6 @@ from contrail_client.models import (
     SubjectCount,
 )
 from contrail_client.transport import DEFAULT_URL, Options, Transport
-
-
-class _Live:
-    """The asynchronous client of a synchronous one, with its thread: made when it is needed."""
-
-    def __init__(self, make: Callable[[], AsyncContrail]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._client: AsyncContrail | None = None
-        self.thread: LoopThread
-
-    def client(self) -> AsyncContrail:
-        """The client, whose methods belong into `thread`."""
-        with self._lock:
-            if self._client is None:
-                self.thread = LoopThread()
-                self._client = self.thread.run(self._made())
-            return self._client
-
-    def close(self) -> None:
-        """End both."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            self.thread.run(client.close())
-            self.thread.stop()
-
-    async def _made(self) -> AsyncContrail:
-        return self._make()
 
 
 class Contrail:
@@ -103,7 +74,7 @@ class Contrail:
         """
         self._retries = retries or Retries()
         self._reconnect_s = reconnect_s
-        self._live = _Live(
+        self._live = LiveClient(
             partial(
                 AsyncContrail,
                 url,
@@ -185,11 +156,11 @@ class Contrail:
             if token is None:
                 return
 
-    def list_deleted(self, name: str) -> Iterator[tuple[int, int]]:
+    def list_deleted(self, name: str, *, shard: int | None = None) -> Iterator[tuple[int, int]]:
         """Sequences inside the stream that were deleted: first and last of each run, by page."""
         token: str | None = None
         while True:
-            page = self._transport.run(streams.deleted(name, token=token))
+            page = self._transport.run(streams.deleted(name, token=token, shard=shard))
             yield from page.items
             token = page.next_page_token
             if token is None:
@@ -210,9 +181,10 @@ class Contrail:
         subject: str | None = None,
         up_to_seq: int | None = None,
         keep: int | None = None,
+        shard: int | None = None,
     ) -> int:
         """Remove messages (`up_to_seq` is exclusive); answers how many."""
-        call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep)
+        call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard)
         return self._transport.run(call)
 
     def erase(
@@ -403,14 +375,19 @@ class Contrail:
         self,
         stream: str,
         *,
-        from_seq: int | None = None,
+        from_seq: int | str | None = None,
         start_time: str | None = None,
         subject: str | None = None,
         limit: int | None = None,
         max_bytes: int | None = None,
         wait: Duration | None = None,
+        shard: int | None = None,
     ) -> Range:
-        """Messages in order; with `wait` the server waits for the first."""
+        """Messages in order; with `wait` the server waits for the first.
+
+        From a sequence on (of `shard`, where there are several), or from the `cursor` on that an
+        earlier answer had when it read several shards together.
+        """
         call = reading.read_range(
             stream,
             from_seq=from_seq,
@@ -419,6 +396,7 @@ class Contrail:
             limit=limit,
             max_bytes=max_bytes,
             wait=wait,
+            shard=shard,
         )
         return self._transport.run(call)
 
@@ -429,6 +407,7 @@ class Contrail:
         subject: str | None = None,
         up_to_seq: int | None = None,
         up_to_time: str | None = None,
+        shard: int | None = None,
     ) -> Iterator[StoredMessage]:
         """The newest message of each subject matching the filter, page by page.
 
@@ -437,7 +416,12 @@ class Contrail:
         token: str | None = None
         while True:
             call = reading.last_messages(
-                stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time, token=token
+                stream,
+                subject=subject,
+                up_to_seq=up_to_seq,
+                up_to_time=up_to_time,
+                token=token,
+                shard=shard,
             )
             page = self._transport.run(call)
             yield from page.messages

@@ -56,6 +56,8 @@ class StreamConfig(TypedDict, total=False):
     consumer_limits: ConsumerLimits
     metadata: dict[str, str]
     encrypted: bool
+    shards: int
+    shard_by: list[int]
 
 
 class ConsumerConfig(TypedDict, total=False):
@@ -149,6 +151,7 @@ class AtomicAck(msgspec.Struct, frozen=True):
     first_seq: int
     last_seq: int
     count: int
+    shard: int | None = None
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -204,6 +207,12 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
     num_delivered: int = 1
     num_pending: int = 0
     ack_token: str = ""
+    shard: int | None = None
+
+    @property
+    def place(self) -> int:
+        """What tells it from all others of its stream: its sequence, with the shard above it."""
+        return place_of(self.shard, self.seq)
 
     @property
     def payload(self) -> bytes:
@@ -243,6 +252,11 @@ class MessageFacts:
         return self.delivered.seq
 
     @property
+    def shard(self) -> int | None:
+        """The shard that the sequence is of, where its stream has several."""
+        return self.delivered.shard
+
+    @property
     def subject(self) -> str:
         """The subject it was published to."""
         return self.delivered.subject
@@ -279,11 +293,15 @@ class MessageFacts:
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Sequences `first` to `last` of a stream went away before an ordered reader had them."""
+    """Sequences `first` to `last` of a stream went away before an ordered reader had them.
+
+    They are of `shard`, where the stream has several.
+    """
 
     first: int
     last: int
     cause: str
+    shard: int | None = None
 
 
 class Pull(msgspec.Struct, frozen=True):
@@ -300,11 +318,15 @@ class Pull(msgspec.Struct, frozen=True):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A part of a stream; `next_seq` continues it, `num_pending` messages wait behind it."""
+    """A part of a stream; `next_seq` continues it, `num_pending` messages wait behind it.
+
+    Where several shards were read together `cursor` continues it, and `next_seq` is 0.
+    """
 
     messages: tuple[StoredMessage, ...]
-    next_seq: int
+    next_seq: int = 0
     num_pending: int = 0
+    cursor: str | None = None
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,8 +390,22 @@ class SequenceInfo(msgspec.Struct, frozen=True, kw_only=True):
     last_active: str | None = None
 
 
+class ConsumerShardInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer's progress in one shard of its stream."""
+
+    shard: int
+    delivered: SequenceInfo
+    ack_floor: SequenceInfo
+    num_ack_pending: int = 0
+    num_redelivered: int = 0
+    num_pending: int = 0
+
+
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer's configuration and progress. `etag` names the version of the configuration."""
+    """A consumer's configuration and progress. `etag` names the version of the configuration.
+
+    Where the stream has several shards, `shards` has the progress in each.
+    """
 
     stream: str
     name: str
@@ -383,6 +419,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_pending: int = 0
     push_bound: bool = False
     paused: bool = False
+    shards: tuple[ConsumerShardInfo, ...] = ()
     etag: str = ""
 
 
@@ -442,6 +479,11 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     incarnation: str
     splits: tuple[ReplaySplit, ...]
+
+
+def place_of(shard: int | None, seq: int) -> int:
+    """A sequence with its shard above it; of the first shard it is the sequence itself."""
+    return (shard or 0) << 64 | seq
 
 
 def parse_time_ns(text: str) -> int:

@@ -44,27 +44,35 @@ def get_message(stream: str, seq: int, *, shard: int | None = None) -> Call[Stor
 def read_range(
     stream: str,
     *,
-    from_seq: int | None,
+    from_seq: int | str | None,
     start_time: str | None,
     subject: str | None,
     limit: int | None,
     max_bytes: int | None,
     wait: Duration | None,
+    shard: int | None = None,
 ) -> Call[Range]:
-    """Messages in order; with `wait` the server waits for the first."""
+    """Messages in order; with `wait` the server waits for the first.
+
+    `from_seq` is a sequence, or the cursor of an earlier answer over several shards.
+    """
+    cursor = from_seq if isinstance(from_seq, str) else None
+    seq = None if isinstance(from_seq, str) else from_seq
 
     def parse(answer: Answer) -> Range:
         if not answer.body:  # 204: nothing came within `wait`
-            return Range((), from_seq or 0)
+            return Range((), seq or 0, cursor=cursor)
         return _range(answer)
 
     query: dict[str, Any] = {
-        "from_seq": from_seq,
+        "from_seq": seq,
         "start_time": start_time,
         "subject": subject,
         "limit": limit,
         "max_bytes": max_bytes,
         "wait": wait,
+        "shard": shard,
+        "cursor": cursor,
     }
     return call(
         "GET",
@@ -83,6 +91,7 @@ def last_messages(
     up_to_seq: int | None,
     up_to_time: str | None,
     token: str | None,
+    shard: int | None = None,
 ) -> Call[LastPage]:
     """A page of the newest message of each subject."""
     query: dict[str, Any] = {
@@ -90,6 +99,7 @@ def last_messages(
         "up_to_seq": up_to_seq,
         "up_to_time": up_to_time,
         "page_token": token,
+        "shard": shard,
     }
     return call("GET", path_of("streams", stream, "last"), _last, query=query, headers=_ACCEPT_JSON)
 

@@ -32,13 +32,14 @@ _plan = json_as(ReplayPlan)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What of a stream to replay; None is open."""
+    """What of a stream to replay; None is open. Sequences need a shard where there are several."""
 
     from_seq: int | None = None
     to_seq: int | None = None
     start_time: str | None = None
     end_time: str | None = None
     subject: str | None = None
+    shard: int | None = None
 
 
 def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
@@ -50,6 +51,7 @@ def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
         "start_time": bounds.start_time,
         "end_time": bounds.end_time,
         "subject": bounds.subject,
+        "shard": bounds.shard,
     }
 
     def complete(found: ReplayPlan) -> ReplayPlan:

@@ -90,9 +90,10 @@ def subjects(
     return call("GET", path_of("streams", name, "subjects"), _subjects, query=query)
 
 
-def deleted(name: str, *, token: str | None) -> Call[DeletedPage]:
+def deleted(name: str, *, token: str | None, shard: int | None = None) -> Call[DeletedPage]:
     """A page of the deleted sequences."""
-    return call("GET", path_of("streams", name, "deleted"), _deleted, query={"page_token": token})
+    query = {"page_token": token, "shard": shard}
+    return call("GET", path_of("streams", name, "deleted"), _deleted, query=query)
 
 
 def seal(name: str) -> Call[StreamInfo]:
@@ -105,9 +106,16 @@ def delete(name: str) -> Call[None]:
     return call("DELETE", path_of("streams", name), nothing)
 
 
-def purge(name: str, *, subject: str | None, up_to_seq: int | None, keep: int | None) -> Call[int]:
+def purge(
+    name: str,
+    *,
+    subject: str | None,
+    up_to_seq: int | None,
+    keep: int | None,
+    shard: int | None = None,
+) -> Call[int]:
     """Remove messages; answers how many."""
-    body = given(subject=subject, up_to_seq=up_to_seq, keep=keep)
+    body = given(subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard)
     return call("POST", path_of("streams", name, "purge"), _purged_count, json=body)
 
 

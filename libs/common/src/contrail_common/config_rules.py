@@ -22,6 +22,7 @@ from contrail_common.model import (
     StreamConfig,
 )
 from contrail_common.names import name_problem
+from contrail_common.partition import POSITION_MAX, POSITIONS_MAX, SHARDS_MAX
 from contrail_common.retention_rules import check_retention_update
 from contrail_common.subjects import (
     RESERVED_PREFIX,
@@ -76,6 +77,8 @@ class StreamDraft(TypedDict, total=False):
     consumer_limits: ConsumerLimits
     metadata: dict[str, str]
     encrypted: bool
+    shards: int
+    shard_by: tuple[int, ...]
 
 
 class ConsumerDraft(TypedDict, total=False):
@@ -150,7 +153,10 @@ def normalise_stream(
         consumer_limits=_consumer_limits(rules, draft.get("consumer_limits", ConsumerLimits())),
         metadata=draft.get("metadata", {}),
         encrypted=draft.get("encrypted", False),
+        shards=draft.get("shards", 1),
+        shard_by=draft.get("shard_by", ()),
     )
+    _check_shards(rules, config)
     if draft.get("sealed", False):
         return sealed(config)
     if config.discard_new_per_subject:
@@ -185,7 +191,7 @@ def check_stream_create(config: StreamConfig) -> None:
 def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
     """Raise STREAM_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
     check_retention_update(old, new)
-    for field in ("name", "storage", "first_seq"):
+    for field in ("name", "storage", "first_seq", "shards", "shard_by"):
         if getattr(old, field) != getattr(new, field):
             raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be changed")
     for field in ("sealed", "deny_delete", "deny_purge"):
@@ -228,6 +234,23 @@ def _consumer_limits(rules: "_Rules", limits: ConsumerLimits) -> ConsumerLimits:
     rules.at_least_zero("consumer_limits/inactive_threshold", limits.inactive_threshold_ns)
     rules.at_least_zero("consumer_limits/max_ack_pending", limits.max_ack_pending)
     return limits
+
+
+def _check_shards(rules: "_Rules", config: StreamConfig) -> None:
+    if not 1 <= config.shards <= SHARDS_MAX:
+        rules.refuse("shards", f"must lie between 1 and {SHARDS_MAX}")
+    if len(config.shard_by) > POSITIONS_MAX or len(set(config.shard_by)) < len(config.shard_by):
+        rules.refuse("shard_by", f"must be at most {POSITIONS_MAX} positions, each once")
+    for at, position in enumerate(config.shard_by):
+        if not 1 <= position <= POSITION_MAX:
+            rules.refuse(f"shard_by/{at}", f"must lie between 1 and {POSITION_MAX}")
+    if config.shards == 1:
+        return
+    if config.first_seq != 1:
+        rules.refuse("first_seq", "is of a stream with one shard: each has its own sequence")
+    for field in ("max_msgs", "max_bytes"):
+        if 0 < getattr(config, field) < config.shards:
+            rules.refuse(field, f"must leave something for each of the {config.shards} shards")
 
 
 def _duplicate_window(rules: "_Rules", draft: StreamDraft, max_age_ns: int) -> int:

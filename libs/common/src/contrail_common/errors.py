@@ -73,6 +73,9 @@ PEDANTIC: Final = _register(10157, "pedantic", 422, "pedantic mode refuses a sil
 REPLICAS_UNSUPPORTED: Final = _register(
     10074, "replicas_unsupported", 422, "replicas > 1 not supported in non-clustered mode"
 )
+SHARDED_UNSUPPORTED: Final = _register(
+    20072, "sharded_unsupported", 422, "not possible for a stream with several shards"
+)
 
 # Messages ----------------------------------------------------------------------------------------
 MESSAGE_NOT_FOUND: Final = _register(10037, "message_not_found", 404, "no message found")

@@ -37,7 +37,8 @@ class PubResult(msgspec.Struct, frozen=True, gc=False):
 
     ``code`` 0 is success. ``OUTCOME_UNKNOWN`` stands here too when a request spans several commits.
     With ``count`` above 1 it is the outcome of a run of messages: when they were stored their
-    sequences ascend from ``seq``, otherwise code and detail are the same for each.
+    sequences ascend from ``seq``, otherwise code and detail are the same for each. ``shard`` is
+    where they are stored, of a stream that has several.
     """
 
     seq: int
@@ -45,12 +46,16 @@ class PubResult(msgspec.Struct, frozen=True, gc=False):
     code: int = 0
     detail: str = ""
     count: int = 1
+    shard: int | None = None
 
     def each(self) -> "list[PubResult]":
         """The outcome of each message of the run."""
         if self.code:
             return [PubResult(0, code=self.code, detail=self.detail)] * self.count
-        return [PubResult(seq, self.duplicate) for seq in range(self.seq, self.seq + self.count)]
+        return [
+            PubResult(seq, self.duplicate, shard=self.shard)
+            for seq in range(self.seq, self.seq + self.count)
+        ]
 
 
 class PublishAck(msgspec.Struct, frozen=True):
@@ -74,7 +79,11 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages from ``from_seq`` (or ``start_time_ns``) on, matching ``subject`` when given."""
+    """Messages from ``from_seq`` (or ``start_time_ns``) on, matching ``subject`` when given.
+
+    A sequence is of one shard. Without ``shard`` all are read together, from ``cursor`` on, which
+    an earlier answer gave ("": from ``start_time_ns`` or the first message on).
+    """
 
     stream: str
     from_seq: int = 0
@@ -83,21 +92,30 @@ class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 256
     max_bytes: int = 1 << 20
     wait_ns: int = 0
+    shard: int | None = None
+    cursor: str = ""
 
 
 class RangeResult(msgspec.Struct, frozen=True):
-    """What a range read found; ``next_seq`` continues it, ``num_pending`` is what remains."""
+    """What a range read found; ``next_seq`` continues it, ``num_pending`` is what remains.
+
+    Where several shards were read together ``cursor`` continues it instead (``next_seq`` is 0),
+    and ``begin`` is the cursor of where it began.
+    """
 
     messages: list[StoredMessage]
     next_seq: int
     num_pending: int
+    cursor: str = ""
+    begin: str = ""
 
 
 class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The newest message of each subject matching ``subject`` when given, as of a point.
 
     That is ``up_to_seq`` (inclusive) or ``up_to_time_ns`` (exclusive), or the last message when the
-    first page is read. ``token`` continues a page of the same request.
+    first page is read. ``token`` continues a page of the same request. ``up_to_seq`` is of one
+    ``shard``.
     """
 
     stream: str
@@ -106,6 +124,7 @@ class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
     up_to_time_ns: int = 0
     limit: int = 256
     token: str = ""
+    shard: int | None = None
 
 
 class DeletedRanges(msgspec.Struct, frozen=True):
@@ -159,7 +178,8 @@ def in_deliveries(columns: DeliveryColumns) -> list[Delivery]:
 class PullResult(msgspec.Struct, frozen=True):
     """Deliveries of one pull; ``shard``, ``consumer_id`` and ``epoch`` go into the ack tokens.
 
-    ``columns`` stands in place of ``deliveries`` when the pull asked for that and could have it.
+    ``columns`` stands in place of ``deliveries`` when the pull asked for that and could have it. Of
+    a stream with several shards ``addresses`` has the three for the shard that a delivery names.
     """
 
     deliveries: list[Delivery]
@@ -168,6 +188,13 @@ class PullResult(msgspec.Struct, frozen=True):
     consumer_id: int
     epoch: int
     columns: DeliveryColumns | None = None
+    addresses: dict[int, tuple[int, int, int]] | None = None
+
+    def address(self, delivery: Delivery) -> tuple[int, int, int]:
+        """Shard id, consumer id and epoch of one of the deliveries."""
+        if self.addresses is None or delivery.message.shard is None:
+            return self.shard, self.consumer_id, self.epoch
+        return self.addresses[delivery.message.shard]
 
 
 class AckItem(msgspec.Struct, frozen=True, gc=False):
@@ -200,7 +227,10 @@ class ReplaySplit(msgspec.Struct, frozen=True):
 
 
 class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan a replay of a pinned range, in about ``splits`` parts (closed range, 0 = open end)."""
+    """Plan a replay of a pinned range, in about ``splits`` parts (closed range, 0 = open end).
+
+    Of all shards, or of one; sequences are of one.
+    """
 
     stream: str
     splits: int = 1
@@ -209,6 +239,7 @@ class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     start_time_ns: int = 0
     end_time_ns: int = 0
     subject: str = ""
+    shard: int | None = None
 
 
 class ReplayPlan(msgspec.Struct, frozen=True):
@@ -231,6 +262,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str = ""
     schema: Literal["contrail", "spark"] = "contrail"
     clamp: bool = False
+    shard: int | None = None
 
 
 class EventsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,8 +338,14 @@ class StorageLink(Protocol):
         """Remove the stream with its messages and consumers (STREAM_NOT_FOUND)."""
         ...
 
-    async def purge_stream(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
-        """Remove messages, answer how many (``up_to_seq`` exclusive; 0 and "" are not given)."""
+    async def purge_stream(
+        self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
+    ) -> int:
+        """Remove messages, answer how many (``up_to_seq`` exclusive; 0 and "" are not given).
+
+        Of all shards, or of one; where there are several ``up_to_seq`` needs one, and ``keep`` one
+        or a subject whose messages are all in one (INVALID_FIELD).
+        """
         ...
 
     # Messages ------------------------------------------------------------------------------------
@@ -345,12 +383,20 @@ class StorageLink(Protocol):
         """Store ``batch`` as :meth:`publish_batch` does, in the way of :meth:`publish_then`."""
         ...
 
-    async def get_message(self, stream: str, seq: int) -> StoredMessage:
-        """One message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND)."""
+    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
+        """One message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND).
+
+        ``shard`` is needed where a stream has several, here and with all that names sequences;
+        INVALID_FIELD when it is missing, or is none of the stream's.
+        """
         ...
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
-        """Messages in order; waits up to ``wait_ns`` for the first when there is none."""
+        """Messages in order; waits up to ``wait_ns`` for the first when there is none.
+
+        Over several shards: by time, and in the order of each; a cursor of another stream, or of
+        the one before it was made anew, is INVALID_FIELD.
+        """
         ...
 
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
@@ -360,15 +406,20 @@ class StorageLink(Protocol):
         """
         ...
 
-    async def deleted_ranges(self, stream: str, limit: int, token: str) -> DeletedRanges:
+    async def deleted_ranges(
+        self, stream: str, limit: int, token: str, shard: int | None = None
+    ) -> DeletedRanges:
         """Deleted sequences between the first and the last one, paged.
 
         A range that goes on behind its page is cut there.
         """
         ...
 
-    async def read_position(self, stream: str) -> ReadPosition:
-        """How far the answering replica is; what is read of it afterwards is no older."""
+    async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
+        """How far the answering replica is; what is read of it afterwards is no older.
+
+        Of several shards together it is the highest sequence.
+        """
         ...
 
     async def subject_counts(
@@ -377,7 +428,7 @@ class StorageLink(Protocol):
         """(subject, messages) of matching subjects in byte order, paged."""
         ...
 
-    async def delete_message(self, stream: str, seq: int) -> None:
+    async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Make one message unreadable (SEQUENCE_NOT_FOUND, DELETE_DENIED)."""
         ...
 

@@ -91,6 +91,20 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
             ttls=_moved(self.ttls, start, stop, -start),
         )
 
+    def select(self, positions: I64Array) -> "MessageBatch":
+        """The messages at ``positions`` (ascending) alone, as one batch."""
+        subjects, index = used_subjects(self.subjects, as_u32(self.subject_index)[positions])
+        return MessageBatch(
+            subjects,
+            index.tobytes(),
+            self.columns.select(positions),
+            None if self.ids is None else self.ids.select(positions),
+            _selected(self.expected, positions),
+            _selected(self.rollups, positions),
+            self.atomic,
+            _selected(self.ttls, positions),
+        )
+
 
 def index_subjects(subjects: Sequence[str]) -> tuple[list[str], bytes]:
     """The distinct subjects, and for each message its place (u32) among them."""
@@ -145,6 +159,14 @@ def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32A
         return subjects, index
     numbers = np.cumsum(used, dtype=np.uint32) - np.uint32(1)
     return [subjects[number] for number in np.flatnonzero(used).tolist()], numbers[index]
+
+
+def _selected(asked: dict[int, _T] | None, positions: I64Array) -> dict[int, _T] | None:
+    """Those of the messages at ``positions``, by their place among them."""
+    if asked is None:
+        return None
+    found = ((at, asked.get(position)) for at, position in enumerate(positions.tolist()))
+    return {at: one for at, one in found if one is not None} or None
 
 
 def _moved(asked: dict[int, _T] | None, start: int, stop: int, by: int) -> dict[int, _T] | None:

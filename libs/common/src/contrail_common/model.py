@@ -71,6 +71,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     ``compression`` is of blocks written from now on. ``encrypted``, which JetStream has not,
     demands a node that encrypts what it stores; a node with a key encrypts every stream.
+    ``shards`` and ``shard_by`` are ours too: see :mod:`contrail_common.partition`.
     """
 
     name: str
@@ -101,13 +102,16 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     consumer_limits: ConsumerLimits = ConsumerLimits()
     metadata: dict[str, str] = {}
     encrypted: bool = False
+    shards: int = 1
+    shard_by: tuple[int, ...] = ()
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A consumer's configuration (JetStream's field names and meanings).
 
-    Asked for with a ``max_ack_pending`` or ``inactive_threshold_ns`` of 0 it takes the stream's
-    default, see :func:`contrail_common.config_rules.complete_consumer`.
+    ``opt_start_cursor`` stands for ``opt_start_seq`` where a stream has several shards. Asked for
+    with a ``max_ack_pending`` or ``inactive_threshold_ns`` of 0 it takes the stream's default, see
+    :func:`contrail_common.config_rules.complete_consumer`.
     """
 
     name: str
@@ -129,6 +133,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     headers_only: bool = False
     inactive_threshold_ns: int = 0
     metadata: dict[str, str] = {}
+    opt_start_cursor: str = ""
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +151,11 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration, state and identity of a stream. ``version`` counts configuration changes."""
+    """Configuration, state and identity of a stream. ``version`` counts configuration changes.
+
+    ``shards`` are the states of the shards of a stream that has several; ``state`` is their sum
+    then, its first sequence and time the lowest of theirs, its last the highest.
+    """
 
     config: StreamConfig
     created_ns: int
@@ -154,6 +163,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     version: int
     leader: str
+    shards: list[StreamState] = []
 
 
 class SequencePair(msgspec.Struct, frozen=True):
@@ -164,8 +174,23 @@ class SequencePair(msgspec.Struct, frozen=True):
     last_active_ns: int = 0
 
 
+class ConsumerShardInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a consumer in one shard of a stream that has several."""
+
+    shard: int
+    delivered: SequencePair
+    ack_floor: SequencePair
+    num_ack_pending: int
+    num_redelivered: int
+    num_pending: int
+
+
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration and progress of a consumer."""
+    """Configuration and progress of a consumer.
+
+    Of a stream with several shards it is summed over ``shards``; of stream sequences, which are of
+    one shard, it has the highest.
+    """
 
     stream: str
     config: ConsumerConfig
@@ -177,16 +202,18 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_redelivered: int
     num_waiting: int
     num_pending: int
+    shards: list[ConsumerShardInfo] = []
 
 
-class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message as a reader sees it."""
+class StoredMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One message as a reader sees it; ``shard`` is of a stream that has several."""
 
     seq: int
     subject: str
     time_ns: int
     headers: Headers | None
     payload: bytes
+    shard: int | None = None
 
 
 class Advisory(msgspec.Struct, kw_only=True, omit_defaults=True):

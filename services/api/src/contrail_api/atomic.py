@@ -20,12 +20,16 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class AtomicAck(msgspec.Struct):
-    """The messages were stored, under the sequences from ``first_seq`` to ``last_seq``."""
+    """The messages were stored, under the sequences from ``first_seq`` to ``last_seq``.
+
+    ``shard`` is that of a stream that has several.
+    """
 
     stream: str
     first_seq: int
     last_seq: int
     count: int
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def atomic_batch(asked: Admitted) -> MessageBatch:
@@ -82,5 +86,8 @@ def atomic_answer(ack: PublishAck) -> Response:
             raise ApiError(REGISTRY[result.code], result.detail, applied=applied)
     first_seq = ack.results[0].seq if ack.results else 0
     count = sum(result.count for result in ack.results)
-    body = _encode(AtomicAck(ack.stream, first_seq, first_seq + count - 1, count))
+    answer = AtomicAck(ack.stream, first_seq, first_seq + count - 1, count)
+    if ack.results and ack.results[0].shard is not None:
+        answer.shard = ack.results[0].shard
+    body = _encode(answer)
     return Response(201, body, JSON, [(b"durability", ack.durability.encode())])

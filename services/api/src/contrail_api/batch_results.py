@@ -18,12 +18,14 @@ _encoder: Final = msgspec.json.Encoder()
 class BatchResult(msgspec.Struct):
     """Where a message was stored, or why it was not (``problem``).
 
-    ``duplicate`` when its id had been stored before, under this ``seq``.
+    ``duplicate`` when its id had been stored before, under this ``seq``. ``shard`` is that of a
+    stream that has several.
     """
 
     seq: int | msgspec.UnsetType = msgspec.UNSET
     duplicate: bool | msgspec.UnsetType = msgspec.UNSET
     problem: Problem | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class BatchResults(msgspec.Struct):
@@ -69,5 +71,7 @@ def _encode_run(one: Result, separator: bytes) -> bytes:
     # The numbers are encoded as one list, and the rest of each object is put between them: that
     # takes a tenth of the time of an object for each message.
     head, tail = b'{"seq":', b',"duplicate":true}' if one.duplicate else b',"duplicate":false}'
+    if one.shard is not None:
+        tail = tail[:-1] + b',"shard":%d}' % one.shard
     numbers = _encoder.encode(list(range(one.seq, one.seq + one.count)))[1:-1]
     return head + numbers.replace(b",", tail + separator + head) + tail

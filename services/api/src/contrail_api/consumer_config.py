@@ -166,8 +166,23 @@ class SequencePairJson(msgspec.Struct):
     last_active: str | None
 
 
+class ConsumerShardJson(msgspec.Struct, kw_only=True):
+    """Progress of a consumer in one shard of its stream."""
+
+    shard: int
+    delivered: SequencePairJson
+    ack_floor: SequencePairJson
+    num_ack_pending: int
+    num_redelivered: int
+    num_pending: int
+
+
 class ConsumerInfoJson(msgspec.Struct, kw_only=True):
-    """A consumer: configuration and progress."""
+    """A consumer: configuration and progress.
+
+    Where the stream has several shards, ``shards`` has the progress in each; numbers and consumer
+    sequences are summed over them then, and of stream sequences there is the highest.
+    """
 
     stream: str
     name: str
@@ -181,6 +196,7 @@ class ConsumerInfoJson(msgspec.Struct, kw_only=True):
     num_pending: int
     push_bound: bool
     paused: bool
+    shards: list[ConsumerShardJson] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ConsumerPage(msgspec.Struct):
@@ -242,6 +258,18 @@ def info_json(info: ConsumerInfo) -> ConsumerInfoJson:
         num_pending=info.num_pending,
         push_bound=False,
         paused=False,
+        shards=[
+            ConsumerShardJson(
+                shard=one.shard,
+                delivered=_pair_json(one.delivered),
+                ack_floor=_pair_json(one.ack_floor),
+                num_ack_pending=one.num_ack_pending,
+                num_redelivered=one.num_redelivered,
+                num_pending=one.num_pending,
+            )
+            for one in info.shards
+        ]
+        or msgspec.UNSET,
     )
 
 

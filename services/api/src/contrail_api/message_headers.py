@@ -108,6 +108,8 @@ def to_response(stream: str, stored: StoredMessage) -> list[Header]:
         (b"nats-sequence", b"%d" % stored.seq),
         (b"nats-time-stamp", format_time(stored.time_ns).encode()),
     ]
+    if stored.shard is not None:
+        sent.append((b"contrail-shard", b"%d" % stored.shard))
     for name, values in (stored.headers or {}).items():
         lowered = name.lower()
         # A stored header must not pass for the metadata above.

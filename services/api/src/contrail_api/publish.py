@@ -30,11 +30,15 @@ class PublishQuery(msgspec.Struct):
 
 
 class PublishAckJson(msgspec.Struct):
-    """Where a message was stored; ``duplicate`` when its id had been stored before."""
+    """Where a message was stored; ``duplicate`` when its id had been stored before.
+
+    ``shard`` is that of a stream that has several.
+    """
 
     stream: str
     seq: int
     duplicate: bool
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class SinglePublish:
@@ -105,7 +109,10 @@ def _answer(outcome: PublishOutcome) -> Response | ApiError:
     result = outcome.results[0]
     if result.code:
         return refused(result)
-    body = _encoder.encode(PublishAckJson(outcome.stream, result.seq, result.duplicate))
+    ack = PublishAckJson(outcome.stream, result.seq, result.duplicate)
+    if result.shard is not None:
+        ack.shard = result.shard
+    body = _encoder.encode(ack)
     durability = (b"durability", outcome.durability.encode())
     return Response(200 if result.duplicate else 201, body, JSON, [durability])
 

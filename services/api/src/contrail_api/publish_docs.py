@@ -132,7 +132,7 @@ PUBLISH: Final = Operation(
         ),
         202: Answered(description="Taken without a promise (`ack=none`)."),
     },
-    errors=(errors.NO_STREAM_FOR_SUBJECT, *_MESSAGE_ERRORS),
+    errors=(errors.NO_STREAM_FOR_SUBJECT, errors.SHARDED_UNSUPPORTED, *_MESSAGE_ERRORS),
 )
 
 _RESULTS: Final = {
@@ -222,6 +222,7 @@ BATCH: Final = Operation(
         errors.ATOMIC_UNSUPPORTED,
         errors.ATOMIC_DUPLICATE,
         errors.ATOMIC_TOO_LARGE,
+        errors.SHARDED_UNSUPPORTED,
         errors.STORAGE_FULL,
         errors.STORAGE_FAILED,
         errors.OUTCOME_UNKNOWN,

@@ -106,13 +106,16 @@ RANGE: Final = Operation(
     description="From a sequence or a time on. With `wait` a long poll: 204 when nothing came. As "
     "NDJSON each line is a message. As `text/event-stream` the messages come as events without an "
     "end (`limit`, `max_bytes` and `wait` then mean nothing): the `id` is the sequence, `data` the "
-    "message in JSON, and an event `gone` ends it when the stream is deleted or the server stops.",
+    "message in JSON, and an event `gone` ends it when the stream is deleted or the server stops. "
+    "A stream with several shards is read as one, by time and in the order of each shard; the "
+    "position is then an opaque `cursor`, also as `id`, in place of `from_seq` and `next_seq`. "
+    "With `shard` one is read by its sequences.",
     query=RangeQuery,
     headers=(
         HeaderDoc(
             name="Last-Event-ID",
-            description="Events only: the last sequence that was seen; wins over `from_seq` and "
-            "`start_time`.",
+            description="Events only: the last `id` that was seen; wins over `from_seq`, `cursor` "
+            "and `start_time`.",
             example="42",
         ),
     ),
@@ -130,6 +133,11 @@ RANGE: Final = Operation(
             headers=(
                 HeaderDoc(
                     name="Contrail-Next-Seq", description="NDJSON: what continues.", example="43"
+                ),
+                HeaderDoc(
+                    name="Contrail-Cursor",
+                    description="NDJSON: what continues over several shards.",
+                    example="krA1ZjFjMGE5YmUyZDM0ODc2kgUD",
                 ),
                 HeaderDoc(
                     name="Nats-Num-Pending", description="NDJSON: what remains.", example="0"
@@ -157,7 +165,8 @@ LAST: Final = Operation(
     "point: what is published meanwhile is not in them, and a message that is removed meanwhile "
     "gives way to an older one of its subject, or to none. A page is in order of sequence and ends "
     "at about 1 MiB; it may hold fewer messages than `limit`, or none, and still have a next one. "
-    "A token goes with the parameters that it was given for, else it is a 400.",
+    "A token goes with the parameters that it was given for, else it is a 400. Of several shards "
+    "the pages come shard by shard, and `up_to_seq` needs a `shard`.",
     query=LastQuery,
     answers={
         200: Answered(
@@ -229,7 +238,8 @@ PLAN: Final = Operation(
     summary="Plan a bulk replay",
     description="Pins a range and cuts it into splits: reading a split twice gives the same "
     "messages while they are retained. What lies outside of the messages kept now is clipped, so "
-    "the first split tells where the range really begins.",
+    "the first split tells where the range really begins. Sequences need a `shard` where there are "
+    "several; otherwise every shard has splits.",
     query=PlanQuery,
     answers={
         200: Answered(

@@ -41,7 +41,7 @@ Consistency = Annotated[
     ),
 ]
 Shard = Annotated[
-    int, msgspec.Meta(ge=0, description="Shard of a sharded stream; 0 for any other.")
+    int, msgspec.Meta(ge=0, le=INT64_MAX, description="Shard of a stream that has several.")
 ]
 _encoder: Final = msgspec.json.Encoder()
 
@@ -51,7 +51,7 @@ class ReadQuery(msgspec.Struct):
 
     payload: Payload = ""
     consistency: Consistency = "leader"
-    shard: Shard = 0
+    shard: Shard | msgspec.UnsetType = msgspec.UNSET
 
 
 class RangeQuery(ReadQuery):
@@ -62,6 +62,13 @@ class RangeQuery(ReadQuery):
     ] = 0
     start_time: Annotated[
         str, msgspec.Meta(description="First time (RFC 3339), instead of from_seq.")
+    ] = ""
+    cursor: Annotated[
+        str,
+        msgspec.Meta(
+            description="`cursor` of an earlier answer, instead of from_seq, where several shards "
+            "are read together."
+        ),
     ] = ""
     subject: Annotated[str, msgspec.Meta(description="Only matching subjects.")] = ""
     limit: Annotated[
@@ -111,13 +118,18 @@ class DeletedQuery(msgspec.Struct):
         str, msgspec.Meta(description="`next_page_token` of the page before.")
     ] = ""
     consistency: Consistency = "leader"
+    shard: Shard | msgspec.UnsetType = msgspec.UNSET
 
 
-class MessageRange(msgspec.Struct):
-    """Messages in order; ``next_seq`` continues, ``num_pending`` remain."""
+class MessageRange(msgspec.Struct, kw_only=True):
+    """Messages in order; ``next_seq`` continues, ``num_pending`` remain.
+
+    Where several shards are read together ``cursor`` stands in the place of ``next_seq``.
+    """
 
     messages: list[Message]
-    next_seq: int
+    next_seq: int | msgspec.UnsetType = msgspec.UNSET
+    cursor: str | msgspec.UnsetType = msgspec.UNSET
     num_pending: int
 
 
@@ -161,8 +173,8 @@ class Reads:
         query = parse_query(request.query_string, ReadQuery)
         base64 = check_read(query)
         stream, seq = request.path_values["stream"], path_seq(request)
-        position = await self._position(stream, query.consistency)
-        stored = await self._link.get_message(stream, seq)
+        position = await self._position(stream, query.consistency, one_shard(query.shard))
+        stored = await self._link.get_message(stream, seq, one_shard(query.shard))
         if names_json(request.headers.get(b"accept")):
             return json_response(200, message_json(stream, stored, base64=base64), position)
         headers = to_response(stream, stored) + position
@@ -171,8 +183,10 @@ class Reads:
 
     async def delete(self, request: Request) -> Answer:
         """Make one message unreadable."""
-        check_read(parse_query(request.query_string, ReadQuery))
-        await self._link.delete_message(request.path_values["stream"], path_seq(request))
+        query = parse_query(request.query_string, ReadQuery)
+        check_read(query)
+        stream, seq = request.path_values["stream"], path_seq(request)
+        await self._link.delete_message(stream, seq, one_shard(query.shard))
         return no_content()
 
     async def range(self, request: Request) -> Answer:
@@ -183,6 +197,8 @@ class Reads:
         form = acceptable(request.headers.get(b"accept"), offers)
         if query.from_seq and query.start_time:
             raise invalid_field("start_time", "excludes from_seq", errors.CONFLICTING_FIELDS)
+        if query.cursor and (query.from_seq or query.start_time):
+            raise invalid_field("cursor", "excludes other starts", errors.CONFLICTING_FIELDS)
         wait_ns = duration_parameter("wait", query.wait)
         asked = RangeRequest(
             stream=request.path_values["stream"],
@@ -192,8 +208,10 @@ class Reads:
             limit=query.limit,
             max_bytes=query.max_bytes,
             wait_ns=wait_ns,
+            shard=one_shard(query.shard),
+            cursor=query.cursor,
         )
-        position = await self._position(asked.stream, query.consistency)
+        position = await self._position(asked.stream, query.consistency, one_shard(query.shard))
         if form == EVENTS_TYPE:
             events = await self._tail.open(request, asked, base64=base64)
             events.headers.extend(position)
@@ -219,8 +237,9 @@ class Reads:
             up_to_time_ns=time_parameter("up_to_time", query.up_to_time),
             limit=query.limit,
             token=query.page_token,
+            shard=one_shard(query.shard),
         )
-        position = await self._position(asked.stream, query.consistency)
+        position = await self._position(asked.stream, query.consistency, one_shard(query.shard))
         found, token = await self._link.last_messages(asked)
         messages = messages_json(asked.stream, found, base64=base64)
         return json_response(200, LastMessages(messages, token), position)
@@ -243,19 +262,28 @@ class Reads:
         query = parse_query(request.query_string, DeletedQuery)
         check_consistency(query.consistency)
         stream = request.path_values["stream"]
-        position = await self._position(stream, query.consistency)
-        found = await self._link.deleted_ranges(stream, query.limit, query.page_token)
+        position = await self._position(stream, query.consistency, one_shard(query.shard))
+        found = await self._link.deleted_ranges(
+            stream, query.limit, query.page_token, one_shard(query.shard)
+        )
         return json_response(200, DeletedPage(found.ranges, found.next_token), position)
 
-    async def _position(self, stream: str, consistency: str) -> list[Header]:
+    async def _position(
+        self, stream: str, consistency: str, shard: int | None = None
+    ) -> list[Header]:
         """How far the replica is that answers, for who takes any; asked for before it is read."""
         if consistency != "any":
             return []
-        position = await self._link.read_position(stream)
+        position = await self._link.read_position(stream, shard)
         return [
             (b"nats-last-sequence", b"%d" % position.last_seq),
             (b"contrail-applied-index", b"%d" % position.applied_index),
         ]
+
+
+def one_shard(shard: int | msgspec.UnsetType) -> int | None:
+    """The shard that a request names, None for all of them together."""
+    return None if shard is msgspec.UNSET else shard
 
 
 def path_seq(request: Request) -> int:
@@ -272,8 +300,6 @@ def path_seq(request: Request) -> int:
 def check_read(query: ReadQuery) -> bool:
     """Check what all reads have in common; answers whether payloads are shown as base64."""
     check_consistency(query.consistency)
-    if query.shard:
-        raise invalid_field("shard", "the stream has one shard, 0")
     try:
         return payload_form(query.payload)
     except ValueError as error:
@@ -289,9 +315,16 @@ def check_consistency(consistency: str) -> None:
 def _range_response(stream: str, found: RangeResult, form: str, *, base64: bool) -> Response:
     messages = messages_json(stream, found.messages, base64=base64)
     if form == JSON_TYPE:
-        return json_response(200, MessageRange(messages, found.next_seq, found.num_pending))
+        answer = MessageRange(messages=messages, num_pending=found.num_pending)
+        if found.cursor:
+            answer.cursor = found.cursor
+        else:
+            answer.next_seq = found.next_seq
+        return json_response(200, answer)
     headers = [
-        (b"contrail-next-seq", b"%d" % found.next_seq),
+        (b"contrail-cursor", found.cursor.encode())
+        if found.cursor
+        else (b"contrail-next-seq", b"%d" % found.next_seq),
         (b"nats-num-pending", b"%d" % found.num_pending),
     ]
     return Response(200, _encoder.encode_lines(messages), NDJSON_TYPE.encode(), headers)

@@ -4,6 +4,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from contrail_api.reads import Shard, one_shard
 from contrail_common.edge.negotiation import ARROW_TYPE, MSGPACK_TYPE, NDJSON_TYPE, acceptable
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import filter_parameter, parse_query, time_parameter
@@ -38,12 +39,13 @@ class PlanQuery(msgspec.Struct):
     start_time: Annotated[str, msgspec.Meta(description="First time (RFC 3339).")] = ""
     end_time: Annotated[str, msgspec.Meta(description="End (RFC 3339), exclusive.")] = ""
     subject: Filter = ""
+    shard: Shard | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReplayQuery(msgspec.Struct):
     """Parameters of a replay."""
 
-    shard: Annotated[int, msgspec.Meta(ge=0, description="Shard of a split.")] = 0
+    shard: Shard | msgspec.UnsetType = msgspec.UNSET
     from_seq: FromSeq = 0
     to_seq: ToSeq = 0
     subject: Filter = ""
@@ -98,6 +100,7 @@ class Replays:
                 start_time_ns=time_parameter("start_time", query.start_time),
                 end_time_ns=time_parameter("end_time", query.end_time),
                 subject=filter_parameter("subject", query.subject),
+                shard=one_shard(query.shard),
             )
         )
         splits = [
@@ -110,8 +113,6 @@ class Replays:
         """All messages of a closed range."""
         query = parse_query(request.query_string, ReplayQuery)
         media_type = acceptable(request.headers.get(b"accept"), tuple(FORMATS))
-        if query.shard:
-            raise invalid_field("shard", "the stream has one shard, 0")
         if query.schema == "spark" and media_type != ARROW_TYPE:
             raise invalid_field("schema", "spark is a schema of the Arrow form")
         chunks = await self._link.replay(
@@ -125,6 +126,7 @@ class Replays:
                 incarnation=query.incarnation,
                 schema=query.schema,
                 clamp=query.clamp,
+                shard=one_shard(query.shard),
             )
         )
         return StreamResponse(200, chunks, media_type.encode())

@@ -80,8 +80,13 @@ class StreamConfigBody(RequestModel):
     allow_atomic: bool = False
     allow_msg_schedules: bool = False
     allow_msg_counter: bool = False
-    shards: Int64 = 1
-    shard_by: list[Int64] | None = None
+    shards: Int64 = Field(
+        default=1, description="Shards that messages are spread over by subject; 1 to 64."
+    )
+    shard_by: list[Int64] | None = Field(
+        default=None,
+        description="Positions (from 1) of the tokens that choose the shard; none: the subject.",
+    )
     encrypted: bool = Field(
         default=False, description="Refuse the stream unless the server encrypts what it stores."
     )
@@ -114,6 +119,8 @@ def stream_draft(body: StreamConfigBody) -> StreamDraft:
     }
     if "subjects" in draft:
         draft["subjects"] = tuple(draft["subjects"])
+    if "shard_by" in draft:
+        draft["shard_by"] = tuple(draft["shard_by"] or ())
     if "consumer_limits" in draft:
         limits = body.consumer_limits or ConsumerLimitsBody()
         draft["consumer_limits"] = ConsumerLimits(
@@ -176,7 +183,7 @@ class StreamConfigJson(msgspec.Struct, kw_only=True):
     allow_msg_schedules: bool
     allow_msg_counter: bool
     shards: int
-    shard_by: list[int] | None
+    shard_by: tuple[int, ...]
     encrypted: bool
 
 
@@ -211,12 +218,17 @@ class ClusterJson(msgspec.Struct):
 
 
 class StreamInfoJson(msgspec.Struct, kw_only=True):
-    """A stream: configuration, state and whereabouts."""
+    """A stream: configuration, state and whereabouts.
+
+    ``shards`` are the states of the shards where there are several; ``state`` has their sums then,
+    the lowest first sequence and time, and the highest last ones.
+    """
 
     config: StreamConfigJson
     created: str
     state: StreamStateJson
     cluster: ClusterJson
+    shards: list[StreamStateJson] | msgspec.UnsetType = msgspec.UNSET
 
 
 class StreamPage(msgspec.Struct):
@@ -269,8 +281,8 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
         allow_atomic=config.allow_atomic,
         allow_msg_schedules=False,
         allow_msg_counter=False,
-        shards=1,
-        shard_by=None,
+        shards=config.shards,
+        shard_by=config.shard_by,
         encrypted=config.encrypted,
     )
 
@@ -291,6 +303,7 @@ def info_json(info: StreamInfo) -> StreamInfoJson:
         created=format_time(info.created_ns),
         state=_state_json(info.state),
         cluster=ClusterJson(info.leader, []),
+        shards=[_state_json(state) for state in info.shards] or msgspec.UNSET,
     )
 
 

@@ -125,7 +125,8 @@ PURGE: Final = Operation(
     tag=_TAG,
     summary="Remove messages of a stream",
     description="All messages, those of a subject, those below `up_to_seq` (exclusive), or all but "
-    "the newest `keep`. Message ids are remembered beyond a purge.",
+    "the newest `keep`. Message ids are remembered beyond a purge. Where there are several shards, "
+    "`up_to_seq` needs a `shard`, and so does `keep` unless the subjects lie in one.",
     answers={
         200: Answered(
             description="How many were removed.",

@@ -57,6 +57,9 @@ class PurgeBody(RequestModel):
     subject: str = Field(default="", description="Only messages of matching subjects.")
     up_to_seq: Int64 | None = Field(default=None, ge=1, description="Only below this sequence.")
     keep: Int64 | None = Field(default=None, ge=0, description="Keep this many of the newest.")
+    shard: Int64 | None = Field(
+        default=None, ge=0, description="Only of this shard; of several, up_to_seq needs one."
+    )
 
 
 class StreamRoutes:
@@ -156,7 +159,7 @@ class StreamRoutes:
             )
         filter_parameter("/subject", asked.subject)
         purged = await self._link.purge_stream(
-            stream, asked.subject, asked.up_to_seq or 0, asked.keep or 0
+            stream, asked.subject, asked.up_to_seq or 0, asked.keep or 0, asked.shard
         )
         return answer(request, json_response(200, Purged(purged)))
 

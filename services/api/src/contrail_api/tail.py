@@ -1,7 +1,7 @@
 """A stream's messages as server-sent events, without an end (the HTML standard, section 9.2).
 
-The id of an event is the message's sequence; a client that comes back names the last one it saw
-and goes on behind it.
+The id of an event is the message's sequence, or the cursor behind it where several shards are read
+together; a client that comes back names the last one it saw and goes on behind it.
 """
 
 from collections.abc import AsyncGenerator
@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from contrail_common.cursors import after_each, read_cursor
 from contrail_common.edge.messages import messages_json
 from contrail_common.edge.negotiation import EVENTS_TYPE
 from contrail_common.edge.problems import invalid_field
@@ -47,9 +48,7 @@ class Tail:
     async def open(self, request: Request, asked: RangeRequest, *, base64: bool) -> Answer:
         """Begin the events of what ``asked`` selects; ``Last-Event-ID`` wins over its start."""
         asked = msgspec.structs.replace(asked, limit=PAGE_MESSAGES, max_bytes=PAGE_BYTES, wait_ns=0)
-        seen = _last_event_id(request.headers.get(b"last-event-id"))
-        if seen is not None:
-            asked = msgspec.structs.replace(asked, from_seq=seen + 1, start_time_ns=0)
+        asked = _resumed(asked, request.headers.get(b"last-event-id"))
         # Read once before the answer begins: what is refused is refused with a status.
         first = await self._link.read_range(asked)
         events = self._events(request, asked, first, base64=base64)
@@ -64,13 +63,17 @@ class Tail:
                 if found.messages:
                     messages = messages_json(asked.stream, found.messages, base64=base64)
                     yield b"".join(
-                        b"id: %d\ndata: %b\n\n" % (message.seq, _encoder.encode(message))
-                        for message in messages
+                        b"id: %b\ndata: %b\n\n" % (event_id, _encoder.encode(message))
+                        for event_id, message in zip(_event_ids(found), messages, strict=True)
                     )
                 elif asked.wait_ns:
                     yield _HEARTBEAT
                 asked = msgspec.structs.replace(
-                    asked, from_seq=found.next_seq, start_time_ns=0, wait_ns=HEARTBEAT_NS
+                    asked,
+                    from_seq=found.next_seq,
+                    cursor=found.cursor,
+                    start_time_ns=0,
+                    wait_ns=HEARTBEAT_NS,
                 )
                 found = await request.while_wanted(self._link.read_range(asked))
         except ApiError as error:
@@ -78,13 +81,28 @@ class Tail:
             yield b"event: gone\ndata: %b\n\n" % _encoder.encode(Gone(error.spec.name))
 
 
-def _last_event_id(header: bytes | None) -> int | None:
+def _event_ids(found: RangeResult) -> list[bytes]:
+    """The id of each message's event: what goes on behind it."""
+    if not found.cursor:
+        return [b"%d" % message.seq for message in found.messages]
+    taken = [(message.shard or 0, message.seq) for message in found.messages]
+    return [text.encode() for text in after_each(read_cursor(found.begin), taken)]
+
+
+def _resumed(asked: RangeRequest, header: bytes | None) -> RangeRequest:
+    """``asked`` from behind the event that ``Last-Event-ID`` names, if it names one."""
     if not header:
-        return None
+        return asked
     text = header.decode("latin-1")
-    if not (text.isascii() and text.isdigit() and len(text) <= _SEQ_DIGITS_MAX):
-        raise invalid_field("Last-Event-ID", "must be the sequence of a message")
+    if not text.isdigit():
+        try:
+            read_cursor(text)
+        except ValueError:
+            raise invalid_field("Last-Event-ID", "must be the id of an event") from None
+        return msgspec.structs.replace(asked, from_seq=0, cursor=text, start_time_ns=0)
+    if not (text.isascii() and len(text) <= _SEQ_DIGITS_MAX):
+        raise invalid_field("Last-Event-ID", "must be the id of an event")
     seq = int(text)
     if seq >= INT64_MAX:
         raise invalid_field("Last-Event-ID", "must be below 2^63 - 1")
-    return seq
+    return msgspec.structs.replace(asked, from_seq=seq + 1, cursor="", start_time_ns=0)

@@ -4,18 +4,39 @@ from collections.abc import Callable
 
 import msgspec
 
+from contrail_common.ack_tokens import AckTokens
 from contrail_common.edge.messages import NO_HEADERS, payload_json
-from contrail_common.link import Delivery
+from contrail_common.link import Delivery, PullResult
 from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
 from contrail_gateway.acks import AckOutcome
 
-SignToken = Callable[[int, int], str]
-"""From sequence and attempt to the ack token."""
+SignToken = Callable[[Delivery], str]
+"""From a delivery to its ack token."""
+
+
+def signer(tokens: AckTokens, stream: str, consumer: str, result: PullResult) -> SignToken:
+    """Signs the deliveries of ``result``, each for the shard that it comes from."""
+    if result.addresses is None:
+        sign = tokens.signer(stream, consumer, result.shard, result.consumer_id, result.epoch)
+        return lambda delivery: sign(delivery.message.seq, delivery.num_delivered)
+    signs = {
+        shard: tokens.signer(stream, consumer, *address)
+        for shard, address in result.addresses.items()
+    }
+
+    def sign_of_shard(delivery: Delivery) -> str:
+        message = delivery.message
+        return signs[message.shard or 0](message.seq, delivery.num_delivered)
+
+    return sign_of_shard
 
 
 class DeliveredMessage(msgspec.Struct):
-    """A delivered message in JSON; ``num_pending`` counts what comes after it."""
+    """A delivered message in JSON; ``num_pending`` counts what comes after it.
+
+    ``shard`` is that of a stream that has several; ``seq`` and ``consumer_seq`` are of it then.
+    """
 
     stream: str
     seq: int
@@ -28,6 +49,7 @@ class DeliveredMessage(msgspec.Struct):
     ack_token: str
     data: str | msgspec.UnsetType = msgspec.UNSET
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class PackedMessage(msgspec.Struct):
@@ -43,6 +65,7 @@ class PackedMessage(msgspec.Struct):
     num_pending: int
     ack_token: str
     data: bytes
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class PulledMessages(msgspec.Struct):
@@ -76,9 +99,10 @@ def delivered_message(
         delivery.consumer_seq,
         delivery.num_delivered,
         delivery.num_pending,
-        sign(stored.seq, delivery.num_delivered),
+        sign(delivery),
         text,
         raw,
+        msgspec.UNSET if stored.shard is None else stored.shard,
     )
 
 
@@ -94,6 +118,7 @@ def packed_message(stream: str, delivery: Delivery, sign: SignToken) -> PackedMe
         delivery.consumer_seq,
         delivery.num_delivered,
         delivery.num_pending,
-        sign(stored.seq, delivery.num_delivered),
+        sign(delivery),
         stored.payload,
+        msgspec.UNSET if stored.shard is None else stored.shard,
     )

@@ -14,16 +14,19 @@ import structlog
 from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.config_rules import ConsumerDraft, normalise_consumer
+from contrail_common.cursors import read_cursor
 from contrail_common.edge.problems import invalid_field
 from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, AckResult, PullRequest, PullResult, StorageLink
 from contrail_common.model import ConsumerConfig, ConsumerInfo
 from contrail_common.timeunits import INT64_MAX, NS_PER_S, parse_time
 from contrail_gateway.core.frames import FrameId, Gap, Gone, Ok, ServerFrame, Sub, Subscribed
+from contrail_gateway.core.ledger import place
 from contrail_gateway.core.lots import Listed, Lot
 from contrail_gateway.core.session import Session, Settlement
+from contrail_gateway.core.sharded_order import ShardedOrder
 from contrail_gateway.core.subscription import PullTerms, Subscription
-from contrail_gateway.deliveries import SignToken
+from contrail_gateway.deliveries import SignToken, signer
 from contrail_gateway.socket_metrics import SessionCounts
 
 _log: Final = structlog.get_logger(__name__)
@@ -97,15 +100,6 @@ class _Waiting:
     unknown: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Address:
-    """Where deliveries came from: what acknowledgements of them must name."""
-
-    shard: int
-    consumer_id: int
-    epoch: int
-
-
 class Feed:
     """One subscription at work."""
 
@@ -114,7 +108,7 @@ class Feed:
         self._host = host
         self._frame = frame
         self._config: ConsumerConfig | None = None
-        self._address = _Address(0, 0, 0)
+        self._addresses: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
         self._sign: SignToken | None = None
         self._more = asyncio.Event()
         self._settled = asyncio.Event()
@@ -150,8 +144,8 @@ class Feed:
 
     def settle(self, settlement: Settlement, frame_id: FrameId | None) -> None:
         """Pass acknowledgements on, together with others of the same pass of the loop."""
-        sub, address = self.sub, self._address
-        items = settlement.items(address.shard, address.consumer_id, address.epoch)
+        sub = self.sub
+        items = settlement.items(self._addresses)
         if settlement.tokens:
             open_token = self._host.tokens.opener(sub.stream, sub.consumer)
             opened = [open_token(token) for token in settlement.tokens]
@@ -196,6 +190,8 @@ class Feed:
                 info = await self._host.link.consumer_info(sub.stream, frame.consumer)
             else:
                 info = await self._make(self._config)
+            if sub.ordered and info.shards:
+                sub.order = await self._sharded_order(info)
         except ApiError as error:
             self._host.refuse(frame.id, sub.sid, error)
             return False
@@ -203,10 +199,19 @@ class Feed:
         if frame.id is not None:
             self._host.send(
                 Subscribed(
-                    id=frame.id, sid=sub.sid, consumer=sub.consumer, num_pending=info.num_pending
+                    id=frame.id,
+                    sid=sub.sid,
+                    consumer=sub.consumer,
+                    num_pending=info.num_pending,
+                    cursor=sub.order.sent_to() if sub.order is not None else "",
                 )
             )
         return True
+
+    async def _sharded_order(self, info: ConsumerInfo) -> ShardedOrder:
+        text = self._frame.opt_start_cursor
+        begin = read_cursor(text) if text else None  # storage has taken it for one of the stream's
+        return ShardedOrder(await self._host.link.stream_info(self.sub.stream), info, begin)
 
     async def _serve(self) -> None:
         sub = self.sub
@@ -244,7 +249,7 @@ class Feed:
     # Pulling -------------------------------------------------------------------------------------
     async def _pump(self) -> None:
         sub = self.sub
-        if self._frame.opt_start_seq:
+        if self._frame.opt_start_seq or self._frame.opt_start_cursor:
             try:
                 await self._tell_of_loss(INT64_MAX)
             except ApiError as error:
@@ -328,23 +333,19 @@ class Feed:
         if self.sub.ordered and not await self._follows(lot):
             return
         if lot is not None:
-            self._remember(_Address(result.shard, result.consumer_id, result.epoch))
+            self._remember(result)
             self._push(self.sub.take(lot))
 
-    def _remember(self, address: _Address) -> None:
-        if address == self._address:
+    def _remember(self, result: PullResult) -> None:
+        """Where the deliveries came from: what acknowledgements of them must name."""
+        addresses = result.addresses or {0: (result.shard, result.consumer_id, result.epoch)}
+        if addresses == self._addresses:
             return
         # Of an earlier epoch nothing can be acknowledged any more.
         self.sub.ledger.clear()
-        self._address = address
+        self._addresses = addresses
         if self.sub.acks:
-            self._sign = self._host.tokens.signer(
-                self.sub.stream,
-                self.sub.consumer,
-                address.shard,
-                address.consumer_id,
-                address.epoch,
-            )
+            self._sign = signer(self._host.tokens, self.sub.stream, self.sub.consumer, result)
 
     def _push(self, lot: Lot | None) -> None:
         if lot is not None:
@@ -355,6 +356,8 @@ class Feed:
     async def _follows(self, lot: Lot | None) -> bool:
         """Whether messages came that follow what was sent before; otherwise it is made so."""
         sub = self.sub
+        if sub.order is not None:
+            return await self._follows_in_shards(sub.order, lot)
         if lot is None:
             sub.passed(self._covered_seq)
             self._covered_seq = await self._tell_of_loss(INT64_MAX)
@@ -367,9 +370,32 @@ class Feed:
         sub.advance(lot)
         return True
 
+    async def _follows_in_shards(self, order: ShardedOrder, lot: Lot | None) -> bool:
+        deliveries = lot.deliveries if isinstance(lot, Listed) else []
+        if not deliveries:
+            order.passed()
+            await self._tell_of_loss(INT64_MAX)
+            order.cover()
+            return False
+        if not order.in_order(deliveries):
+            await self._resume()
+            return False
+        if order.leaves_a_hole(deliveries):
+            order.stop_before(deliveries)
+            await self._tell_of_loss(INT64_MAX)
+        order.advance(deliveries)
+        return True
+
     async def _tell_of_loss(self, before_seq: int) -> int:
         """Send a ``gap`` when messages left the stream unsent; answers the stream's last."""
-        state = (await self._host.link.stream_info(self.sub.stream)).state
+        info = await self._host.link.stream_info(self.sub.stream)
+        if self.sub.order is not None:
+            self.sub.order.look_at(info)
+            for shard, (first, last) in self.sub.order.lost():
+                cause = "the messages are no longer in the stream"
+                gap = Gap(sid=self.sub.sid, first=first, last=last, cause=cause, shard=shard)
+                self._host.send(gap)
+        state = info.state
         lost = self.sub.lost_below(state.first_seq, before_seq)
         if lost is not None:
             first, last = lost
@@ -387,11 +413,16 @@ class Feed:
         config = msgspec.structs.replace(
             self._config,
             deliver_policy="by_start_sequence",
-            opt_start_seq=sub.next_seq,
+            opt_start_seq=0 if sub.order else sub.next_seq,
             opt_start_time_ns=0,
+            opt_start_cursor="",
         )
+        if sub.order is not None:
+            config = msgspec.structs.replace(config, opt_start_cursor=sub.order.taken_to())
         info = await self._make(config)
         sub.opened(info, time.monotonic_ns(), sub.next_seq)
+        if sub.order is not None:
+            sub.order.resumed(info)
 
     # The consumer --------------------------------------------------------------------------------
     async def _make(self, config: ConsumerConfig) -> ConsumerInfo:
@@ -445,8 +476,9 @@ class Feed:
             self._taken(one, own)
 
     def _taken(self, waiting: _Waiting, results: Sequence[AckResult]) -> None:
+        parts = {address[0]: part for part, address in self._addresses.items()}
         done = [
-            item.seq
+            place(parts.get(item.shard, 0), item.seq)
             for item, result in zip(waiting.items, results, strict=True)
             if not result.code and item.kind != "in_progress"
         ]
@@ -487,6 +519,13 @@ def _own_config(frame: Sub) -> ConsumerConfig:
     )
     if frame.opt_start_seq is not None:
         draft["opt_start_seq"] = frame.opt_start_seq
+    if frame.opt_start_cursor is not None:
+        if frame.opt_start_seq is not None or frame.opt_start_time is not None:
+            raise invalid_field("/opt_start_cursor", "excludes other starts")
+        config = normalise_consumer(draft)
+        return msgspec.structs.replace(
+            config, deliver_policy="by_start_sequence", opt_start_cursor=frame.opt_start_cursor
+        )
     if frame.opt_start_time is not None:
         try:
             draft["opt_start_time_ns"] = parse_time(frame.opt_start_time)

@@ -40,6 +40,7 @@ from contrail_gateway.deliveries import (
     SignToken,
     delivered_message,
     packed_message,
+    signer,
 )
 
 _decoder: Final = msgspec.json.Decoder(PullBody)
@@ -228,9 +229,7 @@ class Pulls:
         return b"" if pull.acked is None else _line(AckResultsLine(pull.acked))
 
     def _signer(self, pull: _Pull, result: PullResult) -> SignToken:
-        return self._tokens.signer(
-            pull.stream, pull.consumer, result.shard, result.consumer_id, result.epoch
-        )
+        return signer(self._tokens, pull.stream, pull.consumer, result)
 
 
 def _line(value: msgspec.Struct) -> bytes:

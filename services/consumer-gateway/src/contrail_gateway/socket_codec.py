@@ -35,11 +35,15 @@ _PACKED_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 
 class BatchResult(msgspec.Struct, gc=False):
-    """Where a message of a batch was stored, or why it was not (``problem``)."""
+    """Where a message of a batch was stored, or why it was not (``problem``).
+
+    ``shard`` is that of a stream that has several.
+    """
 
     seq: int | msgspec.UnsetType = msgspec.UNSET
     duplicate: bool | msgspec.UnsetType = msgspec.UNSET
     problem: Problem | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class BatchAcks(ServerFrame, tag="acks"):
@@ -60,7 +64,10 @@ class Failed(ServerFrame, tag="error"):
 
 
 class PushedMessage(msgspec.Struct, gc=False):
-    """A delivered message in JSON; without a token where nothing is acknowledged."""
+    """A delivered message in JSON; without a token where nothing is acknowledged.
+
+    ``shard`` is that of a stream that has several; ``seq`` and ``consumer_seq`` are of it then.
+    """
 
     stream: str
     seq: int
@@ -73,6 +80,7 @@ class PushedMessage(msgspec.Struct, gc=False):
     ack_token: str | msgspec.UnsetType = msgspec.UNSET
     data: str | msgspec.UnsetType = msgspec.UNSET
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class PackedPushedMessage(msgspec.Struct, gc=False):
@@ -88,13 +96,18 @@ class PackedPushedMessage(msgspec.Struct, gc=False):
     num_pending: int
     data: bytes
     ack_token: str | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Messages(ServerFrame, tag="msgs"):
-    """Messages of a subscription."""
+    """Messages of a subscription.
+
+    ``cursor`` is what an ordered one goes on from behind them, where there are several shards.
+    """
 
     sid: str
     messages: list[PushedMessage]
+    cursor: str = ""
 
 
 class PackedMessages(ServerFrame, tag="msgs"):
@@ -102,6 +115,7 @@ class PackedMessages(ServerFrame, tag="msgs"):
 
     sid: str
     messages: list[PackedPushedMessage]
+    cursor: str = ""
 
 
 class PushedHeaders(msgspec.Struct, gc=False):
@@ -163,9 +177,10 @@ class Misunderstood:
 
 
 Token = str | msgspec.UnsetType
-Row = tuple[int, str, str, Headers, int, int, int, bytes, Token]
+ShardNumber = int | msgspec.UnsetType
+Row = tuple[int, str, str, Headers, int, int, int, bytes, Token, ShardNumber]
 """What stands of a message in a frame, as :class:`PackedPushedMessage` behind its stream."""
-Pack = Callable[[str, str, Iterable[Row]], ServerFrame]
+Pack = Callable[[str, str, Iterable[Row]], Messages | PackedMessages]
 """From sid, stream and messages to the frame that carries them."""
 
 
@@ -236,7 +251,10 @@ class Codec:
             return self.encode(_in_columns(sub, lot))
         else:
             rows = _column_rows(lot)
-        return self.encode(self._pack(sub.sid, sub.stream, rows))
+        frame = self._pack(sub.sid, sub.stream, rows)
+        if sub.order is not None:
+            frame.cursor = sub.order.sent_to()
+        return self.encode(frame)
 
 
 def _is_id(value: object) -> bool:
@@ -266,7 +284,8 @@ def _listed_rows(lot: Listed, sign: SignToken | None) -> Iterable[Row]:
             delivery.num_delivered,
             delivery.num_pending,
             stored.payload,
-            UNSET if sign is None else sign(stored.seq, delivery.num_delivered),
+            UNSET if sign is None else sign(delivery),
+            UNSET if stored.shard is None else stored.shard,
         )
 
 
@@ -285,6 +304,7 @@ def _column_rows(lot: DeliveryColumns) -> Iterable[Row]:
         repeat(1),
         range(pending, pending - count, -1),
         lot.each_payload(),
+        repeat(UNSET),
         repeat(UNSET),
     )
 
@@ -320,9 +340,9 @@ def _in_columns(sub: Subscription, lot: DeliveryColumns) -> ServerFrame:
     )
 
 
-def _json_messages(sid: str, stream: str, rows: Iterable[Row]) -> ServerFrame:
+def _json_messages(sid: str, stream: str, rows: Iterable[Row]) -> Messages:
     shaped = []
-    for seq, subject, at, headers, consumer_seq, delivered, pending, payload, token in rows:
+    for seq, subject, at, headers, consumer_seq, delivered, pending, payload, token, shard in rows:
         text, raw = payload_json(payload, base64=False)
         shaped.append(
             PushedMessage(
@@ -337,12 +357,13 @@ def _json_messages(sid: str, stream: str, rows: Iterable[Row]) -> ServerFrame:
                 token,
                 text,
                 raw,
+                shard,
             )
         )
     return Messages(sid=sid, messages=shaped)
 
 
-def _packed_messages(sid: str, stream: str, rows: Iterable[Row]) -> ServerFrame:
+def _packed_messages(sid: str, stream: str, rows: Iterable[Row]) -> PackedMessages:
     shaped = [PackedPushedMessage(stream, *row) for row in rows]
     return PackedMessages(sid=sid, messages=shaped)
 

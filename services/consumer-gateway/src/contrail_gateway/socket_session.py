@@ -258,6 +258,7 @@ class SocketSession:
                     seq=result.seq,
                     duplicate=result.duplicate,
                     durability=outcome.durability,
+                    shard=result.shard,
                 )
             )
 
@@ -380,7 +381,8 @@ class SocketSession:
 def _result(result: PubResult) -> BatchResult:
     if result.code:
         return BatchResult(problem=result_problem(result.code, result.detail))
-    return BatchResult(result.seq, result.duplicate)
+    shard = UNSET if result.shard is None else result.shard
+    return BatchResult(result.seq, result.duplicate, shard=shard)
 
 
 def _refused(result: PubResult) -> ApiError:

@@ -135,6 +135,7 @@ def replay(
     start_time: Annotated[str | None, typer.Option(help="RFC 3339.")] = None,
     end_time: Annotated[str | None, typer.Option(help="RFC 3339, exclusive.")] = None,
     subject: Annotated[str | None, typer.Option(help="Only these subjects.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Only this shard.")] = None,
     raw: Raw = False,
 ) -> None:
     """Print every message of a range, by default of the whole stream."""
@@ -144,6 +145,7 @@ def replay(
         start_time=start_time,
         end_time=end_time,
         subject=subject,
+        shard=shard,
     )
     plan = session.client.replay_plan(stream, bounds)
     total = sum(split.messages for split in plan.splits)

@@ -147,6 +147,8 @@ def _as_api(found: Delivered) -> dict[str, Any]:
     fields = msgspec.structs.asdict(found)
     if not found.ack_token:
         del fields["ack_token"]
+    if found.shard is None:
+        del fields["shard"]
     try:
         fields["data"] = found.data.decode()
     except UnicodeDecodeError:

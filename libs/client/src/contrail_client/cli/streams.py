@@ -32,6 +32,11 @@ Discard = Annotated[str | None, typer.Option(help="At a limit: old or new.")]
 UpToSeq = Annotated[int | None, typer.Option(help="As of this sequence.")]
 UpToTime = Annotated[str | None, typer.Option(help="As it was before this time (RFC 3339).")]
 Sequence = Annotated[int, typer.Argument(help="Sequence of the message.")]
+Shard = Annotated[int | None, typer.Option(help="Shard, where the stream has several.")]
+Shards = Annotated[int | None, typer.Option(help="Shards to spread messages over, for good.")]
+ShardBy = Annotated[
+    list[int] | None, typer.Option(help="Token that chooses the shard, from 1; may be repeated.")
+]
 
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -78,6 +83,8 @@ def create_stream(
     max_age: MaxAge = None,
     max_msgs_per_subject: MaxPerSubject = None,
     discard: Discard = None,
+    shards: Shards = None,
+    shard_by: ShardBy = None,
     fields: FieldsFile = None,
     assignments: SetFields = None,
 ) -> None:
@@ -91,6 +98,8 @@ def create_stream(
         max_age=max_age,
         max_msgs_per_subject=max_msgs_per_subject,
         discard=discard,
+        shards=shards,
+        shard_by=shard_by,
     )
     info = session.client.ensure_stream(stream, config)  # type: ignore[arg-type] # the server checks
     show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
@@ -138,11 +147,14 @@ def purge_stream(
     subject: Filter = None,
     up_to_seq: Annotated[int | None, typer.Option(help="Only below this sequence.")] = None,
     keep: Annotated[int | None, typer.Option(help="Keep this many of the newest.")] = None,
+    shard: Shard = None,
     yes: Yes = False,
 ) -> None:
     """Remove messages of a stream, by default all of them."""
     confirm(f"Remove messages of stream {stream}?", yes)
-    purged = session.client.purge_stream(stream, subject=subject, up_to_seq=up_to_seq, keep=keep)
+    purged = session.client.purge_stream(
+        stream, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard
+    )
     if session.as_json:
         show.json_line({"purged": purged})
     else:
@@ -248,9 +260,9 @@ def list_subjects(session: Session, stream: StreamName, subject: Filter = None) 
 
 
 @client_command(app, "deleted")
-def list_deleted(session: Session, stream: StreamName) -> None:
+def list_deleted(session: Session, stream: StreamName, shard: Shard = None) -> None:
     """List the sequences that were deleted, in runs."""
-    found = session.client.list_deleted(stream)
+    found = session.client.list_deleted(stream, shard=shard)
     if session.as_json:
         for first, last in found:
             show.json_line({"first_seq": first, "last_seq": last})
@@ -259,9 +271,11 @@ def list_deleted(session: Session, stream: StreamName) -> None:
 
 
 @client_command(app, "get")
-def get_message(session: Session, stream: StreamName, seq: Sequence, raw: Raw = False) -> None:
+def get_message(
+    session: Session, stream: StreamName, seq: Sequence, shard: Shard = None, raw: Raw = False
+) -> None:
     """Print one message."""
-    found = session.client.get_message(stream, seq)
+    found = session.client.get_message(stream, seq, shard=shard)
     show.message(found, as_json=session.as_json, raw=raw)
 
 
@@ -272,17 +286,20 @@ def last_messages(
     subject: Filter = None,
     up_to_seq: UpToSeq = None,
     up_to_time: UpToTime = None,
+    shard: Shard = None,
     raw: Raw = False,
 ) -> None:
     """Print the newest message of each subject."""
     for found in session.client.last_messages(
-        stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time
+        stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time, shard=shard
     ):
         show.message(found, as_json=session.as_json, raw=raw)
 
 
 @client_command(app, "delete-message")
-def delete_message(session: Session, stream: StreamName, seq: Sequence, yes: Yes = False) -> None:
+def delete_message(
+    session: Session, stream: StreamName, seq: Sequence, shard: Shard = None, yes: Yes = False
+) -> None:
     """Make one message unreadable."""
     confirm(f"Delete message {seq} of stream {stream}?", yes)
-    session.client.delete_message(stream, seq)
+    session.client.delete_message(stream, seq, shard=shard)

@@ -139,6 +139,8 @@ class Feed(Generic[T]):
                 messages = frame.messages if frame.cols is None else messages_of(frame.cols)
                 for each in messages:
                     self._came(each)
+                if frame.cursor:
+                    self._reached(frame.cursor)
                 self._news.set()
             case Missing():
                 self._missing(frame)
@@ -177,6 +179,9 @@ class Feed(Generic[T]):
 
     def _missing(self, frame: Missing) -> None:
         """The server says that messages are missing."""
+
+    def _reached(self, cursor: str) -> None:
+        """What came up to now ends at `cursor`, in a stream that has several shards."""
 
     def _passed(self, gap: Gap) -> None:
         """The reader has come to a gap."""

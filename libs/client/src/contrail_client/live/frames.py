@@ -69,6 +69,7 @@ class Sub(ClientFrame, tag="sub"):
     opt_start_time: str | None = None
     ordered: bool = False
     cols: bool = False
+    opt_start_cursor: str | None = None
 
 
 class Unsub(ClientFrame, tag="unsub"):
@@ -129,6 +130,7 @@ class Ok(ServerFrame, tag="ok"):
     sid: str = ""
     consumer: str = ""
     num_pending: int = 0
+    cursor: str = ""
 
 
 class PubAcked(ServerFrame, tag="ack"):
@@ -139,6 +141,7 @@ class PubAcked(ServerFrame, tag="ack"):
     seq: int
     duplicate: bool = False
     durability: str = ""
+    shard: int | None = None
 
 
 class Refused(ServerFrame, tag="error"):
@@ -186,6 +189,7 @@ class Msgs(ServerFrame, tag="msgs"):
     sid: str
     messages: list[Delivered] = []
     cols: Columns | None = None
+    cursor: str = ""
 
 
 class Beat(ServerFrame, tag="hb"):
@@ -203,6 +207,7 @@ class Missing(ServerFrame, tag="gap"):
     first: int
     last: int
     cause: str
+    shard: int | None = None
 
 
 class Gone(ServerFrame, tag="gone"):

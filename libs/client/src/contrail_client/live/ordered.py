@@ -43,35 +43,41 @@ class Course:
     """How far an ordered reader has come.
 
     Whatever comes a second time is passed over, and every new subscription begins behind what was
-    taken last, so nothing is taken twice or out of order.
+    taken last, so nothing is taken twice or out of order. Where there are several shards that is
+    so in each, and `cursor` is the place of all.
     """
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
-        self.last_seq = 0
+        self._last_seqs: dict[int | None, int] = {}
+        self.cursor = ""
 
     def place(self, sub: Sub) -> Sub:
         """`sub` with the place where it has to begin."""
         begin = self._begin
-        if self.last_seq:
-            begin = Begin("by_start_sequence", opt_start_seq=self.last_seq + 1)
+        last_seq = self._last_seqs.get(None, 0)
+        if self.cursor:
+            begin = Begin("all")
+        elif last_seq:
+            begin = Begin("by_start_sequence", opt_start_seq=last_seq + 1)
         sub.ordered = True
+        sub.opt_start_cursor = self.cursor or None
         sub.deliver_policy = begin.deliver_policy
         sub.opt_start_seq = begin.opt_start_seq
         sub.opt_start_time = begin.opt_start_time
         return sub
 
-    def take(self, seq: int) -> bool:
+    def take(self, seq: int, shard: int | None = None) -> bool:
         """Whether the message with `seq` is the next one; False when it was taken before."""
-        if seq <= self.last_seq:
+        if seq <= self._last_seqs.get(shard, 0):
             return False
-        self.last_seq = seq
+        self._last_seqs[shard] = seq
         return True
 
-    def skip(self, first: int, last: int, cause: str) -> Gap | None:
+    def skip(self, first: int, last: int, cause: str, shard: int | None = None) -> Gap | None:
         """The stream no longer has `first` to `last`; the part that was not taken is the gap."""
-        first = max(first, self.last_seq + 1)
+        first = max(first, self._last_seqs.get(shard, 0) + 1)
         if last < first:
             return None
-        self.last_seq = last
-        return Gap(first, last, cause)
+        self._last_seqs[shard] = last
+        return Gap(first, last, cause, shard)

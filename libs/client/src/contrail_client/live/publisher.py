@@ -275,7 +275,9 @@ class AsyncPublisher:
     def _answered(self, frame: Answering) -> None:
         match frame:
             case PubAcked(id=key):
-                ack = PubAck(frame.stream, frame.seq, frame.duplicate, frame.durability)
+                ack = PubAck(
+                    frame.stream, frame.seq, frame.duplicate, frame.durability, frame.shard
+                )
                 settled = self._outbox.settle(key)
                 if settled is not None and not settled.about.done():
                     settled.about.set_result(ack)

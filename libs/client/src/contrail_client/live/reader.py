@@ -7,9 +7,9 @@ from typing import Final
 from contrail_client.errors import ApiProblem, ContrailError, SubscriptionEnded
 from contrail_client.live.connection import Connection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS, Feed
-from contrail_client.live.frames import Missing, Sub
+from contrail_client.live.frames import Answering, Missing, Ok, Sub
 from contrail_client.live.ordered import Begin, Course, Start, begin_at
-from contrail_client.models import Delivered, Gap, StreamInfo
+from contrail_client.models import Delivered, Gap, StreamInfo, place_of
 
 _INVALID_FIELD: Final = "invalid_field"
 
@@ -18,6 +18,8 @@ GapHandler = Callable[[Gap], None]
 
 class AsyncOrderedReader(Feed[Delivered]):
     """Messages of a stream in its order, none twice, from `start` on and live from its end.
+
+    A stream with several shards has an order in each, and begins at no sequence.
 
     It acknowledges nothing. After a lost connection it goes on behind the last message that came.
     `on_gap` hears, in its place between two messages, of sequences that the stream no longer had
@@ -63,7 +65,7 @@ class AsyncOrderedReader(Feed[Delivered]):
             return
         if self._course is None:
             begin = self._begin
-            if begin.deliver_policy == "new":
+            if begin.deliver_policy == "new" and not info.shards:
                 # A sequence stays what it is when the first connection is lost before a message.
                 begin = Begin("by_start_sequence", opt_start_seq=info.state.last_seq + 1)
             self._course = Course(begin)
@@ -89,21 +91,30 @@ class AsyncOrderedReader(Feed[Delivered]):
         else:
             super()._refused(error)
 
+    def _answered(self, frame: Answering) -> None:
+        if isinstance(frame, Ok) and frame.cursor:
+            self._reached(frame.cursor)
+        super()._answered(frame)
+
+    def _reached(self, cursor: str) -> None:
+        assert self._course is not None
+        self._course.cursor = cursor
+
     def _give(self, delivered: Delivered) -> Delivered:
         return delivered
 
     def _came(self, delivered: Delivered) -> None:
         assert self._course is not None
-        if self._course.take(delivered.seq):
-            self._add_unread(delivered.seq, delivered)
+        if self._course.take(delivered.seq, delivered.shard):
+            self._add_unread(delivered.place, delivered)
         else:
             self._consumed(delivered)
 
     def _missing(self, frame: Missing) -> None:
         assert self._course is not None
-        gap = self._course.skip(frame.first, frame.last, frame.cause)
+        gap = self._course.skip(frame.first, frame.last, frame.cause, frame.shard)
         if gap is not None:
-            self._add_unread(gap.first, gap)
+            self._add_unread(place_of(gap.shard, gap.first), gap)
 
     def _passed(self, gap: Gap) -> None:
         if self._on_gap is not None:

@@ -108,9 +108,9 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
             if waiter is not None:
                 waiter.set_result(None)
         else:
-            self._put(Settlement(kind, option, delivered.seq, delivered.ack_token, waiter))
+            self._put(Settlement(kind, option, delivered.place, delivered.ack_token, waiter))
             if kind in ("ack", "term"):
-                self._drop_unread(delivered.seq)
+                self._drop_unread(delivered.place)
 
     # For the connection --------------------------------------------------------------------------
 
@@ -149,10 +149,11 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
         return AsyncPushedMessage(delivered, self)
 
     def _came(self, delivered: Delivered) -> None:
-        if delivered.ack_token:
+        # Of a stream with several shards a message is known by its token alone.
+        if delivered.ack_token and delivered.shard is None:
             self._settling.delivered(delivered.seq)
-        self._drop_unread(delivered.seq)  # of two unread copies the newer token is the better one
-        self._add_unread(delivered.seq, delivered)
+        self._drop_unread(delivered.place)  # of two copies the newer token is the better one
+        self._add_unread(delivered.place, delivered)
 
     def _unsubscribe_frame(self, number: int) -> Unsub:
         return Unsub(id=number, sid=self._sid, drain=True)
@@ -160,7 +161,7 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
     async def _return_unread(self) -> None:
         for each in self._unread.values():
             if isinstance(each, Delivered) and each.ack_token:
-                self._put(Settlement("nak", None, each.seq, each.ack_token))
+                self._put(Settlement("nak", None, each.place, each.ack_token))
         self._unread.clear()
         while self._settling and self._subscribed and self._end is None:
             self._settled.clear()

@@ -11,7 +11,10 @@ NO_HEADERS: Headers = {}
 
 
 class Message(msgspec.Struct):
-    """A stored message; its payload is ``data`` when it is UTF-8 text, else ``data_base64``."""
+    """A stored message; its payload is ``data`` when it is UTF-8 text, else ``data_base64``.
+
+    ``shard`` is that of a stream that has several.
+    """
 
     stream: str
     seq: int
@@ -20,6 +23,7 @@ class Message(msgspec.Struct):
     headers: Headers
     data: str | msgspec.UnsetType = msgspec.UNSET
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def message_json(stream: str, stored: StoredMessage, *, base64: bool = False) -> Message:
@@ -33,6 +37,7 @@ def message_json(stream: str, stored: StoredMessage, *, base64: bool = False) ->
         stored.headers or NO_HEADERS,
         text,
         raw,
+        msgspec.UNSET if stored.shard is None else stored.shard,
     )
 
 

@@ -135,9 +135,11 @@ class RemoteLink:
         """Remove a stream."""
         await self._call(methods.DELETE_STREAM, name)
 
-    async def purge_stream(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
+    async def purge_stream(
+        self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
+    ) -> int:
         """Remove messages, answer how many."""
-        return await self._call(methods.PURGE_STREAM, name, subject, up_to_seq, keep)
+        return await self._call(methods.PURGE_STREAM, name, subject, up_to_seq, keep, shard)
 
     # Messages ------------------------------------------------------------------------------------
     async def stream_for_subject(self, subject: str) -> str:
@@ -168,9 +170,9 @@ class RemoteLink:
             methods.PUBLISH_BATCH, encode((stream, batch)), self.limits.call_s, _Publish(done)
         )
 
-    async def get_message(self, stream: str, seq: int) -> StoredMessage:
+    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """One message."""
-        return await self._call(methods.GET_MESSAGE, stream, seq)
+        return await self._call(methods.GET_MESSAGE, stream, seq, shard)
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order, waiting for the first when asked to."""
@@ -183,13 +185,15 @@ class RemoteLink:
         """A page of the newest messages of subjects."""
         return await self._call(methods.LAST_MESSAGES, request)
 
-    async def deleted_ranges(self, stream: str, limit: int, token: str) -> DeletedRanges:
+    async def deleted_ranges(
+        self, stream: str, limit: int, token: str, shard: int | None = None
+    ) -> DeletedRanges:
         """Deleted sequences, paged."""
-        return await self._call(methods.DELETED_RANGES, stream, limit, token)
+        return await self._call(methods.DELETED_RANGES, stream, limit, token, shard)
 
-    async def read_position(self, stream: str) -> ReadPosition:
+    async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """How far the answering replica is."""
-        return await self._call(methods.READ_POSITION, stream)
+        return await self._call(methods.READ_POSITION, stream, shard)
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
@@ -197,9 +201,9 @@ class RemoteLink:
         """Subjects with their number of messages."""
         return await self._call(methods.SUBJECT_COUNTS, stream, subject, limit, token)
 
-    async def delete_message(self, stream: str, seq: int) -> None:
+    async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Make one message unreadable."""
-        await self._call(methods.DELETE_MESSAGE, stream, seq)
+        await self._call(methods.DELETE_MESSAGE, stream, seq, shard)
 
     # Replay --------------------------------------------------------------------------------------
     async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
@@ -284,8 +288,7 @@ class RemoteLink:
             result = methods.PULL.result.decode(body)
         except msgspec.DecodeError:
             return  # a storage of another kind: they come again after ack_wait
-        address = result.shard, result.consumer_id, result.epoch
-        items = [AckItem(*address, one.message.seq, "nak") for one in result.deliveries]
+        items = [AckItem(*result.address(one), one.message.seq, "nak") for one in result.deliveries]
         if items:
             arguments = encode((request.stream, request.consumer, items, False))
             with contextlib.suppress(ApiError):

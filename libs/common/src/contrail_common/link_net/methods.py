@@ -93,16 +93,16 @@ PUT_STREAM: Final = Method(
 STREAM_INFO: Final = Method(2, "stream_info", tuple[str], StreamInfo, _READ)
 LIST_STREAMS: Final = Method(3, "list_streams", tuple[str, str, int, str], Page, _READ)
 DELETE_STREAM: Final = Method(4, "delete_stream", tuple[str], NoneType, _CHANGE)
-PURGE_STREAM: Final = Method(5, "purge_stream", tuple[str, str, int, int], int, _CHANGE)
+PURGE_STREAM: Final = Method(5, "purge_stream", tuple[str, str, int, int, int | None], int, _CHANGE)
 STREAM_FOR_SUBJECT: Final = Method(6, "stream_for_subject", tuple[str], str, _READ)
 PUBLISH: Final = Method(7, "publish", tuple[str, list[PublishMessage]], PublishAck, _CHANGE)
 PUBLISH_BATCH: Final = Method(8, "publish_batch", tuple[str, MessageBatch], PublishAck, _CHANGE)
-GET_MESSAGE: Final = Method(9, "get_message", tuple[str, int], StoredMessage, _READ)
+GET_MESSAGE: Final = Method(9, "get_message", tuple[str, int, int | None], StoredMessage, _READ)
 READ_RANGE: Final = Method(10, "read_range", tuple[RangeRequest], RangeResult, _READ, may_wait=True)
 SUBJECT_COUNTS: Final = Method(
     12, "subject_counts", tuple[str, str, int, str], tuple[list[tuple[str, int]], str | None], _READ
 )
-DELETE_MESSAGE: Final = Method(13, "delete_message", tuple[str, int], NoneType, _CHANGE)
+DELETE_MESSAGE: Final = Method(13, "delete_message", tuple[str, int, int | None], NoneType, _CHANGE)
 REPLAY_PLAN: Final = Method(14, "replay_plan", tuple[ReplayPlanRequest], ReplayPlan, _READ)
 REPLAY: Final = Method(
     15, "replay", tuple[ReplayRequest], NoneType, OnLoss.REFUSE, may_wait=True, streams=True
@@ -127,8 +127,10 @@ READ_EVENTS: Final = Method(
 LAST_MESSAGES: Final = Method(
     23, "last_messages", tuple[LastRequest], tuple[list[StoredMessage], str | None], _READ
 )
-DELETED_RANGES: Final = Method(24, "deleted_ranges", tuple[str, int, str], DeletedRanges, _READ)
-READ_POSITION: Final = Method(25, "read_position", tuple[str], ReadPosition, _READ)
+DELETED_RANGES: Final = Method(
+    24, "deleted_ranges", tuple[str, int, str, int | None], DeletedRanges, _READ
+)
+READ_POSITION: Final = Method(25, "read_position", tuple[str, int | None], ReadPosition, _READ)
 
 SNAPSHOT: Final = Method(
     30, "snapshot", tuple[str, bool], NoneType, OnLoss.REFUSE, may_wait=True, streams=True

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from contrail_common.edge.message_items import MessageItem, PackedMessageItem
+from contrail_common.partition import SHARDS_MAX
 from contrail_common.timeunits import INT64_MAX
 
 SID_CHARS_MAX: Final = 256
@@ -15,6 +16,8 @@ FrameId = str | Annotated[int, msgspec.Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 Sid = Annotated[str, msgspec.Meta(min_length=1, max_length=SID_CHARS_MAX)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+Range = tuple[Sequence, Sequence]
+Shard = Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARS_MAX)]
 DurationText = str | int
@@ -73,7 +76,9 @@ class Sub(msgspec.Struct, tag_field="op", tag="sub", forbid_unknown_fields=True)
     """Subscribe to a consumer by name, or to a stream through one of the socket's own.
 
     ``ordered`` subscriptions acknowledge nothing and come back by themselves where they were; over
-    msgpack they may ask for ``cols``. Without ``credit`` nothing is sent until some is added.
+    msgpack they may ask for ``cols``. Without ``credit`` nothing is sent until some is added. Where
+    a stream has several shards ``opt_start_cursor`` stands for a sequence: the ``cursor`` of the
+    last messages that came.
     """
 
     sid: Sid
@@ -91,6 +96,7 @@ class Sub(msgspec.Struct, tag_field="op", tag="sub", forbid_unknown_fields=True)
     cols: bool = False
     credit: CreditGiven | None = None
     id: FrameId | None = None
+    opt_start_cursor: Text | None = None
 
 
 class AddCredit(msgspec.Struct, tag_field="op", tag="credit", forbid_unknown_fields=True):
@@ -107,12 +113,12 @@ class Settle(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     ``ranges`` are closed. Sequences that are not held, and ranges that hold none that is, are named
     in an ``error``; the others are settled all the same. With an ``id`` the answer comes once the
-    acknowledgement is durable.
+    acknowledgement is durable. Of a stream with several shards both are given by shard.
     """
 
     sid: Sid
-    seqs: list[Sequence] = []
-    ranges: list[tuple[Sequence, Sequence]] = []
+    seqs: list[Sequence] | dict[Shard, list[Sequence]] = []
+    ranges: list[Range] | dict[Shard, list[Range]] = []
     tokens: list[Text] = []
     id: FrameId | None = None
 
@@ -218,12 +224,16 @@ class Ok(ServerFrame, tag="ok"):
 
 
 class Subscribed(ServerFrame, tag="ok"):
-    """The subscription stands; messages follow as credit allows."""
+    """The subscription stands; messages follow as credit allows.
+
+    ``cursor`` is where an ordered one begins, where there are several shards.
+    """
 
     id: FrameId
     sid: str
     consumer: str
     num_pending: int
+    cursor: str = ""
 
 
 class Pong(ServerFrame, tag="pong"):
@@ -233,21 +243,30 @@ class Pong(ServerFrame, tag="pong"):
 
 
 class PubAck(ServerFrame, tag="ack"):
-    """A message is stored; ``duplicate`` when its id had been stored before, under ``seq``."""
+    """A message is stored; ``duplicate`` when its id had been stored before, under ``seq``.
+
+    ``shard`` is that of a stream that has several.
+    """
 
     id: FrameId
     stream: str
     seq: int
     duplicate: bool
     durability: str
+    shard: int | None = None
 
 
 class Beat(ServerFrame, tag="hb"):
-    """Nothing was sent for a while; how far the subscription has come."""
+    """Nothing was sent for a while; how far the subscription has come.
+
+    ``shards`` has the consumer sequence and the stream sequence in each shard, where there are
+    several; the two numbers are their sum and the highest of them then.
+    """
 
     sid: str
     last_consumer_seq: int
     last_stream_seq: int
+    shards: dict[int, tuple[int, int]] | None = None
 
 
 class Gap(ServerFrame, tag="gap"):
@@ -257,6 +276,7 @@ class Gap(ServerFrame, tag="gap"):
     first: int
     last: int
     cause: str
+    shard: int | None = None
 
 
 class Gone(ServerFrame, tag="gone"):

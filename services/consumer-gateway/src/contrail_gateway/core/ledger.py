@@ -8,10 +8,46 @@ HELD_MAX: Final = 65_536
 """Beyond this the oldest are forgotten: their acknowledgement has been overdue for long."""
 
 _SHOWN_MAX: Final = 5
+_SEQ_BITS: Final = 64
+
+
+def place(shard: int, seq: int) -> int:
+    """What stands for a sequence of a shard in a ledger; of shard 0 it is the sequence itself.
+
+    So it is of a stream with one shard.
+    """
+    return shard << _SEQ_BITS | seq
+
+
+def shard_of_place(at: int) -> int:
+    """The shard of a place."""
+    return at >> _SEQ_BITS
+
+
+def seq_of_place(at: int) -> int:
+    """The sequence of a place."""
+    return at & ((1 << _SEQ_BITS) - 1)
+
+
+def up_to(at: int) -> range:
+    """All places of the same shard up to ``at``, itself included."""
+    return range(place(shard_of_place(at), 0), at + 1)
+
+
+def newest_of_shards(places: Iterable[int]) -> list[int]:
+    """The highest of the places of each shard."""
+    newest: dict[int, int] = {}
+    for at in places:
+        shard = shard_of_place(at)
+        newest[shard] = max(at, newest.get(shard, 0))
+    return list(newest.values())
 
 
 class Ledger:
-    """Sequences that were sent and are not settled, each once however often it was sent."""
+    """Sequences that were sent and are not settled, each once however often it was sent.
+
+    Of several shards they are the places that :func:`place` makes.
+    """
 
     def __init__(self, held_max: int = HELD_MAX) -> None:
         self._held: dict[int, None] = {}
@@ -41,8 +77,9 @@ class Ledger:
             self._held.pop(seq, None)
 
     def settled_up_to(self, seq: int) -> None:
-        """The socket holds nothing up to ``seq``, itself included."""
-        for held in [held for held in self._held if held <= seq]:
+        """The socket holds nothing of its shard up to ``seq``, itself included."""
+        below = up_to(seq)
+        for held in [held for held in self._held if held in below]:
             del self._held[held]
 
     def find(self, seqs: Sequence[int], ranges: Sequence[tuple[int, int]]) -> tuple[list[int], str]:
@@ -52,18 +89,23 @@ class Ledger:
         there are no such.
         """
         held = self._held
-        unknown = [str(seq) for seq in seqs if seq not in held]
+        unknown = [_shown(seq) for seq in seqs if seq not in held]
         found = {seq for seq in seqs if seq in held} if unknown else set(seqs)
         ordered = sorted(held) if ranges else []
         for first, last in _merged(ranges):
             inside = ordered[bisect_left(ordered, first) : bisect_right(ordered, last)]
             if not inside:
-                unknown.append(f"{first} to {last}")
+                unknown.append(f"{_shown(first)} to {_shown(last)}")
             found.update(inside)
         if not unknown:
             return sorted(found), ""
         shown = ", ".join(unknown[:_SHOWN_MAX]) + (" ..." if unknown[_SHOWN_MAX:] else "")
         return sorted(found), f"not held: {shown}"
+
+
+def _shown(at: int) -> str:
+    shard = shard_of_place(at)
+    return f"{seq_of_place(at)} of shard {shard}" if shard else str(at)
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from contrail_common.delivery_columns import DeliveryColumns
 from contrail_common.link import Delivery
 from contrail_common.model import message_size
+from contrail_gateway.core.ledger import place
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Listed:
 
     @property
     def seqs(self) -> list[int]:
-        """The stream sequences."""
-        return [delivery.message.seq for delivery in self.deliveries]
+        """The stream sequences, as places of their shards."""
+        return [_place(delivery) for delivery in self.deliveries]
 
     def begin_within(self, limit: int, most: int) -> tuple[int, int]:
         """How many of the first ``most`` begin within ``limit`` bytes (above 0), and their size."""
@@ -56,10 +57,14 @@ class Listed:
 
     def without(self, seqs: Container[int]) -> "Listed":
         """The others."""
-        return Listed([one for one in self.deliveries if one.message.seq not in seqs])
+        return Listed([one for one in self.deliveries if _place(one) not in seqs])
 
 
 Lot = Listed | DeliveryColumns
+
+
+def _place(delivery: Delivery) -> int:
+    return place(delivery.message.shard or 0, delivery.message.seq)
 
 
 def _size(delivery: Delivery) -> int:

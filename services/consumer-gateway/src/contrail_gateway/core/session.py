@@ -3,6 +3,7 @@
 Frames come in decoded and time is an argument; what must be done is in the return values.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,7 @@ from contrail_gateway.core.frames import (
     Sub,
     Term,
 )
+from contrail_gateway.core.ledger import place, seq_of_place, shard_of_place
 from contrail_gateway.core.subscription import Subscription
 
 HEARTBEAT_DEFAULT_NS: Final = 15 * NS_PER_S
@@ -61,11 +63,20 @@ class Settlement:
     reason: str
     unknown: str = ""
 
-    def items(self, shard: int, consumer_id: int, epoch: int) -> list[AckItem]:
-        """The acknowledgements of ``seqs`` for the consumer as it delivered them."""
+    def items(self, addresses: Mapping[int, tuple[int, int, int]]) -> list[AckItem]:
+        """The acknowledgements of ``seqs`` for the consumer as it delivered them.
+
+        ``addresses`` has shard id, consumer id and epoch for each shard of the stream.
+        """
         return [
-            AckItem(shard, consumer_id, epoch, seq, self.kind, self.delay_ns, self.reason)
-            for seq in self.seqs
+            AckItem(
+                *addresses[shard_of_place(at)],
+                seq_of_place(at),
+                self.kind,
+                self.delay_ns,
+                self.reason,
+            )
+            for at in self.seqs
         ]
 
 
@@ -165,13 +176,14 @@ class Session:
         Raises BATCH_TOO_LARGE, INVALID_FIELD, and NOT_SENT_HERE when it is nothing at all.
         """
         found = self.find(frame.sid)
-        if len(frame.seqs) + len(frame.ranges) + len(frame.tokens) > SETTLED_MAX:
+        seqs, ranges = _places(found, frame)
+        if len(seqs) + len(ranges) + len(frame.tokens) > SETTLED_MAX:
             limit = f"at most {SETTLED_MAX} seqs, ranges and tokens"
             raise ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
-        if not (frame.seqs or frame.ranges or frame.tokens):
+        if not (seqs or ranges or frame.tokens):
             raise _invalid("seqs", "seqs, ranges or tokens are needed")
         delay_ns = _delay_ns(frame.delay) if isinstance(frame, Nak) else 0
-        seqs, unknown = found.ledger.find(frame.seqs, frame.ranges)
+        seqs, unknown = found.ledger.find(seqs, ranges)
         if not (seqs or frame.tokens):
             raise ApiError(errors.NOT_SENT_HERE, unknown, applied=False)
         return Settlement(
@@ -200,6 +212,7 @@ class Session:
                 sid=one.sid,
                 last_consumer_seq=one.last_consumer_seq,
                 last_stream_seq=one.last_stream_seq,
+                shards=dict(one.last_of_shards) or None,
             )
             for one in due
         ]
@@ -214,9 +227,28 @@ class Session:
         )
 
 
+def _places(sub: Subscription, frame: Settling) -> tuple[list[int], list[tuple[int, int]]]:
+    """The sequences and ranges of a frame as the subscription's ledger has them."""
+    for name, given in (("seqs", frame.seqs), ("ranges", frame.ranges)):
+        if given and isinstance(given, dict) != bool(sub.last_of_shards):
+            form = "given by shard" if sub.last_of_shards else "a list: the stream has one shard"
+            raise _invalid(name, f"must be {form}")
+    seqs = frame.seqs if isinstance(frame.seqs, dict) else {0: frame.seqs}
+    ranges = frame.ranges if isinstance(frame.ranges, dict) else {0: frame.ranges}
+    return (
+        [place(shard, seq) for shard, of_shard in seqs.items() for seq in of_shard],
+        [
+            (place(shard, first), place(shard, last))
+            for shard, of_shard in ranges.items()
+            for first, last in of_shard
+        ],
+    )
+
+
 def _check_durable(frame: Sub) -> None:
     for name in (
         "filter_subjects", "deliver_policy", "opt_start_seq", "opt_start_time", "replay_policy",
+        "opt_start_cursor",
     ):  # fmt: skip
         if getattr(frame, name) is not None:
             raise _invalid(name, "belongs to a subscription without a consumer's name")

@@ -6,8 +6,9 @@ from typing import Final
 
 from contrail_common.model import ConsumerInfo
 from contrail_gateway.core.credit import Credit
-from contrail_gateway.core.ledger import Ledger
+from contrail_gateway.core.ledger import Ledger, newest_of_shards, up_to
 from contrail_gateway.core.lots import Listed, Lot
+from contrail_gateway.core.sharded_order import ShardedOrder
 
 BATCH_MAX: Final = 1_000
 BATCH_BYTES_MAX: Final = 384 << 10
@@ -49,7 +50,11 @@ class Subscription:
     next_consumer_seq: int = 0
     last_consumer_seq: int = 0
     last_stream_seq: int = 0
+    last_of_shards: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Consumer sequence and stream sequence in each shard, where the stream has several."""
     last_sent_ns: int = 0
+    order: ShardedOrder | None = None
+    """Where an ordered subscription goes on in each shard of a stream that has several."""
     ledger: Ledger = field(default_factory=Ledger)
     held_back: Lot | None = None
     """Pulled beyond the credit, because subjects count for it but not for a pull."""
@@ -65,6 +70,9 @@ class Subscription:
         self.limited(info)
         self.last_consumer_seq = info.delivered.consumer_seq
         self.last_stream_seq = info.delivered.stream_seq
+        self.last_of_shards = {
+            one.shard: (one.delivered.consumer_seq, one.delivered.stream_seq) for one in info.shards
+        }
         self.next_consumer_seq = info.delivered.consumer_seq + 1
         self.next_seq = from_seq or info.delivered.stream_seq + 1
         self.last_sent_ns = now_ns
@@ -115,10 +123,22 @@ class Subscription:
     def sent(self, lot: Lot, now_ns: int) -> None:
         """``lot`` is on its way to the client."""
         self.last_sent_ns = now_ns
-        self.last_consumer_seq = lot.last_consumer_seq
-        self.last_stream_seq = lot.last_seq
+        if self.last_of_shards and isinstance(lot, Listed):
+            self._sent_of_shards(lot)
+        else:
+            self.last_consumer_seq = lot.last_consumer_seq
+            self.last_stream_seq = lot.last_seq
         if self.acks and isinstance(lot, Listed):
             self.ledger.sent(lot.seqs)
+
+    def _sent_of_shards(self, lot: Listed) -> None:
+        if self.order is not None:
+            self.order.sent(lot.deliveries)
+        last = self.last_of_shards
+        for one in lot.deliveries:
+            last[one.message.shard or 0] = one.consumer_seq, one.message.seq
+        self.last_consumer_seq = sum(consumer_seq for consumer_seq, _ in last.values())
+        self.last_stream_seq = max(seq for _, seq in last.values())
 
     def give_back(self) -> list[int]:
         """The sequences that were pulled, but will not be sent."""
@@ -130,13 +150,18 @@ class Subscription:
         if not seqs:
             return
         if self.ack_all:
-            self.ledger.settled_up_to(max(seqs))
+            for newest in newest_of_shards(seqs):
+                self.ledger.settled_up_to(newest)
         else:
             self.ledger.settled(seqs)
         if isinstance(self.held_back, Listed):
             # Held back is what came again: settled under an earlier attempt, nobody wants it now.
-            gone = range(max(seqs) + 1) if self.ack_all else frozenset(seqs)
-            self.held_back = self.held_back.without(gone) or None
+            if not self.ack_all:
+                self.held_back = self.held_back.without(frozenset(seqs)) or None
+                return
+            for newest in newest_of_shards(seqs):
+                if isinstance(self.held_back, Listed):
+                    self.held_back = self.held_back.without(up_to(newest)) or None
 
     # Order ---------------------------------------------------------------------------------------
     def in_order(self, lot: Lot) -> bool:

@@ -309,7 +309,7 @@ class _Batch:
             self.last_id = NO_ID
 
     def _check_sizes(self, verdicts: Verdicts) -> None:
-        config = self._machine.config
+        config = self._machine.own_config
         for limit, spec, what in (
             (config.max_msg_size, errors.MESSAGE_TOO_LARGE, "max_msg_size"),
             (config.max_bytes, errors.STORE_FAILED, "max_bytes"),
@@ -444,7 +444,7 @@ class _Batch:
         )
 
     def _check_full(self, subject: str, size: int, rollup: Rollup | None) -> Refused | None:
-        config, counters = self._machine.config, self._machine.counters
+        config, counters = self._machine.own_config, self._machine.counters
         if config.discard != "new":
             return None
         # A message that replaces others makes the stream no fuller.

@@ -10,9 +10,10 @@ Little-endian::
 The CRC of a record goes on from that of the record before it (the first from the start), so a
 record that was changed, moved, doubled or left out breaks the chain. The end record holds counts
 and a BLAKE2b digest of every byte before it; nothing follows it. Payloads are msgpack, but for
-blocks, which are ``contrail_common.blocks`` without a codec. Kinds come in this order::
+blocks, which are ``contrail_common.blocks`` without a codec. Kinds come in this order, for each
+shard of the stream::
 
-    HEADER, SUBJECTS*, DELETED*, EXEMPT*, DEADLINES*, IDS*, (CONSUMER PENDING*)*, BLOCK*, END
+    (HEADER, SUBJECTS*, DELETED*, EXEMPT*, DEADLINES*, IDS*, (CONSUMER PENDING*)*, BLOCK*)+, END
 
 Version 1 has neither EXEMPT nor DEADLINES.
 """
@@ -74,7 +75,7 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     ``next_subject`` and ``next_consumer`` are the numbers that are given next; ``replaced`` are
     roll-ups that are not finished, and from ``keep_from`` up to ``keep_to`` there may be messages
-    that no consumer needs.
+    that no consumer needs. ``part`` is the shard, of a stream that has several.
     """
 
     config: StreamConfig
@@ -93,6 +94,7 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     next_consumer: int
     keep_from: int = 0
     keep_to: int = 0
+    part: int = 0
 
 
 class Subjects(msgspec.Struct, array_like=True, frozen=True):
@@ -242,7 +244,7 @@ class ArchiveReader:
             raise ArchiveError(f"the archive is damaged: record {self._number} has no sound head")
         follows = kind == CONSUMER and self._kind == PENDING
         back = self._kind and _PLACES[kind] < _PLACES[self._kind]
-        if (back and not follows) or (kind == HEADER) == bool(self._kind):
+        if kind != HEADER and (not self._kind or (back and not follows)):
             raise ArchiveError(f"the archive is out of order at record {self._number}")
 
     def _end(self, record: Record, digest: bytes) -> None:

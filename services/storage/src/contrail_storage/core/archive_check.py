@@ -103,6 +103,11 @@ class ArchiveCheck:
         """That was all of them."""
         self._messages().finish()
 
+    @property
+    def consumers(self) -> frozenset[str]:
+        """Names of the consumers."""
+        return frozenset(self._consumers)
+
     def _take_header(self, header: ArchiveHeader) -> None:
         self.header = header
         config = header.config

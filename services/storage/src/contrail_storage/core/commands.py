@@ -71,11 +71,17 @@ class Append(msgspec.Struct, tag=1, array_like=True):
 
 
 class ConfigureStream(msgspec.Struct, tag=2, array_like=True):
-    """Create the shard's stream, or replace its configuration (then the identity is kept)."""
+    """Create the shard's stream, or replace its configuration (then the identity is kept).
+
+    ``part`` says which of the stream's shards this one becomes. The shards behind the first take
+    over its ``version``; 0 gives the next.
+    """
 
     config: StreamConfig
     incarnation: str
     hash_key: bytes
+    part: int = 0
+    version: int = 0
 
 
 class DropStream(msgspec.Struct, tag=3, array_like=True):
@@ -238,11 +244,12 @@ class FinishRestore(msgspec.Struct, tag=41, array_like=True):
 
 
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):
-    """Meta: claim a name and its subjects and get a shard id."""
+    """Meta: claim a name and its subjects and get shard ids, ``shards`` of them in a row."""
 
     name: str
     subjects: tuple[str, ...]
     incarnation: str
+    shards: int = 1
 
 
 class ListStream(msgspec.Struct, tag=21, array_like=True):

@@ -194,7 +194,7 @@ class Expirer:
     def _mark(self, names: list[str], index: int, now_ns: int, writes: Writes) -> None:
         """Store markers for those of the subjects ``names`` that have no message any more."""
         machine = self._machine
-        config, counters = machine.config, machine.counters
+        config, counters = machine.own_config, machine.counters
         ttl_ns = config.subject_delete_marker_ttl_ns
         names = [name for name in names if name not in machine.subjects.ids]
         if ttl_ns <= 0:

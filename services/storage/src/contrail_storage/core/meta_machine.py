@@ -11,6 +11,7 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.model import Advisory, AdvisoryAction
+from contrail_common.partition import SHARDS_MAX
 from contrail_common.subjects import overlaps
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
@@ -21,16 +22,23 @@ Stage = Literal["reserved", "listed", "unlisted"]
 
 _COUNTER = 0
 STREAMS_MAX = 10_000
+"""Streams, and shards of all of them: each is looked at a few times a second."""
 
 
 class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
-    """What meta knows of one stream."""
+    """What meta knows of one stream: ``shard`` is the first of ``shards`` ids in a row."""
 
     name: str
     shard: int
     incarnation: str
     subjects: tuple[str, ...]
     stage: Stage
+    shards: int = 1
+
+    @property
+    def numbers(self) -> range:
+        """The ids of its shards."""
+        return range(self.shard, self.shard + self.shards)
 
 
 class MetaMachine:
@@ -42,6 +50,7 @@ class MetaMachine:
         self.changes = 0
         """Counts applied commands, so that a router knows when its cache is stale."""
         self._next_shard = 1
+        self._shard_count = 0
 
     def apply(self, command: cmd.Command, writes: Writes) -> Result:
         """Take one command; changes go into ``writes``."""
@@ -76,18 +85,21 @@ class MetaMachine:
     def _reserve(self, command: cmd.ReserveStream, writes: Writes) -> Result:
         if command.name in self.streams:
             return Refused(errors.STREAM_EXISTS.code)
-        if len(self.streams) >= STREAMS_MAX:
-            return Refused(errors.STREAM_LIMIT.code, f"at most {STREAMS_MAX} streams")
+        if not 1 <= command.shards <= SHARDS_MAX:
+            return Refused(errors.STREAM_CONFIG_INVALID.code, "shards is out of range")
+        if self._shard_count + command.shards > STREAMS_MAX:
+            return Refused(errors.STREAM_LIMIT.code, f"at most {STREAMS_MAX} streams and shards")
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
         shard = self._next_shard
-        self._next_shard += 1
+        self._next_shard += command.shards
+        self._shard_count += command.shards
         writes.put(self._key(_COUNTER), self._next_shard.to_bytes(4, "big"))
-        self._put(
-            StreamEntry(command.name, shard, command.incarnation, command.subjects, "reserved"),
-            writes,
+        entry = StreamEntry(
+            command.name, shard, command.incarnation, command.subjects, "reserved", command.shards
         )
+        self._put(entry, writes)
         return Reserved(shard)
 
     def _list(self, command: cmd.ListStream, writes: Writes) -> Result:
@@ -116,6 +128,7 @@ class MetaMachine:
         entry = self.streams.pop(name, None)
         if entry is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
+        self._shard_count -= entry.shards
         writes.delete(self._key(entry.shard))
         return Done()
 
@@ -135,6 +148,7 @@ class MetaMachine:
             else:
                 entry = msgspec.msgpack.decode(value, type=StreamEntry)
                 self.streams[entry.name] = entry
+                self._shard_count += entry.shards
 
 
 def _action(stream: str, action: AdvisoryAction) -> Advisory:

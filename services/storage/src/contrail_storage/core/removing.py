@@ -125,14 +125,14 @@ class Remover:
 
     def _over_limits(self) -> bool:
         # With discard new the limits refuse messages; they never take any away.
-        config, counters = self._machine.config, self._machine.counters
+        config, counters = self._machine.own_config, self._machine.counters
         return config.discard == "old" and (
             0 <= config.max_msgs < counters.messages or 0 <= config.max_bytes < counters.bytes
         )
 
     def _evict(self, messages_max: int, index: int, writes: Writes) -> int:
         """Take the oldest messages that lie over the stream's limits; answers how many went."""
-        config, counters = self._machine.config, self._machine.counters
+        config, counters = self._machine.own_config, self._machine.counters
         removed = 0
         if config.discard == "old" and 0 <= config.max_msgs < counters.messages:
             over = min(counters.messages - config.max_msgs, messages_max)
@@ -142,7 +142,7 @@ class Remover:
         return removed
 
     def _over_bytes(self, facts: MessageFacts, live: Live | None) -> int:
-        over = self._machine.counters.bytes - self._machine.config.max_bytes
+        over = self._machine.counters.bytes - self._machine.own_config.max_bytes
         if over <= 0:
             return 0
         sizes = facts.sizes if live is None else facts.sizes * live

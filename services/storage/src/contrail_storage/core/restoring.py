@@ -82,6 +82,7 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
         next_consumer=record.next_consumer_id,
         keep_from=counters.keep_from,
         keep_to=counters.keep_to,
+        part=record.part,
     )
 
 

@@ -61,7 +61,7 @@ class ConsumerPut:
 
 @dataclass(slots=True, frozen=True)
 class Reserved:
-    """The shard id of a reserved stream."""
+    """The shard id of a reserved stream, the first of its shards."""
 
     shard: int
 

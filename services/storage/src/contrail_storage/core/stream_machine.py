@@ -20,6 +20,7 @@ from contrail_common.model import (
     StreamConfig,
     StreamState,
 )
+from contrail_common.partition import share
 from contrail_common.retention_rules import collision, kind_problem, may_become
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
@@ -57,7 +58,7 @@ FIRST_SEQ_MAX: Final = 1 << 62
 
 
 class StreamRecord(msgspec.Struct, array_like=True):
-    """What of a stream changes only with its configuration."""
+    """What of a stream changes only with its configuration; ``part``: which shard of it this is."""
 
     config: StreamConfig
     incarnation: str
@@ -65,6 +66,7 @@ class StreamRecord(msgspec.Struct, array_like=True):
     created_ns: int
     version: int
     next_consumer_id: int
+    part: int = 0
 
 
 class Counters(msgspec.Struct, array_like=True):
@@ -110,6 +112,7 @@ class StreamMachine:
         self._facts = facts
         self._fresh: list[MessageFacts] = []
         self._fresh_index = 0
+        self._shared: tuple[StreamConfig, StreamConfig] | None = None
         self._appender = Appender(self)
         self.remover = Remover(self)
         self.expirer = Expirer(self, self._appender)
@@ -137,6 +140,26 @@ class StreamMachine:
         """The stream's configuration; the stream must exist."""
         assert self.record is not None
         return self.record.config
+
+    @property
+    def part(self) -> int:
+        """Which shard of its stream this is, from 0."""
+        return 0 if self.record is None else self.record.part
+
+    @property
+    def own_config(self) -> StreamConfig:
+        """The configuration, with this shard's share of what the whole stream may hold."""
+        config = self.config
+        if config.shards <= 1:
+            return config
+        if self._shared is None or self._shared[0] is not config:
+            own = msgspec.structs.replace(
+                config,
+                max_msgs=share(config.max_msgs, config.shards, self.part),
+                max_bytes=share(config.max_bytes, config.shards, self.part),
+            )
+            self._shared = config, own
+        return self._shared[1]
 
     @property
     def compression(self) -> Compression:
@@ -262,19 +285,26 @@ class StreamMachine:
             # Versions begin at the index and go up by one with an entry each, so that a stream made
             # anew never has a version of the one before: an old If-Match can't hit it.
             self.record = StreamRecord(
-                config, command.incarnation, command.hash_key, time_ns, index, 1
+                config,
+                command.incarnation,
+                command.hash_key,
+                time_ns,
+                command.version or index,
+                1,
+                command.part,
             )
             self.counters.first_seq = config.first_seq
             self.counters.last_seq = config.first_seq - 1
             self.write_counters(writes)
-        elif self.record.config == config:
+        elif self.record.config == config and command.version in (0, self.record.version):
             return Done(changed=False)
         else:
             if config.retention == "interest" != self.config.retention:
                 self.interest.look_again(0, self.counters.last_seq + 1, writes)
             self.record.config = config
-            self.record.version += 1
-            writes.advisories.append(Advisory(type="stream_action", action="modify"))
+            self.record.version = command.version or self.record.version + 1
+            if not self.part:  # what all shards do is told once
+                writes.advisories.append(Advisory(type="stream_action", action="modify"))
         self._write_record(writes)
         return Done()
 
@@ -330,6 +360,7 @@ class StreamMachine:
             header.created_ns,
             index,
             header.next_consumer,
+            header.part,
         )
         self.counters = Counters(
             header.first_seq,
@@ -371,7 +402,7 @@ class StreamMachine:
                     self.interest.forget(existing.consumer_id)
                     self.interest.look_again_without(existing, writes)
                 existing.change(Reconfigured(command.config), now_ns, writes)
-                writes.advisories.append(_consumer_action(existing, "modify"))
+                self._tell_of(existing, "modify", writes)
             return ConsumerPut(existing.consumer_id, created=False)
         limit = self.config.max_consumers
         if 0 <= limit <= len(self.consumers):
@@ -392,7 +423,7 @@ class StreamMachine:
         self.consumers[consumer_id] = consumer
         self.consumer_ids[command.config.name] = consumer_id
         self.interest.forget(consumer_id)
-        writes.advisories.append(_consumer_action(consumer, "create"))
+        self._tell_of(consumer, "create", writes)
         return ConsumerPut(consumer_id, created=True)
 
     def _drop_consumer(self, command: cmd.DropConsumer, writes: Writes) -> Result:
@@ -403,8 +434,12 @@ class StreamMachine:
         consumer.erase(writes)
         self.interest.forget(consumer.consumer_id)
         self.interest.look_again_without(consumer, writes)
-        writes.advisories.append(_consumer_action(consumer, "delete"))
+        self._tell_of(consumer, "delete", writes)
         return Done()
+
+    def _tell_of(self, consumer: ConsumerMachine, action: AdvisoryAction, writes: Writes) -> None:
+        if not self.part:  # a consumer is on all shards, and told of once
+            writes.advisories.append(_consumer_action(consumer, action))
 
     def _change_consumer(
         self, change: cmd.ConsumerChange, index: int, now_ns: int, writes: Writes

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -25,6 +26,8 @@ from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.sharded_consumers import ShardedConsumers
+from contrail_storage.node.sharded_state import bad_cursor
 from contrail_storage.node.streams import StreamManager, expect
 from contrail_storage.node.unacked_desk import UnackedDesk
 
@@ -47,6 +50,14 @@ class ConsumerManager:
         self._clock = clock
         self._desks: dict[tuple[int, int], Desk] = {}
         self._lock = asyncio.Lock()
+        self._sharded = ShardedConsumers(
+            streams,
+            reader,
+            self._propose,
+            lambda shard, name: self._desk(shard, self._find(shard, name)),
+            self._start_seq,
+            self._acknowledge,
+        )
 
     # Managing ------------------------------------------------------------------------------------
 
@@ -59,6 +70,11 @@ class ConsumerManager:
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
         """Create or update; see ``StorageLink.put_consumer``."""
+        if self._streams.entry(stream).shards > 1:
+            async with self._lock:
+                return await self._sharded.put(stream, config, mode, if_match, if_none=if_none)
+        if config.opt_start_cursor:
+            raise bad_cursor("the stream has one shard: its positions are sequences")
         shard = self._streams.shard(stream)
         config = complete_consumer(config, shard.machine.config.consumer_limits)
         async with self._lock:
@@ -135,13 +151,17 @@ class ConsumerManager:
 
     async def info(self, stream: str, name: str) -> ConsumerInfo:
         """Configuration and progress."""
+        if self._streams.entry(stream).shards > 1:
+            return await self._sharded.desk(stream, name).info()
         shard = self._streams.shard(stream)
         return await self._info(shard, self._find(shard, name))
 
     async def infos(self, stream: str) -> list[ConsumerInfo]:
         """All consumers of a stream by name."""
-        shard = self._streams.shard(stream)
+        shard = self._streams.parts(stream)[0]
         names = sorted(shard.machine.consumer_ids)
+        if self._streams.entry(stream).shards > 1:
+            return [await self._sharded.desk(stream, name).info() for name in names]
         return [await self._info(shard, self._find(shard, name)) for name in names]
 
     async def _info(self, shard: Shard, consumer: ConsumerMachine) -> ConsumerInfo:
@@ -162,6 +182,11 @@ class ConsumerManager:
 
     async def delete(self, stream: str, name: str) -> None:
         """Remove a consumer; its waiting pulls end."""
+        if self._streams.entry(stream).shards > 1:
+            async with self._lock:
+                for shard in self._sharded.with_consumer(self._streams.parts(stream), name):
+                    await self._drop(shard, self._find(shard, name))
+            return
         shard = self._streams.shard(stream)
         await self._drop(shard, self._find(shard, name))
 
@@ -199,6 +224,9 @@ class ConsumerManager:
         """Remove the consumers that nobody used for their ``inactive_threshold``."""
         now_s = asyncio.get_running_loop().time()
         for shard in self._streams.shards():
+            if shard.machine.config.shards > 1:
+                await self._drop_inactive_of_all(shard, now_s)
+                continue
             for consumer in list(shard.machine.consumers.values()):
                 config = consumer.config
                 threshold_ns = config.inactive_threshold_ns
@@ -214,6 +242,19 @@ class ConsumerManager:
                     idle_ns = min(idle_ns, self._clock.now() - due_ns)
                 if idle_ns > threshold_ns and not desk.waiters:
                     await self._drop(shard, consumer)
+
+    async def _drop_inactive_of_all(self, shard: Shard, now_s: float) -> None:
+        """The same on all shards of a stream, of which ``shard`` is one; done with the first."""
+        for name in [] if shard.machine.part else sorted(shard.machine.consumer_ids):
+            if self._sharded.is_idle(shard.name, name, now_s, self._clock.now()):
+                await self.delete(shard.name, name)
+
+    async def mend_all(self) -> None:
+        """Finish or undo what a crash left half done of consumers on several shards."""
+        async with self._lock:
+            for name in self._streams.names():
+                with suppress(ApiError):  # then the next change of a consumer mends them
+                    await self._sharded.mend(self._streams.parts(name))
 
     # Delivering ----------------------------------------------------------------------------------
 
@@ -246,6 +287,8 @@ class ConsumerManager:
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
+        if self._streams.entry(request.stream).shards > 1:
+            return await self._sharded.desk(request.stream, request.consumer).pull(request)
         shard = self._streams.shard(request.stream)
         desk = self._desk(shard, self._find(shard, request.consumer))
         return await desk.pull(request)
@@ -254,7 +297,13 @@ class ConsumerManager:
         self, stream: str, name: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
         """Take acknowledgements; see ``StorageLink.acknowledge``."""
-        shard = self._streams.shard(stream)
+        if self._streams.entry(stream).shards > 1:
+            return await self._sharded.acknowledge(stream, name, items, sync=sync)
+        return await self._acknowledge(self._streams.shard(stream), name, items, sync=sync)
+
+    async def _acknowledge(
+        self, shard: Shard, name: str, items: list[AckItem], *, sync: bool
+    ) -> list[AckResult]:
         consumer = self._find(shard, name)
         desk = self._desk(shard, consumer)
         desk.touch()

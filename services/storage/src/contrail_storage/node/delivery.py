@@ -68,6 +68,7 @@ class Desk:
     _count: int = 0
     _counted_to: int = -1
     _deletions: int = 0
+    _siblings: "tuple[Desk, ...]" = ()
 
     def __post_init__(self) -> None:
         self.position = self.consumer.next_seq
@@ -135,7 +136,7 @@ class Desk:
                     break
                 waiter = waiter or self._queue_up()
                 self._arm_deadline()
-                if not await _woken(waiter, left):
+                if not await woken(waiter, left):
                     break
         finally:
             if waiter is not None:
@@ -174,6 +175,32 @@ class Desk:
         ):
             if limit > 0 and asked > limit:
                 raise ApiError(errors.PULL_LIMIT, f"the pull exceeds {what} of {limit}")
+
+    # Several shards ------------------------------------------------------------------------------
+
+    def join(self, siblings: "tuple[Desk, ...]", lock: asyncio.Lock) -> None:
+        """Be one of the desks of a consumer of several shards: one chooses at a time."""
+        self._siblings, self._lock = siblings, lock
+
+    def check(self, request: PullRequest) -> None:
+        """Raise ApiError for a pull that the consumer does not take."""
+        self._check_limits(request)
+        self._check_open()
+
+    async def take(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        """What there is for a pull now, without waiting."""
+        return await self._deliver(request)
+
+    def give_back(self, deliveries: list[Delivery]) -> None:
+        """Deliveries that were taken, but reached nobody, are for whoever pulls next."""
+        if deliveries and self.consumer.config.ack_policy != "none":
+            self.flush()
+            self._give_back([one.message.seq for one in deliveries])
+
+    def wait(self, waiter: asyncio.Event) -> None:
+        """Set ``waiter``, which takes its place in line, when there may be something for it."""
+        self.waiters.append(waiter)
+        self._arm_deadline()
 
     # Choosing ------------------------------------------------------------------------------------
 
@@ -251,7 +278,10 @@ class Desk:
         limit = self.consumer.config.max_ack_pending
         if limit < 0 or self.consumer.config.ack_policy == "none":
             return PULL_BYTES_MAX
-        return limit - len(self.consumer.pending) - len(self._fresh_in_flight())
+        return limit - self._outstanding() - sum(one._outstanding() for one in self._siblings)
+
+    def _outstanding(self) -> int:
+        return len(self.consumer.pending) + len(self._fresh_in_flight())
 
     def _fresh_in_flight(self) -> set[int]:
         """What is on its way for the first time, as far as the machine knows."""
@@ -550,7 +580,7 @@ class Desk:
         return int(np.count_nonzero(wanted)) + behind
 
 
-async def _woken(waiter: asyncio.Event, timeout_s: float) -> bool:
+async def woken(waiter: asyncio.Event, timeout_s: float) -> bool:
     """Wait to be woken; False when ``timeout_s`` passed first."""
     try:
         async with asyncio.timeout(timeout_s):

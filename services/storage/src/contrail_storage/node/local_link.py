@@ -1,5 +1,6 @@
 """The service link of one process: a direct call into the node."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from contrail_common import errors
@@ -36,11 +37,14 @@ from contrail_common.model import (
     StreamInfo,
 )
 from contrail_common.subjects import overlaps
+from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.node.last_reader import LastReader
 from contrail_storage.node.node import SHARD_GROUP, StorageNode
 from contrail_storage.node.page_tokens import decode_token, encode_token
 from contrail_storage.node.proposer import Outcome
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.sharded_publish import ShardedPublisher
+from contrail_storage.node.sharded_reads import ShardedReader, with_shard, with_shards
 
 _UNKNOWN = errors.OUTCOME_UNKNOWN.code
 
@@ -51,18 +55,30 @@ class LocalLink:
     def __init__(self, node: StorageNode) -> None:
         self._node = node
         self._last_reader = LastReader(node.reader)
+        self._sharded = ShardedReader(node.reader, self._last_reader, node.replayer)
 
-    def _shard(self, stream: str) -> Shard:
-        shard = self._node.streams.shard(stream)
-        if shard.damaged:
-            raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
-        return shard
+    def _shard(self, stream: str, part: int | None = None) -> Shard:
+        return _sound(self._node.streams.shard(stream, part))
 
-    async def _readable(self, stream: str) -> Shard:
+    def _first(self, entry: StreamEntry) -> Shard:
+        return _sound(self._node.applier.shards[entry.shard])
+
+    def _parts(self, stream: str, part: int | None) -> list[Shard]:
+        """All shards of a stream, or the one that is named."""
+        return [_sound(shard) for shard in self._node.streams.parts(stream, part)]
+
+    async def _readable(self, stream: str, part: int | None = None) -> Shard:
         """The shard of a stream once everything acknowledged so far can be read."""
-        shard = self._shard(stream)
+        shard = self._shard(stream, part)
         await shard.catch_up()
         return shard
+
+    async def _all_readable(self, stream: str, part: int | None) -> list[Shard]:
+        """The same of all shards, or of the one that is named."""
+        shards = self._parts(stream, part)
+        for shard in shards:
+            await shard.catch_up()
+        return shards
 
     # Streams -------------------------------------------------------------------------------------
 
@@ -75,7 +91,7 @@ class LocalLink:
 
     async def stream_info(self, name: str) -> StreamInfo:
         """Configuration and state."""
-        return self._node.streams.info(self._shard(name))
+        return self._node.streams.whole_info(self._parts(name, None))
 
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
         """Streams by name, paged."""
@@ -85,7 +101,7 @@ class LocalLink:
         for name in streams.names():
             if name <= after or not name.startswith(prefix):
                 continue
-            info = streams.info(streams.shard(name))
+            info = streams.whole_info(streams.parts(name))
             if subject and not any(overlaps(subject, own) for own in info.config.subjects):
                 continue
             infos.append(info)
@@ -99,10 +115,12 @@ class LocalLink:
         await self._node.streams.delete(name)
         self._node.consumers.close_gone()
 
-    async def purge_stream(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
+    async def purge_stream(
+        self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
+    ) -> int:
         """Remove messages, answer how many."""
         self._node.check_serving()
-        return await self._node.streams.purge(name, subject, up_to_seq, keep)
+        return await self._node.streams.purge(name, subject, up_to_seq, keep, shard)
 
     # Messages ------------------------------------------------------------------------------------
 
@@ -120,7 +138,10 @@ class LocalLink:
         """Store messages; durable when this returns."""
         if not stream and messages:
             stream = self._captured_by(messages[0].subject)
-        shard = self._shard(stream)
+        entry = self._node.streams.entry(stream)
+        if messages and entry.shards > 1:
+            return await self._publish_sharded(entry, messages)
+        shard = self._first(entry)
         self._node.check_serving()
         if not messages:
             return PublishAck(stream, [], self._node.durability)
@@ -132,7 +153,10 @@ class LocalLink:
 
     async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
         """Store a batch; durable when this returns."""
-        shard = self._shard(stream)
+        entry = self._node.streams.entry(stream)
+        if batch.count and entry.shards > 1:
+            return await self._publish_sharded(entry, batch)
+        shard = self._first(entry)
         self._node.check_serving()
         if not batch.count:
             return PublishAck(stream, [], self._node.durability)
@@ -146,7 +170,11 @@ class LocalLink:
         self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
     ) -> None:
         """Store a batch; ``done`` gets the outcome."""
-        shard = self._shard(stream)
+        entry = self._node.streams.entry(stream)
+        if batch.count and entry.shards > 1:
+            self._publish_sharded_then(entry, batch, done)
+            return
+        shard = self._first(entry)
         self._node.check_serving()
         if not batch.count:
             done(PublishAck(stream, [], self._node.durability))
@@ -160,11 +188,51 @@ class LocalLink:
     ) -> None:
         """Store messages (at least one); ``done`` gets the outcome."""
         stream = stream or self._captured_by(messages[0].subject)
-        shard = self._shard(stream)
+        entry = self._node.streams.entry(stream)
+        if entry.shards > 1:
+            self._publish_sharded_then(entry, messages, done)
+            return
+        shard = self._first(entry)
         self._node.check_serving()
         self._node.shard_log.append_then(
             shard.machine.shard, messages, lambda results: done(self._outcome(stream, results))
         )
+
+    def _publish_sharded_then(
+        self,
+        entry: StreamEntry,
+        content: list[PublishMessage] | MessageBatch,
+        done: Callable[[PublishOutcome], None],
+    ) -> None:
+        self._node.check_serving()
+        config = self._node.applier.shards[entry.shard].machine.config
+        publisher = ShardedPublisher(self._node.shard_log, self._check_number)
+
+        def answer(results: Outcome) -> None:
+            done(self._outcome(entry.name, results))
+
+        if isinstance(content, MessageBatch):
+            publisher.publish_batch_then(entry, config, content, answer)
+        else:
+            publisher.publish_then(entry, config, content, answer)
+
+    async def _publish_sharded(
+        self, entry: StreamEntry, content: list[PublishMessage] | MessageBatch
+    ) -> PublishAck:
+        future: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
+
+        def answer(outcome: PublishOutcome) -> None:
+            if not future.done():  # whoever asked still waits
+                future.set_result(outcome)
+
+        self._publish_sharded_then(entry, content, answer)
+        outcome = await future
+        if isinstance(outcome, ApiError):
+            raise outcome
+        return outcome
+
+    def _check_number(self, number: int) -> None:
+        _sound(self._node.applier.shards[number])
 
     def _outcome(self, stream: str, results: Outcome) -> PublishOutcome:
         if isinstance(results, ApiError):
@@ -173,48 +241,64 @@ class LocalLink:
             return ApiError(errors.OUTCOME_UNKNOWN)
         return PublishAck(stream, results, self._node.durability)
 
-    async def get_message(self, stream: str, seq: int) -> StoredMessage:
+    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """One message."""
-        return await self._node.reader.get(await self._readable(stream), seq)
+        one = await self._readable(stream, shard)
+        return with_shard(one, await self._node.reader.get(one, seq))
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order, waiting for the first when asked to."""
-        return await self._node.reader.read_range(await self._readable(request.stream), request)
+        shards = await self._all_readable(request.stream, request.shard)
+        if len(shards) > 1:
+            return await self._sharded.read_range(shards, request)
+        return await self._sharded.read_one(shards[0], request)
 
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         """A page of the newest messages of subjects."""
-        return await self._last_reader.read(await self._readable(request.stream), request)
+        shards = await self._all_readable(request.stream, request.shard)
+        if len(shards) > 1:
+            return await self._sharded.last(shards, request)
+        page, token = await self._last_reader.read(shards[0], request)
+        return with_shards(shards[0], page), token
 
-    async def deleted_ranges(self, stream: str, limit: int, token: str) -> DeletedRanges:
+    async def deleted_ranges(
+        self, stream: str, limit: int, token: str, shard: int | None = None
+    ) -> DeletedRanges:
         """Deleted sequences, paged."""
-        return self._node.reader.deleted_ranges(await self._readable(stream), limit, token)
+        return self._node.reader.deleted_ranges(await self._readable(stream, shard), limit, token)
 
-    async def read_position(self, stream: str) -> ReadPosition:
+    async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """How far this node is."""
-        shard = self._shard(stream)
-        return ReadPosition(shard.written_seq, self._node.applied_indexes().get(SHARD_GROUP, 0))
+        last_seq = max(one.written_seq for one in self._parts(stream, shard))
+        return ReadPosition(last_seq, self._node.applied_indexes().get(SHARD_GROUP, 0))
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Subjects with their number of messages."""
-        return self._node.reader.subject_counts(await self._readable(stream), subject, limit, token)
+        shards = await self._all_readable(stream, None)
+        if len(shards) > 1:
+            return self._sharded.subject_counts(shards, subject, limit, token)
+        return self._node.reader.subject_counts(shards[0], subject, limit, token)
 
-    async def delete_message(self, stream: str, seq: int) -> None:
+    async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Make one message unreadable."""
         self._node.check_serving()
-        self._shard(stream)
-        await self._node.streams.delete_message(stream, seq)
+        self._shard(stream, shard)
+        await self._node.streams.delete_message(stream, seq, shard)
 
     # Replay --------------------------------------------------------------------------------------
 
     async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
         """Pin a range and cut it into splits."""
-        return await self._node.replayer.plan(await self._readable(request.stream), request)
+        shards = await self._all_readable(request.stream, request.shard)
+        if len(shards) > 1:
+            return await self._sharded.plan(shards, request)
+        return await self._node.replayer.plan(shards[0], request)
 
     async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk]:
         """Check the request, then stream the encoded body."""
-        shard = await self._readable(request.stream)
+        shard = await self._readable(request.stream, request.shard)
         low, high = self._node.replayer.check(shard, request)
         return self._node.replayer.stream(shard, request, low, high)
 
@@ -222,9 +306,9 @@ class LocalLink:
 
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Stream the archive of a stream as it is now."""
-        shard = await self._readable(stream)
+        shards = await self._all_readable(stream, None)
         await self._node.until_written()
-        return self._node.snapshotter.stream(shard, consumers=consumers)
+        return self._node.snapshotter.stream(shards, consumers=consumers)
 
     async def begin_restore(self, stream: str) -> str:
         """Begin a restore; its token."""
@@ -261,7 +345,7 @@ class LocalLink:
 
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Configuration and progress."""
-        await self._readable(stream)
+        await self._all_readable(stream, None)
         return await self._node.consumers.info(stream, consumer)
 
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
@@ -282,7 +366,7 @@ class LocalLink:
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
         self._node.check_serving()
-        await self._readable(request.stream)
+        await self._all_readable(request.stream, None)
         return await self._node.consumers.pull(request)
 
     async def acknowledge(
@@ -319,3 +403,10 @@ class LocalLink:
     def metrics_text(self) -> str:
         """The node's metrics."""
         return self._node.metrics_text()
+
+
+def _sound(shard: Shard) -> Shard:
+    """``shard`` unless it is damaged (DATA_LOST)."""
+    if shard.damaged:
+        raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
+    return shard

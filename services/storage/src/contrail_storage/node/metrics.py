@@ -18,6 +18,7 @@ from contrail_storage.node.proposer import EntryContext
 
 if TYPE_CHECKING:
     from contrail_storage.node.node import StorageNode
+    from contrail_storage.node.shard import Shard
 
 _STREAMS_MAX = _CONSUMERS_MAX = 1_000
 """Streams and consumers with figures of their own."""
@@ -86,9 +87,10 @@ class _NodeCollector:
         )
 
     def _stream_metrics(self) -> Iterable[Metric]:
-        shards = self._node.streams.shards()
-        yield GaugeMetricFamily("contrail_streams", "Streams", len(shards))
-        damaged = sum(bool(shard.damaged) for shard in shards)
+        streams = self._node.streams
+        names = streams.names()
+        yield GaugeMetricFamily("contrail_streams", "Streams", len(names))
+        damaged = sum(any(shard.damaged for shard in streams.parts(name)) for name in names)
         yield GaugeMetricFamily("contrail_streams_damaged", "Streams that cannot serve", damaged)
         scrubbed = self._node.scrubber.counts
         for name, text, count in (
@@ -125,17 +127,18 @@ class _NodeCollector:
                 ("ack_pending", "Deliveries that wait for their ack, over all consumers"),
             )
         }
-        for shard in shards[:_STREAMS_MAX]:
-            machine = shard.machine
+        for stream in names[:_STREAMS_MAX]:
+            machines = [shard.machine for shard in streams.parts(stream)]
+            consumers = [one for machine in machines for one in machine.consumers.values()]
             values = {
-                "messages": machine.counters.messages,
-                "bytes": machine.counters.bytes,
-                "last_seq": machine.counters.last_seq,
-                "consumers": len(machine.consumers),
-                "ack_pending": sum(len(one.pending) for one in machine.consumers.values()),
+                "messages": sum(machine.counters.messages for machine in machines),
+                "bytes": sum(machine.counters.bytes for machine in machines),
+                "last_seq": max(machine.counters.last_seq for machine in machines),
+                "consumers": len(machines[0].consumers),
+                "ack_pending": sum(len(one.pending) for one in consumers),
             }
             for name, value in values.items():
-                families[name].add_metric([shard.name], value)
+                families[name].add_metric([stream], value)
         yield from families.values()
 
     def _consumer_metrics(self) -> Iterable[Metric]:
@@ -152,22 +155,34 @@ class _NodeCollector:
                 ),
             )
         }
+        streams = self._node.streams
         consumers = (
-            (shard, consumer)
-            for shard in self._node.streams.shards()
-            for consumer in shard.machine.consumers.values()
+            (stream, name)
+            for stream in streams.names()
+            for name in streams.parts(stream)[0].machine.consumer_ids
         )
-        for shard, consumer in islice(consumers, _CONSUMERS_MAX):
-            pending = consumer.pending.values()
-            values = {
-                "deliveries": consumer.delivered.consumer_seq,
-                "ack_pending": len(pending),
-                "redelivered": sum(one.attempts > 1 for one in pending),
-                "lag": max(shard.machine.counters.last_seq + 1 - consumer.next_seq, 0),
-            }
+        for stream, consumer in islice(consumers, _CONSUMERS_MAX):
+            values = dict.fromkeys(families, 0)
+            for shard in streams.parts(stream):
+                for name, value in _consumer_values(shard, consumer).items():
+                    values[name] += value
             for name, value in values.items():
-                families[name].add_metric([shard.name, consumer.config.name], value)
+                families[name].add_metric([stream, consumer], value)
         yield from families.values()
+
+
+def _consumer_values(shard: "Shard", name: str) -> dict[str, int]:
+    """A consumer's figures on one shard of its stream."""
+    consumer = shard.machine.consumer(name)
+    if consumer is None:
+        return {}
+    pending = consumer.pending.values()
+    return {
+        "deliveries": consumer.delivered.consumer_seq,
+        "ack_pending": len(pending),
+        "redelivered": sum(one.attempts > 1 for one in pending),
+        "lag": max(shard.machine.counters.last_seq + 1 - consumer.next_seq, 0),
+    }
 
 
 def _histogram(name: str, text: str, timings: Timings) -> Metric:

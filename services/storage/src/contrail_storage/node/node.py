@@ -187,7 +187,8 @@ class StorageNode:
         self.meta.load(self._scan(keys.shard_key(keys.STREAM, META_SHARD)))
         self.meta.erasures.load(self._scan(keys.shard_key(keys.ERASURE, META_SHARD)))
         for entry in self.meta.streams.values():
-            self._load_shard(entry.shard)
+            for number in entry.numbers:
+                self._load_shard(number)
         self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
 
     def _machines(self) -> dict[int, StreamMachine]:
@@ -238,6 +239,7 @@ class StorageNode:
         self._spawn(self._tick_groups())
         await self._replay()
         await self.streams.mend_all()
+        await self.consumers.mend_all()
         self.scrubber = Scrubber(
             self.streams.shards,
             self.blocks,
@@ -341,6 +343,7 @@ class StorageNode:
         """Finish what a failed log left half done; should it fail again, the next term tries."""
         with suppress(ApiError):
             await self.streams.mend_all()
+            await self.consumers.mend_all()
 
     def _proposer(self, group_id: int) -> Proposer:
         return self.meta_log if group_id == META_GROUP else self.shard_log

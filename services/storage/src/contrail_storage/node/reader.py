@@ -160,6 +160,11 @@ class Reader:
         pending = await self.count(shard, next_seq, shard.written_seq, subject_filter)
         return RangeResult(messages, next_seq, pending)
 
+    async def collect(self, shard: Shard, request: RangeRequest) -> tuple[list[StoredMessage], int]:
+        """Messages from ``from_seq`` on, as far as they are written, and the next sequence."""
+        wanted = self.filter_of(shard, (request.subject,) if request.subject else ())
+        return await self._collect(shard, request.from_seq, wanted, request)
+
     async def _collect(
         self, shard: Shard, from_seq: int, subject_filter: SubjectFilter, request: RangeRequest
     ) -> tuple[list[StoredMessage], int]:

@@ -68,7 +68,7 @@ class Replayer:
             if end or messages * parts >= total:
                 stop = high if end else span.end_seq - 1
                 count = stop - start + 1 - shard.machine.deleted.count(start, stop)
-                splits.append(ReplaySplit(0, start, stop, count, size))
+                splits.append(ReplaySplit(shard.machine.part, start, stop, count, size))
                 start, messages, size = stop + 1, 0, 0
         return splits
 
@@ -101,7 +101,7 @@ class Replayer:
         self, shard: Shard, request: ReplayRequest, low: int, high: int
     ) -> AsyncIterator[Chunk]:
         """The encoded body in chunks of about a record batch."""
-        encoder = _ENCODERS[request.format](request)
+        encoder = _ENCODERS[request.format](request, shard.machine.part)
         subject_filter = SubjectFilter((request.subject,) if request.subject else ())
         head = encoder.head()
         if head:
@@ -204,7 +204,8 @@ class Replayer:
 class _ArrowEncoder:
     """An Arrow IPC stream."""
 
-    def __init__(self, request: ReplayRequest) -> None:
+    def __init__(self, request: ReplayRequest, part: int) -> None:
+        self._part = part
         self._schema = arrow.schema_of(request.schema, request.columns)
         self._subjects = arrow.SubjectTexts()
 
@@ -215,7 +216,9 @@ class _ArrowEncoder:
     def batch(
         self, selections: list[arrow.Selection], names: list[str | None], base: int
     ) -> memoryview:
-        found = arrow.record_batch(self._schema, 0, selections, self._subjects, names, base)
+        found = arrow.record_batch(
+            self._schema, self._part, selections, self._subjects, names, base
+        )
         # As a stream's writer would write it, less its copies: a buffer is passed on as it is.
         return memoryview(found.serialize())
 
@@ -226,7 +229,8 @@ class _ArrowEncoder:
 class _RecordEncoder:
     """One record a message; the last record is ``{"end": true, "messages": n}``."""
 
-    def __init__(self, request: ReplayRequest) -> None:
+    def __init__(self, request: ReplayRequest, part: int) -> None:
+        self._part = part
         self._columns = request.columns
         self._stream = request.stream
         self._messages = 0
@@ -252,7 +256,7 @@ class _RecordEncoder:
         message = block.message(position, subject)
         record: dict[str, object] = {
             "stream": self._stream,
-            "shard": 0,
+            "shard": self._part,
             "seq": message.seq,
             "subject": subject,
             "time": format_time(message.time_ns),

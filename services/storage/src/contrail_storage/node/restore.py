@@ -21,8 +21,8 @@ from contrail_common.model import StreamInfo
 from contrail_common.names import name_problem
 from contrail_storage.core import archive
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.archive import ArchiveError, ArchiveReader, Record
-from contrail_storage.core.archive_check import ArchiveCheck
+from contrail_storage.core.archive import ArchiveError, ArchiveHeader, ArchiveReader, Record
+from contrail_storage.core.sharded_archive import ShardedCheck
 from contrail_storage.node.streams import StreamManager
 
 RESTORES_MAX: Final = 4
@@ -148,7 +148,8 @@ class _Restore:
         self.idle: asyncio.TimerHandle | None = None
         self._streams = streams
         self._reader = ArchiveReader()
-        self._check = ArchiveCheck()
+        self._check = ShardedCheck()
+        self._headers: list[ArchiveHeader] = []
         self._offset = 0
         self._number: int | None = None
         self._part: list[tuple[int, bytes]] = []
@@ -179,7 +180,7 @@ class _Restore:
 
     async def _take(self, record: Record) -> None:
         if record.kind == archive.HEADER:
-            await self._reserve()
+            await self._begin_shard(archive.decoded(record.payload, ArchiveHeader))
             return
         full = self._part_bytes + len(record.payload) > _PART_BYTES
         if self._part and (full or len(self._part) == _PART_RECORDS):
@@ -187,21 +188,23 @@ class _Restore:
         self._part.append((record.kind, record.payload))
         self._part_bytes += len(record.payload)
 
-    async def _reserve(self) -> None:
-        header = self._check.header
+    async def _begin_shard(self, header: ArchiveHeader) -> None:
+        if self._part:
+            await self._log_part()
         config = msgspec.structs.replace(header.config, name=self.name)
-        self._header = msgspec.structs.replace(
-            header, config=config, incarnation=secrets.token_hex(8)
-        )
-        self._number = await self._streams.begin_restore(config, self._header.incarnation)
+        own = self._headers[0].incarnation if self._headers else secrets.token_hex(8)
+        self._headers.append(msgspec.structs.replace(header, config=config, incarnation=own))
+        if self._number is None:
+            self._number = await self._streams.begin_restore(config, own)
 
     async def _log_part(self) -> None:
         assert self._number is not None
-        part = cmd.RestorePart(self._part, self._header.config.compression)
+        header = self._headers[-1]
+        part = cmd.RestorePart(self._part, header.config.compression)
         size = self._part_bytes + _COMMAND_BYTES
         self._part, self._part_bytes = [], 0
         # One at a time: parts of one entry would share the rows of its index.
-        await self._streams.restore_part(self._number, part, size)
+        await self._streams.restore_part(self._number + header.part, part, size)
 
     async def commit(self) -> StreamInfo:
         """Make the stream; ARCHIVE_INVALID when the archive is not whole."""
@@ -213,4 +216,5 @@ class _Restore:
         if self._part:
             await self._log_part()
         assert self._number is not None
-        return await self._streams.finish_restore(self._number, cmd.FinishRestore(self._header))
+        finishes = [cmd.FinishRestore(header) for header in self._headers]
+        return await self._streams.finish_restore(self._number, finishes)

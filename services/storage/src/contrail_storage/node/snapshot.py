@@ -6,7 +6,7 @@ takes; publishes, merges and removals go on behind it and wait for nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from typing import Final
 
 from contrail_common import errors
@@ -34,8 +34,8 @@ class Snapshotter:
         self._store = store
         self._open = 0
 
-    def stream(self, shard: Shard, *, consumers: bool) -> AsyncIterator[bytes]:
-        """The archive of what is written when it is first read, in chunks; OVERLOADED.
+    def stream(self, shards: Sequence[Shard], *, consumers: bool) -> AsyncIterator[bytes]:
+        """The archive of what is written of a stream when it is first read, in chunks; OVERLOADED.
 
         What cannot be read back cuts it: it lacks its end record then.
         """
@@ -43,11 +43,12 @@ class Snapshotter:
             raise ApiError(
                 errors.OVERLOADED, "too many snapshots are read", retry_after_s=5, applied=False
             )
-        return self._stream(shard.machine.shard, consumers=consumers)
+        numbers = [shard.machine.shard for shard in shards]
+        return self._stream(numbers, consumers=consumers)
 
-    async def _stream(self, number: int, *, consumers: bool) -> AsyncIterator[bytes]:
+    async def _stream(self, numbers: list[int], *, consumers: bool) -> AsyncIterator[bytes]:
         self._open += 1
-        chunks = self._chunks(number, consumers=consumers)
+        chunks = self._chunks(numbers, consumers=consumers)
         step: asyncio.Future[bytes | None] | None = None
         try:
             while True:
@@ -66,11 +67,11 @@ class Snapshotter:
             chunks.close()
             self._open -= 1
 
-    def _chunks(self, number: int, *, consumers: bool) -> Generator[bytes, None, None]:
+    def _chunks(self, numbers: list[int], *, consumers: bool) -> Generator[bytes, None, None]:
         """Blocks; the pieces of the archive, joined to chunks."""
         held: list[bytes] = []
         size = 0
-        for piece in self._pieces(number, consumers=consumers):
+        for piece in self._pieces(numbers, consumers=consumers):
             held.append(piece)
             size += len(piece)
             if size >= _CHUNK_BYTES:
@@ -78,25 +79,45 @@ class Snapshotter:
                 held, size = [], 0
         yield b"".join(held)
 
-    def _pieces(self, number: int, *, consumers: bool) -> Iterator[bytes]:
+    def _pieces(self, numbers: list[int], *, consumers: bool) -> Iterator[bytes]:
         writer = ArchiveWriter()
         with self._store.view() as view:
 
             def scan(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
                 return view.scan(prefix, keys.prefix_end(prefix))
 
-            machine = StreamMachine.load(number, _NoFacts(), scan)
-            if not machine.exists:
-                raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
-            yield writer.start()
-            deadlines = scan(keys.shard_key(keys.DEADLINE, number))
-            for record in state_records(machine, deadlines, consumers=consumers):
-                yield writer.record(record)
-            for _, stored in scan(keys.shard_key(keys.BLOCK, number)):
-                block = block_record(machine, decode_block(stored, BLOCK_CODECS))
-                if block is not None:
-                    yield writer.record(block)
+            first: StreamMachine | None = None
+            for number in numbers:
+                machine = StreamMachine.load(number, _NoFacts(), scan)
+                if machine.record is None:
+                    raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
+                if first is None:
+                    first = machine
+                    yield writer.start()
+                _agree(first, machine)
+                deadlines = scan(keys.shard_key(keys.DEADLINE, number))
+                for record in state_records(machine, deadlines, consumers=consumers):
+                    yield writer.record(record)
+                for _, stored in scan(keys.shard_key(keys.BLOCK, number)):
+                    block = block_record(machine, decode_block(stored, BLOCK_CODECS))
+                    if block is not None:
+                        yield writer.record(block)
         yield writer.end()
+
+
+def _agree(first: StreamMachine, machine: StreamMachine) -> None:
+    """Leave out what a change that is under way has not brought to all shards of a stream.
+
+    The first shard decides. A consumer that began at a cursor is a socket's own and goes with it.
+    """
+    assert first.record is not None
+    assert machine.record is not None
+    machine.record.config = first.record.config
+    machine.consumers = {
+        number: consumer
+        for number, consumer in machine.consumers.items()
+        if consumer.config.name in first.consumer_ids and not consumer.config.opt_start_cursor
+    }
 
 
 class _NoFacts:

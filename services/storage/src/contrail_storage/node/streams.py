@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
+import msgspec
+
 from contrail_common import errors
 from contrail_common.config_rules import (
     check_consumers_fit,
@@ -24,6 +26,7 @@ from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.sharded_state import check_purge, shard_of_part, sum_states
 from contrail_storage.store.block_store import UNREADABLE
 
 _ROUTES_MAX: Final = 65_536
@@ -86,24 +89,42 @@ class StreamManager:
 
     # Finding -------------------------------------------------------------------------------------
 
-    def shard(self, name: str) -> Shard:
-        """The shard of the listed stream ``name`` (STREAM_NOT_FOUND)."""
+    def entry(self, name: str) -> StreamEntry:
+        """What meta knows of the listed stream ``name`` (STREAM_NOT_FOUND)."""
         entry = self._meta.streams.get(name)
         if entry is None or entry.stage != "listed":
             raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
+        return entry
+
+    def shard(self, name: str, part: int | None = None) -> Shard:
+        """The shard of the listed stream ``name``, or the one numbered ``part`` of several.
+
+        STREAM_NOT_FOUND; INVALID_FIELD for a number that it does not have, or for none where it
+        has several.
+        """
+        entry = self.entry(name)
+        if part or entry.shards > 1:
+            return self._shards[shard_of_part(entry, part)]
         return self._shards[entry.shard]
+
+    def parts(self, name: str, part: int | None = None) -> list[Shard]:
+        """All shards of the listed stream ``name`` in order, or the one numbered ``part``."""
+        if part is not None:
+            return [self.shard(name, part)]
+        return [self._shards[number] for number in self.entry(name).numbers]
 
     def shards(self) -> list[Shard]:
         """Shards of the listed streams."""
+        return [self._shards[number] for number in self.shard_numbers()]
+
+    def shard_numbers(self) -> list[int]:
+        """Numbers of the listed streams' shards."""
         return [
-            self._shards[entry.shard]
+            number
             for entry in self._meta.streams.values()
             if entry.stage == "listed"
+            for number in entry.numbers
         ]
-
-    def shard_numbers(self) -> set[int]:
-        """Numbers of the listed streams' shards."""
-        return {entry.shard for entry in self._meta.streams.values() if entry.stage == "listed"}
 
     def names(self) -> list[str]:
         """Names of the listed streams, ascending."""
@@ -145,6 +166,14 @@ class StreamManager:
             leader=self._node_id,
         )
 
+    def whole_info(self, shards: list[Shard]) -> StreamInfo:
+        """Configuration of a stream and the state of all its ``shards``."""
+        info = self.info(shards[0])
+        if len(shards) == 1:
+            return info
+        states = [info.state, *(self.info(shard).state for shard in shards[1:])]
+        return msgspec.structs.replace(info, state=sum_states(states), shards=states)
+
     # Changing ------------------------------------------------------------------------------------
 
     async def put(
@@ -175,17 +204,47 @@ class StreamManager:
                 consumers = shard.machine.consumers.values()
                 check_consumers_fit(config, [consumer.config for consumer in consumers])
                 await self._update(shard, entry, config)
-            return self.info(shard), False
+            return self.whole_info(self.parts(config.name)), False
 
     async def _create(self, config: StreamConfig) -> StreamInfo:
         incarnation = secrets.token_hex(8)
-        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation)
+        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation, config.shards)
         number = expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
         configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
         expect(await self._shard_log.command(number, configure, 4096), Done)
         with _begun():
+            await self._align(self._meta.streams[config.name])
             await self._list(config.name, config.subjects)
-        return self.info(self._shards[number])
+        return self.whole_info(self.parts(config.name))
+
+    async def _align(self, entry: StreamEntry) -> None:
+        """Give the configuration of the first shard, which decides, to those that lack it."""
+        record = self._shards[entry.shard].machine.record
+        assert record is not None
+        behind = [number for number in entry.numbers[1:] if not self._is_aligned(entry, number)]
+
+        async def configure(number: int) -> None:
+            command = cmd.ConfigureStream(
+                record.config,
+                record.incarnation,
+                record.hash_key,
+                number - entry.shard,
+                record.version,
+            )
+            expect(await self._shard_log.command(number, command, 4096), Done)
+
+        await asyncio.gather(*map(configure, behind))
+
+    def _is_aligned(self, entry: StreamEntry, number: int) -> bool:
+        """Whether a shard has the configuration of the first one, as of the same change."""
+        first, shard = self._shards.get(entry.shard), self._shards.get(number)
+        if first is None or shard is None or first.machine.record is None:
+            return False
+        record = shard.machine.record
+        return record is not None and (
+            record.version == first.machine.record.version
+            and record.config == first.machine.record.config
+        )
 
     async def _update(self, shard: Shard, entry: StreamEntry, config: StreamConfig) -> None:
         # Subjects are claimed in meta before the shard takes them, and let go of after.
@@ -196,10 +255,12 @@ class StreamManager:
         configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key)
         expect(await self._shard_log.command(entry.shard, configure, 4096), Done)
         with _begun():
+            await self._align(entry)
             if set(config.subjects) != set(entry.subjects):
                 await self._list(config.name, config.subjects)
-            await self._enforce_limits(shard)
-            await self.keep_interest(shard)
+            for number in entry.numbers:
+                await self._enforce_limits(self._shards[number])
+                await self.keep_interest(self._shards[number])
 
     async def keep_interest(self, shard: Shard) -> None:
         """Remove what no consumer needs any more, in slices; all of it unless there is too much.
@@ -245,7 +306,8 @@ class StreamManager:
                 await self._drop(entry)
 
     async def _drop(self, entry: StreamEntry) -> None:
-        await self._shard_log.command(entry.shard, cmd.DropStream())
+        for number in entry.numbers:
+            await self._shard_log.command(number, cmd.DropStream())
         release = cmd.ReleaseStream(entry.name)
         expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
 
@@ -265,15 +327,20 @@ class StreamManager:
         return entry
 
     def _is_whole(self, entry: StreamEntry) -> bool:
-        """Whether the stream is listed, and under the very subjects that its shard captures."""
+        """Whether the stream is listed, under the very subjects that all its shards capture."""
         if entry.stage != "listed":
+            return False
+        if not all(self._is_aligned(entry, number) for number in entry.numbers[1:]):
             return False
         return set(entry.subjects) == set(self._shards[entry.shard].machine.config.subjects)
 
     async def _mend(self, entry: StreamEntry) -> None:
         shard = self._shards.get(entry.shard)
         if entry.stage != "unlisted" and shard is not None and shard.machine.exists:
+            await self._align(entry)
             await self._list(entry.name, shard.machine.config.subjects)
+            for number in entry.numbers:
+                await self._enforce_limits(self._shards[number])
         else:
             await self._drop(entry)
 
@@ -287,22 +354,26 @@ class StreamManager:
             self._restoring.add(name)
 
     async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
-        """Reserve name and subjects of a stream; answers its shard (SUBJECT_OVERLAP)."""
+        """Reserve name and subjects of a stream; answers its first shard (SUBJECT_OVERLAP)."""
         check_stream_encryption(config, encrypts=self._encrypts)
-        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation)
+        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation, config.shards)
         return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
 
     async def restore_part(self, number: int, part: cmd.RestorePart, size: int) -> None:
         """Put a part of about ``size`` bytes into a reserved shard."""
         expect(await self._shard_log.command(number, part, size), Done)
 
-    async def finish_restore(self, number: int, finish: cmd.FinishRestore) -> StreamInfo:
-        """Make the stream of a shard whose parts are all there."""
-        config = finish.header.config
-        expect(await self._shard_log.command(number, finish, _FINISH_BYTES), Done)
+    async def finish_restore(self, number: int, finishes: list[cmd.FinishRestore]) -> StreamInfo:
+        """Make the stream of shards whose parts are all there, ``number`` the first of them."""
+        config = finishes[0].header.config
+        # The first decides: while it is not made, the others are undone.
+        for part in reversed(range(len(finishes))):
+            command = self._shard_log.command(number + part, finishes[part], _FINISH_BYTES)
+            expect(await command, Done)
         with _begun():
+            await self._align(self._meta.streams[config.name])
             await self._list(config.name, config.subjects)
-        return self.info(self._shards[number])
+        return self.whole_info(self.parts(config.name))
 
     async def end_restore(self, name: str) -> None:
         """The restore is over: what is half done is finished or undone."""
@@ -312,9 +383,20 @@ class StreamManager:
 
     # Messages ------------------------------------------------------------------------------------
 
-    async def purge(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
+    async def purge(
+        self, name: str, subject: str, up_to_seq: int, keep: int, part: int | None = None
+    ) -> int:
         """Remove messages below a sequence, all but the newest, or all; in slices."""
-        shard = self.shard(name)
+        shards = self.parts(name, part)
+        if len(shards) > 1:
+            shards = check_purge(shards, subject, up_to_seq, keep)
+        removed = 0
+        for shard in shards:
+            with _begun(removed > 0):
+                removed += await self._purge(shard, subject, up_to_seq, keep)
+        return removed
+
+    async def _purge(self, shard: Shard, subject: str, up_to_seq: int, keep: int) -> int:
         async with shard.removal:
             to_seq = up_to_seq or _EVERYTHING
             if subject and subject != ">":
@@ -355,9 +437,9 @@ class StreamManager:
         shard.notify()  # where a consumer's pending messages went there is room
         return removed
 
-    async def delete_message(self, name: str, seq: int) -> None:
+    async def delete_message(self, name: str, seq: int, part: int | None = None) -> None:
         """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""
-        shard = self.shard(name)
+        shard = self.shard(name, part)
         async with shard.removal:
             if not shard.machine.is_live(seq) or seq > shard.written_seq:
                 raise ApiError(

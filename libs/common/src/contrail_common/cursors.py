@@ -1,0 +1,53 @@
+"""Where a reader of all shards of a stream stands: the next sequence of each, as one text.
+
+To clients a cursor is opaque. It names the incarnation of its stream, so that it is of no use once
+the stream was made anew. Its text never looks like a number.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from contrail_common.partition import SHARDS_MAX
+from contrail_common.timeunits import INT64_MAX
+
+_FROM_URL: Final = str.maketrans("-_", "+/")
+
+
+class Cursor(msgspec.Struct, array_like=True, frozen=True):
+    """``next_seqs`` of the shards in order, of the ``incarnation`` of a stream."""
+
+    incarnation: str
+    next_seqs: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]], msgspec.Meta(max_length=SHARDS_MAX)
+    ]
+
+    def text(self) -> str:
+        """The cursor as it is given out."""
+        return base64.urlsafe_b64encode(_encode(self)).decode().rstrip("=")
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decoder: Final = msgspec.msgpack.Decoder(Cursor)
+
+
+def read_cursor(text: str) -> Cursor:
+    """The cursor given out as ``text``; ValueError when it is none."""
+    padded = text.translate(_FROM_URL) + "=" * (-len(text) % 4)
+    try:
+        return _decoder.decode(base64.b64decode(padded, validate=True))
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        raise ValueError("is not a cursor of ours") from None
+
+
+def after_each(begin: Cursor, taken: Sequence[tuple[int, int]]) -> list[str]:
+    """The cursor behind each of the messages ``taken`` from ``begin`` on, as (shard, sequence)."""
+    seqs = list(begin.next_seqs)
+    texts: list[str] = []
+    for shard, seq in taken:
+        seqs[shard] = seq + 1
+        texts.append(Cursor(begin.incarnation, seqs).text())
+    return texts

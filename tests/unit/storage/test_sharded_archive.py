@@ -1,0 +1,273 @@
+"""Archives of streams with several shards: all of them as of one moment, whole or not at all."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import AckItem, PullRequest, RangeRequest
+from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_common.partition import shard_of
+from contrail_storage.core import archive
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.archive import (
+    ArchiveHeader,
+    ArchiveReader,
+    ArchiveWriter,
+    Record,
+    Subjects,
+    decoded,
+)
+from contrail_storage.node import restore
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import StorageNode
+from tests.unit.storage.sharded_rig import CONFIG, PATIENCE_S, SHARDS, message, read_all, running
+
+PIECE = 3_000
+STREAM = msgspec.structs.replace(CONFIG, compression="zstd", max_msgs=10_000)
+
+
+async def fill(link: LocalLink) -> None:
+    """Messages with ids in all shards, a deletion, and a consumer amid its deliveries."""
+    await link.put_stream(STREAM, "create", None, False)
+    for turn in range(25):
+        batch = [
+            PublishMessage(f"a.{at}", {"K": ["v"]}, b"%d" % at * 40, f"id-{turn}-{at}")
+            for at in range(9)
+        ]
+        await link.publish("S", batch)
+    await link.delete_message("S", 2, 1)
+    await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "put", None, False)
+    pulled = await link.pull(PullRequest(stream="S", consumer="c", batch=60, no_wait=True))
+    acks = [AckItem(*pulled.address(one), one.message.seq, "ack") for one in pulled.deliveries[:20]]
+    await link.acknowledge("S", "c", acks, True)
+
+
+async def archive_of(link: LocalLink) -> bytes:
+    return b"".join([chunk async for chunk in await link.snapshot("S", True)])
+
+
+async def restored(link: LocalLink, data: bytes) -> None:
+    token = await link.begin_restore("S")
+    for at in range(0, len(data), PIECE):
+        await link.append_restore(token, at, data[at : at + PIECE])
+    await link.commit_restore(token)
+
+
+async def known(link: LocalLink) -> dict[str, Any]:
+    """What a reader and a consumer see of the stream."""
+    info, consumer = await link.stream_info("S"), await link.consumer_info("S", "c")
+    return {
+        "messages": await read_all(link),
+        "state": (info.config, info.created_ns, info.state, info.shards),
+        "consumer": msgspec.structs.replace(consumer, version=0),
+    }
+
+
+def rows_of_shards(node: StorageNode) -> list[bytes]:
+    found: list[bytes] = []
+    for kind in keys.SHARD_KINDS:
+        found += node._store.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
+    return found
+
+
+def test_crash_at_any_point_leaves_all_shards_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "_PART_BYTES", 4_000)
+    images: list[tuple[Path, bool]] = []
+
+    def crash(data_dir: Path, whole: bool) -> None:
+        image = tmp_path / f"image-{len(images)}"
+        shutil.copytree(data_dir, image)
+        images.append((image, whole))
+
+    async def source() -> tuple[bytes, dict[str, Any]]:
+        async with running(tmp_path / "source") as node:
+            link = LocalLink(node)
+            await fill(link)
+            before = await known(link)
+            return await archive_of(link), before
+
+    async def target(data: bytes, flushed_at: int) -> None:
+        data_dir = tmp_path / f"target-{flushed_at}"
+        async with running(data_dir) as node:
+            link, listing = LocalLink(node), node.streams._list
+
+            async def seen(name: str, subjects: tuple[str, ...]) -> None:
+                crash(data_dir, True)
+                await listing(name, subjects)
+
+            monkeypatch.setattr(node.streams, "_list", seen)
+            token = await link.begin_restore("S")
+            for number, at in enumerate(range(0, len(data), PIECE)):
+                await link.append_restore(token, at, data[at : at + PIECE])
+                if number == flushed_at:
+                    await node.checkpoint()
+                if number % 3 == 0:
+                    crash(data_dir, False)
+            await link.commit_restore(token)
+            crash(data_dir, True)
+
+    async def look(image: Path, whole: bool, data: bytes, before: dict[str, Any]) -> None:
+        async with asyncio.timeout(PATIENCE_S), running(image) as node:
+            link = LocalLink(node)
+            if not whole:
+                assert node.streams.names() == []
+                await node.until_written()
+                assert rows_of_shards(node) == []
+                await restored(link, data)
+            assert await known(link) == before
+            part = shard_of("a.1", SHARDS, (2,))
+            ack = await link.publish("S", [message(1, b"x", msg_id="id-24-1")])
+            assert [(one.duplicate, one.shard) for one in ack.results] == [(True, part)]
+            ack = await link.publish("S", [message(1, b"x")])
+            assert ack.results[0].seq == before["state"][3][part].last_seq + 1
+            again = await archive_of(link)
+            reader = ArchiveReader()
+            reader.feed(again)
+            reader.finish()
+
+    data, before = asyncio.run(source())
+    assert len(data) > 8 * PIECE
+    for flushed_at in (-1, 4):
+        asyncio.run(target(data, flushed_at))
+    assert {whole for _, whole in images} == {True, False}
+    for image, whole in images:
+        asyncio.run(look(image, whole, data, before))
+
+
+# Archives that were made up ----------------------------------------------------------------------
+Change = Callable[[list[list[Record]]], list[list[Record]]]
+
+
+def with_header(shard: list[Record], **fields: Any) -> list[Record]:
+    header = msgspec.structs.replace(decoded(shard[0].payload, ArchiveHeader), **fields)
+    return [Record(archive.HEADER, msgspec.msgpack.encode(header)), *shard[1:]]
+
+
+def without_consumers(shard: list[Record]) -> list[Record]:
+    return [one for one in shard if one.kind not in (archive.CONSUMER, archive.PENDING)]
+
+
+def renamed_subjects(shard: list[Record]) -> list[Record]:
+    """The shard's subjects under names that belong elsewhere."""
+    changed = []
+    for one in shard:
+        if one.kind == archive.SUBJECTS:
+            subjects = decoded(one.payload, Subjects)
+            part = shard_of(subjects.names[0], SHARDS, (2,))
+            names = [
+                next(
+                    f"a.{at}.{number}"
+                    for at in range(99)
+                    if shard_of(f"a.{at}", SHARDS, (2,)) != part
+                )
+                for number in range(len(subjects.names))
+            ]
+            moved = msgspec.msgpack.encode(Subjects(subjects.rows, names))
+            changed.append(Record(one.kind, moved))
+        else:
+            changed.append(one)
+    return changed
+
+
+CHANGES: dict[str, Change] = {
+    "a shard is missing": lambda shards: shards[:-1],
+    "a shard comes twice": lambda shards: [*shards, shards[-1]],
+    "shards are out of order": lambda shards: [shards[1], shards[0], *shards[2:]],
+    "a header says another part": lambda shards: [
+        *shards[:-1], with_header(shards[-1], part=0)
+    ],
+    "a stream of one shard": lambda shards: [
+        with_header(shards[0], config=StreamConfig(name="S", subjects=("a.>",))),
+        *shards[1:],
+    ],
+    "another configuration": lambda shards: [
+        shards[0],
+        with_header(shards[1], config=msgspec.structs.replace(STREAM, max_msgs=9_999)),
+        *shards[2:],
+    ],
+    "another incarnation": lambda shards: [
+        *shards[:-1], with_header(shards[-1], incarnation="other")
+    ],
+    "another key": lambda shards: [*shards[:-1], with_header(shards[-1], hash_key=b"o" * 32)],
+    "a consumer is not everywhere": lambda shards: [*shards[:-1], without_consumers(shards[-1])],
+    "subjects of another shard": lambda shards: [renamed_subjects(shards[0]), *shards[1:]],
+}  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def with_archive(folder: Path) -> AsyncIterator[tuple[StorageNode, LocalLink, bytes]]:
+    async with asyncio.timeout(PATIENCE_S), running(folder) as node:
+        link = LocalLink(node)
+        await fill(link)
+        data = await archive_of(link)
+        await link.delete_stream("S")
+        yield node, link, data
+
+
+def changed_archive(data: bytes, change: Change) -> bytes:
+    reader = ArchiveReader()
+    shards: list[list[Record]] = []
+    for record in reader.feed(data):
+        if record.kind == archive.HEADER:
+            shards.append([])
+        shards[-1].append(record)
+    assert len(shards) == SHARDS
+    writer = ArchiveWriter()
+    pieces = [writer.start()]
+    pieces += [writer.record(one) for shard in change(shards) for one in shard]
+    return b"".join([*pieces, writer.end()])
+
+
+def test_archive_whose_shards_are_not_one_stream_restores_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with with_archive(tmp_path) as (node, link, data):
+            for name, change in CHANGES.items():
+                with pytest.raises(ApiError) as refused:
+                    await restored(link, changed_archive(data, change))
+                assert refused.value.spec is errors.ARCHIVE_INVALID, name
+                while node.restores._open:
+                    await asyncio.sleep(0)
+                assert node.meta.streams == {}, name
+                await node.until_written()
+                assert rows_of_shards(node) == [], name
+            await restored(link, changed_archive(data, lambda shards: shards))
+            assert (await link.stream_info("S")).state.messages == 224
+
+    asyncio.run(work())
+
+
+def test_consumer_of_a_socket_that_began_at_a_cursor_is_left_out(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with asyncio.timeout(PATIENCE_S), running(tmp_path) as node:
+            link = LocalLink(node)
+            await fill(link)
+            own = ConsumerConfig(
+                name="own",
+                durable=False,
+                ack_policy="none",
+                deliver_policy="by_start_sequence",
+                opt_start_cursor=await read_cursor_of(link),
+                inactive_threshold_ns=3_600_000_000_000,
+            )
+            await link.put_consumer("S", own, "create", None, False)
+            data = await archive_of(link)
+            await link.delete_stream("S")
+            await restored(link, data)
+            page = await link.list_consumers("S", 10, "")
+            assert [one.config.name for one in page.consumers] == ["c"]
+
+    asyncio.run(work())
+
+
+async def read_cursor_of(link: LocalLink) -> str:
+    return (await link.read_range(RangeRequest(stream="S", limit=5))).cursor
