@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from contrail_api.streams import info_response
+from contrail_api.stream_json import info_response
 from contrail_common.edge.negotiation import acceptable, content_type
 from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request

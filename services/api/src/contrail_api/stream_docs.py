@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from contrail_api.stream_config import Purged, StreamInfoJson, StreamPage, info_json
+from contrail_api.stream_json import Purged, StreamInfoJson, StreamPage, info_json
 from contrail_common import errors, model
 from contrail_common.edge.document import BODY_ERRORS
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation

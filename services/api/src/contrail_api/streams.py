@@ -1,7 +1,6 @@
 """Management of streams: create, ensure, change, list, delete, purge, seal."""
 
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Query
 from pydantic import Field, ValidationError, WithJsonSchema
@@ -10,13 +9,14 @@ from starlette.requests import Request
 from contrail_api import stream_docs as docs
 from contrail_api.fields import Int64, RequestModel
 from contrail_api.merge_patch import as_document, merged, unless_overtaken
-from contrail_api.stream_config import (
+from contrail_api.stream_config import StreamConfigBody, stream_draft
+from contrail_api.stream_json import (
+    COLLECTION,
     Purged,
-    StreamConfigBody,
     StreamPage,
     config_json,
     info_json,
-    stream_draft,
+    info_response,
 )
 from contrail_common import errors
 from contrail_common.config_rules import normalise_stream, sealed
@@ -29,16 +29,15 @@ from contrail_common.edge.declared import (
     manage,
 )
 from contrail_common.edge.negotiation import MERGE_PATCH_TYPE
-from contrail_common.edge.preconditions import etag, preconditions
+from contrail_common.edge.preconditions import preconditions
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import filter_parameter
-from contrail_common.edge.responses import Response, json_response, no_content
+from contrail_common.edge.responses import json_response, no_content
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.link import StorageLink
 from contrail_common.model import StreamConfig, StreamInfo
 
-COLLECTION: Final = "/v1/streams"
 RESOURCE: Final = "/v1/streams/{stream}"
 
 Pedantic = Annotated[bool, Query(description="Refuse a value that would be stored as another.")]
@@ -184,15 +183,6 @@ class StreamRoutes:
             if error.spec is errors.STREAM_NOT_FOUND:
                 return None
             raise
-
-
-def info_response(info: StreamInfo, *, created: bool) -> Response:
-    """A stream's info with its ETag; 201 and its place when it is new."""
-    headers = [etag(info.version)]
-    if created:
-        location = f"{COLLECTION}/{quote(info.config.name, safe='')}"
-        headers.append((b"location", location.encode()))
-    return json_response(201 if created else 200, info_json(info), headers)
 
 
 def named(config: StreamConfigBody, stream: str) -> StreamConfigBody:

@@ -80,6 +80,12 @@ class Interest:
         self._covered.clear()
         self._verdicts.pop(consumer_id, None)
 
+    def forget_all(self) -> None:
+        """The stream is gone, and its consumers with it."""
+        self._demand = None
+        self._covered.clear()
+        self._verdicts.clear()
+
     # Appending -----------------------------------------------------------------------------------
 
     def unwanted(self, subjects: list[str], subject_index: U32Array) -> NDArray[np.bool_] | None:

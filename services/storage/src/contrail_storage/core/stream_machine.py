@@ -323,7 +323,7 @@ class StreamMachine:
         self.deadlines = Deadlines(self.shard)
         self.consumers, self.consumer_ids = {}, {}
         self.remover.forget_head()
-        self.interest = Interest(self)
+        self.interest.forget_all()
         self._fresh.clear()
         for kind in keys.SHARD_KINDS:
             prefix = keys.shard_key(kind, self.shard)

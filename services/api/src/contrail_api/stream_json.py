@@ -1,0 +1,198 @@
+"""Streams in JSON, as they are shown."""
+
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from contrail_common.edge.preconditions import etag
+from contrail_common.edge.responses import Response, json_response
+from contrail_common.model import ConsumerLimits, StreamConfig, StreamInfo, StreamState
+from contrail_common.timeunits import format_duration, format_time
+
+COLLECTION: Final = "/v1/streams"
+
+
+class StreamConfigJson(msgspec.Struct, kw_only=True):
+    """A stream's complete configuration."""
+
+    name: str
+    description: str
+    subjects: tuple[str, ...]
+    retention: str
+    storage: str
+    discard: str
+    discard_new_per_subject: bool
+    max_msgs: int
+    max_bytes: int
+    max_age: str
+    max_msgs_per_subject: int
+    max_msg_size: int
+    max_consumers: int
+    duplicate_window: str
+    num_replicas: int
+    placement: dict[str, Any] | None
+    mirror: dict[str, Any] | None
+    sources: list[dict[str, Any]]
+    subject_transform: dict[str, Any] | None
+    republish: dict[str, Any] | None
+    allow_direct: bool
+    sealed: bool
+    deny_delete: bool
+    deny_purge: bool
+    allow_rollup_hdrs: bool
+    compression: str
+    first_seq: int
+    consumer_limits: dict[str, str | int]
+    metadata: dict[str, str]
+    allow_msg_ttl: bool
+    subject_delete_marker_ttl: str
+    allow_atomic: bool
+    allow_msg_schedules: bool
+    allow_msg_counter: bool
+    shards: int
+    shard_by: tuple[int, ...]
+    encrypted: bool
+
+
+class StreamStateJson(msgspec.Struct, kw_only=True):
+    """What a stream holds; the times are null while it has held no message."""
+
+    messages: int
+    bytes: int
+    first_seq: int
+    first_ts: str | None
+    last_seq: int
+    last_ts: str | None
+    num_subjects: int
+    num_deleted: int
+    consumer_count: int
+
+
+class ReplicaJson(msgspec.Struct):
+    """One more copy of a stream's data, and how far behind the leader it is."""
+
+    name: str
+    current: bool
+    offline: bool
+    lag: int
+
+
+class ClusterJson(msgspec.Struct):
+    """Where a stream lives."""
+
+    leader: str
+    replicas: list[ReplicaJson]
+
+
+class StreamInfoJson(msgspec.Struct, kw_only=True):
+    """A stream: configuration, state and whereabouts.
+
+    ``shards`` are the states of the shards where there are several; ``state`` has their sums then,
+    the lowest first sequence and time, and the highest last ones.
+    """
+
+    config: StreamConfigJson
+    created: str
+    state: StreamStateJson
+    cluster: ClusterJson
+    shards: list[StreamStateJson] | msgspec.UnsetType = msgspec.UNSET
+
+
+class StreamPage(msgspec.Struct):
+    """One page of streams."""
+
+    items: list[StreamInfoJson]
+    next_page_token: str | None
+
+
+class Purged(msgspec.Struct):
+    """How many messages a purge removed."""
+
+    purged: int
+
+
+def config_json(config: StreamConfig) -> StreamConfigJson:
+    """The configuration as it is shown; sent back in a PUT it changes nothing."""
+    return StreamConfigJson(
+        name=config.name,
+        description=config.description,
+        subjects=config.subjects,
+        retention=config.retention,
+        storage=config.storage,
+        discard=config.discard,
+        discard_new_per_subject=config.discard_new_per_subject,
+        max_msgs=config.max_msgs,
+        max_bytes=config.max_bytes,
+        max_age=format_duration(config.max_age_ns),
+        max_msgs_per_subject=config.max_msgs_per_subject,
+        max_msg_size=config.max_msg_size,
+        max_consumers=config.max_consumers,
+        duplicate_window=format_duration(config.duplicate_window_ns),
+        num_replicas=config.num_replicas,
+        placement=None,
+        mirror=None,
+        sources=[],
+        subject_transform=None,
+        republish=None,
+        allow_direct=config.allow_direct,
+        sealed=config.sealed,
+        deny_delete=config.deny_delete,
+        deny_purge=config.deny_purge,
+        allow_rollup_hdrs=config.allow_rollup_hdrs,
+        compression=config.compression,
+        first_seq=config.first_seq,
+        consumer_limits=_limits_json(config.consumer_limits),
+        metadata=config.metadata,
+        allow_msg_ttl=config.allow_msg_ttl,
+        subject_delete_marker_ttl=format_duration(config.subject_delete_marker_ttl_ns),
+        allow_atomic=config.allow_atomic,
+        allow_msg_schedules=False,
+        allow_msg_counter=False,
+        shards=config.shards,
+        shard_by=config.shard_by,
+        encrypted=config.encrypted,
+    )
+
+
+def _limits_json(limits: ConsumerLimits) -> dict[str, str | int]:
+    shown: dict[str, str | int] = {}
+    if limits.inactive_threshold_ns:
+        shown["inactive_threshold"] = format_duration(limits.inactive_threshold_ns)
+    if limits.max_ack_pending:
+        shown["max_ack_pending"] = limits.max_ack_pending
+    return shown
+
+
+def info_json(info: StreamInfo) -> StreamInfoJson:
+    """A stream as it is shown."""
+    return StreamInfoJson(
+        config=config_json(info.config),
+        created=format_time(info.created_ns),
+        state=_state_json(info.state),
+        cluster=ClusterJson(info.leader, []),
+        shards=[_state_json(state) for state in info.shards] or msgspec.UNSET,
+    )
+
+
+def _state_json(state: StreamState) -> StreamStateJson:
+    return StreamStateJson(
+        messages=state.messages,
+        bytes=state.bytes,
+        first_seq=state.first_seq,
+        first_ts=format_time(state.first_ts_ns) if state.first_ts_ns else None,
+        last_seq=state.last_seq,
+        last_ts=format_time(state.last_ts_ns) if state.last_ts_ns else None,
+        num_subjects=state.num_subjects,
+        num_deleted=state.num_deleted,
+        consumer_count=state.consumer_count,
+    )
+
+
+def info_response(info: StreamInfo, *, created: bool) -> Response:
+    """A stream's info with its ETag; 201 and its place when it is new."""
+    headers = [etag(info.version)]
+    if created:
+        location = f"{COLLECTION}/{quote(info.config.name, safe='')}"
+        headers.append((b"location", location.encode()))
+    return json_response(201 if created else 200, info_json(info), headers)
