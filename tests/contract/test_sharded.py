@@ -329,3 +329,17 @@ def test_packed_batch_is_split_as_any_other(sharded: Stream) -> None:
     assert [one["shard"] for one in answer.json()["results"]] == [
         part_of(f"k{at}") for at in range(30)
     ]
+
+
+def test_messages_are_erased_by_subject_from_all_shards_and_by_sequence_from_one(
+    sharded: Stream,
+) -> None:
+    sharded.fill(20)
+    erase = f"{sharded.path}/erase"
+    assert_problem(sharded.client.post(erase, json={"seqs": [1]}), 422, 20030, "shard")
+    by_seq = {"seqs": [1], "shard": part_of("0")}
+    answer = sharded.client.post(f"{erase}?wait=60s", json=by_seq)
+    assert (answer.status_code, answer.json()["messages"]) == (200, 1)
+    answer = sharded.client.post(f"{erase}?wait=60s", json={"subject": f"{sharded.prefix}.>"})
+    assert (answer.status_code, answer.json()["messages"]) == (200, 19)
+    assert sharded.client.get(sharded.path).json()["state"]["messages"] == 0

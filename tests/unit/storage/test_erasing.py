@@ -365,3 +365,29 @@ def test_unknown_receipt_and_unknown_stream_are_not_found(tmp_path: Path) -> Non
             assert missing.value.spec is errors.STREAM_NOT_FOUND
 
     asyncio.run(scenario())
+
+
+def test_erasing_from_several_shards_reaches_all_of_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            config = StreamConfig(name="S", subjects=("S.>",), shards=3)
+            await link.put_stream(config, "create", None, False)
+            await fill(link)
+            await node.checkpoint()
+            erased_ones = traces(7) + traces(8) + traces(9)
+            assert found(tmp_path, erased_ones)
+            with pytest.raises(ApiError) as refused:
+                await link.erase("S", [1], "")
+            assert refused.value.spec is errors.INVALID_FIELD
+            for number in (7, 8, 9):
+                receipt = await erased(link, "S", [], f"S.name-of-{number:04}")
+                assert (receipt.status, receipt.messages) == ("done", 1)
+            assert found(tmp_path, erased_ones) == {}
+            first = await link.get_message("S", 2, 1)
+            receipt = await link.erase("S", [2], "", 1)
+            receipt = await link.erasure(receipt.erasure_id, WAIT_NS)
+            assert receipt.status == "done"
+            assert found(tmp_path, [first.payload]) == {}
+            assert (await link.stream_info("S")).state.messages == 36
+
+    asyncio.run(scenario())

@@ -182,10 +182,11 @@ class AsyncContrail:
         seqs: Sequence[int] | None = None,
         *,
         subject: str | None = None,
+        shard: int | None = None,
         wait_s: float = 0.0,
     ) -> Erasure:
         """As `Contrail.erase`."""
-        call = erasing.erase(stream, seqs=seqs, subject=subject, wait_s=wait_s)
+        call = erasing.erase(stream, seqs=seqs, subject=subject, shard=shard, wait_s=wait_s)
         return await self._transport.run(call)
 
     async def erasure(self, erasure_id: str, *, wait_s: float = 0.0) -> Erasure:

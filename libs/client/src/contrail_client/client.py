@@ -193,10 +193,12 @@ class Contrail:
         seqs: Sequence[int] | None = None,
         *,
         subject: str | None = None,
+        shard: int | None = None,
         wait_s: float = 0.0,
     ) -> Erasure:
         """Delete messages and have their bytes leave all files; waits for that up to 60 s."""
-        return self._transport.run(erasing.erase(stream, seqs=seqs, subject=subject, wait_s=wait_s))
+        call = erasing.erase(stream, seqs=seqs, subject=subject, shard=shard, wait_s=wait_s)
+        return self._transport.run(call)
 
     def erasure(self, erasure_id: str, *, wait_s: float = 0.0) -> Erasure:
         """The receipt of an erasure; waits for its end up to 60 s."""

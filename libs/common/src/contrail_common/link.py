@@ -433,7 +433,9 @@ class StorageLink(Protocol):
         ...
 
     # Replay --------------------------------------------------------------------------------------
-    async def erase(self, stream: str, seqs: list[int], subject: str) -> ErasureReceipt:
+    async def erase(
+        self, stream: str, seqs: list[int], subject: str, shard: int | None = None
+    ) -> ErasureReceipt:
         """Delete messages, and have their bytes leave all files; the receipt, pending mostly.
 
         By ``seqs`` (at most ERASE_SEQS_MAX, also of messages that are gone) or, without any, by

@@ -31,6 +31,9 @@ class EraseBody(RequestModel):
         description="Sequences, also of messages that were deleted or removed before.",
     )
     subject: str = Field(default="", description="All messages of matching subjects.")
+    shard: Int64 | None = Field(
+        default=None, ge=0, description="The shard of the sequences, where there are several."
+    )
 
 
 class ErasureRoutes:
@@ -56,7 +59,7 @@ class ErasureRoutes:
         if body.seqs is None and not body.subject:
             raise invalid_field("/seqs", "seqs or subject is needed")
         filter_parameter("/subject", body.subject)
-        receipt = await self._link.erase(stream, body.seqs or [], body.subject)
+        receipt = await self._link.erase(stream, body.seqs or [], body.subject, body.shard)
         if wait_ns and receipt.status != "done":
             with suppress(ApiError):  # it is asked for all the same
                 receipt = await self._link.erasure(receipt.erasure_id, wait_ns)

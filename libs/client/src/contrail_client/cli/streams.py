@@ -167,12 +167,13 @@ def erase_messages(
     stream: StreamName,
     seqs: Annotated[list[int] | None, typer.Argument(help="Sequences to erase.")] = None,
     subject: Filter = None,
+    shard: Shard = None,
     wait: Annotated[float, typer.Option(help="Wait so many seconds for its end.")] = 30.0,
     yes: Yes = False,
 ) -> None:
     """Erase messages: delete them, and have their bytes leave all files."""
     confirm(f"Erase messages of stream {stream}? That cannot be undone.", yes)
-    receipt = session.client.erase(stream, seqs or None, subject=subject, wait_s=wait)
+    receipt = session.client.erase(stream, seqs or None, subject=subject, shard=shard, wait_s=wait)
     show.facts(receipt, receipt.id, as_json=session.as_json)
 
 

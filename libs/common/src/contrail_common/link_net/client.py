@@ -309,9 +309,11 @@ class RemoteLink:
 
     # Erasing -------------------------------------------------------------------------------------
 
-    async def erase(self, stream: str, seqs: list[int], subject: str) -> ErasureReceipt:
+    async def erase(
+        self, stream: str, seqs: list[int], subject: str, shard: int | None = None
+    ) -> ErasureReceipt:
         """Delete messages, and have their bytes leave all files."""
-        return await self._call(methods.ERASE, stream, seqs, subject)
+        return await self._call(methods.ERASE, stream, seqs, subject, shard)
 
     async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
         """A receipt, once it is done or the wait is over."""

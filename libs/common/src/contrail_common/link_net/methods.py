@@ -143,7 +143,7 @@ APPEND_RESTORE: Final = Method(
 COMMIT_RESTORE: Final = Method(33, "commit_restore", tuple[str], StreamInfo, _CHANGE)
 ABORT_RESTORE: Final = Method(34, "abort_restore", tuple[str], NoneType, _READ)
 
-ERASE: Final = Method(36, "erase", tuple[str, list[int], str], ErasureReceipt, _CHANGE)
+ERASE: Final = Method(36, "erase", tuple[str, list[int], str, int | None], ErasureReceipt, _CHANGE)
 ERASURE: Final = Method(37, "erasure", tuple[str, int], ErasureReceipt, _READ, may_wait=True)
 
 METHODS: Final[dict[int, Method[Any]]] = {

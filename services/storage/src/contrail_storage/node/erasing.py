@@ -93,21 +93,30 @@ class Erasures:
         self._shard_log = shard_log
         self._clock_ns = clock_ns
 
-    async def erase(self, name: str, seqs: list[int], subject: str) -> ErasureReceipt:
-        """Delete, and record the receipt; see ``StorageLink.erase``."""
-        shard = self._streams.shard(name)
-        _check_allowed(shard, by_subject=not seqs)
+    async def erase(self, shards: list[Shard], seqs: list[int], subject: str) -> ErasureReceipt:
+        """Delete from ``shards`` of a stream, and record the receipt; see ``StorageLink.erase``.
+
+        Sequences are those of one shard.
+        """
+        first, name = shards[0], shards[0].name
+        _check_allowed(first, by_subject=not seqs)
         if self._ledger.is_full:
             raise ApiError(errors.ERASURE_LIMIT, retry_after_s=1, applied=False)
         if seqs:
             wanted = sorted(set(seqs))
-            await self._delete(shard, wanted)
+            await self._delete(first, wanted)
             messages = len(wanted)
         else:
-            messages = await self._streams.purge(name, subject, 0, 0)
+            part = first.machine.part if len(shards) == 1 else None
+            messages = await self._streams.purge(name, subject, 0, 0, part)
         erasure_id = secrets.token_hex(16)
         record = cmd.RecordErasure(
-            erasure_id, name, (shard.machine.shard,), messages, [self._node_id], self._clock_ns()
+            erasure_id,
+            name,
+            tuple(shard.machine.shard for shard in shards),
+            messages,
+            [self._node_id],
+            self._clock_ns(),
         )
         try:
             expect(await self._meta_log.command(cmd.META_SHARD, record), Done)

@@ -384,11 +384,13 @@ class LocalLink:
 
     # Erasing -------------------------------------------------------------------------------------
 
-    async def erase(self, stream: str, seqs: list[int], subject: str) -> ErasureReceipt:
+    async def erase(
+        self, stream: str, seqs: list[int], subject: str, shard: int | None = None
+    ) -> ErasureReceipt:
         """Delete messages, and have their bytes leave all files."""
         self._node.check_serving()
-        self._shard(stream)
-        return await self._node.eraser.erasures.erase(stream, seqs, subject)
+        parts = [self._shard(stream, shard)] if seqs else self._parts(stream, shard)
+        return await self._node.eraser.erasures.erase(parts, seqs, subject)
 
     async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
         """A receipt, once it is done or the wait is over."""
