@@ -48,6 +48,9 @@ _MESSAGE_HEADERS: Final = (
         example="2026-01-31T08:00:00.500000000Z",
     ),
     HeaderDoc(
+        name="Contrail-Shard", description="The shard, where there are several.", example="3"
+    ),
+    HeaderDoc(
         name="Msg-Header-Name",
         description="A header of the message; `Msg-Header-<Name>*` in RFC 8187 form where it is "
         "not plain ASCII.",
