@@ -203,7 +203,7 @@ class Life:
             await wait_until(lambda: consumer.delivered.consumer_seq >= last, _RECORD_S)
 
     def _is_quiet(self) -> bool:
-        written = self.node.applied_indexes()
+        written = self.node.written_indexes()
         erased = not self.node.eraser.erasures.pending()
         return (
             self._log_is_idle()

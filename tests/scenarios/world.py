@@ -136,7 +136,7 @@ class World:
 
     def _is_busy(self) -> bool:
         node = self.node
-        written = node.applied_indexes()
+        written = node.written_indexes()
         return any(
             group.outstanding_bytes or group.applied_index != written.get(number, 0)
             for number, group in node.groups.items()

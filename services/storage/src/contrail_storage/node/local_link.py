@@ -270,7 +270,7 @@ class LocalLink:
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """How far this node is."""
         last_seq = max(one.written_seq for one in self._parts(stream, shard))
-        return ReadPosition(last_seq, self._node.applied_indexes().get(SHARD_GROUP, 0))
+        return ReadPosition(last_seq, self._node.groups[SHARD_GROUP].applied_index)
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str

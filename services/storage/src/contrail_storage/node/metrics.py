@@ -69,7 +69,7 @@ class _NodeCollector:
         applied = GaugeMetricFamily(
             "contrail_applied_index", "Applied and written log index", labels=["group"]
         )
-        for group, index in sorted(self._node.applied_indexes().items()):
+        for group, index in sorted(self._node.written_indexes().items()):
             applied.add_metric([str(group)], index)
         yield applied
 

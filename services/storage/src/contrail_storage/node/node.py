@@ -557,6 +557,6 @@ class StorageNode:
         """Prometheus text of the node's own figures."""
         return render_metrics(self)
 
-    def applied_indexes(self) -> Mapping[int, int]:
-        """Applied and written index of each group."""
+    def written_indexes(self) -> Mapping[int, int]:
+        """Of each group the index up to which the store holds what is applied."""
         return self.applier.written_indexes
