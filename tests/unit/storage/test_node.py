@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core.results import Result
 from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node import log_time
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import SHARD_GROUP, NodeOptions, StorageNode
 
@@ -193,3 +197,26 @@ def test_what_nobody_waits_for_is_stored_and_recorded_before_a_clean_stop(tmp_pa
     assert len(outcomes) == 3_000
     assert not any(isinstance(outcome, ApiError) for outcome in outcomes)
     asyncio.run(after())
+
+
+def test_log_time_goes_on_behind_replayed_entries_when_the_wall_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(_: StorageNode, link: LocalLink) -> None:
+        await publish(link, 1)
+        # What a crash leaves: the message is in the log alone.
+        shutil.copytree(tmp_path / "early", tmp_path / "left")
+
+    async def look() -> None:
+        async with asyncio.timeout(PATIENCE_S), running(tmp_path / "left") as node:
+            stored = await LocalLink(node).get_message("S", 1)
+            assert node.clock.now() >= stored.time_ns > time.time_ns()
+
+    ahead = SimpleNamespace(
+        **{name: getattr(time, name) for name in dir(time) if not name.startswith("_")}
+    )
+    ahead.time_ns = lambda: time.time_ns() + 3_600_000_000_000
+    with monkeypatch.context() as patch:
+        patch.setattr(log_time, "time", ahead)
+        play(tmp_path / "early", scene)
+    asyncio.run(look())

@@ -6,10 +6,15 @@ from contrail_storage.node.log_clock import LogClock
 
 
 class LogTime:
-    """Reads log time; it begins at the first term and never runs backwards."""
+    """Reads log time; it never runs backwards."""
 
     def __init__(self, last_entry_ns: int) -> None:
         self._clock = LogClock(last_entry_ns, time.time_ns(), _boot_ns())
+
+    def begin_term(self, last_entry_ns: int) -> None:
+        """A term begins behind an entry of that time, which the wall clock may stand before."""
+        last_ns = max(self.now(), last_entry_ns)
+        self._clock = LogClock(last_ns, time.time_ns(), _boot_ns())
 
     def now(self) -> int:
         """Log time now, in nanoseconds."""

@@ -238,6 +238,7 @@ class StorageNode:
             group.start()
         self._spawn(self._tick_groups())
         await self._replay()
+        clock.begin_term(self.applier.last_entry_ns)
         await self.streams.mend_all()
         await self.consumers.mend_all()
         self.scrubber = Scrubber(
