@@ -17,6 +17,7 @@ from contrail_common.link import AckItem, PublishOutcome, PullRequest, ReplayReq
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.core.commands import ConfigureStream
 from contrail_storage.core.results import Result
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node import log_time
@@ -220,3 +221,24 @@ def test_log_time_goes_on_behind_replayed_entries_when_the_wall_clock_was_set_ba
         patch.setattr(log_time, "time", ahead)
         play(tmp_path / "early", scene)
     asyncio.run(look())
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_limits_whose_enforcement_was_lost_with_a_crash_are_kept_all_the_same(
+    tmp_path: Path, asked_again: bool
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await publish(link, 5)
+        shard = node.streams.shard("S")
+        record = shard.machine.record
+        assert record is not None
+        lowered = StreamConfig(name="S", subjects=("a",), max_msgs=2)
+        change = ConfigureStream(lowered, record.incarnation, record.hash_key)
+        await node.shard_log.command(shard.machine.shard, change)
+        if asked_again:
+            await link.put_stream(lowered, "put", None, False)
+            assert (await link.stream_info("S")).state.messages == 2
+        while (await link.stream_info("S")).state.messages > 2:
+            await asyncio.sleep(0)
+
+    play(tmp_path, scene)

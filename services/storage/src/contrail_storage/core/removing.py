@@ -92,7 +92,7 @@ class Remover:
         self.look_for_subjects_over()
         if removed:
             machine.write_counters(writes)
-        return Removed(removed, self._over_limits() or self.subjects_over)
+        return Removed(removed, self.over_limits)
 
     def look_for_subjects_over(self) -> None:
         """See whether some subject has more messages than it is to have."""
@@ -122,6 +122,11 @@ class Remover:
         removed = self.remove_oldest(sids[over], excess[over], index, now_ns, writes, messages_max)
         self.subjects_over |= removed < int(excess[over].sum())
         return removed
+
+    @property
+    def over_limits(self) -> bool:
+        """Whether the stream, which must exist, or a subject holds more than it is to hold."""
+        return self.subjects_over or self._over_limits()
 
     def _over_limits(self) -> bool:
         # With discard new the limits refuse messages; they never take any away.

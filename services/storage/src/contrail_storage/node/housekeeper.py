@@ -59,8 +59,9 @@ class Housekeeper:
                 await self._due.remove(shard, now_ns)
             if machine.exists and self._age_due(shard, now_ns):
                 await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
-            if shard.machine.remover.subjects_over and not shard.damaged:
-                # An append removes no more at once than it has time for.
+            if machine.exists and machine.remover.over_limits and not shard.damaged:
+                # An append removes no more at once than it has time for, and a crash may have come
+                # between lowered limits and what they take away.
                 await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
             if shard.machine.interest.unlooked and not shard.damaged:
                 await self._repeat(shard, cmd.KeepInterest(_SLICE_MESSAGES))

@@ -204,6 +204,9 @@ class StreamManager:
                 consumers = shard.machine.consumers.values()
                 check_consumers_fit(config, [consumer.config for consumer in consumers])
                 await self._update(shard, entry, config)
+            else:
+                # A crash may have come between an earlier change and what it takes away.
+                await self._keep_to(entry)
             return self.whole_info(self.parts(config.name)), False
 
     async def _create(self, config: StreamConfig) -> StreamInfo:
@@ -258,9 +261,15 @@ class StreamManager:
             await self._align(entry)
             if set(config.subjects) != set(entry.subjects):
                 await self._list(config.name, config.subjects)
-            for number in entry.numbers:
-                await self._enforce_limits(self._shards[number])
-                await self.keep_interest(self._shards[number])
+            await self._keep_to(entry)
+
+    async def _keep_to(self, entry: StreamEntry) -> None:
+        """Remove what a stream holds beyond its configuration."""
+        for number in entry.numbers:
+            shard = self._shards[number]
+            if shard.machine.remover.over_limits:
+                await self._enforce_limits(shard)
+            await self.keep_interest(shard)
 
     async def keep_interest(self, shard: Shard) -> None:
         """Remove what no consumer needs any more, in slices; all of it unless there is too much.
