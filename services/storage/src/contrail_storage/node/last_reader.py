@@ -22,6 +22,7 @@ from contrail_common.blocks import Block
 from contrail_common.errors import ApiError
 from contrail_common.link import LastRequest
 from contrail_common.model import StoredMessage, message_size
+from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.node.filters import SubjectFilter
@@ -76,6 +77,9 @@ class LastReader:
         A page may hold few messages, or none, and still not be the last: a request looks through
         a limited number of blocks.
         """
+        newest = await self._newest(shard, request) if _is_of_one_now(request) else None
+        if newest is not None:
+            return newest, None
         found = self._reader.filter_of(shard, (request.subject,) if request.subject else ())
         search = await self._begin(shard, request)
         page: list[StoredMessage] = []
@@ -100,6 +104,23 @@ class LastReader:
             search.seq = block.base_seq - 1
         return _in_order(page), search.token() if search.aim(shard, found) else None
 
+    async def _newest(self, shard: Shard, request: LastRequest) -> list[StoredMessage] | None:
+        """The last message of a literal subject, where the table says it lies; None: look for it.
+
+        The general way costs ten times as much, and this is the most frequent read of a key.
+        """
+        machine = shard.machine
+        sid = machine.subjects.ids.get(request.subject)
+        if sid is None and machine.exists:
+            return []
+        if sid is None or sid in machine.subjects.unsettled:
+            return None
+        seq = machine.subjects.last_seq(request.subject)
+        block = await self._reader.block_at(shard, seq)
+        if block is None or not block.base_seq <= seq <= block.last_seq or not machine.is_live(seq):
+            return None
+        return [self._reader.message(shard, block, seq - block.base_seq)]
+
     async def _begin(self, shard: Shard, request: LastRequest) -> "_Search":
         record = shard.machine.record
         if record is None:
@@ -118,6 +139,12 @@ class LastReader:
             behind_seq = await self._reader.seq_of_time(shard, request.up_to_time_ns)
             point_seq = min(point_seq, behind_seq - 1)
         return _Search(digest, point_seq, self._bounds.subjects)
+
+
+def _is_of_one_now(request: LastRequest) -> bool:
+    """Whether a request asks for the newest message of one subject and nothing else."""
+    points = request.up_to_seq or request.up_to_time_ns or request.token
+    return not points and bool(request.subject) and not is_wildcard(request.subject)
 
 
 def _in_order(page: list[StoredMessage]) -> list[StoredMessage]:
