@@ -4,8 +4,10 @@ from typing import Final
 
 from tests.bench import (
     bare_http,
+    cases_lookup,
     cases_publish,
     cases_read,
+    cases_removal,
     cases_socket,
     cases_split,
     cases_start,
@@ -31,6 +33,13 @@ _LIMITS: Final = (
     Case("disk-4k", "disk: append 4 KiB + fdatasync", "/s", limits.synced_appends(4 * _KIB)),
     Case("disk-64k", "disk: append 64 KiB + fdatasync", "/s", limits.synced_appends(64 * _KIB)),
     Case("disk-256k", "disk: append 256 KiB + fdatasync", "/s", limits.synced_appends(256 * _KIB)),
+    Case(
+        "disk-all",
+        "disk: write the payloads of all messages and sync once",
+        "s",
+        limits.write_all,
+        smaller_is_better=True,
+    ),
     Case("round-trips", "loopback: 128 B there and back", "/s", limits.loopback_round_trips),
     Case("stream", "loopback: one way", "B/s", limits.loopback_stream),
     Case(
@@ -83,7 +92,7 @@ _PUBLISHING: Final = (
         "batches of 1,000, msgpack, 4 connections",
         "msg/s",
         cases_publish.Batched(_BATCH),
-        aim=250_000,
+        aim=600_000,
         beside=(
             _DISK_256K,
             Beside("redis-1000", 1, "Redis, pipelined by 1,000"),
@@ -95,6 +104,7 @@ _PUBLISHING: Final = (
         "batches of 100, msgpack, 4 connections",
         "msg/s",
         cases_publish.Batched(100),
+        aim=400_000,
         beside=(Beside("batch-1000", 1, "batches of 1,000"),),
     ),
     Case(
@@ -102,7 +112,15 @@ _PUBLISHING: Final = (
         "batches of 1,000 with message ids, msgpack, 4 connections",
         "msg/s",
         cases_publish.batches_with_ids,
-        beside=(Beside("batch-1000", 1, "the same without ids"),),
+        beside=(Beside("batch-1000", 1, "the same without ids", aim=0.8),),
+    ),
+    Case(
+        "batch-1k",
+        "batches of 1,000 messages of 1 KiB, msgpack, 4 connections",
+        "MB/s",
+        cases_publish.held_kib_batches,
+        aim=130,
+        beside=(Beside("disk-256k", 256 * _KIB / 1e6, "the disk, synced every 256 KiB"),),
     ),
     Case(
         "batch-json",
@@ -123,7 +141,7 @@ _PUBLISHING: Final = (
         "one message a request, 64 connections",
         "msg/s",
         cases_publish.Single(_MANY),
-        aim=10_000,
+        aim=16_000,
         beside=(
             Beside("disk-4k", _MANY, "the disk: 64 messages in each sync of 4 KiB"),
             Beside("http-64", 1, "HTTP without a service"),
@@ -136,7 +154,7 @@ _PUBLISHING: Final = (
         "one message a request, 1 connection",
         "msg/s",
         cases_publish.Single(1),
-        aim=1_500,
+        aim=2_000,
         beside=(
             Beside("disk-4k", 1, "the disk: a sync of 4 KiB for each message"),
             Beside("round-trips", 1, "loopback round trips"),
@@ -153,11 +171,48 @@ _READING: Final = (
         "replay as Arrow over HTTP, decoded and counted",
         "msg/s",
         cases_read.replay_arrow,
-        aim=2_000_000,
+        aim=6_000_000,
         beside=(
             Beside("stream", 1 / PAYLOAD_BYTES, "loopback, payload alone"),
             Beside("redis-replay", 1, "Redis, XRANGE"),
             Beside("nats-replay", 1, "NATS, push consumer"),
+        ),
+    ),
+    Case(
+        "replay-1k",
+        "replay of messages of 1 KiB as Arrow, decoded and counted",
+        "GB/s",
+        cases_lookup.replay_kib,
+        aim=1.5,
+        beside=(Beside("stream", 1e-9, "loopback one way"),),
+    ),
+    Case(
+        "replay-filtered",
+        "replay of the 1 % that a wildcard matches, of 10,000 subjects",
+        "scanned msg/s",
+        cases_lookup.replay_filtered,
+        aim=15_000_000,
+        beside=(
+            Beside("replay", 1, "replay of all"),
+            Beside("stream", 1 / PAYLOAD_BYTES, "loopback, payload alone"),
+        ),
+    ),
+    Case(
+        "last-get",
+        "last message of a subject, out of as many subjects as messages, 64 connections",
+        "/s",
+        cases_lookup.LastGet(_MANY),
+        aim=9_000,
+        beside=(Beside("http-64", 1, "HTTP without a service"),),
+    ),
+    Case(
+        "seq-get",
+        "message by its sequence, 64 connections",
+        "/s",
+        cases_lookup.SequenceGet(_MANY),
+        beside=(
+            Beside("http-64", 1, "HTTP without a service"),
+            Beside("last-get", 1, "last message of a subject"),
         ),
     ),
     Case(
@@ -201,6 +256,20 @@ _READING: Final = (
         cases_read.Pull(4),
         beside=(Beside("pull-1", 1, "1 connection"),),
     ),
+    Case(
+        "pull-workqueue",
+        "pull 100 with acks, 1 connection, from a workqueue stream",
+        "msg/s",
+        cases_removal.PullAway("workqueue"),
+        beside=(Beside("pull-1", 1, "a limits stream"),),
+    ),
+    Case(
+        "pull-interest",
+        "pull 100 with acks, 1 connection, from an interest stream",
+        "msg/s",
+        cases_removal.PullAway("interest"),
+        beside=(Beside("pull-1", 1, "a limits stream"),),
+    ),
 )
 
 _SOCKETS: Final = (
@@ -209,7 +278,7 @@ _SOCKETS: Final = (
         "WebSocket: single messages, 1,000 outstanding",
         "msg/s",
         cases_socket.SocketPublish(_BATCH),
-        aim=40_000,
+        aim=60_000,
         beside=(
             Beside("single-64", 1, "one message a request, 64 connections"),
             Beside("nats-1000", 1, "NATS, 1,000 outstanding on each of 4 connections"),
@@ -292,17 +361,35 @@ _LIVING: Final = (
         "restart",
         "restart with all messages after kill -9",
         "s",
-        cases_start.restart_after_kill,
-        aim=2.0,
+        cases_start.Restart(),
+        aim=1.5,
         smaller_is_better=True,
         beside=(Beside("imports", 1, "Python and imports alone"),),
+    ),
+    Case(
+        "restart-10",
+        "restart with ten times as many messages after kill -9",
+        "s",
+        cases_start.Restart(10),
+        aim=1.5,
+        smaller_is_better=True,
+        beside=(Beside("restart", 1, "restart with a tenth of them", aim=1.2),),
     ),
     Case(
         "subjects",
         "memory of each of as many subjects as messages",
         "B",
         cases_publish.distinct_subjects,
+        aim=200,
         smaller_is_better=True,
+    ),
+    Case(
+        "erase",
+        "erase one message, until its receipt says done",
+        "s",
+        cases_removal.erase,
+        smaller_is_better=True,
+        beside=(Beside("disk-all", 1, "writing all payloads once"),),
     ),
 )
 

@@ -8,12 +8,14 @@ from tests.bench.figures import Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import MSGPACK, Batches, DistinctSubjects, Singles
 from tests.bench.load import Load, Script
 from tests.bench.patience import repeat
-from tests.bench.processes import rss_bytes
+from tests.bench.processes import folder_bytes, rss_bytes
 from tests.bench.server import FILL_BATCH, FILL_CONNECTIONS, drive, fill, fresh_server
 
 _WARM_S: Final = 0.5
 _MIB: Final = 1 << 20
+_HELD_MAX_BYTES: Final = 1 << 30
 BATCH_CONNECTIONS: Final = 4
+KIB_PAYLOAD_BYTES: Final = 1 << 10
 
 Scripts = Callable[[], Sequence[Script]]
 
@@ -80,6 +82,34 @@ def batches_with_ids(bench: Bench) -> Measured:
         ),
         timed=False,
     )
+
+
+def held_kib_batches(bench: Bench) -> Measured:
+    """Batches of 1,000 messages of 1 KiB for a long time, once: MB of payload a second.
+
+    The stream keeps a part of them only, so that the disk does not fill.
+    """
+    stream, prefix = "BENCH", "bench"
+    batches = Batches(
+        stream, prefix, FILL_BATCH, BATCH_CONNECTIONS, payload_bytes=KIB_PAYLOAD_BYTES
+    )
+    with fresh_server(bench) as server:
+        server.create_stream(stream, prefix, max_bytes=_HELD_MAX_BYTES)
+        bench.patience.wait_for_quiet()
+        load = Load(server.port, server.pid, batches, bench.scale.held_s, _WARM_S)
+        driven = drive(bench, load)
+        last_seq = server.call("GET", f"/v1/streams/{stream}")["state"]["last_seq"]
+        if last_seq != driven.messages:
+            raise BenchError(f"{driven.messages} were acknowledged, the last one is {last_seq}")
+        rss = rss_bytes(server.pid) / _MIB
+        disk = folder_bytes(bench.folder) / _MIB
+    run = replace(driven.run, value=driven.run.value * KIB_PAYLOAD_BYTES / 1e6)
+    note = (
+        f"held for {bench.scale.held_s:.0f} s; max_bytes {_HELD_MAX_BYTES / _MIB:,.0f} MiB, so"
+        f" that the disk does not fill; at the end server RSS {rss:,.0f} MiB, on disk"
+        f" {disk:,.0f} MiB"
+    )
+    return Measured((run,), note)
 
 
 def distinct_subjects(bench: Bench) -> Measured:

@@ -3,7 +3,7 @@
 import contextlib
 import http.client
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -44,7 +44,7 @@ class Source:
 
 def replay_arrow(bench: Bench) -> Measured:
     """One request for the whole stream as Arrow, decoded and counted: messages a second."""
-    return _read(bench, _drain_http)
+    return _read(bench, drain_http)
 
 
 def replay_client(bench: Bench) -> Measured:
@@ -62,24 +62,29 @@ def _read(bench: Bench, drain: Callable[[Source], Run]) -> Measured:
     return Measured(runs, note=f"first read {first.value:,.0f}/s")
 
 
-def _drain_http(source: Source) -> Run:
+def drain_http(source: Source) -> Run:
+    """Read all messages as Arrow and check that none is missing: messages a second."""
+    before = Usage.now(source.server_pid)
+    tally = _Tally()
+    for batch in arrow_batches(source):
+        tally.add(batch)
+    after = Usage.now(source.server_pid)
+    tally.check(source.messages)
+    return read_run(source, before, after)
+
+
+def arrow_batches(source: Source, **parameters: str) -> Iterator[pa.RecordBatch]:
+    """What a replay of all messages answers; ``parameters`` are more ones of its query."""
     connection = http.client.HTTPConnection(HOST, source.port, timeout=_TIMEOUT_S)
-    query = urlencode({"from_seq": 1, "to_seq": source.messages})
+    query = urlencode({"from_seq": 1, "to_seq": source.messages, **parameters})
     with contextlib.closing(connection):
-        before = Usage.now(source.server_pid)
         connection.request(
             "GET", f"/v1/streams/{STREAM}/replay?{query}", headers={"Accept": _ARROW}
         )
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise BenchError(f"replay: {response.status} {response.read(400)!r}")
-        reader = pa.ipc.open_stream(pa.PythonFile(response, mode="r"))
-        tally = _Tally()
-        for batch in reader:
-            tally.add(batch)
-        after = Usage.now(source.server_pid)
-    tally.check(source.messages)
-    return _run(source, before, after)
+        yield from pa.ipc.open_stream(pa.PythonFile(response, mode="r"))
 
 
 def _drain_client(source: Source) -> Run:
@@ -92,7 +97,7 @@ def _drain_client(source: Source) -> Run:
             tally.add(batch)
     after = Usage.now(source.server_pid)
     tally.check(source.messages)
-    return _run(source, before, after)
+    return read_run(source, before, after)
 
 
 def _columns() -> tuple[str, ...]:
@@ -119,7 +124,8 @@ class _Tally:
             raise BenchError(f"{self._next - 1} of {messages} messages were replayed")
 
 
-def _run(source: Source, before: Usage, after: Usage) -> Run:
+def read_run(source: Source, before: Usage, after: Usage) -> Run:
+    """Messages of the whole source a second, and CPU for each of them."""
     return Run(
         value=source.messages / (after.at_s - before.at_s),
         server_us=(after.server_s - before.server_s) / source.messages * 1e6,

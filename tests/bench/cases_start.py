@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Final
 
 from tests.bench.figures import Bench, Measured, Run
 from tests.bench.patience import repeat
 from tests.bench.processes import rss_bytes
-from tests.bench.server import data_folder, fill, started
+from tests.bench.server import Server, data_folder, publish_batches, started
 
-_MIB = 1 << 20
+_MIB: Final = 1 << 20
+_STREAM: Final = "BENCH"
+_PREFIX: Final = "bench"
 
 
 def interpreter_and_imports(bench: Bench) -> Measured:
@@ -36,21 +40,46 @@ def start_empty(bench: Bench) -> Measured:
     return Measured(repeat(bench, once), note=f"RSS {rss / _MIB:,.0f} MiB")
 
 
-def restart_after_kill(bench: Bench) -> Measured:
-    """The same after kill -9 of a server that had stored a million messages a moment before."""
-    rss = 0
-    with data_folder(bench) as folder:
-        with started(folder) as server:
-            fill(bench, server, "BENCH", "bench")
-            server.kill()
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Starts after kill -9 of a server that had stored messages a moment before.
 
-        def once(_: int) -> Run:
-            nonlocal rss
+    ``times`` as many as the scale says.
+    """
+
+    times: int = 1
+
+    def __call__(self, bench: Bench) -> Measured:
+        """Seconds from the start of the process to its ready line."""
+        rss = 0
+        messages = self.times * bench.scale.messages
+        with data_folder(bench) as folder:
             with started(folder) as server:
-                server.check_stored("BENCH", bench.scale.messages)
-                rss = rss_bytes(server.pid)
+                grown = self._filled(bench, server)
                 server.kill()
-                return Run(server.start_s)
 
-        runs = repeat(bench, once)
-    return Measured(runs, note=f"all messages there; RSS {rss / _MIB:,.0f} MiB")
+            def once(_: int) -> Run:
+                nonlocal rss
+                with started(folder) as server:
+                    server.check_stored(_STREAM, messages)
+                    rss = rss_bytes(server.pid)
+                    server.kill()
+                    return Run(server.start_s)
+
+            runs = repeat(bench, once)
+        note = (
+            f"all {messages:,} messages there; RSS {rss / _MIB:,.0f} MiB, before the kill {grown}"
+        )
+        return Measured(runs, note)
+
+    def _filled(self, bench: Bench, server: Server) -> str:
+        """What memory the server took with how many messages."""
+        each = bench.scale.messages
+        server.create_stream(_STREAM, _PREFIX)
+        grown: dict[int, int] = {}
+        for part in range(1, self.times + 1):
+            publish_batches(bench, server, _STREAM, _PREFIX, each)
+            server.check_stored(_STREAM, part * each)
+            grown[part * each] = rss_bytes(server.pid) // _MIB
+        ends = {count: grown[count] for count in (each, self.times * each)}
+        return ", ".join(f"{mib:,} MiB with {count:,}" for count, mib in ends.items())

@@ -29,10 +29,10 @@ Item = tuple[str, dict[str, list[str]] | None, bytes]
 """A message of a batch as msgpack carries it: subject, headers, payload."""
 
 
-def payloads(count: int = _VARIANTS) -> list[bytes]:
+def payloads(count: int = _VARIANTS, size: int = PAYLOAD_BYTES) -> list[bytes]:
     """Random letters and digits, the same in every run: compression finds little in them."""
     chance = random.Random(1)
-    length = PAYLOAD_BYTES - len(MARKER)
+    length = size - len(MARKER)
     return [MARKER + "".join(chance.choices(_LETTERS, k=length)).encode() for _ in range(count)]
 
 
@@ -113,6 +113,7 @@ class Batches:
     content_type: str = MSGPACK
     count: int | None = None
     ids: bool = False
+    payload_bytes: int = PAYLOAD_BYTES
 
     def __call__(self) -> Sequence[Script]:
         """The scripts of the connections, which share the batches."""
@@ -128,7 +129,7 @@ class Batches:
         return [Publishing(shared, self.size) for _ in range(self.connections)]
 
     def _item_lists(self) -> Iterator[list[Item]]:
-        pool = payloads()
+        pool = payloads(size=self.payload_bytes)
         count = _VARIANTS // self.size if not self.ids else self.count or 0
         for batch in range(count):
             yield [
@@ -161,10 +162,11 @@ class DistinctSubjects:
             items: list[Item] = [
                 (f"{self.prefix}.{batch}.{number}", None, pool[number]) for number in range(1_000)
             ]
-            yield http_request(path, MSGPACK, _msgpack(items))
+            yield http_request(path, MSGPACK, msgpack_batch(items))
 
 
-def _msgpack(items: list[Item]) -> bytes:
+def msgpack_batch(items: list[Item]) -> bytes:
+    """The body of a batch as msgpack."""
     return msgspec.msgpack.encode((1, items))
 
 
@@ -181,7 +183,7 @@ def _ndjson(items: list[Item]) -> bytes:
 
 
 _ENCODERS: Final[dict[str, Callable[[list[Item]], bytes]]] = {
-    MSGPACK: _msgpack,
+    MSGPACK: msgpack_batch,
     JSON: _json,
     NDJSON: _ndjson,
 }

@@ -11,10 +11,12 @@ from time import perf_counter
 from typing import Final
 
 from tests.bench.figures import Bench, BenchError, Measured, Run
+from tests.bench.http_scripts import PAYLOAD_BYTES
 from tests.bench.patience import repeat
 from tests.bench.processes import HOST, Usage
 
 _CHUNK: Final = b"x" * 65_536
+_PIECE_BYTES: Final = 1 << 18
 _PING: Final = b"p" * 128
 _CONNECT_TIMEOUT_S: Final = 30.0
 
@@ -31,6 +33,27 @@ def synced_appends(size: int) -> Callable[[Bench], Measured]:
         return replace(measured, note=f"{measured.value * size / 1e6:,.0f} MB/s")
 
     return measure
+
+
+def write_all(bench: Bench) -> Measured:
+    """Seconds to write the payloads of all messages to one file and sync it once."""
+    pieces = bench.scale.messages * PAYLOAD_BYTES // _PIECE_BYTES
+
+    def once(_: int) -> Run:
+        return bench.worker.submit(_write, bench.folder, pieces).result()
+
+    return Measured(repeat(bench, once), note=f"{pieces * _PIECE_BYTES / 1e6:,.0f} MB")
+
+
+def _write(folder: Path, pieces: int) -> Run:
+    piece = os.urandom(_PIECE_BYTES)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        before = Usage.now(None)
+        for _ in range(pieces):
+            file.write(piece)
+        os.fdatasync(file.fileno())
+        after = Usage.now(None)
+    return Run(after.at_s - before.at_s, other_cores=before.other_cores(after))
 
 
 def _append(folder: Path, size: int, seconds: float) -> Run:

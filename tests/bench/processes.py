@@ -60,6 +60,15 @@ def rss_bytes(pid: Pids) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def folder_bytes(folder: Path) -> int:
+    """What the files below ``folder`` take on disk; one may be removed meanwhile."""
+    blocks = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            blocks += path.stat().st_blocks
+    return blocks * 512
+
+
 def _machine_s() -> float:
     with open("/proc/stat") as stat:
         fields = [int(field) for field in stat.readline().split()[1:9]]

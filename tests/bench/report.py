@@ -38,7 +38,7 @@ class Report:
         parts = [f"{case.title:58} {_measured(case, measured)}", verdict, _costs(measured)]
         parts += [measured.note, _disturbed(measured)]
         lines = ["  ".join(part for part in parts if part)]
-        lines += [f"    {text}" for text in self._besides(case, measured)]
+        lines += [f"    {text}" for text in self._besides(case, measured, "MISSED")]
         return "\n".join(lines)
 
     def document(self) -> str:
@@ -63,7 +63,12 @@ class Report:
                     "note": measured.note if measured else "not installed",
                     "runs": [asdict(run) for run in measured.runs] if measured else [],
                     "beside": [
-                        {**asdict(beside), "value": value, "ratio": measured.value / value}
+                        {
+                            **asdict(beside),
+                            "value": value,
+                            "ratio": (ratio := measured.value / value),
+                            "met": case.reaches(ratio, beside.aim),
+                        }
                         for beside, value in self._references(case)
                         if measured
                     ],
@@ -80,11 +85,14 @@ class Report:
             if measured is not None:
                 yield beside, measured.value * beside.factor
 
-    def _besides(self, case: Case, measured: Measured) -> Iterator[str]:
+    def _besides(self, case: Case, measured: Measured, missed: str) -> Iterator[str]:
         for beside, value in self._references(case):
             ratio = measured.value / value
             shown = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
-            yield f"{shown} x {beside.meaning} ({number(value)})"
+            verdict = {None: "", True: f"; aim {number(beside.aim)}: met"}.get(
+                case.reaches(ratio, beside.aim), f"; aim {number(beside.aim)}: {missed}"
+            )
+            yield f"{shown} x {beside.meaning} ({number(value)}){verdict}"
 
     def _circumstances(self) -> Iterator[str]:
         yield f"Measured {self.begun:%Y-%m-%d %H:%M} UTC with `{self.command}`."
@@ -105,7 +113,7 @@ class Report:
             met = {None: "", True: f"{number(case.aim)}: met"}.get(
                 case.meets_aim(measured), f"{number(case.aim)}: **missed**"
             )
-            besides = "<br>".join(self._besides(case, measured))
+            besides = "<br>".join(self._besides(case, measured, "**missed**"))
             note = " ".join(filter(None, (measured.note, _disturbed(measured))))
             cells = [case.title, _measured(case, measured), met, _cpu(measured)]
             yield "| " + " | ".join([*cells, _latency(measured), besides, note]) + " |"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from tests.bench import load as load_generator
 from tests.bench.figures import Bench, BenchError
-from tests.bench.http_scripts import Batches
-from tests.bench.load import Driven, Load
+from tests.bench.http_scripts import PAYLOAD_BYTES, Batches
+from tests.bench.load import Driven, Load, Script
 from tests.bench.processes import HOST, Pids, ready_line, running
 
 _CALL_TIMEOUT_S: Final = 60.0
@@ -61,9 +61,9 @@ class Server:
             raise BenchError(f"{method} {path}: {response.status} {answer[:400]!r}")
         return json.loads(answer) if answer else None
 
-    def create_stream(self, stream: str, prefix: str) -> None:
-        """A stream with default settings on ``prefix.>``."""
-        self.call("PUT", f"/v1/streams/{stream}", {"subjects": [f"{prefix}.>"]})
+    def create_stream(self, stream: str, prefix: str, **settings: Any) -> None:
+        """A stream on ``prefix.>``, with default settings where ``settings`` has no others."""
+        self.call("PUT", f"/v1/streams/{stream}", {"subjects": [f"{prefix}.>"], **settings})
 
     def check_stored(self, stream: str, messages: int) -> None:
         """BenchError unless the stream holds exactly the messages that were acknowledged."""
@@ -132,11 +132,36 @@ def drive(bench: Bench, load: Load) -> Driven:
 def fill(bench: Bench, server: Server, stream: str, prefix: str) -> Driven:
     """Make a stream and publish as many messages as the scale says, in batches of 1,000."""
     server.create_stream(stream, prefix)
-    batches = Batches(
-        stream, prefix, FILL_BATCH, FILL_CONNECTIONS, count=bench.scale.messages // FILL_BATCH
-    )
-    driven = drive(bench, Load(server.port, server.pid, batches))
-    if driven.messages != bench.scale.messages:
-        raise BenchError(f"{driven.messages} of {bench.scale.messages} were published")
+    driven = publish_batches(bench, server, stream, prefix, bench.scale.messages)
     server.check_stored(stream, driven.messages)
+    return driven
+
+
+def publish_batches(
+    bench: Bench,
+    server: Server,
+    stream: str,
+    prefix: str,
+    messages: int,
+    payload_bytes: int = PAYLOAD_BYTES,
+) -> Driven:
+    """Publish so many messages in batches of 1,000, all of which are acknowledged."""
+    batches = Batches(
+        stream,
+        prefix,
+        FILL_BATCH,
+        FILL_CONNECTIONS,
+        count=messages // FILL_BATCH,
+        payload_bytes=payload_bytes,
+    )
+    return publish_all(bench, server, batches, messages)
+
+
+def publish_all(
+    bench: Bench, server: Server, scripts: Callable[[], Sequence[Script]], messages: int
+) -> Driven:
+    """Publish what the scripts say; BenchError unless that makes ``messages``."""
+    driven = drive(bench, Load(server.port, server.pid, scripts))
+    if driven.messages != messages:
+        raise BenchError(f"{driven.messages} of {messages} were published")
     return driven

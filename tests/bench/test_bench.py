@@ -1,5 +1,6 @@
 """The benchmarks must not take errors, losses or halves of answers for figures."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,11 +14,14 @@ from tests.bench.http_scripts import (
     MARKER,
     PAYLOAD_BYTES,
     Batches,
+    DistinctSubjects,
     Pulling,
     Share,
     body_start,
     payloads,
 )
+from tests.bench.load import Script
+from tests.bench.lookup_scripts import LastLookups, SequenceLookups, ShuffledSubjects
 from tests.bench.patience import repeat
 from tests.bench.report import Report, now, write_into
 
@@ -32,8 +36,15 @@ def pulled(tokens: list[str], ok: list[bool]) -> bytes:
     return http_answer(msgspec.msgpack.encode(answer))
 
 
-def http_answer(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+def http_answer(body: bytes, headers: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (headers, len(body), body)
+
+
+def sent_items(script: Script) -> list[tuple[str, dict[str, list[str]] | None, bytes]]:
+    items = []
+    while (request := script.request(STORED)) is not None:
+        items += msgspec.msgpack.decode(request[request.index(b"\r\n\r\n") + 4 :])[1]
+    return items
 
 
 def test_answer_is_complete_only_with_its_last_byte() -> None:
@@ -62,10 +73,8 @@ def test_publishing_counts_only_what_was_answered() -> None:
 
 def test_ids_of_batches_are_used_once() -> None:
     [script] = Batches("S", "s", size=1_000, connections=1, count=2, ids=True)()
-    sent = []
-    while (request := script.request(STORED)) is not None:
-        sent += msgspec.msgpack.decode(request[request.index(b"\r\n\r\n") + 4 :])[1]
-    ids = {headers["Nats-Msg-Id"][0] for _, headers, _ in sent}
+    sent = sent_items(script)
+    ids = {(headers or {})["Nats-Msg-Id"][0] for _, headers, _ in sent}
     assert len(ids) == len(sent) == 2_000
 
 
@@ -94,9 +103,46 @@ def test_refused_or_missing_ack_is_an_error(results: list[bool]) -> None:
         script.request(pulled(["b"], results))
 
 
-def test_marker_stands_once_in_each_payload() -> None:
-    made = payloads()
-    assert {len(payload) for payload in made} == {PAYLOAD_BYTES}
+def test_last_message_is_accepted_only_with_its_subject_and_payload_and_alone() -> None:
+    [distinct] = DistinctSubjects("S", "s", count=1, connections=1)()
+    published = {subject: payload for subject, _, payload in sent_items(distinct)}
+    [script] = LastLookups("S", "s", batches=1, connections=1)()
+    subject = asked_path(script.request(b"")).partition("?subject=")[2]
+    good = b'{"subject":"%b","data":"%b"}' % (subject.encode(), published[subject])
+    assert not script.complete(http_answer(good)[:-1])
+    assert script.complete(http_answer(good))
+    other = next(payload for name, payload in published.items() if name != subject)
+    for wrong in (b"", good.replace(b"s.0", b"s.1"), good.replace(published[subject], other)):
+        with pytest.raises(BenchError):
+            script.complete(http_answer(wrong))
+    with pytest.raises(BenchError):
+        script.complete(http_answer(good + good))
+
+
+def test_message_is_accepted_only_with_the_sequence_that_was_asked_for() -> None:
+    [script] = SequenceLookups("S", messages=1_000, connections=1)()
+    seq = int(asked_path(script.request(b"")).rpartition("/")[2])
+    assert 1 <= seq <= 1_000
+    assert script.complete(http_answer(MARKER, b"nats-sequence: %d\r\n" % seq))
+    with pytest.raises(BenchError):
+        script.complete(http_answer(MARKER, b"nats-sequence: %d\r\n" % (seq * 10)))
+
+
+def asked_path(request: bytes | None) -> str:
+    return (request or b"").split(b" ")[1].decode()
+
+
+def test_shuffled_subjects_have_one_percent_in_each_group_of_any_ten_batches() -> None:
+    [script] = ShuffledSubjects("S", "s", count=20, connections=1)()
+    subjects = [subject for subject, _, _ in sent_items(script)]
+    assert len(set(subjects)) == 10_000
+    assert sum(subject.startswith("s.7.") for subject in subjects[5_000:15_000]) == 100
+
+
+@pytest.mark.parametrize("size", [PAYLOAD_BYTES, 1_024])
+def test_marker_stands_once_in_each_payload(size: int) -> None:
+    made = payloads(size=size)
+    assert {len(payload) for payload in made} == {size}
     assert b"".join(made).count(MARKER) == len(made)
 
 
@@ -118,6 +164,31 @@ def test_aim_is_judged_by_the_median(smaller_is_better: bool, value: float, met:
     case = Case("x", "x", "s", lambda _: None, 10.0, smaller_is_better)
     measured = Measured((Run(0.0), Run(value), Run(100.0)))
     assert case.meets_aim(measured) is met
+
+
+@pytest.mark.parametrize(
+    ("smaller_is_better", "value", "verdict"),
+    [
+        (False, 80.0, "aim 0.8: met"),
+        (False, 79.0, "aim 0.8: **missed**"),
+        (True, 80.0, "aim 0.8: met"),
+        (True, 81.0, "aim 0.8: **missed**"),
+    ],
+)
+def test_ratio_that_is_aimed_for_is_judged_beside_its_reference(
+    smaller_is_better: bool, value: float, verdict: str
+) -> None:
+    beside = (Beside("other", 1, "the other", aim=0.8),)
+    cases = {
+        "other": Case("other", "other", "/s", lambda _: None),
+        "case": Case("case", "case", "/s", lambda _: None, None, smaller_is_better, beside),
+    }
+    results = {"other": Measured((Run(100.0),)), "case": Measured((Run(value),))}
+    report = Report(cases, results, "command", now())
+    assert verdict in report.document()
+    assert verdict.replace("**missed**", "MISSED") in report.line("case")
+    [figure] = [one for one in json.loads(report.as_json())["figures"] if one["name"] == "case"]
+    assert figure["beside"][0]["met"] is ("**" not in verdict)
 
 
 def test_report_names_ratio_missed_aim_and_missing_peer(tmp_path: Path) -> None:
@@ -150,7 +221,7 @@ def test_report_names_ratio_missed_aim_and_missing_peer(tmp_path: Path) -> None:
 def test_disturbed_runs_are_repeated_while_patience_lasts() -> None:
     others = iter([1.0, 0.0, 2.0, 0.1])
     bench = SimpleNamespace(
-        scale=Scale(runs=2, seconds=0, messages=0),
+        scale=Scale(runs=2, seconds=0, messages=0, held_s=0),
         patience=SimpleNamespace(left_s=1.0, wait_for_quiet=lambda: None),
     )
     runs = repeat(cast(Bench, bench), lambda number: Run(number, other_cores=next(others)))
@@ -159,7 +230,7 @@ def test_disturbed_runs_are_repeated_while_patience_lasts() -> None:
 
 def test_disturbed_runs_count_when_no_patience_is_left() -> None:
     bench = SimpleNamespace(
-        scale=Scale(runs=2, seconds=0, messages=0),
+        scale=Scale(runs=2, seconds=0, messages=0, held_s=0),
         patience=SimpleNamespace(left_s=0.0, wait_for_quiet=lambda: None),
     )
     runs = repeat(cast(Bench, bench), lambda number: Run(number, other_cores=1.0))
