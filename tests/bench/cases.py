@@ -13,6 +13,7 @@ from tests.bench import (
     cases_start,
     limits,
     peer_nats,
+    peer_nats_lookup,
     peer_redis,
 )
 from tests.bench.figures import Beside, Case
@@ -84,6 +85,12 @@ _PEERS: Final = (
     ),
     Case("nats-replay", "NATS: push consumer from the start", "msg/s", peer_nats.replay),
     Case("nats-pull", "NATS: pull 100 + acks", "msg/s", peer_nats.pull),
+    Case(
+        "nats-last-get",
+        "NATS: direct get of the last message of a subject, 64 connections",
+        "/s",
+        peer_nats_lookup.LastGet(_MANY),
+    ),
 )
 
 _PUBLISHING: Final = (
@@ -203,7 +210,10 @@ _READING: Final = (
         "/s",
         cases_lookup.LastGet(_MANY),
         aim=9_000,
-        beside=(Beside("http-64", 1, "HTTP without a service"),),
+        beside=(
+            Beside("http-64", 1, "HTTP without a service"),
+            Beside("nats-last-get", 1, "NATS, direct get"),
+        ),
     ),
     Case(
         "seq-get",

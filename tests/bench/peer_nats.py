@@ -24,23 +24,25 @@ from tests.bench.patience import repeat
 from tests.bench.processes import HOST, Usage, free_port, listens, running, wait_until
 from tests.bench.server import drive
 
-_HELLO: Final = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
+HELLO: Final = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 _PULL: Final = 100
 _FILL_WINDOW: Final = 1_000
-_WARM_S: Final = 0.5
+WARM_S: Final = 0.5
 _TIMEOUT_S: Final = 60.0
 _SYNCED: Final = "sync_interval: always"
 
 
 @dataclass(frozen=True, slots=True)
-class _Nats:
+class Nats:
+    """A server that is up; ``note`` says what its acks mean."""
+
     port: int
     pid: int
     note: str
 
 
 @contextlib.contextmanager
-def _nats(bench: Bench) -> Iterator[_Nats | None]:
+def nats_server(bench: Bench) -> Iterator[Nats | None]:
     """A JetStream server without data; None when it is not installed."""
     program = shutil.which("nats-server")
     if program is None:
@@ -58,7 +60,7 @@ def _nats(bench: Bench) -> Iterator[_Nats | None]:
         with running(command, Path(folder, "nats.log")) as process:
             wait_until(partial(listens, port), "starting NATS")
             means = "fsync before the ack" if durable else "acks from the page cache, no fsync"
-            yield _Nats(port, process.pid, f"NATS {version}, {means}")
+            yield Nats(port, process.pid, f"NATS {version}, {means}")
 
 
 def _config(folder: str, sync: str) -> str:
@@ -74,12 +76,12 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-class _Client:
+class Client:
     """A blocking connection for what is not measured, and for counting a replay."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection((HOST, port), timeout=_TIMEOUT_S)
-        self.socket.sendall(_HELLO + b"SUB reply 1\r\nPING\r\n")
+        self.socket.sendall(HELLO + b"SUB reply 1\r\nPING\r\n")
         self._lines = self.socket.makefile("rb")
         while not self._lines.readline().startswith(b"PONG"):
             pass
@@ -97,10 +99,11 @@ class _Client:
             raise BenchError(f"{api}: {answer['error']}")
         return answer
 
-    def create_stream(self, stream: str) -> None:
-        """A file stream of one replica on a subject of its own name."""
+    def create_stream(self, stream: str, **settings: Any) -> None:
+        """A file stream of one replica, without ``settings`` on a subject of its own name."""
         config = {"name": stream, "subjects": [stream.lower()], "storage": "file"}
-        self.call(f"STREAM.CREATE.{stream}", {**config, "num_replicas": 1, "max_age": 0})
+        defaults = {**config, "num_replicas": 1, "max_age": 0}
+        self.call(f"STREAM.CREATE.{stream}", {**defaults, **settings})
 
     def check_stored(self, stream: str, messages: int) -> None:
         """BenchError unless the stream holds exactly ``messages``."""
@@ -129,12 +132,12 @@ class _Client:
         self.socket.close()
 
 
-def _without_pings(received: bytes) -> bytes:
+def without_pings(received: bytes) -> bytes:
     """The server's pings may stay unanswered for minutes; they must not be taken for an answer."""
     return received.replace(b"PING\r\n", b"")
 
 
-class _Publishing:
+class Publishing:
     """Publishes ``each`` messages at a time and waits for all their acks."""
 
     def __init__(self, inbox: bytes, requests: Iterator[list[bytes]], each: int) -> None:
@@ -145,8 +148,9 @@ class _Publishing:
         self._greeted = False
 
     def request(self, answer: bytes) -> bytes | None:
+        """The next messages."""
         if not answer:
-            return _HELLO + b"SUB %b 1\r\nPING\r\n" % self._inbox
+            return HELLO + b"SUB %b 1\r\nPING\r\n" % self._inbox
         if self._greeted:
             self.messages += self._each
         self._greeted = True
@@ -154,12 +158,13 @@ class _Publishing:
         return None if parts is None else self._inbox.join(parts)
 
     def complete(self, received: bytes) -> bool:
+        """Whether all acks are there."""
         if not self._greeted:
             return b"PONG\r\n" in received
         if b"-ERR" in received or b'"error"' in received:
             raise BenchError(f"NATS refused: {received[:SHOWN_BYTES]!r}")
         acks = received.count(b'"seq":')
-        return acks == self._each and _without_pings(received).endswith(b"}\r\n")
+        return acks == self._each and without_pings(received).endswith(b"}\r\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +186,7 @@ class _Publishes:
         if self.count is not None:
             shared = itertools.islice(shared, self.count)
         return [
-            _Publishing(b"in.%d" % number, shared, self.each) for number in range(self.connections)
+            Publishing(b"in.%d" % number, shared, self.each) for number in range(self.connections)
         ]
 
     @staticmethod
@@ -199,23 +204,23 @@ class Publish:
 
     def __call__(self, bench: Bench) -> Measured | None:
         """Messages a second; None when NATS is not installed."""
-        with _nats(bench) as nats:
+        with nats_server(bench) as nats:
             if nats is None:
                 return None
             runs = repeat(bench, lambda number: self._run(bench, nats, f"S{number}"))
         return Measured(runs, nats.note)
 
-    def _run(self, bench: Bench, nats: _Nats, stream: str) -> Run:
-        with contextlib.closing(_Client(nats.port)) as client:
+    def _run(self, bench: Bench, nats: Nats, stream: str) -> Run:
+        with contextlib.closing(Client(nats.port)) as client:
             client.create_stream(stream)
             publishes = _Publishes(stream, self.each, self.connections)
-            load = Load(nats.port, nats.pid, publishes, bench.scale.seconds, _WARM_S)
+            load = Load(nats.port, nats.pid, publishes, bench.scale.seconds, WARM_S)
             driven = drive(bench, load)
             client.check_stored(stream, driven.messages)
         return driven.run
 
 
-def _fill(bench: Bench, nats: _Nats, client: _Client, messages: int) -> None:
+def _fill(bench: Bench, nats: Nats, client: Client, messages: int) -> None:
     client.create_stream("S")
     publishes = _Publishes("S", _FILL_WINDOW, 1, count=messages // _FILL_WINDOW)
     drive(bench, Load(nats.port, nats.pid, publishes))
@@ -224,10 +229,10 @@ def _fill(bench: Bench, nats: _Nats, client: _Client, messages: int) -> None:
 
 def replay(bench: Bench) -> Measured | None:
     """A push consumer without acks from the start, counted but not decoded: messages a second."""
-    with _nats(bench) as nats:
+    with nats_server(bench) as nats:
         if nats is None:
             return None
-        with contextlib.closing(_Client(nats.port)) as client:
+        with contextlib.closing(Client(nats.port)) as client:
             _fill(bench, nats, client, bench.scale.messages)
 
         def once(number: int) -> Run:
@@ -238,8 +243,8 @@ def replay(bench: Bench) -> Measured | None:
     return Measured(runs, nats.note)
 
 
-def _drain(nats: _Nats, messages: int, inbox: str) -> Run:
-    with contextlib.closing(_Client(nats.port)) as client:
+def _drain(nats: Nats, messages: int, inbox: str) -> Run:
+    with contextlib.closing(Client(nats.port)) as client:
         client.socket.sendall(b"SUB %b 2\r\n" % inbox.encode())
         config = {"deliver_subject": inbox, "ack_policy": "none", "deliver_policy": "all"}
         data = json.dumps({"stream_name": "S", "config": config}).encode()
@@ -268,14 +273,14 @@ class _Pulling:
 
     def request(self, answer: bytes) -> bytes | None:
         if not answer:
-            return _HELLO + b"SUB in 1\r\nPING\r\n"
+            return HELLO + b"SUB in 1\r\nPING\r\n"
         if not self._greeted:
             self._greeted = True
             return self._next
         self.messages += self._acking
         if answer.startswith(b"HMSG"):
             return None
-        lines = _without_pings(answer).split(b"\r\n")
+        lines = without_pings(answer).split(b"\r\n")
         replies = [line.split(b" ")[3] for line in lines[:-1:2]]
         self._acking = len(replies)
         return b"".join(b"PUB %b 0\r\n\r\n" % reply for reply in replies) + self._next
@@ -283,7 +288,7 @@ class _Pulling:
     def complete(self, received: bytes) -> bool:
         if not self._greeted:
             return b"PONG\r\n" in received
-        received = _without_pings(received)
+        received = without_pings(received)
         if received.startswith(b"HMSG"):
             return b"404 No Messages" in received
         return (
@@ -303,10 +308,10 @@ class _Pulls:
 def pull(bench: Bench) -> Measured | None:
     """Pulls of 100 with explicit acks, one outstanding: messages a second."""
     messages = min(bench.scale.messages, PULLED_MAX)
-    with _nats(bench) as nats:
+    with nats_server(bench) as nats:
         if nats is None:
             return None
-        with contextlib.closing(_Client(nats.port)) as client:
+        with contextlib.closing(Client(nats.port)) as client:
             _fill(bench, nats, client, messages)
 
             def once(number: int) -> Run:

@@ -23,6 +23,7 @@ from tests.bench.http_scripts import (
 from tests.bench.load import Script
 from tests.bench.lookup_scripts import LastLookups, SequenceLookups, ShuffledSubjects
 from tests.bench.patience import repeat
+from tests.bench.peer_nats_lookup import Gets
 from tests.bench.report import Report, now, write_into
 
 STORED = b"HTTP/1.1 201 Created\r\ncontent-type: text/x\r\ncontent-length: 4\r\n\r\n{  }"
@@ -126,6 +127,22 @@ def test_message_is_accepted_only_with_the_sequence_that_was_asked_for() -> None
     assert script.complete(http_answer(MARKER, b"nats-sequence: %d\r\n" % seq))
     with pytest.raises(BenchError):
         script.complete(http_answer(MARKER, b"nats-sequence: %d\r\n" % (seq * 10)))
+
+
+def test_direct_get_of_the_peer_is_accepted_only_whole_and_with_its_subject() -> None:
+    [script] = Gets(batches=1, connections=1)()
+    assert (script.request(b"") or b"").startswith(b"CONNECT")
+    assert script.complete(b"PONG\r\n")
+    subject = (script.request(b"PONG\r\n") or b"").split(b" ")[1].rpartition(b"GET.S.")[2]
+    headers = b"NATS/1.0\r\nNats-Subject: %b\r\n\r\n"
+    body = headers % subject + payloads()[int(subject.rpartition(b".")[2])]
+    answer = b"HMSG in.0 1 0 %d\r\n%b\r\n" % (len(body), body)
+    assert not script.complete(answer[:-1])
+    assert script.complete(answer)
+    with pytest.raises(BenchError, match="another"):
+        script.complete(answer.replace(subject, b"x" * len(subject)))
+    assert script.request(answer)
+    assert script.messages == 1
 
 
 def asked_path(request: bytes | None) -> str:
