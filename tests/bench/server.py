@@ -93,17 +93,27 @@ def process_of(
     settings = {"host": HOST, "port": 0, "log_level": "warning", **settings}
     command = [sys.executable, "-m", "contrail_serve", service]
     command += [f"{name}={value}" for name, value in settings.items()]
-    # The arguments decide: settings of another server in the environment must not.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("CONTRAIL_")
-    }
-    with running(command, log, environment) as process:
+    with running(command, log, service_environment()) as process:
         line = ready_line(process)
         if not line:
             raise BenchError(f"the {service} process did not start:\n{log.read_text()[-2_000:]}")
         port = urlsplit(json.loads(line)["url"]).port
         assert port is not None
         yield process, port
+
+
+def service_environment() -> dict[str, str]:
+    """The environment of a server: as an installed one has it, without settings."""
+    environment = {
+        # The arguments decide: settings of another server must not.
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("CONTRAIL_")
+    }
+    # What is installed is compiled; a server that compiles its modules again starts in twice the
+    # time.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 @contextlib.contextmanager
