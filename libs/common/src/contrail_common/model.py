@@ -17,6 +17,7 @@ DeliverPolicy = Literal[
 ]
 AckPolicy = Literal["none", "all", "explicit"]
 Retention = Literal["limits", "interest", "workqueue"]
+Storage = Literal["file", "memory"]
 Compression = Literal["none", "lz4", "zstd"]
 Rollup = Literal["sub", "all"]
 """What a message replaces: all earlier ones of its subject, or of the stream."""
@@ -77,7 +78,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     description: str = ""
     subjects: tuple[str, ...] = ()
     retention: Retention = "limits"
-    storage: Literal["file"] = "file"
+    storage: Storage = "file"
     discard: Literal["old", "new"] = "old"
     max_msgs: int = -1
     max_bytes: int = -1
@@ -146,7 +147,10 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration, state and identity of a stream. ``version`` counts configuration changes."""
+    """Configuration, state and identity of a stream. ``version`` counts configuration changes.
+
+    ``durability`` is what the acks of its publishes mean: ``memory``, ``fsync``, ``quorum-fsync``.
+    """
 
     config: StreamConfig
     created_ns: int
@@ -154,6 +158,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     version: int
     leader: str
+    durability: str = "fsync"
 
 
 class SequencePair(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ from contrail_storage.node.node import SHARD_GROUP, StorageNode
 from contrail_storage.node.page_tokens import decode_token, encode_token
 from contrail_storage.node.proposer import Outcome
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.volatile_group import VOLATILE_GROUP
 
 _UNKNOWN = errors.OUTCOME_UNKNOWN.code
 
@@ -56,6 +57,12 @@ class LocalLink:
         shard = self._node.streams.shard(stream)
         if shard.damaged:
             raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
+        return shard
+
+    def _writable(self, stream: str) -> Shard:
+        """The shard of a stream that takes changes now."""
+        shard = self._shard(stream)
+        self._node.check_serving(volatile=shard.volatile)
         return shard
 
     async def _readable(self, stream: str) -> Shard:
@@ -101,7 +108,7 @@ class LocalLink:
 
     async def purge_stream(self, name: str, subject: str, up_to_seq: int, keep: int) -> int:
         """Remove messages, answer how many."""
-        self._node.check_serving()
+        self._writable(name)
         return await self._node.streams.purge(name, subject, up_to_seq, keep)
 
     # Messages ------------------------------------------------------------------------------------
@@ -120,24 +127,24 @@ class LocalLink:
         """Store messages; durable when this returns."""
         if not stream and messages:
             stream = self._captured_by(messages[0].subject)
-        shard = self._shard(stream)
-        self._node.check_serving()
+        shard = self._writable(stream)
         if not messages:
-            return PublishAck(stream, [], self._node.durability)
-        results = await self._node.shard_log.append(shard.machine.shard, messages)
-        outcome = self._outcome(stream, results)
+            return PublishAck(stream, [], shard.durability)
+        number = shard.machine.shard
+        results = await self._node.shard_logs.of(number).append(number, messages)
+        outcome = _outcome(stream, shard, results)
         if isinstance(outcome, ApiError):
             raise outcome
         return outcome
 
     async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
         """Store a batch; durable when this returns."""
-        shard = self._shard(stream)
-        self._node.check_serving()
+        shard = self._writable(stream)
         if not batch.count:
-            return PublishAck(stream, [], self._node.durability)
-        runs = await self._node.shard_log.append_batch(shard.machine.shard, batch)
-        outcome = self._outcome(stream, runs)
+            return PublishAck(stream, [], shard.durability)
+        number = shard.machine.shard
+        runs = await self._node.shard_logs.of(number).append_batch(number, batch)
+        outcome = _outcome(stream, shard, runs)
         if isinstance(outcome, ApiError):
             raise outcome
         return outcome
@@ -146,13 +153,13 @@ class LocalLink:
         self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
     ) -> None:
         """Store a batch; ``done`` gets the outcome."""
-        shard = self._shard(stream)
-        self._node.check_serving()
+        shard = self._writable(stream)
         if not batch.count:
-            done(PublishAck(stream, [], self._node.durability))
+            done(PublishAck(stream, [], shard.durability))
             return
-        self._node.shard_log.append_batch_then(
-            shard.machine.shard, batch, lambda runs: done(self._outcome(stream, runs))
+        number = shard.machine.shard
+        self._node.shard_logs.of(number).append_batch_then(
+            number, batch, lambda runs: done(_outcome(stream, shard, runs))
         )
 
     def publish_then(
@@ -160,18 +167,11 @@ class LocalLink:
     ) -> None:
         """Store messages (at least one); ``done`` gets the outcome."""
         stream = stream or self._captured_by(messages[0].subject)
-        shard = self._shard(stream)
-        self._node.check_serving()
-        self._node.shard_log.append_then(
-            shard.machine.shard, messages, lambda results: done(self._outcome(stream, results))
+        shard = self._writable(stream)
+        number = shard.machine.shard
+        self._node.shard_logs.of(number).append_then(
+            number, messages, lambda results: done(_outcome(stream, shard, results))
         )
-
-    def _outcome(self, stream: str, results: Outcome) -> PublishOutcome:
-        if isinstance(results, ApiError):
-            return results
-        if all(result.code == _UNKNOWN for result in results):
-            return ApiError(errors.OUTCOME_UNKNOWN)
-        return PublishAck(stream, results, self._node.durability)
 
     async def get_message(self, stream: str, seq: int) -> StoredMessage:
         """One message."""
@@ -192,7 +192,8 @@ class LocalLink:
     async def read_position(self, stream: str) -> ReadPosition:
         """How far this node is."""
         shard = self._shard(stream)
-        return ReadPosition(shard.written_seq, self._node.applied_indexes().get(SHARD_GROUP, 0))
+        group = VOLATILE_GROUP if shard.volatile else SHARD_GROUP
+        return ReadPosition(shard.written_seq, self._node.applied_indexes().get(group, 0))
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
@@ -202,8 +203,7 @@ class LocalLink:
 
     async def delete_message(self, stream: str, seq: int) -> None:
         """Make one message unreadable."""
-        self._node.check_serving()
-        self._shard(stream)
+        self._writable(stream)
         await self._node.streams.delete_message(stream, seq)
 
     # Replay --------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class LocalLink:
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
         """Create, find identical, or update."""
-        self._node.check_serving()
+        self._writable(stream)
         return await self._node.consumers.put(stream, config, mode, if_match, if_none)
 
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
@@ -276,12 +276,12 @@ class LocalLink:
 
     async def delete_consumer(self, stream: str, consumer: str) -> None:
         """Remove a consumer."""
-        self._node.check_serving()
+        self._writable(stream)
         await self._node.consumers.delete(stream, consumer)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
-        self._node.check_serving()
+        self._writable(request.stream)
         await self._readable(request.stream)
         return await self._node.consumers.pull(request)
 
@@ -289,7 +289,7 @@ class LocalLink:
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
         """Take acknowledgements."""
-        self._node.check_serving()
+        self._writable(stream)
         return await self._node.consumers.acknowledge(stream, consumer, items, sync)
 
     # Advisories ----------------------------------------------------------------------------------
@@ -319,3 +319,11 @@ class LocalLink:
     def metrics_text(self) -> str:
         """The node's metrics."""
         return self._node.metrics_text()
+
+
+def _outcome(stream: str, shard: Shard, results: Outcome) -> PublishOutcome:
+    if isinstance(results, ApiError):
+        return results
+    if all(result.code == _UNKNOWN for result in results):
+        return ApiError(errors.OUTCOME_UNKNOWN)
+    return PublishAck(stream, results, shard.durability)

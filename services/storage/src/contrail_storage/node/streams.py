@@ -18,12 +18,14 @@ from contrail_common.link import CreateMode
 from contrail_common.model import StreamConfig, StreamInfo
 from contrail_common.subjects import matches_any
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Done, Refused, Removed, Reserved, Result
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.store.block_store import UNREADABLE
 
 _ROUTES_MAX: Final = 65_536
@@ -33,7 +35,8 @@ _SLICES_MAX: Final = 16
 _PURGED_SUBJECTS: Final = 256
 _COMMAND_BYTES: Final = 256
 _EVERYTHING: Final = 1 << 62
-_FINISH_BYTES: Final = 4_096
+_CONFIG_BYTES: Final = 4_096
+_RENEWED_TOGETHER: Final = 256
 HASH_KEY_BYTES: Final = 32
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -67,7 +70,7 @@ class StreamManager:
         meta: MetaMachine,
         shards: dict[int, Shard],
         meta_log: Proposer,
-        shard_log: Proposer,
+        shard_log: ShardLog,
         reader: Reader,
         *,
         encrypts: bool,
@@ -143,6 +146,7 @@ class StreamManager:
             incarnation=record.incarnation,
             version=record.version,
             leader=self._node_id,
+            durability=shard.durability,
         )
 
     # Changing ------------------------------------------------------------------------------------
@@ -179,25 +183,34 @@ class StreamManager:
 
     async def _create(self, config: StreamConfig) -> StreamInfo:
         incarnation = secrets.token_hex(8)
-        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation)
-        number = expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
-        configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
-        expect(await self._shard_log.command(number, configure, 4096), Done)
+        number = await self._reserve(config, incarnation)
+        await self._configure(number, config, incarnation)
         with _begun():
-            await self._list(config.name, config.subjects)
+            await self._list(config, config.subjects)
         return self.info(self._shards[number])
+
+    async def _configure(self, number: int, config: StreamConfig, incarnation: str) -> None:
+        """Make the stream of a shard that has none."""
+        configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
+        expect(await self._shard_log.command(number, configure, _CONFIG_BYTES), Done)
+
+    async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
+        volatile = config.storage == "memory"
+        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation, volatile)
+        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
 
     async def _update(self, shard: Shard, entry: StreamEntry, config: StreamConfig) -> None:
         # Subjects are claimed in meta before the shard takes them, and let go of after.
         record = shard.machine.record
         assert record is not None
         if set(config.subjects) != set(entry.subjects):
-            await self._list(config.name, tuple(dict.fromkeys(entry.subjects + config.subjects)))
+            both = tuple(dict.fromkeys(entry.subjects + config.subjects))
+            await self._list(record.config, both)
         configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key)
-        expect(await self._shard_log.command(entry.shard, configure, 4096), Done)
+        expect(await self._shard_log.command(entry.shard, configure, _CONFIG_BYTES), Done)
         with _begun():
-            if set(config.subjects) != set(entry.subjects):
-                await self._list(config.name, config.subjects)
+            if shard.volatile or set(config.subjects) != set(entry.subjects):
+                await self._list(config, config.subjects)
             await self._enforce_limits(shard)
             await self.keep_interest(shard)
 
@@ -229,9 +242,10 @@ class StreamManager:
             if not result.more:
                 return
 
-    async def _list(self, name: str, subjects: tuple[str, ...]) -> None:
-        listing = cmd.ListStream(name, subjects)
-        expect(await self._meta_log.command(cmd.META_SHARD, listing), Done)
+    async def _list(self, config: StreamConfig, subjects: tuple[str, ...]) -> None:
+        kept = config if config.storage == "memory" else None
+        listing = cmd.ListStream(config.name, subjects, kept)
+        expect(await self._meta_log.command(cmd.META_SHARD, listing, _CONFIG_BYTES), Done)
 
     async def delete(self, name: str) -> None:
         """Remove a stream with all it holds (STREAM_NOT_FOUND)."""
@@ -252,6 +266,7 @@ class StreamManager:
     async def mend_all(self) -> None:
         """Finish or undo what a crash left half done."""
         async with self._lock:
+            await self._renew_lost()
             for entry in list(self._meta.streams.values()):
                 if not self._is_whole(entry) and entry.name not in self._restoring:
                     await self._mend(entry)
@@ -268,12 +283,31 @@ class StreamManager:
         """Whether the stream is listed, and under the very subjects that its shard captures."""
         if entry.stage != "listed":
             return False
-        return set(entry.subjects) == set(self._shards[entry.shard].machine.config.subjects)
+        config = self._shards[entry.shard].machine.config
+        return set(entry.subjects) == set(config.subjects) and entry.config in (None, config)
+
+    async def _renew_lost(self) -> None:
+        """Make the streams in memory anew, empty, that went with an earlier process."""
+        lost = [
+            entry
+            for entry in self._meta.streams.values()
+            if entry.stage == "listed" and is_volatile(entry.shard)
+            if entry.shard not in self._shards
+        ]
+        for start in range(0, len(lost), _RENEWED_TOGETHER):
+            await asyncio.gather(*map(self._renew, lost[start : start + _RENEWED_TOGETHER]))
+
+    async def _renew(self, entry: StreamEntry) -> None:
+        assert entry.config is not None
+        incarnation = secrets.token_hex(8)
+        renew = cmd.RenewStream(entry.name, incarnation)
+        number = expect(await self._meta_log.command(cmd.META_SHARD, renew), Reserved).shard
+        await self._configure(number, entry.config, incarnation)
 
     async def _mend(self, entry: StreamEntry) -> None:
         shard = self._shards.get(entry.shard)
         if entry.stage != "unlisted" and shard is not None and shard.machine.exists:
-            await self._list(entry.name, shard.machine.config.subjects)
+            await self._list(shard.machine.config, shard.machine.config.subjects)
         else:
             await self._drop(entry)
 
@@ -289,8 +323,7 @@ class StreamManager:
     async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
         """Reserve name and subjects of a stream; answers its shard (SUBJECT_OVERLAP)."""
         check_stream_encryption(config, encrypts=self._encrypts)
-        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation)
-        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
+        return await self._reserve(config, incarnation)
 
     async def restore_part(self, number: int, part: cmd.RestorePart, size: int) -> None:
         """Put a part of about ``size`` bytes into a reserved shard."""
@@ -299,9 +332,9 @@ class StreamManager:
     async def finish_restore(self, number: int, finish: cmd.FinishRestore) -> StreamInfo:
         """Make the stream of a shard whose parts are all there."""
         config = finish.header.config
-        expect(await self._shard_log.command(number, finish, _FINISH_BYTES), Done)
+        expect(await self._shard_log.command(number, finish, _CONFIG_BYTES), Done)
         with _begun():
-            await self._list(config.name, config.subjects)
+            await self._list(config, config.subjects)
         return self.info(self._shards[number])
 
     async def end_restore(self, name: str) -> None:
