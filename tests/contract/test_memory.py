@@ -8,6 +8,7 @@ import pytest
 
 from contrail_common import errors
 from tests.contract.conftest import Stream, assert_problem
+from tests.contract.talk import Talk
 from tests.support.servers import ServerProcess, SplitServers
 
 ARCHIVE = {"content-type": "application/vnd.contrail.snapshot"}
@@ -40,7 +41,9 @@ def test_stream_in_files_cannot_move_to_memory(stream: Stream) -> None:
     assert_problem(stream.configure(storage="memory"), 409, 10052, "/storage")
 
 
-def test_every_way_to_publish_says_memory(memory: Stream) -> None:
+def test_every_way_to_publish_says_memory(
+    server: ServerProcess | SplitServers, memory: Stream
+) -> None:
     single = memory.publish(b"1")
     assert (single.status_code, single.headers["durability"]) == (201, "memory")
     items = [{"subject": memory.subject(), "data": "2"}]
@@ -52,7 +55,9 @@ def test_every_way_to_publish_says_memory(memory: Stream) -> None:
         headers={"content-type": "application/x-ndjson"},
     )
     assert (lines.status_code, lines.headers["durability"]) == (201, "memory")
-    assert memory.state()["last_seq"] == 3
+    with Talk(server.url) as talk:
+        assert talk.ask("pub", subject=memory.subject(), data="4")["durability"] == "memory"
+    assert memory.state()["last_seq"] == 4
 
 
 def test_messages_are_read_consumed_replayed_and_removed_as_of_files(memory: Stream) -> None:
