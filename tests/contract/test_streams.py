@@ -99,7 +99,6 @@ def test_pedantic_refuses_a_silent_change(unused: Stream) -> None:
         ({"sealed": True}, 10052, "/sealed"),
         ({"description": "x" * 5000}, 10052, "/description"),
         ({"name": "other"}, 10056, "/name"),
-        ({"storage": "memory"}, 10052, "/storage"),
         ({"mirror": {"name": "X"}}, 10052, "/mirror"),
         ({"sources": [{"name": "X"}]}, 10052, "/sources"),
         ({"allow_msg_counter": True}, 10052, "/allow_msg_counter"),

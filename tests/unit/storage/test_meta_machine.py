@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common import errors
+from contrail_common.model import StreamConfig
 from contrail_common.subjects import overlaps
 from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
 from contrail_storage.core.meta_machine import STREAMS_MAX, MetaMachine
 from contrail_storage.core.results import Done, Refused, Reserved, Result, Writes
 from tests.unit.storage.machine_rig import RowStore
@@ -77,6 +79,38 @@ def test_shard_id_is_never_used_again_not_even_after_a_restart() -> None:
         kept.apply(cmd.ReleaseStream("A"))
         kept.restart()
     assert shards == [1, 2, 3, 4, 5]
+
+
+def test_stream_in_memory_is_renewed_in_another_shard_with_its_configuration() -> None:
+    kept = Kept()
+    config = StreamConfig(name="A", subjects=("a",), storage="memory")
+    number = keys.VOLATILE | 1
+    assert kept.apply(cmd.ReserveStream("A", ("a",), "i", volatile=True)) == Reserved(number)
+    assert code(kept.apply(cmd.RenewStream("A", "j"))) == errors.STREAM_NOT_FOUND.code
+    kept.apply(cmd.ListStream("A", ("a",), config))
+    kept.restart()
+    assert kept.meta.streams["A"].config == config
+    assert kept.apply(cmd.RenewStream("A", "j")) == Reserved(number + 1)
+    kept.restart()
+    entry = kept.meta.streams["A"]
+    assert (entry.shard, entry.incarnation, entry.config) == (number + 1, "j", config)
+    assert kept.make("B", "b") == 3
+    kept.restart()
+    assert kept.meta.streams["A"].stage == "listed"
+
+
+def test_stream_in_files_is_not_renewed() -> None:
+    kept = Kept()
+    kept.make("A", "a")
+    assert code(kept.apply(cmd.RenewStream("A", "j"))) == errors.STREAM_NOT_FOUND.code
+    assert code(kept.apply(cmd.RenewStream("B", "j"))) == errors.STREAM_NOT_FOUND.code
+
+
+def test_entry_of_before_there_were_streams_in_memory_decodes() -> None:
+    row = msgspec.msgpack.encode(["A", 1, "i", ["a"], "listed"])
+    meta = MetaMachine()
+    meta.load([(keys.small_key(keys.STREAM, cmd.META_SHARD, 1), row)])
+    assert meta.streams["A"].config is None
 
 
 def test_subjects_that_overlap_those_of_another_stream_are_refused() -> None:

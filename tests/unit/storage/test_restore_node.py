@@ -97,7 +97,7 @@ def rows_of_streams(node: StorageNode) -> list[bytes]:
     """Keys of all rows that belong to some stream's shard."""
     found: list[bytes] = []
     for kind in keys.SHARD_KINDS:
-        found += node._store.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
+        found += node._disk.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
     return found
 
 

@@ -57,7 +57,7 @@ def scrub(
 
 def raw_store(node: StorageNode) -> RocksStore:
     """The store below the seals."""
-    store = node._store
+    store = node._disk
     return store if isinstance(store, RocksStore) else store._store
 
 

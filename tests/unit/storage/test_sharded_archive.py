@@ -74,7 +74,7 @@ async def known(link: LocalLink) -> dict[str, Any]:
 def rows_of_shards(node: StorageNode) -> list[bytes]:
     found: list[bytes] = []
     for kind in keys.SHARD_KINDS:
-        found += node._store.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
+        found += node._disk.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
     return found
 
 

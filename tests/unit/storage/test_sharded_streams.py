@@ -40,7 +40,7 @@ def shards_of(node: StorageNode) -> list[tuple[StreamConfig, int, int]]:
 def rows_of_shards(node: StorageNode) -> list[bytes]:
     found: list[bytes] = []
     for kind in keys.SHARD_KINDS:
-        found += node._store.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
+        found += node._disk.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
     return found
 
 

@@ -23,7 +23,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bases(node: StorageNode) -> list[int]:
     """First sequences of the blocks that are in the store."""
-    found = node._store.scan_keys(keys.BLOCK, keys.prefix_end(keys.BLOCK))
+    found = node._disk.scan_keys(keys.BLOCK, keys.prefix_end(keys.BLOCK))
     return [keys.last_number(key, 8) for key in found]
 
 

@@ -19,6 +19,7 @@ from contrail_common.model import (
     ConsumerLimits,
     DeliverPolicy,
     Retention,
+    Storage,
     StreamConfig,
 )
 from contrail_common.names import name_problem
@@ -54,6 +55,7 @@ class StreamDraft(TypedDict, total=False):
     description: str
     subjects: tuple[str, ...]
     retention: Retention
+    storage: Storage
     discard: str
     max_msgs: int
     max_bytes: int
@@ -129,6 +131,7 @@ def normalise_stream(
         description=draft.get("description", ""),
         subjects=_stream_subjects(rules, draft.get("subjects", ()) or (name,)),
         retention=draft.get("retention", "limits"),
+        storage=draft.get("storage", "file"),
         discard="new" if draft.get("discard") == "new" else "old",
         max_msgs=rules.unlimited("max_msgs", draft.get("max_msgs", -1)),
         max_bytes=rules.unlimited("max_bytes", draft.get("max_bytes", -1)),
@@ -211,8 +214,8 @@ def check_consumers_fit(config: StreamConfig, consumers: Iterable[ConsumerConfig
 
 
 def check_stream_encryption(config: StreamConfig, *, encrypts: bool) -> None:
-    """Refuse a stream that must be encrypted where the node does not."""
-    if config.encrypted and not encrypts:
+    """Refuse a stream that must be encrypted where the node does not; one in memory never rests."""
+    if config.encrypted and not encrypts and config.storage != "memory":
         message = "the server has no encryption key, so it stores streams as they are"
         raise _invalid(errors.STREAM_CONFIG_INVALID, "encrypted", message)
 

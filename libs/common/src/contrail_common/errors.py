@@ -269,6 +269,9 @@ DATA_LOST: Final = _register(
 STORAGE_FULL: Final = _register(
     20054, "storage_full", 507, "no space left to write", retryable=True
 )
+MEMORY_FULL: Final = _register(
+    10028, "insufficient_memory", 507, "insufficient memory resources", retryable=True
+)
 STORAGE_FAILED: Final = _register(
     20055, "storage_failed", 503, "the storage does not take writes", retryable=True
 )

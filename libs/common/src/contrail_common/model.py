@@ -17,6 +17,7 @@ DeliverPolicy = Literal[
 ]
 AckPolicy = Literal["none", "all", "explicit"]
 Retention = Literal["limits", "interest", "workqueue"]
+Storage = Literal["file", "memory"]
 Compression = Literal["none", "lz4", "zstd"]
 Rollup = Literal["sub", "all"]
 """What a message replaces: all earlier ones of its subject, or of the stream."""
@@ -78,7 +79,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     description: str = ""
     subjects: tuple[str, ...] = ()
     retention: Retention = "limits"
-    storage: Literal["file"] = "file"
+    storage: Storage = "file"
     discard: Literal["old", "new"] = "old"
     max_msgs: int = -1
     max_bytes: int = -1
@@ -155,6 +156,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     ``shards`` are the states of the shards of a stream that has several; ``state`` is their sum
     then, its first sequence and time the lowest of theirs, its last the highest.
+    ``durability`` is what the acks of its publishes mean: ``memory``, ``fsync``, ``quorum-fsync``.
     """
 
     config: StreamConfig
@@ -164,6 +166,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     leader: str
     shards: list[StreamState] = []
+    durability: str = "fsync"
 
 
 class SequencePair(msgspec.Struct, frozen=True):

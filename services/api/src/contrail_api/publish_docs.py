@@ -95,6 +95,7 @@ _MESSAGE_ERRORS: Final = (
     errors.STREAM_SEALED,
     errors.STORE_FAILED,
     errors.STORAGE_FULL,
+    errors.MEMORY_FULL,
     errors.STORAGE_FAILED,
     errors.OUTCOME_UNKNOWN,
 )
@@ -224,6 +225,7 @@ BATCH: Final = Operation(
         errors.ATOMIC_TOO_LARGE,
         errors.SHARDED_UNSUPPORTED,
         errors.STORAGE_FULL,
+        errors.MEMORY_FULL,
         errors.STORAGE_FAILED,
         errors.OUTCOME_UNKNOWN,
     ),

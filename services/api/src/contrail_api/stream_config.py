@@ -38,7 +38,11 @@ class StreamConfigBody(RequestModel):
         description="limits: messages go by limits alone; interest: also once all consumers that "
         "want them have settled them; workqueue: also once one consumer has.",
     )
-    storage: Literal["file", "memory"] = "file"
+    storage: Literal["file", "memory"] = Field(
+        default="file",
+        description="memory: messages and consumers are in no file, and gone after a restart, with "
+        "a new incarnation of the stream; cannot be changed.",
+    )
     discard: Literal["old", "new"] = "old"
     discard_new_per_subject: bool = False
     max_msgs: Int64 = -1

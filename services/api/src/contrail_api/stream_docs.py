@@ -37,13 +37,18 @@ _EXAMPLE: Final[Any] = msgspec.to_builtins(
 ETAG: Final = HeaderDoc(
     name="ETag", description="The configuration's version, for If-Match.", example='"3"'
 )
+DURABILITY: Final = HeaderDoc(
+    name="Durability",
+    description="What an ack of the stream means: `memory`, `fsync` or `quorum-fsync`.",
+    example="fsync",
+)
 LOCATION: Final = HeaderDoc(
     name="Location", description="Where the new resource is.", example="/v1/streams/ORDERS"
 )
 _INFO: Final = {"application/json": Body(shape=StreamInfoJson, example=_EXAMPLE)}
-_FOUND: Final = Answered(description="The stream.", content=_INFO, headers=(ETAG,))
+_FOUND: Final = Answered(description="The stream.", content=_INFO, headers=(ETAG, DURABILITY))
 CREATED: Final = Answered(
-    description="The stream was created.", content=_INFO, headers=(ETAG, LOCATION)
+    description="The stream was created.", content=_INFO, headers=(ETAG, DURABILITY, LOCATION)
 )
 _CONFIG_ERRORS: Final = (
     *BODY_ERRORS,

@@ -190,8 +190,8 @@ def _state_json(state: StreamState) -> StreamStateJson:
 
 
 def info_response(info: StreamInfo, *, created: bool) -> Response:
-    """A stream's info with its ETag; 201 and its place when it is new."""
-    headers = [etag(info.version)]
+    """A stream's info with its ETag and durability; 201 and its place when it is new."""
+    headers = [etag(info.version), (b"durability", info.durability.encode())]
     if created:
         location = f"{COLLECTION}/{quote(info.config.name, safe='')}"
         headers.append((b"location", location.encode()))

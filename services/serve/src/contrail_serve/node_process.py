@@ -101,7 +101,7 @@ async def _running_node(settings: NodeSettings) -> AsyncIterator[StorageNode]:
     if file is not None:
         hung_up = hangup_signal()
         warn_if_open(file)
-    node = await asyncio.to_thread(_open_node, settings.data_dir, keys)
+    node = await asyncio.to_thread(_open_node, settings)
     await node.start()
     _log.info("node_started", data_dir=str(settings.data_dir), encrypted=bool(keys))
     following = asyncio.create_task(follow_key_file(node, file, hung_up))
@@ -112,9 +112,15 @@ async def _running_node(settings: NodeSettings) -> AsyncIterator[StorageNode]:
         await node.stop()
 
 
-def _open_node(data_dir: Path, keys: tuple[bytes, ...]) -> StorageNode:
+def _open_node(settings: NodeSettings) -> StorageNode:
+    data_dir = settings.data_dir
+    options = NodeOptions(
+        data_dir,
+        node_keys=settings.encryption_keys,
+        memory_max_bytes=settings.memory_max_bytes,
+    )
     try:
-        return StorageNode.open(NodeOptions(data_dir, node_keys=keys), SingleMemberGroups())
+        return StorageNode.open(options, SingleMemberGroups())
     except DataLostError as error:
         raise StartError(str(error)) from error
     except OSError as error:

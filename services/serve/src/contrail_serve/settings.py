@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contrail_common.names import name_problem
+from contrail_storage.node.physical_memory import quarter_of_memory
 from contrail_storage.seal.node_keys import NodeKeyError, parse_node_keys
 
 DEFAULT_PORT: Final = 7420
@@ -16,6 +17,7 @@ LINK_PORT: Final = 7430
 MAX_PAYLOAD: Final = 3 << 20
 SECRET_BYTES_MIN: Final = 16
 _PORT_MAX: Final = 65_535
+_MEMORY_BYTES_MAX: Final = 1 << 50
 
 _COMMON: Final = frozenset(
     {
@@ -34,7 +36,7 @@ _COMMON: Final = frozenset(
     }
 )
 _SECRET: Final = frozenset({"cluster_secret", "cluster_secret_file"})
-_DATA: Final = frozenset({"data_dir", "encryption_key", "encryption_key_file"})
+_DATA: Final = frozenset({"data_dir", "encryption_key", "encryption_key_file", "memory_max_bytes"})
 _FLAGS: Final = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -67,11 +69,13 @@ class NodeSettings(ProcessSettings):
     """What a process with a storage node has: its folder, and the keys that encrypt it (or none).
 
     ``encryption_key_file`` is where the keys came from, unless they came from the environment.
+    ``memory_max_bytes`` bounds the streams in memory.
     """
 
     data_dir: Path
     encryption_keys: tuple[bytes, ...] = field(repr=False)
     encryption_key_file: Path | None
+    memory_max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +225,9 @@ def _data(given: Mapping[str, Any]) -> dict[str, Any]:
         "data_dir": Path(given.get("data_dir", "contrail-data")),
         "encryption_keys": keys,
         "encryption_key_file": None if file is None else Path(file),
+        "memory_max_bytes": _number(
+            given, "memory_max_bytes", quarter_of_memory(), 0, _MEMORY_BYTES_MAX
+        ),
     }
 
 

@@ -67,6 +67,13 @@ KeyFile = Annotated[
         "(or CONTRAIL_ENCRYPTION_KEY)."
     ),
 ]
+MemoryMaxBytes = Annotated[
+    str | None,
+    typer.Option(
+        help="Bytes that streams in memory may take together.",
+        show_default="a quarter of the memory",
+    ),
+]
 TokenFile = Annotated[str | None, typer.Option(help="File with the token callers must show.")]
 LogLevel = Annotated[
     str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
@@ -94,6 +101,7 @@ def serve(
     port: Port = None,
     data_dir: DataDir = None,
     encryption_key_file: KeyFile = None,
+    memory_max_bytes: MemoryMaxBytes = None,
     token_file: TokenFile = None,
     node: Node = None,
     log_level: LogLevel = None,
@@ -111,6 +119,7 @@ def serve(
         port=port,
         data_dir=data_dir,
         encryption_key_file=encryption_key_file,
+        memory_max_bytes=memory_max_bytes,
         token_file=token_file,
         node=node,
         log_level=log_level,
@@ -124,6 +133,7 @@ def storage(
     link_port: LinkPort = None,
     data_dir: DataDir = None,
     encryption_key_file: KeyFile = None,
+    memory_max_bytes: MemoryMaxBytes = None,
     cluster_secret_file: SecretFile = None,
     token_file: TokenFile = None,
     node: Node = None,
@@ -144,6 +154,7 @@ def storage(
         link_port=link_port,
         data_dir=data_dir,
         encryption_key_file=encryption_key_file,
+        memory_max_bytes=memory_max_bytes,
         cluster_secret_file=cluster_secret_file,
         token_file=token_file,
         node=node,
@@ -215,6 +226,7 @@ def show_config(
     link_port: LinkPort = None,
     data_dir: DataDir = None,
     encryption_key_file: KeyFile = None,
+    memory_max_bytes: MemoryMaxBytes = None,
     storage: Storage = None,
     gateways: Gateways = None,
     apis: Apis = None,
@@ -235,6 +247,7 @@ def show_config(
         link_port=link_port,
         data_dir=data_dir,
         encryption_key_file=encryption_key_file,
+        memory_max_bytes=memory_max_bytes,
         storage=storage,
         gateways=gateways,
         apis=apis,

@@ -29,6 +29,7 @@ _DATA: Final[Mapping[str, Any]] = {
     "data_dir": "contrail-data",
     "encryption_key": None,
     "encryption_key_file": None,
+    "memory_max_bytes": None,
 }
 _LINK: Final[Mapping[str, Any]] = {"storage": ("127.0.0.1:7430",), **_SECRETS}
 

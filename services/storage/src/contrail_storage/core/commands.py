@@ -244,19 +244,34 @@ class FinishRestore(msgspec.Struct, tag=41, array_like=True):
 
 
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):
-    """Meta: claim a name and its subjects and get shard ids, ``shards`` of them in a row."""
+    """Meta: claim a name and its subjects and get shard ids, ``shards`` of them in a row.
+
+    ``volatile``: of shards in memory.
+    """
 
     name: str
     subjects: tuple[str, ...]
     incarnation: str
     shards: int = 1
+    volatile: bool = False
 
 
 class ListStream(msgspec.Struct, tag=21, array_like=True):
-    """Meta: the reserved stream is made (or its subjects changed) and is to be listed."""
+    """Meta: the reserved stream is made (or its subjects changed) and is to be listed.
+
+    ``config`` is that of a stream in memory, from which a restart makes it anew.
+    """
 
     name: str
     subjects: tuple[str, ...]
+    config: StreamConfig | None = None
+
+
+class RenewStream(msgspec.Struct, tag=29, array_like=True):
+    """Meta: what a listed stream in memory held is lost; it gets a new shard id and identity."""
+
+    name: str
+    incarnation: str
 
 
 class UnlistStream(msgspec.Struct, tag=22, array_like=True):
@@ -319,7 +334,13 @@ StreamCommand = (
     | FinishRestore
 )
 MetaCommand = (
-    ReserveStream | ListStream | UnlistStream | ReleaseStream | RecordErasure | FinishErasures
+    ReserveStream
+    | ListStream
+    | RenewStream
+    | UnlistStream
+    | ReleaseStream
+    | RecordErasure
+    | FinishErasures
 )
 Command = StreamCommand | MetaCommand
 

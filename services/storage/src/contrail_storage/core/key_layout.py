@@ -1,5 +1,7 @@
 """Keys of the store: ``u8 kind | u32 shard | ...``, big-endian: in order of shard and number.
 
+A shard whose number has the bit ``VOLATILE`` has its rows in memory, never in a file.
+
 | kind | key behind the shard | value |
 |---|---|---|
 | ``A`` | - (the u32 is the group) | applied index and term |
@@ -63,6 +65,15 @@ _U32_U64: Final = struct.Struct(">cIQ")
 _U32_U64_U64: Final = struct.Struct(">cIQQ")
 _U32_U32_U32: Final = struct.Struct(">cIII")
 _U32_U32_U64: Final = struct.Struct(">cIIQ")
+
+
+VOLATILE: Final = 1 << 31
+"""This bit of the number of a shard or a group says that it lives in memory alone."""
+
+
+def is_volatile(number: int) -> bool:
+    """Whether the shard or group with ``number`` lives in memory alone."""
+    return number >= VOLATILE
 
 
 def shard_key(kind: bytes, shard: int) -> bytes:

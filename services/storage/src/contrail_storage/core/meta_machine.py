@@ -2,6 +2,8 @@
 
 A stream is reserved, made in its shard's log, then listed; a removal unlists, drops the shard, then
 releases. A crash in between leaves a reservation or an unlisted stream for the leader to finish.
+
+Of a stream in memory the configuration is kept here too: a restart makes it anew, in another shard.
 """
 
 from collections.abc import Iterable
@@ -10,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from contrail_common import errors
-from contrail_common.model import Advisory, AdvisoryAction
+from contrail_common.model import Advisory, AdvisoryAction, StreamConfig
 from contrail_common.partition import SHARDS_MAX
 from contrail_common.subjects import overlaps
 from contrail_storage.core import commands as cmd
@@ -26,7 +28,10 @@ STREAMS_MAX = 10_000
 
 
 class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
-    """What meta knows of one stream: ``shard`` is the first of ``shards`` ids in a row."""
+    """What meta knows of one stream: ``shard`` is the first of ``shards`` ids in a row.
+
+    ``config`` is that of a stream in memory, once it is listed.
+    """
 
     name: str
     shard: int
@@ -34,6 +39,7 @@ class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
     subjects: tuple[str, ...]
     stage: Stage
     shards: int = 1
+    config: StreamConfig | None = None
 
     @property
     def numbers(self) -> range:
@@ -60,6 +66,8 @@ class MetaMachine:
                 return self._reserve(command, writes)
             case cmd.ListStream():
                 return self._list(command, writes)
+            case cmd.RenewStream():
+                return self._renew(command, writes)
             case cmd.UnlistStream():
                 return self._unlist(command.name, writes)
             case cmd.ReleaseStream():
@@ -92,14 +100,29 @@ class MetaMachine:
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
-        shard = self._next_shard
-        self._next_shard += command.shards
         self._shard_count += command.shards
-        writes.put(self._key(_COUNTER), self._next_shard.to_bytes(4, "big"))
+        shard = self._take_numbers(command.shards, volatile=command.volatile, writes=writes)
         entry = StreamEntry(
             command.name, shard, command.incarnation, command.subjects, "reserved", command.shards
         )
         self._put(entry, writes)
+        return Reserved(shard)
+
+    def _take_numbers(self, count: int, *, volatile: bool, writes: Writes) -> int:
+        """The first of ``count`` numbers in a row that nothing had before."""
+        shard = self._next_shard
+        self._next_shard += count
+        writes.put(self._key(_COUNTER), self._next_shard.to_bytes(4, "big"))
+        return shard | keys.VOLATILE if volatile else shard
+
+    def _renew(self, command: cmd.RenewStream, writes: Writes) -> Result:
+        entry = self.streams.get(command.name)
+        if entry is None or entry.stage != "listed" or not keys.is_volatile(entry.shard):
+            return Refused(errors.STREAM_NOT_FOUND.code)
+        writes.delete(self._key(entry.shard))
+        shard = self._take_numbers(entry.shards, volatile=True, writes=writes)
+        renewed = msgspec.structs.replace(entry, shard=shard, incarnation=command.incarnation)
+        self._put(renewed, writes)
         return Reserved(shard)
 
     def _list(self, command: cmd.ListStream, writes: Writes) -> Result:
@@ -109,7 +132,9 @@ class MetaMachine:
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
-        listed = msgspec.structs.replace(entry, subjects=command.subjects, stage="listed")
+        listed = msgspec.structs.replace(
+            entry, subjects=command.subjects, stage="listed", config=command.config
+        )
         self._put(listed, writes)
         if entry.stage != "listed":
             writes.advisories.append(_action(command.name, "create"))

@@ -23,9 +23,9 @@ from contrail_storage.core.results import ConsumerPut, Done, Result
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.log_time import LogTime
-from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
-from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard import Shard, volatile_first
+from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.sharded_consumers import ShardedConsumers
 from contrail_storage.node.sharded_state import bad_cursor
 from contrail_storage.node.streams import StreamManager, expect
@@ -42,7 +42,7 @@ class ConsumerManager:
     """Consumers of this node's shards; a desk for each that was used since the start."""
 
     def __init__(
-        self, streams: StreamManager, shard_log: Proposer, reader: Reader, clock: LogTime
+        self, streams: StreamManager, shard_log: ShardLog, reader: Reader, clock: LogTime
     ) -> None:
         self._streams = streams
         self._shard_log = shard_log
@@ -214,16 +214,17 @@ class ConsumerManager:
             desk.flush()
 
     def new_term(self) -> None:
-        """This node leads the shards anew: what desks took for lost may have been applied."""
+        """This node leads the durable shards anew: what desks took for lost may be applied."""
         loop = asyncio.get_running_loop()
         for desk in self._desks.values():
-            # Behind what tells the desk that its commands of the last term are lost.
-            loop.call_soon(desk.new_term)
+            if not desk.shard.volatile:
+                # Behind what tells the desk that its commands of the last term are lost.
+                loop.call_soon(desk.new_term)
 
     async def drop_inactive(self) -> None:
         """Remove the consumers that nobody used for their ``inactive_threshold``."""
         now_s = asyncio.get_running_loop().time()
-        for shard in self._streams.shards():
+        for shard in volatile_first(self._streams.shards()):
             if shard.machine.config.shards > 1:
                 await self._drop_inactive_of_all(shard, now_s)
                 continue

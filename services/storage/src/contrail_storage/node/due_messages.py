@@ -23,9 +23,9 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.deadlines import NO_DEADLINE, first_outside
 from contrail_storage.core.results import Removed
-from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import StoreCorruptError
 
@@ -74,7 +74,7 @@ class DueMessages:
     def __init__(
         self,
         reader: Reader,
-        shard_log: Proposer,
+        shard_log: ShardLog,
         blocks: BlockStore,
         scan: Scan,
         until_written: Callable[[], Awaitable[None]],

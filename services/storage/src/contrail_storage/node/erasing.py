@@ -22,11 +22,13 @@ from contrail_common.link import ERASE_SEQS_MAX, ErasureReceipt, ReplicaErasure
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import Erasure, ErasureLedger
+from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.results import Done, Removed
 from contrail_storage.node.compactor import Compactor
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.streams import StreamManager, expect
 from contrail_storage.store.rocks_store import StoreClosedError, StoreError
 from contrail_storage.wal.node_log import LogRottenError
@@ -80,7 +82,7 @@ class Erasures:
         streams: StreamManager,
         reader: Reader,
         meta_log: Proposer,
-        shard_log: Proposer,
+        shard_log: ShardLog,
         clock_ns: Callable[[], int],
     ) -> None:
         self.asked = asyncio.Event()
@@ -262,9 +264,11 @@ class Eraser:
         pending = self.erasures.pending()
         numbers = sorted({number for one in pending for number in one.shards})
         left = {number for number in numbers if not await self._empty(number)}
-        async with asyncio.timeout(_CUT_S):
-            await self._cut_log()
-        await asyncio.to_thread(self._store.rewrite, _ranges(numbers), self._bounds.patience_s)
+        stored = [number for number in numbers if not is_volatile(number)]
+        if stored:  # no file ever held anything of the others
+            async with asyncio.timeout(_CUT_S):
+                await self._cut_log()
+            await asyncio.to_thread(self._store.rewrite, _ranges(stored), self._bounds.patience_s)
         done = [one for one in pending if left.isdisjoint(one.shards)]
         if done:
             await self.erasures.finish(done)

@@ -11,8 +11,8 @@ from contrail_storage.core.results import Removed
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.due_messages import DueMessages, ages_singly
 from contrail_storage.node.log_time import LogTime
-from contrail_storage.node.proposer import Proposer
-from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard import Shard, volatile_first
+from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.store.block_store import BlockStore
 
@@ -28,7 +28,7 @@ class Housekeeper:
         self,
         streams: StreamManager,
         consumers: ConsumerManager,
-        shard_log: Proposer,
+        shard_log: ShardLog,
         blocks: BlockStore,
         clock: LogTime,
         due: DueMessages,
@@ -52,7 +52,7 @@ class Housekeeper:
     async def tick(self) -> None:
         """One round over all shards."""
         now_ns = self._clock.now()
-        for shard in self._streams.shards():
+        for shard in volatile_first(self._streams.shards()):
             machine = shard.machine  # whose stream may be removed while another one is looked at
             by_deadline = machine.deadlines.earliest_ns <= now_ns
             if machine.exists and (by_deadline or ages_singly(shard)):

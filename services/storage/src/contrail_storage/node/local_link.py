@@ -37,6 +37,7 @@ from contrail_common.model import (
     StreamInfo,
 )
 from contrail_common.subjects import overlaps
+from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.node.last_reader import LastReader
 from contrail_storage.node.node import SHARD_GROUP, StorageNode
@@ -45,6 +46,7 @@ from contrail_storage.node.proposer import Outcome
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.sharded_publish import ShardedPublisher
 from contrail_storage.node.sharded_reads import ShardedReader, with_shard, with_shards
+from contrail_storage.node.volatile_group import VOLATILE_GROUP
 
 _UNKNOWN = errors.OUTCOME_UNKNOWN.code
 
@@ -66,6 +68,19 @@ class LocalLink:
     def _parts(self, stream: str, part: int | None) -> list[Shard]:
         """All shards of a stream, or the one that is named."""
         return [_sound(shard) for shard in self._node.streams.parts(stream, part)]
+
+    def _check_writable(self, stream: str) -> None:
+        """Raise ApiError while a stream takes no changes."""
+        self._check_taking(self._node.streams.entry(stream))
+
+    def _check_taking(self, entry: StreamEntry) -> None:
+        self._node.check_serving(volatile=is_volatile(entry.shard))
+
+    def _taking(self, entry: StreamEntry) -> Shard:
+        """The one shard of a stream, which takes changes now."""
+        shard = self._first(entry)
+        self._check_taking(entry)
+        return shard
 
     async def _readable(self, stream: str, part: int | None = None) -> Shard:
         """The shard of a stream once everything acknowledged so far can be read."""
@@ -119,7 +134,7 @@ class LocalLink:
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
     ) -> int:
         """Remove messages, answer how many."""
-        self._node.check_serving()
+        self._check_writable(name)
         return await self._node.streams.purge(name, subject, up_to_seq, keep, shard)
 
     # Messages ------------------------------------------------------------------------------------
@@ -141,12 +156,12 @@ class LocalLink:
         entry = self._node.streams.entry(stream)
         if messages and entry.shards > 1:
             return await self._publish_sharded(entry, messages)
-        shard = self._first(entry)
-        self._node.check_serving()
+        shard = self._taking(entry)
         if not messages:
-            return PublishAck(stream, [], self._node.durability)
-        results = await self._node.shard_log.append(shard.machine.shard, messages)
-        outcome = self._outcome(stream, results)
+            return PublishAck(stream, [], shard.durability)
+        number = shard.machine.shard
+        results = await self._node.shard_logs.of(number).append(number, messages)
+        outcome = _outcome(stream, shard, results)
         if isinstance(outcome, ApiError):
             raise outcome
         return outcome
@@ -156,12 +171,12 @@ class LocalLink:
         entry = self._node.streams.entry(stream)
         if batch.count and entry.shards > 1:
             return await self._publish_sharded(entry, batch)
-        shard = self._first(entry)
-        self._node.check_serving()
+        shard = self._taking(entry)
         if not batch.count:
-            return PublishAck(stream, [], self._node.durability)
-        runs = await self._node.shard_log.append_batch(shard.machine.shard, batch)
-        outcome = self._outcome(stream, runs)
+            return PublishAck(stream, [], shard.durability)
+        number = shard.machine.shard
+        runs = await self._node.shard_logs.of(number).append_batch(number, batch)
+        outcome = _outcome(stream, shard, runs)
         if isinstance(outcome, ApiError):
             raise outcome
         return outcome
@@ -174,13 +189,13 @@ class LocalLink:
         if batch.count and entry.shards > 1:
             self._publish_sharded_then(entry, batch, done)
             return
-        shard = self._first(entry)
-        self._node.check_serving()
+        shard = self._taking(entry)
         if not batch.count:
-            done(PublishAck(stream, [], self._node.durability))
+            done(PublishAck(stream, [], shard.durability))
             return
-        self._node.shard_log.append_batch_then(
-            shard.machine.shard, batch, lambda runs: done(self._outcome(stream, runs))
+        number = shard.machine.shard
+        self._node.shard_logs.of(number).append_batch_then(
+            number, batch, lambda runs: done(_outcome(stream, shard, runs))
         )
 
     def publish_then(
@@ -192,10 +207,10 @@ class LocalLink:
         if entry.shards > 1:
             self._publish_sharded_then(entry, messages, done)
             return
-        shard = self._first(entry)
-        self._node.check_serving()
-        self._node.shard_log.append_then(
-            shard.machine.shard, messages, lambda results: done(self._outcome(stream, results))
+        shard = self._taking(entry)
+        number = shard.machine.shard
+        self._node.shard_logs.of(number).append_then(
+            number, messages, lambda results: done(_outcome(stream, shard, results))
         )
 
     def _publish_sharded_then(
@@ -204,12 +219,14 @@ class LocalLink:
         content: list[PublishMessage] | MessageBatch,
         done: Callable[[PublishOutcome], None],
     ) -> None:
-        self._node.check_serving()
-        config = self._node.applier.shards[entry.shard].machine.config
-        publisher = ShardedPublisher(self._node.shard_log, self._check_number)
+        self._check_taking(entry)
+        first = self._node.applier.shards[entry.shard]
+        config = first.machine.config
+        log = self._node.shard_logs.of(entry.shard)
+        publisher = ShardedPublisher(log, self._check_number)
 
         def answer(results: Outcome) -> None:
-            done(self._outcome(entry.name, results))
+            done(_outcome(entry.name, first, results))
 
         if isinstance(content, MessageBatch):
             publisher.publish_batch_then(entry, config, content, answer)
@@ -233,13 +250,6 @@ class LocalLink:
 
     def _check_number(self, number: int) -> None:
         _sound(self._node.applier.shards[number])
-
-    def _outcome(self, stream: str, results: Outcome) -> PublishOutcome:
-        if isinstance(results, ApiError):
-            return results
-        if all(result.code == _UNKNOWN for result in results):
-            return ApiError(errors.OUTCOME_UNKNOWN)
-        return PublishAck(stream, results, self._node.durability)
 
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """One message."""
@@ -269,8 +279,10 @@ class LocalLink:
 
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """How far this node is."""
-        last_seq = max(one.written_seq for one in self._parts(stream, shard))
-        return ReadPosition(last_seq, self._node.groups[SHARD_GROUP].applied_index)
+        parts = self._parts(stream, shard)
+        group = VOLATILE_GROUP if parts[0].volatile else SHARD_GROUP
+        last_seq = max(one.written_seq for one in parts)
+        return ReadPosition(last_seq, self._node.groups[group].applied_index)
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
@@ -283,7 +295,7 @@ class LocalLink:
 
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Make one message unreadable."""
-        self._node.check_serving()
+        self._check_writable(stream)
         self._shard(stream, shard)
         await self._node.streams.delete_message(stream, seq, shard)
 
@@ -340,7 +352,7 @@ class LocalLink:
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
         """Create, find identical, or update."""
-        self._node.check_serving()
+        self._check_writable(stream)
         return await self._node.consumers.put(stream, config, mode, if_match, if_none)
 
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
@@ -360,12 +372,12 @@ class LocalLink:
 
     async def delete_consumer(self, stream: str, consumer: str) -> None:
         """Remove a consumer."""
-        self._node.check_serving()
+        self._check_writable(stream)
         await self._node.consumers.delete(stream, consumer)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
-        self._node.check_serving()
+        self._check_writable(request.stream)
         await self._all_readable(request.stream, None)
         return await self._node.consumers.pull(request)
 
@@ -373,7 +385,7 @@ class LocalLink:
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
         """Take acknowledgements."""
-        self._node.check_serving()
+        self._check_writable(stream)
         return await self._node.consumers.acknowledge(stream, consumer, items, sync)
 
     # Advisories ----------------------------------------------------------------------------------
@@ -412,3 +424,11 @@ def _sound(shard: Shard) -> Shard:
     if shard.damaged:
         raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
     return shard
+
+
+def _outcome(stream: str, shard: Shard, results: Outcome) -> PublishOutcome:
+    if isinstance(results, ApiError):
+        return results
+    if all(result.code == _UNKNOWN for result in results):
+        return ApiError(errors.OUTCOME_UNKNOWN)
+    return PublishAck(stream, results, shard.durability)

@@ -14,6 +14,7 @@ from prometheus_client.core import (
 )
 
 from contrail_common.timings import Timings
+from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.node.proposer import EntryContext
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class _NodeCollector:
         yield GaugeMetricFamily(
             "contrail_proposals_queued_bytes",
             "Bytes of requests that wait for an entry",
-            self._node.shard_log.queued_bytes,
+            self._node.shard_log.queued_bytes + self._node.volatile_log.queued_bytes,
         )
         timings = self._node.timings
         yield _histogram(
@@ -70,7 +71,8 @@ class _NodeCollector:
             "contrail_applied_index", "Applied and written log index", labels=["group"]
         )
         for group, index in sorted(self._node.written_indexes().items()):
-            applied.add_metric([str(group)], index)
+            name = "memory" if is_volatile(group) else str(group)
+            applied.add_metric([name], index)
         yield applied
 
     def _store_metrics(self) -> Iterable[Metric]:
@@ -84,6 +86,15 @@ class _NodeCollector:
             "contrail_store_unwritten_bytes",
             "Bytes applied and not yet written",
             self._node.applier.unwritten_bytes,
+        )
+
+        yield GaugeMetricFamily(
+            "contrail_memory_bytes", "Bytes of streams in memory", self._node.memory.size_bytes
+        )
+        yield GaugeMetricFamily(
+            "contrail_memory_max_bytes",
+            "Bytes from which on they take no messages",
+            self._node.memory.max_bytes,
         )
 
     def _stream_metrics(self) -> Iterable[Metric]:

@@ -1,12 +1,12 @@
 """The storage node: opens log and store, recovers, runs the Raft groups and serves the link.
 
-Two groups of one member share the write-ahead log: the meta group and the group of all
-unreplicated shards. Start: open the store (which locks the data), load machines at their applied
-indexes, let the groups replay what the log holds above, then lead.
+Two groups of one member share the write-ahead log: the meta group and the group of all shards
+that are neither replicated nor in memory. Start: open the store (which locks the data), load
+machines at their applied indexes, let the groups replay what the log holds above, then lead.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,17 +33,21 @@ from contrail_storage.node.erasing import EraseBounds, Eraser, Erasures
 from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.identity import identify
 from contrail_storage.node.log_time import LogTime
+from contrail_storage.node.memory_room import MemoryRoom
 from contrail_storage.node.metrics import NodeTimings, render_metrics
+from contrail_storage.node.physical_memory import quarter_of_memory
 from contrail_storage.node.proposer import EntryContext, Proposer
-from contrail_storage.node.raft_port import Committed, Group, GroupFactory
+from contrail_storage.node.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.restore import Restores
 from contrail_storage.node.scrubber import Scrubber
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard_logs import ShardLogs
 from contrail_storage.node.snapshot import Snapshotter
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
+from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
 from contrail_storage.store.block_codecs import codec_of
 from contrail_storage.store.block_store import BlockStore, ShardFacts
@@ -54,6 +58,7 @@ from contrail_storage.store.rocks_store import (
     StoreStalledError,
 )
 from contrail_storage.store.sealed_store import SealedStore, Store
+from contrail_storage.store.split_store import SplitStore
 from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
@@ -61,6 +66,7 @@ from contrail_storage.wal.node_log import LogOptions, LogRottenError, NodeLog
 
 META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
+_LOGGED: Final = (META_GROUP, SHARD_GROUP)
 _TICK_S: Final = 0.05
 _RECOVER_WAIT_S: Final = 0.5
 _STOP_GRACE_S: Final = 10.0
@@ -74,6 +80,7 @@ class NodeOptions:
     """Where a node keeps its data, and bounds that tests make small.
 
     ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
+    ``memory_max_bytes`` bounds what all streams in memory take.
     """
 
     data_dir: Path
@@ -85,14 +92,13 @@ class NodeOptions:
     scrub_pause_s: float = 3_600.0
     room: RoomBounds = field(default_factory=RoomBounds)
     erase: EraseBounds = field(default_factory=EraseBounds)
+    memory_max_bytes: int = field(default_factory=quarter_of_memory)
     files: Files | None = None
     open_store: Callable[[Path], RocksStore] = RocksStore.open
 
 
 class StorageNode:
     """One storage node. Built by :meth:`open`, then :meth:`start` on the event loop."""
-
-    durability = "fsync"
 
     def __init__(
         self,
@@ -106,12 +112,14 @@ class StorageNode:
         self._keyring = keyring
         self._options = options
         self._files = options.files or Files()
-        self._store = store
+        self._disk = store
+        self.memory = MemoryRoom(options.memory_max_bytes)
+        self._store = SplitStore(store, self.memory.store)
         self._factory = groups
         self.meta = MetaMachine()
-        self.blocks = BlockStore(store)
+        self.blocks = BlockStore(self._store)
         self.writer = StoreWriter(
-            store,
+            self._store,
             StoreStalledError,
             self._written_soon,
             self._store_failed_soon,
@@ -128,7 +136,7 @@ class StorageNode:
         )
         self.reader = Reader(self.blocks)
         self.replayer = Replayer(self.blocks, self.reader)
-        self.snapshotter = Snapshotter(store)
+        self.snapshotter = Snapshotter(self._store)
         self.log: NodeLog
         self.groups: dict[int, Group] = {}
         self.failure = ""
@@ -174,7 +182,7 @@ class StorageNode:
             self.applier.written_indexes[keys.last_number(key, 4)] = int.from_bytes(
                 value[:8], "big"
             )
-        self._checkpointer = Checkpointer(self._store, files, self._options.data_dir, SHARD_GROUP)
+        self._checkpointer = Checkpointer(self._disk, files, self._options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(
             self._options.data_dir / LOG_NAME,
             files=files,
@@ -187,12 +195,15 @@ class StorageNode:
         self.meta.load(self._scan(keys.shard_key(keys.STREAM, META_SHARD)))
         self.meta.erasures.load(self._scan(keys.shard_key(keys.ERASURE, META_SHARD)))
         for entry in self.meta.streams.values():
-            for number in entry.numbers:
-                self._load_shard(number)
+            if not keys.is_volatile(entry.shard):
+                for number in entry.numbers:
+                    self._load_shard(number)
         self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
 
     def _machines(self) -> dict[int, StreamMachine]:
-        return {number: shard.machine for number, shard in self.applier.shards.items()}
+        """Machines of the shards that the disk holds."""
+        shards = self.applier.shards.values()
+        return {one.machine.shard: one.machine for one in shards if not one.volatile}
 
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._store.scan(prefix, keys.prefix_end(prefix))
@@ -216,69 +227,76 @@ class StorageNode:
         self._loop = asyncio.get_running_loop()
         self.fatal = self._loop.create_future()
         self.writer.start()
-        for group_id in (META_GROUP, SHARD_GROUP):
+        for group_id in _LOGGED:
             self.groups[group_id] = self._make_group(group_id)
-        clock = LogTime(self.applier.last_entry_ns)
-        self.clock = clock
-        self.meta_log = self._make_proposer(META_GROUP)
-        self.shard_log = self._make_proposer(SHARD_GROUP)
+        self.clock = clock = LogTime(self.applier.last_entry_ns)
+        self.meta_log = self._make_proposer(self.groups[META_GROUP])
+        self.shard_log = self._make_proposer(self.groups[SHARD_GROUP])
+        self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
+        self.volatile_log = self._make_proposer(self._volatile)
+        self.memory.guard(self.volatile_log, self._volatile, self.applier)
+        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log)
         self.streams = StreamManager(
             self.identity.node_id,
             self.meta,
             self.applier.shards,
             self.meta_log,
-            self.shard_log,
+            self.shard_logs,
             self.reader,
             encrypts=self._keyring is not None,
         )
         self.restores = Restores(self.streams)
-        self.consumers = ConsumerManager(self.streams, self.shard_log, self.reader, clock)
+        self.consumers = ConsumerManager(self.streams, self.shard_logs, self.reader, clock)
         self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
         for group in self.groups.values():
             group.start()
         self._spawn(self._tick_groups())
         await self._replay()
         clock.begin_term(self.applier.last_entry_ns)
+        self._begin_volatile()
         await self.streams.mend_all()
         await self.consumers.mend_all()
         self.scrubber = Scrubber(
-            self.streams.shards,
+            lambda: [shard for shard in self.streams.shards() if not shard.volatile],
             self.blocks,
             self._store,
             bytes_s=self._options.scrub_bytes_s,
             pause_s=self._options.scrub_pause_s,
         )
         due = DueMessages(
-            self.reader, self.shard_log, self.blocks, self._store.scan, self.until_written
+            self.reader, self.shard_logs, self.blocks, self._store.scan, self.until_written
         )
         self._housekeeper = Housekeeper(
-            self.streams, self.consumers, self.shard_log, self.blocks, clock, due
+            self.streams, self.consumers, self.shard_logs, self.blocks, clock, due
         )
         self._spawn(self._housekeeper.run())
         shards = self.streams.shards
         self.compactor = Compactor(shards, self.blocks, self.applier, self._options.room)
+        self.eraser = self._make_eraser()
+        self._spawn(self.scrubber.run())
+        self._spawn(self.compactor.run())
+        self._spawn(self.eraser.run())
+        self._spawn(self._checkpoint_by_size())
+        self._ready = True
+
+    def _make_eraser(self) -> Eraser:
         erasures = Erasures(
             self.identity.node_id,
             self.meta.erasures,
             self.streams,
             self.reader,
             self.meta_log,
-            self.shard_log,
+            self.shard_logs,
             self._log_time_ns,
         )
-        self.eraser = Eraser(
+        return Eraser(
             erasures,
             self.applier.shards,
             self.compactor,
             self._cut_log,
-            self._store,
+            self._disk,
             self._options.erase,
         )
-        self._spawn(self.scrubber.run())
-        self._spawn(self.compactor.run())
-        self._spawn(self.eraser.run())
-        self._spawn(self._checkpoint_by_size())
-        self._ready = True
 
     async def _replay(self) -> None:
         """Drive the groups without pause until they lead and the log is replayed."""
@@ -292,8 +310,15 @@ class StorageNode:
                 leading.cancel()
                 raise OSError(f"the log cannot be replayed: {self.failure}")
 
-    def _make_group(self, group_id: int) -> Group:
-        def commit(entries: list[Committed]) -> None:
+    def _begin_volatile(self) -> None:
+        """Lead the shards in memory. Each start adds to the meta log, so its index tells lives."""
+        self._volatile.begin(self.groups[META_GROUP].applied_index)
+        self.applier.written_indexes[VOLATILE_GROUP] = self._volatile.applied_index
+        self.groups[VOLATILE_GROUP] = self._volatile
+
+    def _callbacks(self, group_id: int) -> tuple[OnCommit, OnLost]:
+
+        def commit(entries: Sequence[Committed]) -> None:
             for entry in entries:
                 self._commit(group_id, entry)
 
@@ -302,6 +327,11 @@ class StorageNode:
                 if isinstance(context, EntryContext):
                     context.unknown()
                     self._proposer(group_id).settled()
+
+        return commit, lost
+
+    def _make_group(self, group_id: int) -> Group:
+        commit, lost = self._callbacks(group_id)
 
         def role(leads: bool) -> None:
             if not leads:
@@ -347,14 +377,16 @@ class StorageNode:
             await self.consumers.mend_all()
 
     def _proposer(self, group_id: int) -> Proposer:
+        if group_id == VOLATILE_GROUP:
+            return self.volatile_log
         return self.meta_log if group_id == META_GROUP else self.shard_log
 
-    def _make_proposer(self, group_id: int) -> Proposer:
+    def _make_proposer(self, group: Group) -> Proposer:
         return Proposer(
-            self.groups[group_id],
+            group,
             self._log_time_ns,
             self._hash_key,
-            self._factory.refusals,
+            (*self._factory.refusals, NotLeadingError),
             lambda: self.applier.unwritten_bytes,
         )
 
@@ -369,7 +401,7 @@ class StorageNode:
 
     def _codec_of(self, number: int) -> BlockCodec | None:
         """What the blocks of a shard are made smaller with; asked by the store's writer."""
-        shard = self.applier.shards.get(number)
+        shard = None if keys.is_volatile(number) else self.applier.shards.get(number)
         return codec_of(shard.machine.compression) if shard is not None else None
 
     def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
@@ -418,11 +450,12 @@ class StorageNode:
         await self._checkpointer.cut(*arguments)
 
     def _applied(self) -> dict[int, int]:
-        return {number: group.applied_index for number, group in self.groups.items()}
+        """Applied indexes of the groups in the log."""
+        return {number: self.groups[number].applied_index for number in _LOGGED}
 
     async def until_written(self) -> None:
         """Wait until the store holds all that is applied now."""
-        await self._until_written(self._applied())
+        await self._until_written({n: group.applied_index for n, group in self.groups.items()})
 
     async def _until_written(self, indexes: Mapping[int, int]) -> None:
         self.applier.flush()
@@ -456,12 +489,13 @@ class StorageNode:
             await self.checkpoint()
         if self._keyring is not None:
             await asyncio.to_thread(self._keyring.close)
-        await asyncio.to_thread(self._store.close)
+        await asyncio.to_thread(self._disk.close)
 
     async def _until_applied(self) -> None:
         while not self.failure and (
             self.meta_log.queued_bytes
             or self.shard_log.queued_bytes
+            or self.volatile_log.queued_bytes
             or any(group.outstanding_bytes for group in self.groups.values())
         ):
             self._write_seen.clear()
@@ -479,6 +513,7 @@ class StorageNode:
     def _write_noted(self) -> None:
         self._write_seen.set()
         self.shard_log.resume()
+        self.volatile_log.resume()
 
     def _store_failed_soon(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._fail, f"the store failed: {error}")
@@ -496,6 +531,7 @@ class StorageNode:
     def _resign(self) -> None:
         for group in self.groups.values():
             group.resign()
+        self.volatile_log.fail_all()
 
     def _log_failed(self, error: Exception) -> None:
         # What was not yet durable has an unknown outcome; the log goes on in a new segment as
@@ -532,9 +568,9 @@ class StorageNode:
         """Whether no writes are taken because the disk is full."""
         return "No space left" in self.failure
 
-    def check_serving(self) -> None:
-        """Raise ApiError while the node takes no writes."""
-        if not self._ready or self.failure:
+    def check_serving(self, *, volatile: bool = False) -> None:
+        """Raise ApiError while the node takes no writes; those of shards in memory need no log."""
+        if not self._ready or (self.failure and not (volatile and not self.fatal.done())):
             spec = errors.STORAGE_FULL if self.disk_full else errors.STORAGE_FAILED
             if not self.failure:
                 spec = errors.NOT_READY
@@ -545,6 +581,8 @@ class StorageNode:
         problems: dict[str, str] = {}
         if self.failure:
             problems["storage"] = self.failure
+            if any(shard.volatile for shard in self.applier.shards.values()) and self._ready:
+                problems["storage"] += "; streams in memory are served"
         elif not self._ready:
             problems["storage"] = "recovering"
         elif not all(group.is_leader for group in self.groups.values()):

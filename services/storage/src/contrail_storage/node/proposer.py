@@ -29,6 +29,7 @@ from contrail_storage.core.commands import (
     Command,
     Entry,
     HashedExpected,
+    RestorePart,
     encode_entry,
 )
 from contrail_storage.core.results import Appended, Refused, Result
@@ -367,6 +368,8 @@ class Proposer:
     hash_key: Callable[[int], bytes]
     refusals: tuple[type[Exception], ...]
     unwritten_bytes: Callable[[], int]
+    check_room: Callable[[int], None] = lambda size: None
+    """Raises ApiError when there is no room for so many bytes of messages."""
     _queue: deque[AppendRequest | CommandRequest] = field(default_factory=deque)
     _queue_bytes: int = 0
     _in_flight: int = 0
@@ -409,12 +412,15 @@ class Proposer:
         self._enqueue(AppendRequest(shard, batch, done))
 
     def _enqueue(self, request: AppendRequest) -> None:
+        self.check_room(request.size)
         loop = self._admit(request.size)
         self._queue.append(request)
         self._schedule(loop)
 
     def command(self, shard: int, command: Command, size: int = 256) -> asyncio.Future[Result]:
         """Propose any other command; the future gives its result."""
+        if isinstance(command, RestorePart):
+            self.check_room(size)
         loop = self._admit(size)
         future: asyncio.Future[Result] = loop.create_future()
         self._queue.append(CommandRequest(shard, command, future, size))

@@ -1,6 +1,6 @@
 """The Raft groups as a node needs them; the composition root gives the replicator's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from contrail_storage.wal.node_log import NodeLog
@@ -13,6 +13,13 @@ class Committed(Protocol):
     term: int
     data: bytes
     context: object | None
+
+
+OnCommit = Callable[[Sequence[Committed]], None]
+"""Takes committed entries, in order."""
+
+OnLost = Callable[[list[object]], None]
+"""Takes the contexts of entries whose outcome will not be known here."""
 
 
 class Group(Protocol):
@@ -74,9 +81,9 @@ class GroupFactory(Protocol):
         node_id: str,
         log: NodeLog,
         applied_index: int,
-        on_commit: Callable[[list[Committed]], None],
+        on_commit: OnCommit,
         on_role: Callable[[bool], None],
-        on_lost: Callable[[list[object]], None],
+        on_lost: OnLost,
     ) -> Group:
         """A group of one member over the node's log."""
         ...

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.store.block_store import BlockSpan
 
@@ -26,6 +27,11 @@ class SmallRun:
         self.count += span.count
 
 
+def volatile_first(shards: "list[Shard]") -> "list[Shard]":
+    """Those in memory before the others, so that they have their turn where a log fails."""
+    return sorted(shards, key=lambda shard: not shard.volatile)
+
+
 @dataclass(slots=True, eq=False)
 class Shard:
     """Runtime of one shard. Readers see messages up to ``written_seq``, the last one applied.
@@ -42,6 +48,16 @@ class Shard:
     small_runs: dict[int, SmallRun] = field(default_factory=dict)
     stay_below: int = 0
     oldest: tuple[int, int] = (0, 0)
+
+    @property
+    def volatile(self) -> bool:
+        """Whether it lives in memory alone."""
+        return is_volatile(self.machine.shard)
+
+    @property
+    def durability(self) -> str:
+        """What the ack of a publish means."""
+        return "memory" if self.volatile else "fsync"
 
     @property
     def name(self) -> str:

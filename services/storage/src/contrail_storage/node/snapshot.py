@@ -20,7 +20,7 @@ from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_codecs import BLOCK_CODECS
 from contrail_storage.store.rocks_store import StoreCorruptError, StoreScanCutError
-from contrail_storage.store.sealed_store import Store
+from contrail_storage.store.split_store import SplitStore
 
 SNAPSHOTS_MAX: Final = 8
 """Each keeps files of the store, and a copy of the stream's subjects and ids while it runs."""
@@ -30,7 +30,7 @@ _CHUNK_BYTES: Final = 256 * 1024
 class Snapshotter:
     """Streams archives of shards."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SplitStore) -> None:
         self._store = store
         self._open = 0
 

@@ -20,12 +20,14 @@ from contrail_common.link import CreateMode
 from contrail_common.model import StreamConfig, StreamInfo
 from contrail_common.subjects import matches_any
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Done, Refused, Removed, Reserved, Result
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.sharded_state import check_purge, shard_of_part, sum_states
 from contrail_storage.store.block_store import UNREADABLE
 
@@ -36,7 +38,8 @@ _SLICES_MAX: Final = 16
 _PURGED_SUBJECTS: Final = 256
 _COMMAND_BYTES: Final = 256
 _EVERYTHING: Final = 1 << 62
-_FINISH_BYTES: Final = 4_096
+_CONFIG_BYTES: Final = 4_096
+_RENEWED_TOGETHER: Final = 256
 HASH_KEY_BYTES: Final = 32
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -70,7 +73,7 @@ class StreamManager:
         meta: MetaMachine,
         shards: dict[int, Shard],
         meta_log: Proposer,
-        shard_log: Proposer,
+        shard_log: ShardLog,
         reader: Reader,
         *,
         encrypts: bool,
@@ -164,6 +167,7 @@ class StreamManager:
             incarnation=record.incarnation,
             version=record.version,
             leader=self._node_id,
+            durability=shard.durability,
         )
 
     def whole_info(self, shards: list[Shard]) -> StreamInfo:
@@ -211,13 +215,11 @@ class StreamManager:
 
     async def _create(self, config: StreamConfig) -> StreamInfo:
         incarnation = secrets.token_hex(8)
-        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation, config.shards)
-        number = expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
-        configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
-        expect(await self._shard_log.command(number, configure, 4096), Done)
+        number = await self._reserve(config, incarnation)
+        await self._configure(number, config, incarnation)
         with _begun():
             await self._align(self._meta.streams[config.name])
-            await self._list(config.name, config.subjects)
+            await self._list(config, config.subjects)
         return self.whole_info(self.parts(config.name))
 
     async def _align(self, entry: StreamEntry) -> None:
@@ -234,7 +236,7 @@ class StreamManager:
                 number - entry.shard,
                 record.version,
             )
-            expect(await self._shard_log.command(number, command, 4096), Done)
+            expect(await self._shard_log.command(number, command, _CONFIG_BYTES), Done)
 
         await asyncio.gather(*map(configure, behind))
 
@@ -249,18 +251,31 @@ class StreamManager:
             and record.config == first.machine.record.config
         )
 
+    async def _configure(self, number: int, config: StreamConfig, incarnation: str) -> None:
+        """Make the stream of a shard that has none."""
+        configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
+        expect(await self._shard_log.command(number, configure, _CONFIG_BYTES), Done)
+
+    async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
+        volatile = config.storage == "memory"
+        reserve = cmd.ReserveStream(
+            config.name, config.subjects, incarnation, config.shards, volatile
+        )
+        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
+
     async def _update(self, shard: Shard, entry: StreamEntry, config: StreamConfig) -> None:
         # Subjects are claimed in meta before the shard takes them, and let go of after.
         record = shard.machine.record
         assert record is not None
         if set(config.subjects) != set(entry.subjects):
-            await self._list(config.name, tuple(dict.fromkeys(entry.subjects + config.subjects)))
+            both = tuple(dict.fromkeys(entry.subjects + config.subjects))
+            await self._list(record.config, both)
         configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key)
-        expect(await self._shard_log.command(entry.shard, configure, 4096), Done)
+        expect(await self._shard_log.command(entry.shard, configure, _CONFIG_BYTES), Done)
         with _begun():
             await self._align(entry)
-            if set(config.subjects) != set(entry.subjects):
-                await self._list(config.name, config.subjects)
+            if shard.volatile or set(config.subjects) != set(entry.subjects):
+                await self._list(config, config.subjects)
             await self._keep_to(entry)
 
     async def _keep_to(self, entry: StreamEntry) -> None:
@@ -299,9 +314,10 @@ class StreamManager:
             if not result.more:
                 return
 
-    async def _list(self, name: str, subjects: tuple[str, ...]) -> None:
-        listing = cmd.ListStream(name, subjects)
-        expect(await self._meta_log.command(cmd.META_SHARD, listing), Done)
+    async def _list(self, config: StreamConfig, subjects: tuple[str, ...]) -> None:
+        kept = config if config.storage == "memory" else None
+        listing = cmd.ListStream(config.name, subjects, kept)
+        expect(await self._meta_log.command(cmd.META_SHARD, listing, _CONFIG_BYTES), Done)
 
     async def delete(self, name: str) -> None:
         """Remove a stream with all it holds (STREAM_NOT_FOUND)."""
@@ -323,6 +339,7 @@ class StreamManager:
     async def mend_all(self) -> None:
         """Finish or undo what a crash left half done."""
         async with self._lock:
+            await self._renew_lost()
             for entry in list(self._meta.streams.values()):
                 if not self._is_whole(entry) and entry.name not in self._restoring:
                     await self._mend(entry)
@@ -341,13 +358,33 @@ class StreamManager:
             return False
         if not all(self._is_aligned(entry, number) for number in entry.numbers[1:]):
             return False
-        return set(entry.subjects) == set(self._shards[entry.shard].machine.config.subjects)
+        config = self._shards[entry.shard].machine.config
+        return set(entry.subjects) == set(config.subjects) and entry.config in (None, config)
+
+    async def _renew_lost(self) -> None:
+        """Make the streams in memory anew, empty, that went with an earlier process."""
+        lost = [
+            entry
+            for entry in self._meta.streams.values()
+            if entry.stage == "listed" and is_volatile(entry.shard)
+            if entry.shard not in self._shards
+        ]
+        for start in range(0, len(lost), _RENEWED_TOGETHER):
+            await asyncio.gather(*map(self._renew, lost[start : start + _RENEWED_TOGETHER]))
+
+    async def _renew(self, entry: StreamEntry) -> None:
+        assert entry.config is not None
+        incarnation = secrets.token_hex(8)
+        renew = cmd.RenewStream(entry.name, incarnation)
+        number = expect(await self._meta_log.command(cmd.META_SHARD, renew), Reserved).shard
+        await self._configure(number, entry.config, incarnation)
+        await self._align(self._meta.streams[entry.name])
 
     async def _mend(self, entry: StreamEntry) -> None:
         shard = self._shards.get(entry.shard)
         if entry.stage != "unlisted" and shard is not None and shard.machine.exists:
             await self._align(entry)
-            await self._list(entry.name, shard.machine.config.subjects)
+            await self._list(shard.machine.config, shard.machine.config.subjects)
             for number in entry.numbers:
                 await self._enforce_limits(self._shards[number])
         else:
@@ -365,8 +402,7 @@ class StreamManager:
     async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
         """Reserve name and subjects of a stream; answers its first shard (SUBJECT_OVERLAP)."""
         check_stream_encryption(config, encrypts=self._encrypts)
-        reserve = cmd.ReserveStream(config.name, config.subjects, incarnation, config.shards)
-        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
+        return await self._reserve(config, incarnation)
 
     async def restore_part(self, number: int, part: cmd.RestorePart, size: int) -> None:
         """Put a part of about ``size`` bytes into a reserved shard."""
@@ -377,11 +413,11 @@ class StreamManager:
         config = finishes[0].header.config
         # The first decides: while it is not made, the others are undone.
         for part in reversed(range(len(finishes))):
-            command = self._shard_log.command(number + part, finishes[part], _FINISH_BYTES)
+            command = self._shard_log.command(number + part, finishes[part], _CONFIG_BYTES)
             expect(await command, Done)
         with _begun():
             await self._align(self._meta.streams[config.name])
-            await self._list(config.name, config.subjects)
+            await self._list(config, config.subjects)
         return self.whole_info(self.parts(config.name))
 
     async def end_restore(self, name: str) -> None:

@@ -1,0 +1,72 @@
+"""A node's rows in one: those of volatile shards and groups in memory, all others in its store."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from contrail_storage.store.memory_store import MemoryStore, MemoryView
+from contrail_storage.store.rocks_store import Operation, StoreView
+from contrail_storage.store.sealed_store import SealedView, Store
+
+_VOLATILE_BIT: Final = 0x80
+
+
+class SplitStore:
+    """Rows of every shard by the number in their keys. Methods and errors are those of a `Store`.
+
+    A batch reaches memory once the store below has taken its part: a stalled one takes nothing.
+    """
+
+    def __init__(self, durable: Store, memory: MemoryStore) -> None:
+        self._durable = durable
+        self._memory = memory
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Write all operations, those of each side as one atomic batch."""
+        volatile = [one for one in operations if _is_volatile(one[1])]
+        durable: Sequence[Operation] = operations
+        if volatile:
+            durable = [one for one in operations if not _is_volatile(one[1])]
+        if durable:
+            self._durable.write(durable)
+        if volatile:
+            self._memory.write(volatile)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value under `key`, or None."""
+        return self._side(key).get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values under `keys`, all of one shard, None where there is none."""
+        return self._side(keys[0]).get_many(keys) if keys else []
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) in key order from `start` up to `stop`, which are of one shard."""
+        return self._side(start).scan(start, stop)
+
+    @contextmanager
+    def view(self) -> Iterator["SplitView"]:
+        """The store as it is now, for several scans; one thread at a time may use it."""
+        with self._durable.view() as durable, self._memory.view() as memory:
+            yield SplitView(durable, memory)
+
+    def _side(self, key: bytes) -> Store | MemoryStore:
+        return self._memory if _is_volatile(key) else self._durable
+
+
+class SplitView:
+    """A view of both sides."""
+
+    def __init__(self, durable: StoreView | SealedView, memory: MemoryView) -> None:
+        self._durable = durable
+        self._memory = memory
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """As `SplitStore.scan`; the next scan of the view ends this one."""
+        side = self._memory if _is_volatile(start) else self._durable
+        return side.scan(start, stop)
+
+
+def _is_volatile(key: bytes) -> bool:
+    # Behind the kind stands the number of the shard or group, big-endian; a prefix may lack it.
+    return len(key) > 1 and key[1] >= _VOLATILE_BIT
