@@ -161,6 +161,34 @@ def test_half_made_or_half_removed_stream_is_gone_after_a_restart(
     asyncio.run(scene())
 
 
+def test_half_made_change_of_subjects_is_undone_by_a_restart(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (node, link):
+            await create(link)
+            claim = cmd.ListStream("M", ("m.*", "n.*"), MEMORY)
+            await node.meta_log.command(cmd.META_SHARD, claim)
+        async with running(tmp_path) as (node, link):
+            assert node.meta.streams["M"].subjects == MEMORY.subjects
+            assert (await link.stream_info("M")).config == MEMORY
+
+    asyncio.run(scene())
+
+
+def test_many_streams_are_made_anew_together(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (_, link):
+            for number in range(300):
+                name = f"S{number}"
+                config = StreamConfig(name=name, subjects=(name,), storage="memory")
+                await create(link, config)
+        async with running(tmp_path) as (node, link):
+            assert len(node.streams.names()) == 300
+            assert node.log.stats.batches_written < 30
+            assert (await link.publish("S299", [message(subject="S299")])).results[0].seq == 1
+
+    asyncio.run(scene())
+
+
 def test_storage_of_a_stream_cannot_be_changed(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as (_, link):
