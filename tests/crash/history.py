@@ -34,10 +34,11 @@ class DeleteStream(msgspec.Struct, frozen=True, tag=True):
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """One request with one or more messages."""
+    """One request with one or more messages; ``atomic``: all are stored, or none."""
 
     stream: str
     messages: list[PublishMessage]
+    atomic: bool = False
 
 
 class Remove(msgspec.Struct, frozen=True, tag=True):
@@ -48,11 +49,12 @@ class Remove(msgspec.Struct, frozen=True, tag=True):
 
 
 class Purge(msgspec.Struct, frozen=True, tag=True):
-    """Remove messages below `up_to_seq`, or all but the newest `keep`, or all."""
+    """Remove messages below `up_to_seq`, or all but the newest `keep`, or all; of a subject."""
 
     stream: str
     up_to_seq: int = 0
     keep: int = 0
+    subject: str = ""
 
 
 class Erase(msgspec.Struct, frozen=True, tag=True):
@@ -121,6 +123,29 @@ class Look(msgspec.Struct, frozen=True, tag=True):
     consumer: str
 
 
+class PassTime(msgspec.Struct, frozen=True, tag=True):
+    """Let log time move on, do what is due by then, and look at everything."""
+
+    time_ns: int
+
+
+class WriteOut(msgspec.Struct, frozen=True, tag=True):
+    """Have the store hold all that is applied."""
+
+
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """Keep an archive of a stream, with its consumers, as long as this life lasts."""
+
+    stream: str
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    """Make a stream of the archive that was kept of the stream `saved`."""
+
+    stream: str
+    saved: str
+
+
 class TakeCheckpoint(msgspec.Struct, frozen=True, tag=True):
     """Flush the store and drop the log below."""
 
@@ -139,6 +164,10 @@ Call = (
     | Pull
     | Ack
     | Look
+    | PassTime
+    | WriteOut
+    | Save
+    | Restore
     | TakeCheckpoint
 )
 
@@ -198,17 +227,19 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
 
 class Invoked(msgspec.Struct, frozen=True, tag=True):
-    """A call begins."""
+    """A call begins, at a log time."""
 
     number: int
     call: Call
+    time_ns: int = 0
 
 
 class Returned(msgspec.Struct, frozen=True, tag=True):
-    """A call ended."""
+    """A call ended, at a log time."""
 
     number: int
     outcome: Outcome
+    time_ns: int = 0
 
 
 class StreamView(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -224,12 +255,17 @@ class StreamView(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, tag=True):
-    """Everything a node holds; `unreadable` names streams that it does not show, and why not."""
+    """Everything a node holds; `unreadable` names streams that it does not show, and why not.
+
+    With `kept` all is done that was due at the log time `time_ns`.
+    """
 
     streams: dict[str, StreamView]
     listed: list[str]
     half_made: list[str]
     unreadable: dict[str, str]
+    time_ns: int = 0
+    kept: bool = False
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):

@@ -5,22 +5,23 @@ has had none; one without an answer is in doubt until the next look shows which 
 and from then on that is the truth. Every problem is a sentence.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from copy import deepcopy
 
-from contrail_common import errors
+from msgspec.structs import replace
+
+from contrail_common import errors, model
 from contrail_common.link import Delivery
 from contrail_common.model import (
-    ConsumerConfig,
     ConsumerInfo,
     PublishMessage,
     StoredMessage,
     StreamConfig,
     message_size,
 )
-from contrail_common.subjects import matches_any
 from tests.crash import history
+from tests.crash.expected import AT_ANY_TIME, Consumer, Stream, put_consumer
 from tests.crash.history import (
     Call,
     Delivered,
@@ -38,62 +39,23 @@ from tests.crash.history import (
     StreamView,
     Unknown,
 )
+from tests.crash.rules import (
+    Between,
+    as_marker,
+    over_limits,
+    purged,
+)
 
-_OF_NO_STREAM = history.TakeCheckpoint | history.MakeRoom | history.AskErasure
-
-
-@dataclass(eq=False)
-class _Consumer:
-    config: ConsumerConfig
-    start_seq: int
-    settled: set[int] = field(default_factory=set)
-    maybe_settled: set[int] = field(default_factory=set)
-    floor: int = 0
-    delivered_seq: int = 0
-
-    def wants(self, seq: int, subject: str) -> bool:
-        filters = self.config.filter_subjects
-        return seq >= self.start_seq and (not filters or matches_any(filters, subject))
-
-
-@dataclass(eq=False)
-class _Stream:
-    config: StreamConfig
-    last_seq: int
-    live: dict[int, PublishMessage] = field(default_factory=dict)
-    ids: dict[str, int] = field(default_factory=dict)
-    consumers: dict[str, _Consumer] = field(default_factory=dict)
-
-    def add(self, seq: int, message: PublishMessage) -> None:
-        self.live[seq] = message
-        self.last_seq = max(self.last_seq, seq)
-        if message.msg_id:
-            self.ids[message.msg_id] = seq
-        self.keep_limits()
-
-    def add_evicted(self, count: int, candidates: list[PublishMessage]) -> None:
-        """Add messages of a request that its own later messages have taken away again."""
-        if count and max(self.config.max_msgs, self.config.max_bytes) >= 0:
-            fresh = [one for one in candidates if one.msg_id not in self.ids and not one.expected]
-            for message in fresh[-count:]:
-                self.add(self.last_seq + 1, message)
-
-    def keep_limits(self) -> None:
-        config = self.config
-        if config.discard == "new":
-            return
-        size = sum(message_size(one.headers, len(one.payload)) for one in self.live.values())
-        for seq in sorted(self.live):
-            over_count = 0 <= config.max_msgs < len(self.live)
-            if not over_count and not 0 <= config.max_bytes < size:
-                return
-            oldest = self.live.pop(seq)
-            size -= message_size(oldest.headers, len(oldest.payload))
-
-    def purged(self, purge: history.Purge) -> set[int]:
-        if purge.keep:
-            return set(sorted(self.live)[: -purge.keep])
-        return {seq for seq in self.live if not purge.up_to_seq or seq < purge.up_to_seq}
+_OF_NO_STREAM = (
+    history.TakeCheckpoint
+    | history.MakeRoom
+    | history.AskErasure
+    | history.PassTime
+    | history.WriteOut
+)
+_LONG_NS = 300_000_000_000
+"""Longer than any time to live in a script."""
+_READS = history.Pull | history.Look | history.Save | _OF_NO_STREAM
 
 
 class Ledger:
@@ -107,7 +69,7 @@ class Ledger:
     def __init__(self, *, trust_async: bool = True, accept_refusals: bool = False) -> None:
         self.problems: list[str] = []
         self.doubts: list[Call] = []
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Stream] = {}
         self._sent: dict[str, dict[str, PublishMessage]] = {}
         self._open: dict[int, Call] = {}
         self._trust_async = trust_async
@@ -116,6 +78,10 @@ class Ledger:
         self._to_erase: set[tuple[str, int]] = set()
         self._unsure: list[history.Ack] = []
         self._unsure_before: dict[int, list[history.Ack]] = {}
+        self._saved: dict[str, Stream] = {}
+        self._begun_ns: dict[int, int] = {}
+        self._during = AT_ANY_TIME
+        self._latest_ns = 0
 
     def take(self, records: Iterable[Record]) -> list[str]:
         """Take records; answer all problems so far."""
@@ -146,12 +112,16 @@ class Ledger:
         steps += [[history.AskErasure(known)] for known in self._receipts]
         for name, stream in self._streams.items():
             # Sending again what is to be erased would bring its bytes back.
+            if stream.config.sealed:
+                continue
             ids = [one for one, seq in stream.ids.items() if (name, seq) not in self._to_erase]
             known = [self._sent[name][msg_id] for msg_id in ids]
             subject = stream.config.subjects[0].replace(">", "probe").replace("*", "probe")
             probe = PublishMessage(subject, None, f"probe {name} {stream.last_seq}".encode())
             steps += [[history.Publish(name, known)]] if known else []
             steps += [[history.Publish(name, [probe])]]
+        if any(_ends_by_time(stream.config) for stream in self._streams.values()):
+            steps.append([history.PassTime(_LONG_NS)])
         return steps
 
     def _fault(self, problem: str) -> None:
@@ -161,6 +131,9 @@ class Ledger:
 
     def _invoked(self, record: Invoked) -> None:
         self._open[record.number] = record.call
+        self._begun_ns[record.number] = record.time_ns
+        ahead_ns = record.call.time_ns if isinstance(record.call, history.PassTime) else 0
+        self._latest_ns = max(self._latest_ns, record.time_ns + ahead_ns)
         self._unsure_before[record.number] = list(self._unsure)
         if isinstance(record.call, history.Erase):
             self._to_erase |= {(record.call.stream, seq) for seq in record.call.seqs}
@@ -170,6 +143,7 @@ class Ledger:
 
     def _returned(self, record: Returned) -> None:
         call = self._open.pop(record.number)
+        self._during = Between(self._begun_ns[record.number], record.time_ns)
         match record.outcome:
             case Unknown():
                 self.doubts.append(call)
@@ -186,8 +160,7 @@ class Ledger:
 
     def _promote(self, call: Call, unsure: list[history.Ack]) -> None:
         """Earlier acknowledgements stand before this call in the log: they are durable, too."""
-        reads = history.Pull | history.Look | _OF_NO_STREAM
-        if not self._trust_async or isinstance(call, reads):
+        if not self._trust_async or isinstance(call, _READS):
             return
         if isinstance(call, history.Ack) and not call.sync:
             return
@@ -202,22 +175,26 @@ class Ledger:
                 self._put_stream(call.config)
             case history.DeleteStream():
                 self._streams.pop(call.stream, None)
-            case history.TakeCheckpoint() | history.MakeRoom() | history.AskErasure():
+            case history.Restore():
+                self._restore(call)
+            case _ if isinstance(call, _OF_NO_STREAM):
                 return
-            case _ if call.stream in self._streams:
-                self._change(self._streams[call.stream], call, outcome)
+            case _ if (stream := self._streams.get(_stream_of(call))) is not None:
+                self._change(stream, call, outcome)
             case _:
-                self._fault(f"stream {call.stream} answers, and is not there")
+                self._fault(f"stream {_stream_of(call)} answers, and is not there")
 
-    def _change(self, stream: _Stream, call: Call, outcome: Outcome) -> None:
+    def _change(self, stream: Stream, call: Call, outcome: Outcome) -> None:
         if isinstance(outcome, history.Erased):
             self._receipts.append(outcome.erasure_id)
         match call:
             case history.Remove() | history.Erase() | history.Purge():
                 for seq in _removed_by(stream, call):
                     del stream.live[seq]
+            case history.Save():
+                self._saved[call.stream] = deepcopy(stream)
             case history.PutConsumer():
-                _put_consumer(stream, call.config)
+                put_consumer(stream, call.config)
             case history.DropConsumer():
                 stream.consumers.pop(call.consumer, None)
             case history.Publish():
@@ -245,16 +222,25 @@ class Ledger:
         if stream is not None and stream.config.retention == "workqueue":
             for seq in ack.seqs:
                 stream.live.pop(seq, None)
+        if stream is not None:
+            for seq in stream.unneeded(surely=True) & set(ack.seqs):
+                del stream.live[seq]
+
+    def _restore(self, call: history.Restore) -> None:
+        stream = deepcopy(self._saved[call.saved])
+        stream.config = replace(stream.config, name=call.stream)
+        self._streams[call.stream] = stream
+        self._sent[call.stream] = {**self._sent.get(call.saved, {})}
 
     def _put_stream(self, config: StreamConfig) -> None:
         stream = self._streams.get(config.name)
         if stream is None:
-            self._streams[config.name] = _Stream(config, config.first_seq - 1)
+            self._streams[config.name] = Stream(config, config.first_seq - 1)
         else:
             stream.config = config
-            stream.keep_limits()
+            stream.keep_limits(lowered=True)
 
-    def _published(self, stream: _Stream, call: history.Publish, outcome: Published) -> None:
+    def _published(self, stream: Stream, call: history.Publish, outcome: Published) -> None:
         for message, result in zip(call.messages, outcome.results, strict=True):
             if result.code == errors.OUTCOME_UNKNOWN.code:
                 self.doubts.append(history.Publish(call.stream, [message]))
@@ -262,7 +248,7 @@ class Ledger:
                 self._stored(stream, message, result.seq, duplicate=result.duplicate)
 
     def _stored(
-        self, stream: _Stream, message: PublishMessage, seq: int, *, duplicate: bool
+        self, stream: Stream, message: PublishMessage, seq: int, *, duplicate: bool
     ) -> None:
         known = stream.ids.get(message.msg_id or "")
         doubtful = any(message in call.messages for call in self._publishes(stream.config.name))
@@ -274,7 +260,7 @@ class Ledger:
         elif seq <= stream.last_seq:
             self._fault(f"sequence {seq} was given a second time, after {stream.last_seq}")
         else:
-            stream.add(seq, message)
+            stream.add(seq, message, self._during)
 
     def _publishes(self, stream: str) -> list[history.Publish]:
         return [
@@ -283,7 +269,7 @@ class Ledger:
             if isinstance(call, history.Publish) and call.stream == stream
         ]
 
-    def _delivered(self, stream: _Stream, name: str, deliveries: list[Delivery]) -> None:
+    def _delivered(self, stream: Stream, name: str, deliveries: list[Delivery]) -> None:
         consumer = stream.consumers[name]
         for delivery in deliveries:
             message = delivery.message
@@ -295,7 +281,7 @@ class Ledger:
             elif not _same(expected, message):
                 self._fault(f"{name} got another content for {message.seq}")
 
-    def _progress(self, consumer: _Consumer, info: ConsumerInfo) -> None:
+    def _progress(self, consumer: Consumer, info: ConsumerInfo) -> None:
         floor, delivered = info.ack_floor.stream_seq, info.delivered.stream_seq
         for what, before, now in (
             ("floor", consumer.floor, floor),
@@ -308,6 +294,7 @@ class Ledger:
     # Looks ---------------------------------------------------------------------------------------
 
     def _seen(self, seen: Seen) -> None:
+        self._latest_ns = max(self._latest_ns, seen.time_ns)
         for trouble in seen.half_made:
             self._fault(trouble)
         for name, reason in seen.unreadable.items():
@@ -321,17 +308,34 @@ class Ledger:
             del self._streams[name]
         for name, view in seen.streams.items():
             doubts = self._doubts_of(name)
+            copies = [call for call in doubts if isinstance(call, history.Restore)]
+            if name not in self._streams and copies:
+                self._restore(copies[0])
             if name not in self._streams:
                 if not any(isinstance(call, history.PutStream) for call in doubts):
                     self._fault(f"stream {name} was never made, or was deleted")
                 self._put_stream(view.config)
+            if seen.kept:
+                self._see_kept(self._streams[name], view, seen.time_ns)
             self._see_stream(self._streams[name], view, doubts)
         self.doubts.clear()
+
+    def _see_kept(self, stream: Stream, view: StreamView, now_ns: int) -> None:
+        """What had to be done by now, and is not."""
+        name = stream.config.name
+        there = {message.seq for message in view.messages}
+        if late := stream.due(now_ns) & there:
+            self._fault(f"{name} still shows {sorted(late)}, which were due")
+        if spare := stream.unneeded(surely=True) & there:
+            self._fault(f"{name} keeps {sorted(spare)}, which nobody needs")
+        per_subject = Counter(message.subject for message in view.messages)
+        if 0 < view.config.max_msgs_per_subject < max(per_subject.values(), default=0):
+            self._fault(f"{name} has more of a subject than it may: {per_subject}")
 
     def _doubts_of(self, name: str) -> list[Call]:
         return [call for call in self.doubts if _stream_of(call) == name]
 
-    def _see_stream(self, stream: _Stream, view: StreamView, doubts: list[Call]) -> None:
+    def _see_stream(self, stream: Stream, view: StreamView, doubts: list[Call]) -> None:
         name = stream.config.name
         configs = [call.config for call in doubts if isinstance(call, history.PutStream)]
         if view.config not in (stream.config, *configs):
@@ -339,21 +343,30 @@ class Ledger:
         if set(view.claimed_subjects) != set(view.config.subjects):
             self._fault(f"{name} claims {view.claimed_subjects}, not {view.config.subjects}")
         stream.config = view.config
+        for call in doubts:
+            if isinstance(call, history.Ack) and call.consumer in stream.consumers:
+                stream.consumers[call.consumer].maybe_settled |= set(call.seqs)
         self._see_messages(stream, view, doubts, shrinking=bool(configs))
         self._see_counts(view)
         self._see_consumers(stream, view, doubts)
 
     def _see_messages(
-        self, stream: _Stream, view: StreamView, doubts: list[Call], *, shrinking: bool
+        self, stream: Stream, view: StreamView, doubts: list[Call], *, shrinking: bool
     ) -> None:
         name = stream.config.name
         seen = {message.seq: message for message in view.messages}
+        self._adopt_markers(stream, view)
         self._adopt_new(stream, seen, doubts)
+        self._pass_over_unwanted(stream, view, doubts)
         if view.state.last_seq != stream.last_seq:
             self._fault(f"{name} ends at {view.state.last_seq}, not at {stream.last_seq}")
         groups = _removals_in_doubt(stream, doubts)
+        self._see_markers(stream, seen, set().union(*groups))
+        groups += [{seq} for seq in stream.maybe_due(self._latest_ns)]
         if shrinking:
-            groups += [{seq} for seq in stream.live if seq < min(seen, default=stream.last_seq + 1)]
+            gone = over_limits(stream.config, stream.live)
+            gone |= over_limits(stream.config, stream.live, lowered=True)
+            groups += [{seq} for seq in gone]
         required = set(stream.live).difference(*groups)
         if lost := sorted(required - set(seen)):
             self._fault(f"{name} has lost {lost}")
@@ -363,12 +376,51 @@ class Ledger:
             if group & set(seen) and group - set(seen):
                 self._fault(f"{name} did a removal by half: {sorted(group)}")
         stream.live = {seq: stream.live[seq] for seq in seen if seq in stream.live}
+        stream.times = {seq: Between(seen[seq].time_ns, seen[seq].time_ns) for seq in stream.live}
         for seq, message in stream.live.items():
             if not _same(message, seen[seq]):
                 self._fault(f"{name} shows another content at {seq}")
 
+    def _adopt_markers(self, stream: Stream, view: StreamView) -> None:
+        """A marker stands behind all, in the place of messages of its subject that were due."""
+        config = stream.config
+        for stored in view.messages:
+            marker = as_marker(config, stored)
+            if marker is None or stored.seq in stream.live:
+                continue
+            own = {seq for seq, one in stream.live.items() if one.subject == stored.subject}
+            if stored.seq != stream.last_seq + 1 or not own:
+                self._fault(f"{config.name} has a marker of nothing at {stored.seq}")
+            if own - stream.maybe_due(self._latest_ns):
+                self._fault(f"{config.name} has a marker at {stored.seq} beside messages")
+            for seq in own:
+                del stream.live[seq]
+            stream.add(stored.seq, marker, Between(stored.time_ns, stored.time_ns))
+
+    def _see_markers(
+        self, stream: Stream, seen: dict[int, StoredMessage], removed: set[int]
+    ) -> None:
+        """A subject that has ended by its time alone has left a marker, if it was none itself."""
+        if not stream.config.subject_delete_marker_ttl_ns:
+            return
+        left = {message.subject for message in seen.values()}
+        for seq in set(stream.live) - set(seen) - removed:
+            message = stream.live[seq]
+            is_marker = model.MARKER_REASON in (message.headers or {})
+            if not is_marker and message.subject not in left:
+                self._fault(f"{stream.config.name} has no marker of {message.subject}")
+
+    def _pass_over_unwanted(self, stream: Stream, view: StreamView, doubts: list[Call]) -> None:
+        """Messages in doubt that nobody wants to have are sequences and nothing else."""
+        doubtful = [call for call in doubts if isinstance(call, history.Publish)]
+        unwanted = [one for call in doubtful for one in call.messages if not stream.is_stored(one)]
+        missing = view.state.last_seq - stream.last_seq
+        if 0 < missing <= len(unwanted):
+            for message in unwanted[:missing]:
+                stream.add(stream.last_seq + 1, message)
+
     def _adopt_new(
-        self, stream: _Stream, seen: dict[int, StoredMessage], doubts: list[Call]
+        self, stream: Stream, seen: dict[int, StoredMessage], doubts: list[Call]
     ) -> None:
         """What stands behind the last answered sequence must come from calls in doubt, in order."""
         publishes = [call for call in doubts if isinstance(call, history.Publish)]
@@ -386,7 +438,12 @@ class Ledger:
             message = candidates.popleft()
             if message.msg_id in stream.ids:
                 self._fault(f"id {message.msg_id} is stored a second time, at {seq}")
-            stream.add(seq, message)
+            at = seen[seq].time_ns
+            stream.add(seq, message, Between(at, at))
+        for call in publishes:
+            there = [any(_same(one, each) for each in seen.values()) for one in call.messages]
+            if call.atomic and any(there) and not all(there):
+                self._fault(f"{stream.config.name} has a part of an atomic batch: {there}")
 
     def _see_counts(self, view: StreamView) -> None:
         name, state = view.config.name, view.state
@@ -415,15 +472,12 @@ class Ledger:
         if claimed != counted:
             self._fault(f"{name} says {claimed}, counted are {counted}")
 
-    def _see_consumers(self, stream: _Stream, view: StreamView, doubts: list[Call]) -> None:
+    def _see_consumers(self, stream: Stream, view: StreamView, doubts: list[Call]) -> None:
         name = stream.config.name
         dropped = {call.consumer for call in doubts if isinstance(call, history.DropConsumer)}
         configs = [call.config for call in doubts if isinstance(call, history.PutConsumer)]
         if gone := set(stream.consumers) - set(view.consumers) - dropped:
             self._fault(f"{name} has lost the consumers {sorted(gone)}")
-        for call in doubts:
-            if isinstance(call, history.Ack) and call.consumer in stream.consumers:
-                stream.consumers[call.consumer].maybe_settled |= set(call.seqs)
         stream.consumers = {
             key: consumer for key, consumer in stream.consumers.items() if key in view.consumers
         }
@@ -431,7 +485,7 @@ class Ledger:
             known = stream.consumers.get(key)
             if info.config not in ([known.config] if known else []) + configs:
                 self._fault(f"consumer {key} of {name} has the configuration {info.config}")
-            _put_consumer(stream, info.config)
+            put_consumer(stream, info.config)
             self._progress(stream.consumers[key], info)
 
     def _drained(self, drained: Drained) -> None:
@@ -455,36 +509,32 @@ class Ledger:
         consumer.maybe_settled.clear()
 
 
-def _put_consumer(stream: _Stream, config: ConsumerConfig) -> None:
-    known = stream.consumers.get(config.name)
-    if known is not None:
-        known.config = config
-        return
-    start_seq = stream.last_seq + 1 if config.deliver_policy == "new" else 1
-    stream.consumers[config.name] = _Consumer(config, start_seq)
-
-
-def _removed_by(stream: _Stream, call: history.Remove | history.Erase | history.Purge) -> set[int]:
+def _removed_by(stream: Stream, call: history.Remove | history.Erase | history.Purge) -> set[int]:
     if isinstance(call, history.Purge):
-        return stream.purged(call)
+        return purged(stream.live, call.subject, call.up_to_seq, call.keep)
     seqs = {call.seq} if isinstance(call, history.Remove) else set(call.seqs)
     return seqs & set(stream.live)
 
 
-def _removals_in_doubt(stream: _Stream, doubts: list[Call]) -> list[set[int]]:
+def _removals_in_doubt(stream: Stream, doubts: list[Call]) -> list[set[int]]:
     groups: list[set[int]] = []
     for call in doubts:
         if isinstance(call, history.Remove | history.Erase | history.Purge):
             groups.append(_removed_by(stream, call))
         elif isinstance(call, history.Ack) and stream.config.retention == "workqueue":
             groups.append(set(call.seqs) & set(stream.live))
-    return groups
+    dropped = frozenset(one.consumer for one in doubts if isinstance(one, history.DropConsumer))
+    return groups + [{seq} for seq in stream.unneeded(surely=False, without=dropped)]
 
 
 def _may_repeat(call: Call) -> bool:
     if isinstance(call, history.Publish):
         return all(message.msg_id for message in call.messages)
-    return not isinstance(call, history.Pull | history.Look | _OF_NO_STREAM)
+    return not isinstance(call, history.Restore | _READS)
+
+
+def _ends_by_time(config: StreamConfig) -> bool:
+    return config.allow_msg_ttl or config.max_age_ns > 0
 
 
 def _stream_of(call: Call) -> str:

@@ -13,11 +13,20 @@ from typing import Final
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, Delivery, PullRequest, RangeRequest, ReplayRequest
+from contrail_common.link import (
+    AckItem,
+    Delivery,
+    PubResult,
+    PullRequest,
+    RangeRequest,
+    ReplayRequest,
+)
+from contrail_common.message_batch import MessageBatch
 from contrail_common.model import StoredMessage, StreamInfo
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.node import StorageNode
 from contrail_storage.store.rocks_store import RocksStore, StoreFailedError
 from tests.crash import history
@@ -47,6 +56,7 @@ _ATTEMPTS: Final = 50
 _ERASED_NS: Final = 20_000_000_000
 _PAUSE_S: Final = 0.0005
 _PAGE: Final = 500
+_PIECE: Final = 64 << 10
 _NO_CHECKPOINT: Final = "checkpoint_failed"
 _UNAVAILABLE: Final = (
     errors.STORAGE_FAILED.name,
@@ -54,6 +64,16 @@ _UNAVAILABLE: Final = (
     errors.NOT_READY.name,
     _NO_CHECKPOINT,
 )
+
+
+class MovedTime(LogTime):
+    """Log time that can be moved on."""
+
+    ahead_ns = 0
+
+    def now(self) -> int:
+        """Log time now, in nanoseconds."""
+        return super().now() + self.ahead_ns
 
 
 class NodeStoppedError(Exception):
@@ -69,8 +89,15 @@ class Life:
         reporter: Reporter,
         first_number: int,
         log_is_idle: Callable[[], bool],
+        store: RocksStore,
+        *,
+        held: bool = False,
     ) -> None:
+        """With `held` nothing waits for the store, which gets what a call makes it get."""
         self.node = node
+        self._store = store
+        self._held = held
+        self._archives: dict[str, bytes] = {}
         self._log_is_idle = log_is_idle
         self.link = LocalLink(node)
         self._report = reporter.send
@@ -94,7 +121,7 @@ class Life:
     async def _make_together(self, calls: list[Call]) -> list[Outcome]:
         numbers = [next(self._numbers) for _ in calls]
         for number, call in zip(numbers, calls, strict=True):
-            self._report(Invoked(number, call))
+            self._report(Invoked(number, call, self.node.clock.now()))
         return list(await asyncio.gather(*map(self._make, numbers, calls)))
 
     def _resolved(self, call: Call | AckPulled) -> Call:
@@ -117,14 +144,14 @@ class Life:
             if isinstance(error, StoreFailedError):
                 raise NodeStoppedError(str(error)) from error
             outcome = Refused(_NO_CHECKPOINT, str(error), None)
-        self._report(Returned(number, outcome))
+        self._report(Returned(number, outcome, self.node.clock.now()))
         return outcome
 
     async def _perform(self, call: Call) -> Outcome:
         link = self.link
         match call:
             case history.Publish():
-                return Published((await link.publish(call.stream, call.messages)).results)
+                return Published(await self._publish(call))
             case history.Pull():
                 return Delivered(await self._pull(call.stream, call.consumer, call.batch))
             case history.Look():
@@ -136,7 +163,7 @@ class Life:
             case history.Remove():
                 await link.delete_message(call.stream, call.seq)
             case history.Purge():
-                await link.purge_stream(call.stream, "", call.up_to_seq, call.keep)
+                await link.purge_stream(call.stream, call.subject, call.up_to_seq, call.keep)
             case history.Erase() | history.AskErasure() | history.MakeRoom():
                 return await self._make_room(call)
             case history.PutConsumer():
@@ -145,9 +172,49 @@ class Life:
                 await link.delete_consumer(call.stream, call.consumer)
             case history.Ack():
                 await self._acknowledge(call)
+            case _:
+                await self._maintain(call)
+        return history.Done()
+
+    async def _maintain(self, call: Call) -> None:
+        match call:
             case history.TakeCheckpoint():
                 await self.node.checkpoint()
-        return history.Done()
+            case history.WriteOut():
+                await self.node.until_written()
+            case history.PassTime():
+                await self._pass_time(call.time_ns)
+            case history.Save() | history.Restore():
+                await self._archive(call)
+
+    async def _publish(self, call: history.Publish) -> list[PubResult]:
+        if not call.atomic:
+            return (await self.link.publish(call.stream, call.messages)).results
+        batch = MessageBatch.of(call.messages)
+        batch.atomic = True
+        runs = (await self.link.publish_batch(call.stream, batch)).results
+        return [
+            PubResult(run.seq + at, duplicate=run.duplicate, code=run.code, detail=run.detail)
+            for run in runs
+            for at in range(run.count)
+        ]
+
+    async def _pass_time(self, time_ns: int) -> None:
+        assert isinstance(self.node.clock, MovedTime)
+        self.node.clock.ahead_ns += time_ns
+        await self.look(kept=True)
+
+    async def _archive(self, call: history.Save | history.Restore) -> None:
+        link = self.link
+        if isinstance(call, history.Save):
+            pieces = [piece async for piece in await link.snapshot(call.stream, True)]
+            self._archives[call.stream] = b"".join(pieces)
+            return
+        token = await link.begin_restore(call.stream)
+        archive = self._archives[call.saved]
+        for start in range(0, len(archive), _PIECE):
+            await link.append_restore(token, start, archive[start : start + _PIECE])
+        await link.commit_restore(token)
 
     async def _make_room(
         self, call: history.Erase | history.AskErasure | history.MakeRoom
@@ -203,16 +270,19 @@ class Life:
             await wait_until(lambda: consumer.delivered.consumer_seq >= last, _RECORD_S)
 
     def _is_quiet(self) -> bool:
-        written = self.node.written_indexes()
         erased = not self.node.eraser.erasures.pending()
-        return (
-            self._log_is_idle()
-            and erased
-            and all(
-                written.get(number) == group.applied_index
-                for number, group in self.node.groups.items()
-            )
+        return self._log_is_idle() and erased and (self._held or self._is_written())
+
+    def _is_written(self) -> bool:
+        written = self.node.written_indexes()
+        return all(
+            written.get(number) == group.applied_index for number, group in self.node.groups.items()
         )
+
+    def _is_all_written(self) -> bool:
+        """Whether nothing waits for the store any more; what does is handed over."""
+        self.node.applier.flush()
+        return self._is_quiet() and self._is_written()
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Return once the condition holds. Raises TimeoutError or NodeStoppedError."""
@@ -223,11 +293,20 @@ class Life:
 
     # Looking -------------------------------------------------------------------------------------
 
-    async def look(self, store: RocksStore) -> None:
-        """Report everything the node holds, read in every way there is."""
+    async def look(self, *, kept: bool = False) -> None:
+        """Report everything the node holds, read in every way there is.
+
+        With `kept` what is due is done first.
+        """
+        time_ns = self.node.clock.now()
         with suppress(TimeoutError):
             await wait_until(lambda: not self._half_made(), _MEND_S)
-        await self._wait_until(self._is_quiet)
+        if kept:
+            try:
+                await self.node._housekeeper.tick()
+            except ApiError:  # the disk does not let it
+                kept = False
+        await self._wait_until(self._is_all_written)
         unreadable: dict[str, str] = {}
         streams = {}
         for name in self.node.streams.names():
@@ -235,11 +314,11 @@ class Life:
                 streams[name] = await self._view(await self.link.stream_info(name))
             except ApiError as error:
                 unreadable[name] = str(error)
-        half_made = self._half_made()
+        half_made = self._half_made() + self._overlaps()
         if not unreadable:
-            half_made += self._leftovers(store)
+            half_made += self._leftovers(self._store)
         listed = [] if unreadable else await self._listed()
-        self._report(Seen(streams, listed, half_made, unreadable))
+        self._report(Seen(streams, listed, half_made, unreadable, time_ns, kept))
 
     async def _listed(self) -> list[str]:
         page = await self.link.list_streams("", "", _PAGE, "")
@@ -285,6 +364,18 @@ class Life:
         numbers = {number for entry in entries for number in entry.numbers}
         strays = numbers ^ set(self.node.applier.shards)
         return found + [f"shard {number} is loaded or listed, not both" for number in strays]
+
+    def _overlaps(self) -> list[str]:
+        """Blocks that hold sequences which another block holds, too."""
+        found = []
+        for number, directory in self.node.blocks.directories.items():
+            spans = [directory.span(at) for at in range(len(directory))]
+            found += [
+                f"shard {number} has a block from {above.base_seq} to {above.end_seq} twice"
+                for below, above in itertools.pairwise(spans)
+                if above.base_seq < below.end_seq
+            ]
+        return found
 
     def _leftovers(self, store: RocksStore) -> list[str]:
         """Rows of streams that are not there."""

@@ -34,7 +34,7 @@ EVENTS: Final = "EVENTS"
 JOBS: Final = "JOBS"
 
 
-class _Writer:
+class Writer:
     """Makes messages, each with a payload found nowhere else."""
 
     def __init__(self, seed: int, *, all_ids: bool) -> None:
@@ -68,7 +68,7 @@ class _Writer:
 
 def script(seed: int, *, all_ids: bool = False) -> list[Step]:
     """All steps; with `all_ids` every message has an id, so that every publish can be repeated."""
-    write = _Writer(seed, all_ids=all_ids)
+    write = Writer(seed, all_ids=all_ids)
     return [
         *_publish(write),
         *_consume(write),
@@ -80,7 +80,7 @@ def script(seed: int, *, all_ids: bool = False) -> list[Step]:
     ]
 
 
-def _publish(write: _Writer) -> Iterator[Step]:
+def _publish(write: Writer) -> Iterator[Step]:
     yield [PutStream(StreamConfig(name=ORDERS, subjects=("orders.>",)))]
     yield [PutStream(StreamConfig(name=EVENTS, subjects=("events.*",)))]
     first = write.message("orders.eu.1", "first")
@@ -110,7 +110,7 @@ def _publish(write: _Writer) -> Iterator[Step]:
     ]
 
 
-def _consume(write: _Writer) -> Iterator[Step]:
+def _consume(write: Writer) -> Iterator[Step]:
     yield [PutConsumer(ORDERS, ConsumerConfig(name="all", durable=True))]
     yield [
         PutConsumer(
@@ -138,7 +138,7 @@ def _consume(write: _Writer) -> Iterator[Step]:
     yield [Look(ORDERS, "all")]
 
 
-def _work(write: _Writer) -> Iterator[Step]:
+def _work(write: Writer) -> Iterator[Step]:
     yield [PutStream(StreamConfig(name=JOBS, subjects=("jobs.*",), retention="workqueue"))]
     yield [PutConsumer(JOBS, ConsumerConfig(name="workers", durable=True))]
     jobs = [write.message(f"jobs.{at % 2}", f"job-{at}") for at in range(6)]
@@ -152,7 +152,7 @@ def _work(write: _Writer) -> Iterator[Step]:
     yield [Ack(JOBS, "workers", "ack", [7, 6], sync=True)]
 
 
-def _remove(write: _Writer) -> Iterator[Step]:
+def _remove(write: Writer) -> Iterator[Step]:
     yield [TakeCheckpoint()]
     yield [Remove(ORDERS, 4)]
     yield [Remove(ORDERS, 7)]
@@ -165,7 +165,7 @@ def _remove(write: _Writer) -> Iterator[Step]:
     yield [Purge(ORDERS, keep=4)]
 
 
-def _reconfigure(write: _Writer) -> Iterator[Step]:
+def _reconfigure(write: Writer) -> Iterator[Step]:
     for name in "cdef":
         yield [write.events(write.message(f"events.{name}", f"event-{name}"))]
     yield [TakeCheckpoint()]
@@ -179,7 +179,7 @@ def _reconfigure(write: _Writer) -> Iterator[Step]:
     yield [write.events(write.message("events.z", "evicts"))]
 
 
-def _make_anew(write: _Writer) -> Iterator[Step]:
+def _make_anew(write: Writer) -> Iterator[Step]:
     yield [DeleteStream(EVENTS)]
     yield [PutStream(StreamConfig(name=EVENTS, subjects=("events.*",), first_seq=101))]
     yield [write.events(write.message("events.a", "side-2"), write.message("events.a", "signal"))]
@@ -192,7 +192,7 @@ def _make_anew(write: _Writer) -> Iterator[Step]:
     yield [DeleteStream("SIGNALS")]
 
 
-def _finish(write: _Writer) -> Iterator[Step]:
+def _finish(write: Writer) -> Iterator[Step]:
     # Two messages of more than half an entry: one request, two entries.
     huge = [write.message("orders.big", f"huge-{at}", size=140_000) for at in range(2)]
     yield [write.orders(*huge)]
@@ -204,10 +204,10 @@ def _finish(write: _Writer) -> Iterator[Step]:
 
 def erasing(seed: int) -> list[Step]:
     """Messages of two streams in tables and in the log behind them, some of which are erased."""
-    return list(_erasing(_Writer(seed, all_ids=True)))
+    return list(_erasing(Writer(seed, all_ids=True)))
 
 
-def _erasing(write: _Writer) -> Iterator[Step]:
+def _erasing(write: Writer) -> Iterator[Step]:
     yield [PutStream(StreamConfig(name=ORDERS, subjects=("orders.>",)))]
     yield [PutStream(StreamConfig(name=EVENTS, subjects=("events.*",)))]
     yield [PutConsumer(ORDERS, ConsumerConfig(name="all", durable=True))]
@@ -235,10 +235,10 @@ def _erasing(write: _Writer) -> Iterator[Step]:
 
 def archive(seed: int) -> list[Step]:
     """Two streams with messages in two flushed files and in the log behind them."""
-    return list(_archive(_Writer(seed, all_ids=True)))
+    return list(_archive(Writer(seed, all_ids=True)))
 
 
-def _archive(write: _Writer) -> Iterator[Step]:
+def _archive(write: Writer) -> Iterator[Step]:
     yield [PutStream(StreamConfig(name=ORDERS, subjects=("orders.>",)))]
     yield [PutStream(StreamConfig(name=EVENTS, subjects=("events.*",)))]
     yield [PutConsumer(ORDERS, ConsumerConfig(name="all", durable=True))]
@@ -263,7 +263,7 @@ class Wanderer:
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
-        self._write = _Writer(seed, all_ids=False)
+        self._write = Writer(seed, all_ids=False)
         self._sent: list[PublishMessage] = []
 
     def steps(self, count: int) -> list[Step]:

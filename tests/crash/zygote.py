@@ -19,6 +19,8 @@ import numpy as np
 import structlog
 
 from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.node import node as storage_node
+from contrail_storage.node import write_behind
 from contrail_storage.node.checkpointer import DataLostError
 from contrail_storage.node.compactor import RoomBounds
 from contrail_storage.node.node import NodeOptions, StorageNode
@@ -26,11 +28,14 @@ from contrail_storage.wal.node_log import LogOptions
 from tests.crash.disk import CountedFiles, Plan, StoreOpener, Switch
 from tests.crash.eager import EagerGroups
 from tests.crash.history import Broken, Finished, Opened, Record, Step, Stopped
-from tests.crash.lives import Life, NodeStoppedError
+from tests.crash.lives import Life, MovedTime, NodeStoppedError
+from tests.crash.mutants import MUTANTS, replace
 from tests.crash.pipe import Reporter, bodies, read_to_end
 
 _LIFE_S: Final = 60.0
 _NEVER_S: Final = 1_000.0
+HELD_S: Final = 1_000.0
+"""What entries change is held until a call needs it in the store."""
 _ROOT: Final = Path(__file__).parents[2]
 
 
@@ -49,6 +54,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     successors: bool = False
     segment_bytes: int = 4_096
     merge_blocks: int = 4
+    hold_s: float = write_behind.HOLD_S
+    mutant: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -149,6 +156,10 @@ def _be_born(job: Job, reporter: Reporter) -> None:
 
 async def _live(job: Job, reporter: Reporter) -> None:
     switch = Switch(job.plan, reporter)
+    replace(storage_node, "LogTime", MovedTime)
+    replace(write_behind, "HOLD_S", job.hold_s)
+    if job.mutant:
+        MUTANTS[job.mutant]()
     root = Path(job.data_dir)
     opener = StoreOpener(switch)
     files = CountedFiles(switch, root, reporter)
@@ -170,14 +181,21 @@ async def _live(job: Job, reporter: Reporter) -> None:
         reporter.send(Stopped(str(error)))
         return
     reporter.send(Opened())
-    life = Life(node, reporter, job.first_number, lambda: not (job.successors and files.lonely))
+    life = Life(
+        node,
+        reporter,
+        job.first_number,
+        lambda: not (job.successors and files.lonely),
+        opener.store,
+        held=job.hold_s >= HELD_S,
+    )
     try:
         if job.look:
-            await life.look(opener.store)
+            await life.look()
         await life.run(job.steps, insist=job.insist)
         if job.look:
             await life.drain_all()
-            await life.look(opener.store)
+            await life.look(kept=True)
     except NodeStoppedError as error:
         reporter.send(Stopped(str(error)))
         return

@@ -1,0 +1,181 @@
+"""Nodes that are broken on purpose, each in one rule, for the test of the tests.
+
+A mutant changes the code of the process that it is called in, which lives one life.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.expiring import Expirer
+from contrail_storage.core.interest import Interest
+from contrail_storage.core.removing import Remover
+from contrail_storage.core.results import Row, Writes
+from contrail_storage.node import local_link, store_writer
+from contrail_storage.node.store_writer import StoreWriter
+from contrail_storage.node.streams import StreamManager
+from contrail_storage.node.write_behind import WriteBehind
+from tests.crash.disk import CountedStore
+
+
+def replace(owner: object, name: str, value: object) -> None:
+    """Put something else under a name of a module or a class."""
+    setattr(owner, name, value)
+
+
+def _without(kind: bytes) -> Callable[[], None]:
+    """Rows of a kind do not reach the store."""
+
+    def mutate() -> None:
+        write = CountedStore.write
+
+        def some(self: CountedStore, operations: list[Row]) -> None:
+            write(self, [row for row in operations if row[1][:1] != kind])
+
+        replace(CountedStore, "write", some)
+
+    return mutate
+
+
+def _write_late(take: Callable[[list[Row]], tuple[list[Row], list[Row]]]) -> None:
+    """Of every batch hold back what ``take`` answers second, for two batches.
+
+    The next batch may be the record of a checkpoint.
+    """
+    write = CountedStore.write
+    waiting: deque[list[Row]] = deque([[], []])
+
+    def later(self: CountedStore, operations: list[Row]) -> None:
+        now, held = take(operations)
+        waiting.append(held)
+        write(self, waiting.popleft() + now)
+
+    replace(CountedStore, "write", later)
+
+
+def _late_rows(kind: bytes) -> Callable[[], None]:
+    """Rows of a kind do not go with their entry, but with a batch behind it."""
+
+    def take(operations: list[Row]) -> tuple[list[Row], list[Row]]:
+        apart = [row for row in operations if row[1][:1] == kind]
+        return [row for row in operations if row not in apart], apart
+
+    return lambda: _write_late(take)
+
+
+def _late(owner: type[Any], name: str) -> Callable[[], None]:
+    """What a method writes does not go with its entry, but with a batch behind it."""
+
+    def mutate() -> None:
+        method = getattr(owner, name)
+        noted: list[Row] = []
+
+        def apart(*arguments: Any) -> Any:
+            writes = next(one for one in arguments if isinstance(one, Writes))
+            before = len(writes.rows)
+            result = method(*arguments)
+            noted.extend(writes.rows[before:])
+            del writes.rows[before:]
+            return result
+
+        def take(operations: list[Row]) -> tuple[list[Row], list[Row]]:
+            held = list(noted)
+            noted.clear()
+            return list(operations), held
+
+        replace(owner, name, apart)
+        _write_late(take)
+
+    return mutate
+
+
+def _out_of_order() -> None:
+    """What was held first is written last."""
+    operations = StoreWriter._operations
+
+    def backwards(self: StoreWriter, jobs: list[Any]) -> list[Row]:
+        *rows, applied = operations(self, jobs)
+        return [*rows[::-1], applied] if len(jobs) > 1 else [*rows, applied]
+
+    replace(StoreWriter, "_operations", backwards)
+
+
+def _job_dropped() -> None:
+    """Of several jobs that are held one never gets to the store."""
+    flush = WriteBehind.flush
+
+    def lossy(self: WriteBehind) -> None:
+        if len(self._held) > 2:
+            del self._held[-2]
+        flush(self)
+
+    replace(WriteBehind, "flush", lossy)
+
+
+def _parts_kept() -> None:
+    """Blocks that were joined are written as well as the joined one."""
+    join = WriteBehind._join
+
+    def too_many(self: WriteBehind, number: int, run: Any) -> None:
+        before = [(job, list(job.blocks)) for job in run.jobs]
+        join(self, number, run)
+        joined = run.jobs[-1].blocks[-1:] if len(run.blocks) > 1 else []
+        for job, blocks in before:
+            job.blocks = blocks
+        run.jobs[-1].blocks = [*joined, *run.jobs[-1].blocks]
+
+    replace(WriteBehind, "_join", too_many)
+
+
+def _part_rows_kept() -> None:
+    """Where blocks are merged, the directory rows of the parts stay."""
+    deletes = store_writer._block_deletes
+
+    def body_alone(shard: int, base_seq: int) -> list[Row]:
+        return deletes(shard, base_seq)[:1]
+
+    replace(store_writer, "_block_deletes", body_alone)
+
+
+def _batch_in_parts() -> None:
+    """An atomic batch is stored message by message."""
+
+    async def publish_batch(self: local_link.LocalLink, stream: str, batch: Any) -> Any:
+        batch.atomic = False
+        shard = self._shard(stream).machine.shard
+        runs = []
+        for at in range(batch.count):
+            runs += await self._node.shard_log.append_batch(shard, batch.slice(at, at + 1))
+        return self._outcome(stream, runs)
+
+    replace(local_link.LocalLink, "publish_batch", publish_batch)
+
+
+def _not_mended() -> None:
+    """What a crash left half made stays so."""
+
+    async def mend_all(self: StreamManager) -> None:
+        return
+
+    replace(StreamManager, "mend_all", mend_all)
+
+
+MUTANTS: Final[dict[str, Callable[[], None]]] = {
+    "late deadlines": _late_rows(keys.DEADLINE),
+    "no deadlines": _without(keys.DEADLINE),
+    "no never-pages": _without(keys.EXEMPT),
+    "no pinned messages": _without(keys.PINNED),
+    "late settling": _late(Interest, "settled"),
+    "late roll-ups": _late(Remover, "replace_older"),
+    "late subject limits": _late(Remover, "keep_limits"),
+    "late purges": _late(Remover, "purge_subjects"),
+    "late lowered limits": _late(Remover, "enforce_limits"),
+    "late markers": _late(Expirer, "expire"),
+    "out of order": _out_of_order,
+    "job dropped": _job_dropped,
+    "joined parts kept": _parts_kept,
+    "merged parts kept": _part_rows_kept,
+    "batch in parts": _batch_in_parts,
+    "restores not undone": _not_mended,
+}

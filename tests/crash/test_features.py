@@ -1,0 +1,92 @@
+"""The node dies anywhere in a run over the rules of streams: what has to be there is, and no more.
+
+Each run is made twice: with writes to the store soon after the log's, as a node does, and with the
+longest time in between, so that many entries share a batch and blocks wait while others go.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from contrail_storage.node.write_behind import HOLD_S
+from tests.crash.disk import Kill, Plan
+from tests.crash.features import features
+from tests.crash.trials import Trial, calls_of, kill_points
+from tests.crash.zygote import HELD_S, Job, Zygote
+
+SEED: Final = 20_270
+NODE_KEYS: Final = (bytes(range(32)),)
+POINTS_MIN: Final = 350
+
+
+def whole_run(
+    zygote: Zygote, area: Path, hold_s: float, node_keys: tuple[bytes, ...] = ()
+) -> dict[str, list[str]]:
+    """The calls of a run that nothing disturbs."""
+    trial = Trial(zygote, area / "whole", SEED, node_keys=node_keys)
+    ended = trial.live(Job(steps=features(SEED), end="stop", hold_s=hold_s))
+    trial.look()
+    assert trial.verdict() == []
+    return calls_of(ended)
+
+
+def broken_promises(
+    zygote: Zygote,
+    area: Path,
+    points: Sequence[Kill],
+    hold_s: float,
+    *,
+    power_cuts: bool = False,
+    node_keys: tuple[bytes, ...] = (),
+) -> list[str]:
+    """Kill a run at each of the points and look at what is left."""
+    found = []
+    for at, kill in enumerate(points):
+        trial = Trial(zygote, area / f"{at}", SEED, power_cuts=power_cuts, node_keys=node_keys)
+        plan = Plan(seed=SEED, kill=kill)
+        trial.live(Job(steps=features(SEED), end="stop", hold_s=hold_s, plan=plan))
+        trial.look()
+        found += [f"{kill}: {problem}" for problem in trial.verdict()]
+    return found
+
+
+@pytest.mark.parametrize("hold_s", [HOLD_S, HELD_S], ids=["soon", "held"])
+def test_undisturbed_run_over_all_rules_keeps_its_promises(
+    zygote: Zygote, area: Path, hold_s: float
+) -> None:
+    assert len(kill_points(whole_run(zygote, area, hold_s))) >= POINTS_MIN
+
+
+@pytest.mark.parametrize(
+    ("hold_s", "power_cuts", "node_keys", "stride"),
+    [
+        pytest.param(HOLD_S, False, (), 47, id="soon-killed"),
+        pytest.param(HELD_S, False, (), 37, id="held-killed"),
+        pytest.param(HELD_S, True, NODE_KEYS, 59, id="held-power cut-encrypted"),
+        *(
+            pytest.param(hold_s, cuts, node_keys, 1, marks=pytest.mark.slow, id=name)
+            for hold_s, cuts, node_keys, name in (
+                (HOLD_S, False, (), "every-soon-killed"),
+                (HOLD_S, True, NODE_KEYS, "every-soon-power cut-encrypted"),
+                (HELD_S, False, (), "every-held-killed"),
+                (HELD_S, True, (), "every-held-power cut"),
+                (HELD_S, True, NODE_KEYS, "every-held-power cut-encrypted"),
+            )
+        ),
+    ],
+)
+def test_crash_anywhere_keeps_the_rules_of_streams(
+    zygote: Zygote,
+    area: Path,
+    hold_s: float,
+    power_cuts: bool,
+    node_keys: tuple[bytes, ...],
+    stride: int,
+) -> None:
+    points = kill_points(whole_run(zygote, area, hold_s, node_keys))[::stride]
+    found = broken_promises(
+        zygote, area, points, hold_s, power_cuts=power_cuts, node_keys=node_keys
+    )
+    assert found == []
