@@ -317,7 +317,6 @@ class StorageNode:
         self.groups[VOLATILE_GROUP] = self._volatile
 
     def _callbacks(self, group_id: int) -> tuple[OnCommit, OnLost]:
-
         def commit(entries: Sequence[Committed]) -> None:
             for entry in entries:
                 self._commit(group_id, entry)
