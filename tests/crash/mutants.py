@@ -143,11 +143,12 @@ def _batch_in_parts() -> None:
 
     async def publish_batch(self: local_link.LocalLink, stream: str, batch: Any) -> Any:
         batch.atomic = False
-        shard = self._shard(stream).machine.shard
+        shard = self._shard(stream)
+        log, number = self._node.shard_log, shard.machine.shard
         runs = []
         for at in range(batch.count):
-            runs += await self._node.shard_log.append_batch(shard, batch.slice(at, at + 1))
-        return self._outcome(stream, runs)
+            runs += await log.append_batch(number, batch.slice(at, at + 1))
+        return local_link._outcome(stream, shard, runs)
 
     replace(local_link.LocalLink, "publish_batch", publish_batch)
 
