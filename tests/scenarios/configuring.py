@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from contrail_api import consumer_config, stream_config
+from contrail_api import consumer_config, stream_json
 from contrail_api.consumer_config import ConsumerConfigBody, consumer_draft
 from contrail_api.merge_patch import as_document, merged
 from contrail_api.stream_config import StreamConfigBody, stream_draft
@@ -27,7 +27,7 @@ def new_stream(name: str, fields: Fields) -> StreamConfig:
 
 def patched_stream(config: StreamConfig, fields: Fields) -> StreamConfig:
     """``config`` with ``fields`` laid over it."""
-    shown = as_document(stream_config.config_json(config))
+    shown = as_document(stream_json.config_json(config))
     return new_stream(config.name, merged(shown, fields))
 
 

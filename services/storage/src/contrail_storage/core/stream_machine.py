@@ -303,6 +303,7 @@ class StreamMachine:
                 self.interest.look_again(0, self.counters.last_seq + 1, writes)
             self.record.config = config
             self.record.version = command.version or self.record.version + 1
+            self.remover.look_for_subjects_over()
             if not self.part:  # what all shards do is told once
                 writes.advisories.append(Advisory(type="stream_action", action="modify"))
         self._write_record(writes)
