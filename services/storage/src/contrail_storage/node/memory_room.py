@@ -2,6 +2,7 @@
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_storage.core import key_layout as keys
 from contrail_storage.node.applier import Applier
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, VolatileGroup
@@ -27,9 +28,13 @@ class MemoryRoom:
     @property
     def size_bytes(self) -> int:
         """What the streams take now."""
-        written = self._applier.written_indexes.get(VOLATILE_GROUP, 0)
-        coming = self._group.unwritten_bytes(written) + self._log.queued_bytes
-        return self.store.size_bytes + coming
+        size_bytes = self.store.size_bytes
+        # The store tells itself what it holds: the loop learns of its writer's batches later, and
+        # would count them twice meanwhile.
+        row = self.store.get(keys.shard_key(keys.APPLIED, VOLATILE_GROUP))
+        in_store = int.from_bytes(row[:8], "big") if row else 0
+        written = max(in_store, self._applier.written_indexes.get(VOLATILE_GROUP, 0))
+        return size_bytes + self._group.unwritten_bytes(written) + self._log.queued_bytes
 
     def check(self, size: int) -> None:
         """Raise MEMORY_FULL when ``size`` bytes of messages more would be too many."""
