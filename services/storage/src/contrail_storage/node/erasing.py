@@ -130,7 +130,6 @@ class Erasures:
 
     async def _delete(self, shard: Shard, seqs: list[int]) -> None:
         """Delete those of ``seqs`` (ascending) that are still there."""
-        await shard.catch_up()
         if len(seqs) > ERASE_SEQS_MAX:
             raise ApiError(errors.INVALID_FIELD, f"at most {ERASE_SEQS_MAX} sequences")
         last_seq = shard.written_seq

@@ -82,19 +82,6 @@ class LocalLink:
         self._check_taking(entry)
         return shard
 
-    async def _readable(self, stream: str, part: int | None = None) -> Shard:
-        """The shard of a stream once everything acknowledged so far can be read."""
-        shard = self._shard(stream, part)
-        await shard.catch_up()
-        return shard
-
-    async def _all_readable(self, stream: str, part: int | None) -> list[Shard]:
-        """The same of all shards, or of the one that is named."""
-        shards = self._parts(stream, part)
-        for shard in shards:
-            await shard.catch_up()
-        return shards
-
     # Streams -------------------------------------------------------------------------------------
 
     async def put_stream(
@@ -253,19 +240,19 @@ class LocalLink:
 
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """One message."""
-        one = await self._readable(stream, shard)
+        one = self._shard(stream, shard)
         return with_shard(one, await self._node.reader.get(one, seq))
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order, waiting for the first when asked to."""
-        shards = await self._all_readable(request.stream, request.shard)
+        shards = self._parts(request.stream, request.shard)
         if len(shards) > 1:
             return await self._sharded.read_range(shards, request)
         return await self._sharded.read_one(shards[0], request)
 
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         """A page of the newest messages of subjects."""
-        shards = await self._all_readable(request.stream, request.shard)
+        shards = self._parts(request.stream, request.shard)
         if len(shards) > 1:
             return await self._sharded.last(shards, request)
         page, token = await self._last_reader.read(shards[0], request)
@@ -275,7 +262,7 @@ class LocalLink:
         self, stream: str, limit: int, token: str, shard: int | None = None
     ) -> DeletedRanges:
         """Deleted sequences, paged."""
-        return self._node.reader.deleted_ranges(await self._readable(stream, shard), limit, token)
+        return self._node.reader.deleted_ranges(self._shard(stream, shard), limit, token)
 
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """How far this node is."""
@@ -288,7 +275,7 @@ class LocalLink:
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Subjects with their number of messages."""
-        shards = await self._all_readable(stream, None)
+        shards = self._parts(stream, None)
         if len(shards) > 1:
             return self._sharded.subject_counts(shards, subject, limit, token)
         return self._node.reader.subject_counts(shards[0], subject, limit, token)
@@ -303,14 +290,14 @@ class LocalLink:
 
     async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
         """Pin a range and cut it into splits."""
-        shards = await self._all_readable(request.stream, request.shard)
+        shards = self._parts(request.stream, request.shard)
         if len(shards) > 1:
             return await self._sharded.plan(shards, request)
         return await self._node.replayer.plan(shards[0], request)
 
     async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk]:
         """Check the request, then stream the encoded body."""
-        shard = await self._readable(request.stream, request.shard)
+        shard = self._shard(request.stream, request.shard)
         low, high = self._node.replayer.check(shard, request)
         return self._node.replayer.stream(shard, request, low, high)
 
@@ -318,7 +305,7 @@ class LocalLink:
 
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Stream the archive of a stream as it is now."""
-        shards = await self._all_readable(stream, None)
+        shards = self._parts(stream, None)
         await self._node.until_written()
         return self._node.snapshotter.stream(shards, consumers=consumers)
 
@@ -357,7 +344,7 @@ class LocalLink:
 
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Configuration and progress."""
-        await self._all_readable(stream, None)
+        self._parts(stream, None)
         return await self._node.consumers.info(stream, consumer)
 
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
@@ -378,7 +365,7 @@ class LocalLink:
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
         self._check_writable(request.stream)
-        await self._all_readable(request.stream, None)
+        self._parts(request.stream, None)
         return await self._node.consumers.pull(request)
 
     async def acknowledge(

@@ -8,7 +8,6 @@ from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.store.block_store import BlockSpan
 
-_CATCH_UP_STEP_S = 1.0
 Listener = Callable[[], None]
 
 
@@ -74,12 +73,6 @@ class Shard:
         """Something that waiting readers or pulls look at has changed."""
         for listener in list(self.listeners):
             listener()
-
-    async def catch_up(self) -> None:
-        """Wait until all that is applied now is written, so that a reader sees what was acked."""
-        target = self.machine.counters.last_seq
-        while self.written_seq < target and self.machine.exists and not self.damaged:
-            await self.wait_for_change(_CATCH_UP_STEP_S)
 
     async def wait_for_change(self, timeout_s: float) -> bool:
         """Wait until the shard changes; False when ``timeout_s`` passed first."""

@@ -463,7 +463,6 @@ class StreamManager:
     ) -> int:
         """Purge what matches, some subjects at a time; of ``keep`` the newest of all stay."""
         if keep:
-            await shard.catch_up()
             to_seq = await self._reader.newest_from(shard, subjects, keep)
         names = [name for _, name in subjects.subjects(shard.machine.subjects)]
         removed = 0
