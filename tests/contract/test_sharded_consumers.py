@@ -250,3 +250,13 @@ def test_own_subscription_shares_and_acks_over_all_shards(
         [consumer] = sharded.client.get(f"{sharded.path}/consumers").json()["items"]
         assert consumer["num_ack_pending"] == 0
         talk.done("unsub", sid="s")
+
+
+def test_last_of_each_subject_comes_first_from_all_shards(sharded: Stream) -> None:
+    fill(sharded, 30)
+    last = {"deliver_policy": "last_per_subject", "filter_subject": f"{sharded.prefix}.*"}
+    consumer = sharded.consumer(**last)
+    taken = sharded.next(consumer, batch=30)
+    assert numbers(taken) == list(range(21, 30))
+    sharded.publish(b"30", rest="k0")
+    assert numbers(sharded.next(consumer, batch=30)) == [30]

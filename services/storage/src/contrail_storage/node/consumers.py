@@ -55,7 +55,7 @@ class ConsumerManager:
             reader,
             self._propose,
             lambda shard, name: self._desk(shard, self._find(shard, name)),
-            self._start_seq,
+            self._creation,
             self._acknowledge,
         )
 
@@ -102,14 +102,17 @@ class ConsumerManager:
         if not config.name:
             name = secrets.token_urlsafe(12).replace("-", "a")
             config = msgspec.structs.replace(config, name=name)
-        if config.deliver_policy == "last_per_subject":
-            command = await self._pinned(shard, config)
-        else:
-            command = cmd.PutConsumer(config, await self._start_seq(shard, config))
+        command = await self._creation(shard, config)
         consumer_id = expect(await self._propose(shard, command), ConsumerPut).consumer_id
         consumer = shard.machine.consumers[consumer_id]
         self._desk(shard, consumer)
         return await self._info(shard, consumer)
+
+    async def _creation(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
+        """The command that makes a consumer of a shard."""
+        if config.deliver_policy == "last_per_subject":
+            return await self._pinned(shard, config)
+        return cmd.PutConsumer(config, await self._start_seq(shard, config))
 
     async def _start_seq(self, shard: Shard, config: ConsumerConfig) -> int:
         """Where the consumer begins; 0 is behind the last message when the command is applied."""

@@ -51,14 +51,14 @@ class ShardedConsumers:
         reader: Reader,
         propose: Callable[[Shard, cmd.StreamCommand], Awaitable[Result]],
         desk_of: Callable[[Shard, str], Desk],
-        start_seq: Callable[[Shard, ConsumerConfig], Awaitable[int]],
+        creation: Callable[[Shard, ConsumerConfig], Awaitable[cmd.PutConsumer]],
         acknowledge: Acknowledge,
     ) -> None:
         self._streams = streams
         self._reader = reader
         self._propose = propose
         self._desk_of = desk_of
-        self._start_seq = start_seq
+        self._creation = creation
         self._acknowledge = acknowledge
         self._desks: dict[tuple[str, str], ShardedDesk] = {}
 
@@ -110,10 +110,9 @@ class ShardedConsumers:
         if not config.name:
             name = secrets.token_urlsafe(12).replace("-", "a")
             config = msgspec.structs.replace(config, name=name)
-        starts = await self._starts(shards, config)
+        creations = await self._creations(shards, config)
         try:
-            for shard, start_seq in reversed(list(zip(shards, starts, strict=True))):
-                put = cmd.PutConsumer(config, start_seq)
+            for shard, put in reversed(list(zip(shards, creations, strict=True))):
                 expect(await self._propose(shard, put), ConsumerPut)
         except ApiError:
             with suppress(ApiError):  # then the next change or start undoes it
@@ -121,22 +120,26 @@ class ShardedConsumers:
             raise
         return await self.desk(shards[0].name, config.name).info()
 
-    async def _starts(self, shards: Sequence[Shard], config: ConsumerConfig) -> list[int]:
-        """Where the consumer begins in each shard."""
+    async def _creations(
+        self, shards: Sequence[Shard], config: ConsumerConfig
+    ) -> list[cmd.PutConsumer]:
+        """The commands that make the consumer of each shard, where it is to begin there."""
         if config.opt_start_cursor:
             cursor = own_cursor(config.opt_start_cursor, shards)
             first = [shard.machine.counters.first_seq for shard in shards]
-            return [max(pair) for pair in zip(cursor.next_seqs, first, strict=True)]
+            starts = [max(pair) for pair in zip(cursor.next_seqs, first, strict=True)]
+            return [cmd.PutConsumer(config, start_seq) for start_seq in starts]
         if config.deliver_policy == "by_start_sequence":
             message = "a sequence is of one shard: give a time, or deliver all, last or new"
             problem = FieldProblem("/opt_start_seq", message)
             raise ApiError(errors.SHARDED_UNSUPPORTED, message, [problem], applied=False)
         if config.deliver_policy != "last":
-            return [await self._start_seq(shard, config) for shard in shards]
+            return [await self._creation(shard, config) for shard in shards]
         # The newest in the order of reads; in other shards it begins behind the last message.
         newest = [await self._newest(shard, config) for shard in shards]
         at = max(range(len(shards)), key=lambda one: (newest[one][0], one))
-        return [newest[one][1] if one == at else 0 for one in range(len(shards))]
+        starts = [newest[one][1] if one == at else 0 for one in range(len(shards))]
+        return [cmd.PutConsumer(config, start_seq) for start_seq in starts]
 
     async def _newest(self, shard: Shard, config: ConsumerConfig) -> tuple[int, int]:
         """Time and sequence of the newest message that matches; (0, 0) when there is none."""
