@@ -4,14 +4,17 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from contrail_common.blocks import Block, columns_of, join_blocks
 from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, Rollup, StreamConfig
+from contrail_common.sealed_columns import Seals
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID
 from contrail_storage.core.emptying import between_live, emptied
+from contrail_storage.core.expiring import raised_ttls
 from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
 from contrail_storage.core.stream_machine import StreamMachine
@@ -60,6 +63,14 @@ def append_of(messages: Sequence[Message], *, atomic: bool = False) -> cmd.Appen
         atomic,
         {at: each.ttl_ns for at, each in enumerate(messages) if each.ttl_ns is not None} or None,
     )
+
+
+def sealed(config: StreamConfig, command: cmd.Append) -> cmd.Append:
+    """``command`` as it is logged where subjects have keys: the machine sees no content."""
+    columns, ttls = raised_ttls(config, command.columns, command.ttls)
+    cells = columns.in_cells()
+    cells.seals = Seals.of([1 << 32] * columns.count, columns.sizes())
+    return msgspec.structs.replace(command, columns=cells, ttls=ttls)
 
 
 def hashed_expected(expected: Expected) -> cmd.HashedExpected:

@@ -31,6 +31,7 @@ from tests.unit.storage.machine_rig import (
     consumer_config,
     outcomes,
     picture,
+    sealed,
 )
 from tests.unit.storage.naive_models import NaiveConsumer, NaiveStream
 from tests.unit.storage.stream_agreement import IDS, StreamAgreement
@@ -178,7 +179,10 @@ class StreamComparison(StreamAgreement):
         def check(result: Result) -> None:
             assert outcomes(result, len(batch)) == expected_outcomes
 
-        self.do(append_of(batch, atomic=atomic), check, leave_open)
+        command = append_of(batch, atomic=atomic)
+        if data.draw(st.booleans(), label="sealed"):  # which changes nothing for the machine
+            command = sealed(self.config, command)
+        self.do(command, check, leave_open)
 
     def draw_ttl(self, data: st.DataObject) -> int | None:
         return data.draw(st.sampled_from([None] * 6 + [1, 3, 8, TTL_NEVER]))

@@ -13,6 +13,7 @@ Block, little-endian: a header of 64 bytes (``_HEADER``), then the body::
       u32 text_offset[values+1] | names | texts ]
     [ u32 names, values, name_bytes, text_bytes |              only with FLAG_UNIFORM_HEADERS
       u32 name_offset[names+1] | u32 text_offset[values+1] | names | texts ]
+    [ u64 key[n] | u32 plain_size[n] ]                         only with FLAG_SEALED
     payloads
 
 The header names the codec that the body is stored with (0: as it is) and the body's plain size.
@@ -23,6 +24,7 @@ with a codec has a second one, over the plain body.
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Protocol
 
 import crc32c
@@ -37,6 +39,14 @@ from contrail_common.header_columns import (
     join_headers,
 )
 from contrail_common.model import Headers, StoredMessage
+from contrail_common.sealed_columns import (
+    NOT_SEALED,
+    ContentSealedError,
+    Seals,
+    content_of,
+    join_seals,
+    plain_cell,
+)
 from contrail_common.texts import (
     I64Array,
     Texts,
@@ -59,6 +69,7 @@ MAGIC: Final = 0xC07A
 VERSION: Final = 1
 FLAG_HEADERS: Final = 1
 FLAG_UNIFORM_HEADERS: Final = 2
+FLAG_SEALED: Final = 4
 
 _HEADER: Final = struct.Struct("<HBBIQqIIII8sIHHQ")
 _HEADER_SIZES: Final = struct.Struct("<IIII")
@@ -94,12 +105,16 @@ class BlockCodec(Protocol):
 
 
 class MessageColumns(msgspec.Struct, array_like=True, gc=False):
-    """Payloads and headers of ``count`` messages; ``offsets``: u32[count + 1] into ``payload``."""
+    """Payloads and headers of ``count`` messages; ``offsets``: u32[count + 1] into ``payload``.
+
+    With ``seals`` the payloads are cells (:mod:`contrail_common.sealed_columns`), headers in them.
+    """
 
     count: int
     offsets: bytes
     payload: bytes
     headers: AnyHeaders | None = None
+    seals: Seals | None = None
 
     def is_sound(self) -> bool:
         """Whether there are messages and all offsets fit what they point into."""
@@ -107,28 +122,62 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
             self.count > 0
             and are_offsets(self.offsets, self.count, len(self.payload))
             and (self.headers is None or self.headers.is_sound(self.count))
+            and (self.seals is None or (self.headers is None and self.seals.is_sound(self.count)))
         )
 
     def sizes(self) -> I64Array:
-        """Bytes that each message counts for limits (payload and headers)."""
+        """Bytes that each message counts for limits (payload and headers, as they are opened)."""
+        if self.seals is not None:
+            return self.seals.plain_sizes()
         sizes = lengths_of(self.offsets)
         return sizes if self.headers is None else sizes + self.headers.sizes()
 
     def size(self) -> int:
         """The sum of :meth:`sizes`."""
+        if self.seals is not None:
+            return int(self.seals.plain_sizes().sum())
         return len(self.payload) + (0 if self.headers is None else self.headers.size())
 
     def slice(self, start: int, stop: int) -> "MessageColumns":
         """The columns of the messages from ``start`` up to ``stop``."""
         offsets, payload = cut(self.offsets, start, stop, self.payload)
         headers = None if self.headers is None else self.headers.slice(start, stop)
-        return MessageColumns(stop - start, offsets, payload, headers)
+        seals = None if self.seals is None else self.seals.slice(start, stop)
+        return MessageColumns(stop - start, offsets, payload, headers, seals)
 
     def select(self, positions: I64Array) -> "MessageColumns":
         """The columns of the messages at ``positions`` alone."""
         offsets, places = pick(self.offsets, positions)
         headers = None if self.headers is None else self.headers.select(positions)
-        return MessageColumns(len(positions), offsets, gather(self.payload, places), headers)
+        seals = None if self.seals is None else self.seals.select(positions)
+        return MessageColumns(len(positions), offsets, gather(self.payload, places), headers, seals)
+
+    def content(self, position: int) -> tuple[Headers | None, bytes]:
+        """Headers and payload of the message at ``position``; ContentSealedError if it is sealed.
+
+        CellBrokenError for a cell that holds no message.
+        """
+        offsets = as_u32(self.offsets)
+        payload = self.payload[offsets[position] : offsets[position + 1]]
+        if self.seals is None:
+            return None if self.headers is None else self.headers.message(position), payload
+        if self.seals.key_ids[position] != NOT_SEALED:
+            raise ContentSealedError(f"message {position} is sealed")
+        return content_of(payload)
+
+    def in_cells(self) -> "MessageColumns":
+        """The same messages, each as a cell, none of them sealed by this."""
+        if self.seals is not None:
+            return self
+        each = [None] * self.count if self.headers is None else self.headers.each()
+        places = pairwise(as_u32(self.offsets).tolist())
+        cells = [
+            plain_cell(headers, self.payload[start:end])
+            for headers, (start, end) in zip(each, places, strict=True)
+        ]
+        joined = columns_of(cells, None)
+        joined.seals = Seals.of([NOT_SEALED] * self.count, self.sizes())
+        return joined
 
 
 def columns_of(
@@ -148,11 +197,16 @@ def join_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
     """The columns of all messages of ``parts``, one part behind the other."""
     if len(parts) == 1:
         return parts[0]
+    seals = None
+    if any(part.seals is not None for part in parts):
+        parts = [part.in_cells() for part in parts]
+        seals = join_seals([part.seals for part in parts if part.seals is not None])
     return MessageColumns(
         sum(part.count for part in parts),
         join_offsets([part.offsets for part in parts]),
         b"".join([part.payload for part in parts]),
         join_headers([(part.headers, part.count) for part in parts]),
+        seals,
     )
 
 
@@ -194,22 +248,18 @@ class Block:
         size = _HEADER.size + 12 * columns.count + len(columns.offsets) + len(columns.payload)
         if columns.headers is not None:
             size += sum(map(len, _header_parts(columns.headers)))
+        if columns.seals is not None:
+            size += len(columns.seals.keys) + len(columns.seals.sizes)
         return size
 
-    def payload(self, position: int) -> bytes:
-        """Payload of the message at ``position``."""
-        offsets = as_u32(self.columns.offsets)
-        return self.columns.payload[offsets[position] : offsets[position + 1]]
-
     def message(self, position: int, subject: str) -> StoredMessage:
-        """The message at ``position``; its subject's text is the caller's to look up."""
-        headers = self.columns.headers
+        """The message at ``position``; its subject's text is the caller's to look up.
+
+        Raises as :meth:`MessageColumns.content` does.
+        """
+        headers, payload = self.columns.content(position)
         return StoredMessage(
-            self.base_seq + position,
-            subject,
-            int(self.times_ns[position]),
-            None if headers is None else headers.message(position),
-            self.payload(position),
+            self.base_seq + position, subject, int(self.times_ns[position]), headers, payload
         )
 
 
@@ -225,6 +275,9 @@ def encode_block(block: Block, replication_index: int, codec: BlockCodec | None 
         uniform = isinstance(columns.headers, UniformHeaders)
         flags |= FLAG_UNIFORM_HEADERS if uniform else FLAG_HEADERS
         parts += _header_parts(columns.headers)
+    if columns.seals is not None:
+        flags |= FLAG_SEALED
+        parts += columns.seals.keys, columns.seals.sizes
     parts.append(columns.payload)
     plain = b"".join(parts)
     number, plain_crc, body = _compressed(plain, codec)
@@ -335,8 +388,13 @@ def _decode_body(view: memoryview, count: int, base_seq: int, flags: int) -> Blo
     headers = None
     if flags & (FLAG_HEADERS | FLAG_UNIFORM_HEADERS):
         headers, position = _decode_headers(view, position, count, flags)
-    payload = bytes(view[position:])
-    return Block(base_seq, times, subject_ids, MessageColumns(count, offsets, payload, headers))
+    seals = None
+    if flags & FLAG_SEALED:
+        middle = position + 8 * count
+        seals = Seals(bytes(view[position:middle]), bytes(view[middle : middle + 4 * count]))
+        position = middle + 4 * count
+    columns = MessageColumns(count, offsets, bytes(view[position:]), headers, seals)
+    return Block(base_seq, times, subject_ids, columns)
 
 
 def _decode_headers(

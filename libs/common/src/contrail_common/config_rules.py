@@ -18,6 +18,7 @@ from contrail_common.model import (
     ConsumerConfig,
     ConsumerLimits,
     DeliverPolicy,
+    Erasure,
     Retention,
     Storage,
     StreamConfig,
@@ -81,6 +82,7 @@ class StreamDraft(TypedDict, total=False):
     encrypted: bool
     shards: int
     shard_by: tuple[int, ...]
+    erasure: Erasure
 
 
 class ConsumerDraft(TypedDict, total=False):
@@ -158,8 +160,10 @@ def normalise_stream(
         encrypted=draft.get("encrypted", False),
         shards=draft.get("shards", 1),
         shard_by=draft.get("shard_by", ()),
+        erasure=draft.get("erasure", "rewrite"),
     )
     _check_shards(rules, config)
+    _check_erasure(rules, config)
     if draft.get("sealed", False):
         return sealed(config)
     if config.discard_new_per_subject:
@@ -194,7 +198,7 @@ def check_stream_create(config: StreamConfig) -> None:
 def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
     """Raise STREAM_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
     check_retention_update(old, new)
-    for field in ("name", "storage", "first_seq", "shards", "shard_by"):
+    for field in ("name", "storage", "first_seq", "shards", "shard_by", "erasure"):
         if getattr(old, field) != getattr(new, field):
             raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be changed")
     for field in ("sealed", "deny_delete", "deny_purge"):
@@ -254,6 +258,15 @@ def _check_shards(rules: "_Rules", config: StreamConfig) -> None:
     for field in ("max_msgs", "max_bytes"):
         if 0 < getattr(config, field) < config.shards:
             rules.refuse(field, f"must leave something for each of the {config.shards} shards")
+
+
+def _check_erasure(rules: "_Rules", config: StreamConfig) -> None:
+    if config.erasure != "subject_key":
+        return
+    if config.storage == "memory":
+        rules.refuse("erasure", "keys are for what is stored: the stream is in memory")
+    if config.compression != "none":
+        rules.refuse("compression", "content that keys of its subjects seal cannot be compressed")
 
 
 def _duplicate_window(rules: "_Rules", draft: StreamDraft, max_age_ns: int) -> int:

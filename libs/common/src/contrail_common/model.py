@@ -19,6 +19,7 @@ AckPolicy = Literal["none", "all", "explicit"]
 Retention = Literal["limits", "interest", "workqueue"]
 Storage = Literal["file", "memory"]
 Compression = Literal["none", "lz4", "zstd"]
+Erasure = Literal["rewrite", "subject_key"]
 Rollup = Literal["sub", "all"]
 """What a message replaces: all earlier ones of its subject, or of the stream."""
 
@@ -72,7 +73,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     ``compression`` is of blocks written from now on. ``encrypted``, which JetStream has not,
     demands a node that encrypts what it stores; a node with a key encrypts every stream.
-    ``shards`` and ``shard_by`` are ours too: see :mod:`contrail_common.partition`.
+    ``shards`` and ``shard_by`` are ours too: see :mod:`contrail_common.partition`. So is
+    ``erasure``: with ``subject_key`` the content of each subject is sealed by a key of its own,
+    which an erasure of the subject destroys first.
     """
 
     name: str
@@ -105,6 +108,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     encrypted: bool = False
     shards: int = 1
     shard_by: tuple[int, ...] = ()
+    erasure: Erasure = "rewrite"
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -436,6 +436,7 @@ def _is_sound(batch: MessageBatch) -> bool:
     index = batch.subject_index
     return (
         batch.columns.is_sound()
+        and batch.columns.seals is None  # storage seals, and nobody else
         and len(index) == as_u32(index).itemsize * count
         and int(as_u32(index).max()) < len(batch.subjects)
         and (batch.ids is None or batch.ids.is_sound(count))

@@ -36,6 +36,7 @@ def emptied_columns(columns: MessageColumns, live: Live) -> MessageColumns:
         offsets_of(np.where(live, lengths, 0), columns.count),
         gather(columns.payload, places),
         None if columns.headers is None else _emptied_headers(columns.headers, live),
+        None if columns.seals is None else columns.seals.only(live),
     )
 
 

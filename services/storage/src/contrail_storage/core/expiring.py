@@ -15,7 +15,7 @@ import numpy as np
 from contrail_common import errors, model
 from contrail_common.blocks import MessageColumns, columns_of
 from contrail_common.header_columns import headers_in_columns
-from contrail_common.model import TTL_NEVER, Headers, header_size
+from contrail_common.model import TTL_NEVER, Headers, StreamConfig, header_size
 from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX, format_go_duration
 from contrail_storage.core import commands as cmd
@@ -43,6 +43,33 @@ class _Due:
         return _Due(self.seqs[stay], self.sids[stay], self.sizes[stay], self.times_ns[stay])
 
 
+def raised_ttls(
+    config: StreamConfig, columns: MessageColumns, ttls: dict[int, int] | None
+) -> tuple[MessageColumns, dict[int, int] | None]:
+    """``columns`` and ``ttls`` with none below that of the stream's markers, headers told so.
+
+    Otherwise a marker could outlive what comes after it. With one message of a subject at most
+    there is nothing that it could outlive. What is sealed keeps its header: who sealed it has
+    raised it, unless the stream's configuration was changed behind that.
+    """
+    floor_ns = config.subject_delete_marker_ttl_ns
+    if not ttls or floor_ns <= 0 or config.max_msgs_per_subject == 1:
+        return columns, ttls
+    low = [at for at, ttl_ns in ttls.items() if 0 < ttl_ns < floor_ns]
+    if not low:
+        return columns, ttls
+    if columns.seals is None:
+        headers: list[Headers | None] = [None] * columns.count
+        if columns.headers is not None:
+            headers = columns.headers.each()
+        for at in low:
+            headers[at] = _with_ttl(headers[at], format_go_duration(floor_ns))
+        columns = MessageColumns(
+            columns.count, columns.offsets, columns.payload, headers_in_columns(headers)
+        )
+    return columns, ttls | dict.fromkeys(low, floor_ns)
+
+
 class Expirer:
     """Notes deadlines of one stream machine's messages and removes what is due."""
 
@@ -53,28 +80,10 @@ class Expirer:
     # What an append asks for ---------------------------------------------------------------------
 
     def raised(self, command: cmd.Append) -> cmd.Append:
-        """``command`` with no TTL below that of the stream's markers, its header told so.
-
-        Otherwise a marker could outlive what comes after it. With one message of a subject at most
-        there is nothing that it could outlive.
-        """
-        config = self._machine.config
-        floor_ns = config.subject_delete_marker_ttl_ns
-        if not command.ttls or floor_ns <= 0 or config.max_msgs_per_subject == 1:
+        """``command`` as :func:`raised_ttls` has it."""
+        columns, ttls = raised_ttls(self._machine.config, command.columns, command.ttls)
+        if ttls is command.ttls:
             return command
-        low = [at for at, ttl_ns in command.ttls.items() if 0 < ttl_ns < floor_ns]
-        if not low:
-            return command
-        columns = command.columns
-        headers: list[Headers | None] = [None] * columns.count
-        if columns.headers is not None:
-            headers = columns.headers.each()
-        for at in low:
-            headers[at] = _with_ttl(headers[at], format_go_duration(floor_ns))
-        columns = MessageColumns(
-            columns.count, columns.offsets, columns.payload, headers_in_columns(headers)
-        )
-        ttls = command.ttls | dict.fromkeys(low, floor_ns)
         return msgspec.structs.replace(command, columns=columns, ttls=ttls)
 
     def note(self, ttls: dict[int, int], first_seq: int, now_ns: int, writes: Writes) -> None:
