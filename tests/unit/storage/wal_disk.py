@@ -19,6 +19,29 @@ class PowerCutError(Exception):
 class Inode:
     content: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
+    updates: list[tuple[int, bytes]] = field(default_factory=list)
+    """What was written in place since the last sync."""
+
+    def update(self, offset: int, data: bytes) -> None:
+        self.content = _updated(self.content, offset, data)
+        self.updates.append((offset, data))
+
+    def survivor(self, keep: float) -> bytes:
+        if not self.updates:
+            unsynced = self.content[len(self.durable) :]
+            return self.durable + bytes(unsynced[: int(len(unsynced) * keep)])
+        content = bytearray(self.durable)
+        size = int(sum(len(data) for _, data in self.updates) * keep)
+        for offset, data in self.updates:
+            content = _updated(content, offset, data[:size])
+            size -= min(size, len(data))
+        return bytes(content)
+
+
+def _updated(content: bytearray, offset: int, data: bytes) -> bytearray:
+    content = content + bytes(max(offset - len(content), 0) if data else 0)
+    content[offset : offset + len(data)] = data
+    return content
 
 
 class SimDisk(Files):
@@ -59,9 +82,7 @@ class SimDisk(Files):
         after = SimDisk()
         names = self.names if keep == 1.0 else self.durable_names
         for path, inode in names.items():
-            unsynced = inode.content[len(inode.durable) :]
-            kept = bytes(unsynced[: int(len(unsynced) * keep)])
-            content = inode.durable + kept
+            content = inode.survivor(keep)
             after.names[path] = Inode(bytearray(content), content)
         after.durable_names = dict(after.names)
         return after
@@ -72,6 +93,11 @@ class SimDisk(Files):
             raise FileExistsError(path)
         inode = self.names[path] = Inode()
         return SimHandle(self, inode)
+
+    def update(self, path: Path) -> "SimUpdateHandle":
+        if path not in self.names:
+            raise FileNotFoundError(path)
+        return SimUpdateHandle(self, self.names[path])
 
     def read(self, path: Path) -> bytes:
         if path not in self.names:
@@ -131,6 +157,32 @@ class SimHandle:
         self.disk.step("sync")
         if not self.disk.sync_lies:
             self.inode.durable = bytes(self.inode.content)
+
+    def close(self) -> None:
+        return
+
+
+@dataclass(slots=True)
+class SimUpdateHandle:
+    disk: SimDisk
+    inode: Inode
+
+    def read(self, offset: int, size: int) -> bytes:
+        return bytes(self.inode.content[offset : offset + size])
+
+    def write(self, offset: int, data: bytes) -> None:
+        try:
+            self.disk.step("write")
+        except Exception:
+            self.inode.update(offset, data[: len(data) // 2])
+            raise
+        self.inode.update(offset, data)
+
+    def sync(self) -> None:
+        self.disk.step("sync")
+        if not self.disk.sync_lies:
+            self.inode.durable = bytes(self.inode.content)
+            self.inode.updates.clear()
 
     def close(self) -> None:
         return

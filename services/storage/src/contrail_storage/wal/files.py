@@ -27,12 +27,32 @@ class AppendHandle(Protocol):
         """Release the file; says nothing about what was not synced."""
 
 
+class UpdateHandle(Protocol):
+    """One open file, parts of which are read and overwritten in place."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return what stands from `offset` on, at most `size` bytes. Raises OSError."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Overwrite from `offset` on, also behind the end. Raises OSError."""
+
+    def sync(self) -> None:
+        """Return once everything written so far survives a power cut. Raises OSError."""
+
+    def close(self) -> None:
+        """Release the file; says nothing about what was not synced."""
+
+
 class Files:
     """The real disk. Every method raises OSError as the system call does."""
 
     def create(self, path: Path) -> AppendHandle:
         """Open a new, empty file for appending; FileExistsError when there is one already."""
         return _AppendFile(path)
+
+    def update(self, path: Path) -> UpdateHandle:
+        """Open a file that is there, to change it in place."""
+        return _UpdateFile(path)
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a file."""
@@ -88,6 +108,26 @@ class _AppendFile:
                 written -= len(pending.pop(0))
             if written:
                 pending[0] = pending[0][written:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _UpdateFile:
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, offset)
+
+    def write(self, offset: int, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self._descriptor, rest, offset)
+            rest, offset = rest[written:], offset + written
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)

@@ -1,0 +1,131 @@
+"""Sealing the content of messages with the keys of their subjects, and opening it again.
+
+AES-256-GCM, one nonce of 96 random bits a message: under one key 2^32 messages are the bound of the
+standard (NIST SP 800-38D, 8.3). What is sealed opens under its key's id only.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from numpy.typing import NDArray
+
+from contrail_common.blocks import Block, BlockCorruptError, MessageColumns, columns_of
+from contrail_common.model import Headers, StoredMessage
+from contrail_common.sealed_columns import (
+    NONCE_BYTES,
+    NOT_SEALED,
+    TAG_BYTES,
+    CellBrokenError,
+    Seals,
+    content_of,
+    plain_cell,
+)
+from contrail_common.texts import as_u32
+from contrail_storage.seal.key_file import SubjectKeysDamagedError
+from contrail_storage.seal.subject_keys import SubjectKey, SubjectKeys
+
+
+class ContentBrokenError(BlockCorruptError):
+    """Sealed content does not open, and not because its key was destroyed."""
+
+
+def seal_columns(
+    columns: MessageColumns, index: Sequence[int], keys: Sequence[SubjectKey]
+) -> MessageColumns:
+    """``columns`` sealed, each message with the key that ``index`` names for it."""
+    count = columns.count
+    headers = [None] * count if columns.headers is None else columns.headers.each()
+    ends = as_u32(columns.offsets).tolist()
+    nonces = os.urandom(NONCE_BYTES * count)
+    cells: list[bytes] = []
+    ids: list[int] = []
+    for at in range(count):
+        cell = plain_cell(headers[at], columns.payload[ends[at] : ends[at + 1]])
+        key_id = NOT_SEALED
+        if cell:
+            key_id, name, cipher = keys[index[at]]
+            nonce = nonces[NONCE_BYTES * at : NONCE_BYTES * (at + 1)]
+            cell = nonce + cipher.encrypt(nonce, cell, name)
+        cells.append(cell)
+        ids.append(key_id)
+    sealed = columns_of(cells, None)
+    sealed.seals = Seals.of(ids, columns.sizes())
+    return sealed
+
+
+class ContentOpener:
+    """Opens what was sealed with subject keys. Thread-safe; reads the file of keys at times.
+
+    Whatever it opens may raise ContentBrokenError.
+    """
+
+    def __init__(self, keys: SubjectKeys | None) -> None:
+        self._keys = keys
+
+    def gone(self, columns: MessageColumns) -> NDArray[np.bool_] | None:
+        """Which messages cannot be opened since their keys were destroyed; None: no message."""
+        if columns.seals is None or self._keys is None:
+            return None
+        gone = self._keys.gone(columns.seals.key_ids)
+        return gone if gone.any() else None
+
+    def message(self, block: Block, position: int, subject: str) -> StoredMessage | None:
+        """The message at ``position``; None when its key was destroyed."""
+        columns = block.columns
+        if columns.seals is None:
+            return block.message(position, subject)
+        found = self._content(columns, position)
+        if found is None:
+            return None
+        time_ns = int(block.times_ns[position])
+        return StoredMessage(block.base_seq + position, subject, time_ns, *found)
+
+    def columns(
+        self, columns: MessageColumns, wanted: Iterable[int] | None = None
+    ) -> tuple[MessageColumns, list[int]]:
+        """Plain columns, and the positions of messages whose keys were destroyed.
+
+        These, and all that are not ``wanted`` (None: all are), are blank.
+        """
+        if columns.seals is None:
+            return columns, []
+        payloads = [b""] * columns.count
+        headers: list[Headers | None] = [None] * columns.count
+        gone: list[int] = []
+        for at in range(columns.count) if wanted is None else wanted:
+            found = self._content(columns, at)
+            if found is None:
+                gone.append(at)
+            else:
+                headers[at], payloads[at] = found
+        return columns_of(payloads, headers), gone
+
+    def _content(
+        self, columns: MessageColumns, position: int
+    ) -> tuple[Headers | None, bytes] | None:
+        assert columns.seals is not None
+        offsets = as_u32(columns.offsets)
+        cell = columns.payload[offsets[position] : offsets[position + 1]]
+        key_id = int(columns.seals.key_ids[position])
+        try:
+            if key_id != NOT_SEALED:
+                key = self._key(key_id)
+                if key is None:
+                    return None
+                if len(cell) < NONCE_BYTES + TAG_BYTES:
+                    raise ContentBrokenError(f"{len(cell)} bytes are no sealed content")
+                cell = key.cipher.decrypt(cell[:NONCE_BYTES], cell[NONCE_BYTES:], key.name)
+            return content_of(cell)
+        except InvalidTag:
+            raise ContentBrokenError(
+                "sealed content was changed, or is under another key"
+            ) from None
+        except (CellBrokenError, SubjectKeysDamagedError) as error:
+            raise ContentBrokenError(str(error)) from error
+
+    def _key(self, key_id: int) -> SubjectKey | None:
+        if self._keys is None:
+            raise SubjectKeysDamagedError("there are no subject keys")
+        return self._keys.opening(key_id)

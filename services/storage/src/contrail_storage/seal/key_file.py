@@ -1,0 +1,218 @@
+"""The file of subject keys: fixed slots, each of which is overwritten in place.
+
+A key has one copy, here, so that overwriting it destroys it: it is in no log and no store, which
+would keep older ones. Little-endian::
+
+    header, 4 KiB:    "CTSK" | u8 version | mark key (as below) | CRC-32C
+    journal, 64 KiB:  u32 entries | u32 CRC-32C | entry...       what is being destroyed
+    slots, 128 B:     u8 state | u32 generation | u32 shard | u64 below_seq | 16 B mark | key | CRC
+
+Keys are sealed by the folder's keyring where there is one. No slot lies over a sector's border.
+Slots are destroyed in two steps, the journal first, so that one torn half-way is known for what it
+is; any other that does not match its checksum is broken, and is not used again.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from contrail_storage.seal.frames import SEAL_BYTES, SealBrokenError, Sealer
+from contrail_storage.wal.files import Files
+
+SUBJECT_KEYS_NAME: Final = "subject-keys"
+KEY_BYTES: Final = 32
+MARK_BYTES: Final = 16
+EMPTY: Final = 0
+LIVE: Final = 1
+DESTROYED: Final = 2
+"""The key is gone; messages that it sealed may still be there."""
+FREE: Final = 3
+BROKEN: Final = 255
+"""Of slots that do not match their checksum; never in the file."""
+
+_MAGIC: Final = b"CTSK"
+_VERSION: Final = 1
+_FIELD_BYTES: Final = 84
+_HEADER: Final = struct.Struct(f"<4sB3x{_FIELD_BYTES}s")
+_CRC: Final = struct.Struct("<I")
+_JOURNAL_AT: Final = 4096
+_JOURNAL_BYTES: Final = 64 * 1024
+_JOURNAL_HEAD: Final = struct.Struct("<II")
+_ENTRY: Final = struct.Struct("<IIIQ16s")
+JOURNAL_MAX: Final = (_JOURNAL_BYTES - _JOURNAL_HEAD.size) // _ENTRY.size
+_SLOTS_AT: Final = _JOURNAL_AT + _JOURNAL_BYTES
+_SLOT: Final = struct.Struct(f"<B3xII4xQ16s{_FIELD_BYTES}s")
+SLOT_BYTES: Final = _SLOT.size + _CRC.size
+assert 512 % SLOT_BYTES == 0
+_NEVER_USED: Final = bytes(SLOT_BYTES)
+_SCAN_SLOTS: Final = 32_768
+_MARK_PLACE: Final = b"subject-keys"
+
+
+class SubjectKeysDamagedError(Exception):
+    """The file of subject keys, or a key that is needed of it, is not what was written."""
+
+
+class Slot(NamedTuple):
+    """One slot: a subject of a shard, by its mark, and what stands for its key."""
+
+    state: int
+    generation: int = 0
+    shard: int = 0
+    below_seq: int = 0
+    mark: bytes = bytes(MARK_BYTES)
+    key: bytes = b""
+
+
+class Doomed(NamedTuple):
+    """A journal entry: a slot whose key is destroyed, and up to where its messages go."""
+
+    slot: int
+    generation: int
+    shard: int
+    below_seq: int
+    mark: bytes
+
+
+class KeyFile:
+    """The slots of a folder. Blocks; every method raises OSError.
+
+    Threads may read at any time, and write one at a time.
+    """
+
+    def __init__(self, files: Files, path: Path, sealer: Sealer | None) -> None:
+        self._handle = files.update(path)
+        self._sealer = sealer
+        try:
+            self.mark_key = self._read_header()
+        except BaseException:
+            self._handle.close()
+            raise
+
+    @classmethod
+    def create(
+        cls, files: Files, directory: Path, sealer: Sealer | None, mark_key: bytes
+    ) -> "KeyFile":
+        """Make the file of a folder that has none; durable on return."""
+        path = directory / SUBJECT_KEYS_NAME
+        temporary = path.with_name(path.name + ".new")
+        with suppress(FileNotFoundError):
+            files.unlink(temporary)
+        field = mark_key if sealer is None else sealer.seal(mark_key, _MARK_PLACE)
+        header = _HEADER.pack(_MAGIC, _VERSION, field)
+        handle = files.create(temporary)
+        try:
+            begin = header + _CRC.pack(crc32c(header))
+            handle.write([begin, bytes(_SLOTS_AT - len(begin))])
+            handle.sync()
+        finally:
+            handle.close()
+        files.rename(temporary, path)
+        files.sync_directory(directory)
+        return cls(files, path, sealer)
+
+    @classmethod
+    def open(cls, files: Files, directory: Path, sealer: Sealer | None) -> "KeyFile":
+        """Open the file of a folder. Raises FileNotFoundError and SubjectKeysDamagedError."""
+        return cls(files, directory / SUBJECT_KEYS_NAME, sealer)
+
+    def _read_header(self) -> bytes:
+        data = self._handle.read(0, _HEADER.size + _CRC.size)
+        if len(data) < _HEADER.size + _CRC.size:
+            raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME} is cut short")
+        magic, version, field = _HEADER.unpack_from(data)
+        (crc,) = _CRC.unpack_from(data, _HEADER.size)
+        if magic != _MAGIC or crc32c(data[: _HEADER.size]) != crc:
+            raise SubjectKeysDamagedError(f"the header of {SUBJECT_KEYS_NAME} is damaged")
+        if version != _VERSION:
+            raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME} has version {version}")
+        return self._opened(field, _MARK_PLACE)
+
+    def scan(self) -> Iterator[Slot]:
+        """All slots in order, without their keys."""
+        at = _SLOTS_AT
+        while data := self._handle.read(at, _SCAN_SLOTS * SLOT_BYTES):
+            for start in range(0, len(data), SLOT_BYTES):
+                yield _decoded(data[start : start + SLOT_BYTES])._replace(key=b"")
+            at += len(data)
+
+    def key(self, number: int, generation: int) -> bytes:
+        """The key of a live slot. Raises SubjectKeysDamagedError."""
+        slot = _decoded(self._handle.read(_place_of(number), SLOT_BYTES))
+        if (slot.state, slot.generation) != (LIVE, generation):
+            raise SubjectKeysDamagedError(f"slot {number} of {SUBJECT_KEYS_NAME} is damaged")
+        return self._opened(slot.key, _key_place(number, generation))
+
+    def mark(self, number: int) -> bytes:
+        """The mark that a slot has."""
+        return _decoded(self._handle.read(_place_of(number), SLOT_BYTES)).mark
+
+    def write(self, slots: Sequence[tuple[int, Slot]]) -> None:
+        """Overwrite slots, given by their numbers; ``sync`` makes it durable."""
+        run: list[bytes] = []
+        for at, (number, slot) in enumerate(slots):
+            run.append(self._encoded(number, slot))
+            if at + 1 == len(slots) or slots[at + 1][0] != number + 1:
+                self._handle.write(_place_of(number - len(run) + 1), b"".join(run))
+                run = []
+
+    def write_journal(self, doomed: Sequence[Doomed]) -> None:
+        """Note what is going to be destroyed (at most JOURNAL_MAX), instead of what stood there."""
+        entries = b"".join(_ENTRY.pack(*one) for one in doomed)
+        head = _JOURNAL_HEAD.pack(len(doomed), crc32c(entries))
+        self._handle.write(_JOURNAL_AT, head + entries)
+
+    def journal(self) -> list[Doomed]:
+        """What was being destroyed; nothing when the note itself was not finished."""
+        data = self._handle.read(_JOURNAL_AT, _JOURNAL_BYTES)
+        count, crc = _JOURNAL_HEAD.unpack_from(data)
+        entries = data[_JOURNAL_HEAD.size : _JOURNAL_HEAD.size + count * _ENTRY.size]
+        if count > JOURNAL_MAX or crc32c(entries) != crc:
+            return []
+        return [Doomed(*fields) for fields in _ENTRY.iter_unpack(entries)]
+
+    def sync(self) -> None:
+        """Return once all that was written survives a power cut."""
+        self._handle.sync()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._handle.close()
+
+    def _encoded(self, number: int, slot: Slot) -> bytes:
+        key = slot.key
+        if key and self._sealer is not None:
+            key = self._sealer.seal(key, _key_place(number, slot.generation))
+        data = _SLOT.pack(*slot[:5], key)
+        return data + _CRC.pack(crc32c(data))
+
+    def _opened(self, field: bytes, place: bytes) -> bytes:
+        if self._sealer is None:
+            return field[:KEY_BYTES]
+        try:
+            return self._sealer.open(field[: KEY_BYTES + SEAL_BYTES], place)
+        except SealBrokenError as error:
+            raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME}: {error}") from error
+
+
+def _decoded(data: bytes) -> Slot:
+    if data == _NEVER_USED:
+        return Slot(EMPTY)
+    if (
+        len(data) < SLOT_BYTES
+        or crc32c(data[: _SLOT.size]) != _CRC.unpack_from(data, _SLOT.size)[0]
+    ):
+        return Slot(BROKEN)
+    return Slot(*_SLOT.unpack_from(data))
+
+
+def _place_of(number: int) -> int:
+    return _SLOTS_AT + number * SLOT_BYTES
+
+
+def _key_place(number: int, generation: int) -> bytes:
+    return b"subject-key" + struct.pack("<II", number, generation)

@@ -1,0 +1,461 @@
+"""A key for each subject of the streams that want it: made, found, and destroyed.
+
+Of a key one copy exists, in a slot of the node's file of subject keys; ciphers of some thousand
+keys are kept in memory while they are in use. Of each slot memory knows the state, the generation,
+the shard and where its mark is found: 21 bytes, up to a quarter more while the columns grow. A
+message names its key by slot and generation, and the generation of a slot goes up with each use, so
+a destroyed key is told apart from one that is missing.
+"""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from numpy.typing import NDArray
+
+from contrail_storage.seal.frames import Sealer
+from contrail_storage.seal.key_file import (
+    BROKEN,
+    DESTROYED,
+    FREE,
+    JOURNAL_MAX,
+    KEY_BYTES,
+    LIVE,
+    MARK_BYTES,
+    SUBJECT_KEYS_NAME,
+    Doomed,
+    KeyFile,
+    Slot,
+    SubjectKeysDamagedError,
+)
+from contrail_storage.seal.mark_index import MarkIndex, prefix_of
+from contrail_storage.wal.files import Files
+
+SLOTS_MAX: Final = 1 << 24
+"""2 GiB of file, and about 400 MB of memory."""
+CIPHERS_MAX: Final = 8_192
+_SLOT_MASK: Final = 0xFFFFFFFF
+_GROWTH: Final = 4
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class SubjectKeysFullError(Exception):
+    """There are as many subject keys as a node can have."""
+
+
+class SubjectKey(NamedTuple):
+    """A key that is in use; ``name`` is its id as bytes, which every message is sealed to."""
+
+    id: int
+    name: bytes
+    cipher: AESGCM
+
+
+class Remains(NamedTuple):
+    """What a destroyed key leaves to do: messages below a sequence, of the subject with a mark."""
+
+    shard: int
+    mark: bytes
+    below_seq: int
+
+
+class _Recent(Generic[K, V]):
+    """The values used last, at most two times ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        value = self._young.get(key)
+        if value is None:
+            value = self._old.get(key)
+            if value is not None:
+                self.put(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        if len(self._young) >= self._most:
+            self._old, self._young = self._young, {}
+        self._young[key] = value
+
+    def clear(self) -> None:
+        self._young, self._old = {}, {}
+
+
+class SubjectKeys:
+    """The subject keys of a folder. Thread-safe; what is said to block writes and syncs."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        sealer: Sealer | None,
+        slots_max: int = SLOTS_MAX,
+        ciphers_max: int = CIPHERS_MAX,
+    ) -> None:
+        self.trouble = ""
+        """Why the file cannot be used, if it is there and cannot."""
+        self.remains: dict[int, Remains] = {}
+        """What is left to do of destroyed keys, by slot."""
+        self._files = files
+        self._directory = directory
+        self._sealer = sealer
+        self._slots_max = slots_max
+        self._file: KeyFile | None = None
+        self._states = np.zeros(0, np.uint8)
+        self._generations = np.zeros(0, np.uint32)
+        self._shards = np.zeros(0, np.uint32)
+        self._count = 0
+        self._live: Counter[int] = Counter()
+        self._free: list[int] = []
+        self._index = MarkIndex()
+        self._retired: set[int] = set()
+        self._condemned: set[int] = set()
+        self._sealing: _Recent[tuple[int, str], SubjectKey] = _Recent(ciphers_max)
+        self._opening: _Recent[int, SubjectKey] = _Recent(ciphers_max)
+        self._lock = threading.RLock()
+        """Of what is in memory; held for no write."""
+        self._changing = threading.Lock()
+        """Of who writes."""
+
+    # Loading -------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder has a file of subject keys that can be used."""
+        return self._file is not None
+
+    def load(self) -> None:
+        """Read the file, if there is one, and finish destroying what was. Blocks.
+
+        Raises OSError; of a damaged file ``trouble`` tells.
+        """
+        try:
+            self._file = KeyFile.open(self._files, self._directory, self._sealer)
+        except FileNotFoundError:
+            return
+        except SubjectKeysDamagedError as error:
+            self.trouble = str(error)
+            return
+        with self._changing:
+            marks: list[tuple[int, int]] = []
+            for number, slot in enumerate(self._file.scan()):
+                self._grow(number + 1)
+                self._set(number, slot)
+                if slot.state == LIVE:
+                    marks.append((prefix_of(slot.mark), number))
+            self._index = MarkIndex([prefix for prefix, _ in marks], [at for _, at in marks])
+            self._finish_journal(self._file)
+
+    def _set(self, number: int, slot: Slot) -> None:
+        """Take a slot up as it stands in the file."""
+        self._states[number] = slot.state
+        self._generations[number] = slot.generation
+        self._shards[number] = slot.shard
+        if slot.state == LIVE:
+            self._live[slot.shard] += 1
+        elif slot.state == DESTROYED:
+            self.remains[number] = Remains(slot.shard, slot.mark, slot.below_seq)
+        elif slot.state != BROKEN:
+            self._free.append(number)
+
+    def _finish_journal(self, file: KeyFile) -> None:
+        doomed = [
+            one for one in file.journal() if one.slot < self._count and self._is_unfinished(one)
+        ]
+        if doomed:
+            self._overwrite(file, doomed)
+
+    def _is_unfinished(self, one: Doomed) -> bool:
+        state, generation = self._states[one.slot], int(self._generations[one.slot])
+        return bool(state == BROKEN or (state == LIVE and generation == one.generation))
+
+    def _grow(self, count: int) -> None:
+        if count > len(self._states):
+            size = count + count // _GROWTH + 64
+            for name in ("_states", "_generations", "_shards"):
+                column = getattr(self, name)
+                grown = np.zeros(size, column.dtype)
+                grown[: self._count] = column[: self._count]
+                setattr(self, name, grown)
+        self._count = max(self._count, count)
+
+    # Finding -------------------------------------------------------------------------------------
+
+    def sealing(self, shard: int, subject: str) -> SubjectKey | None:
+        """The key that seals for a subject now; None when it has none. Reads the file at times.
+
+        Raises SubjectKeysDamagedError.
+        """
+        key = self._sealing.get((shard, subject))
+        if key is not None:
+            return key
+        with self._lock:
+            for number in self._slots_of(shard, self._mark(shard, subject)):
+                if number in self._retired:
+                    continue
+                self._condemned.discard(number)
+                key = self._cipher(number, int(self._generations[number]))
+                self._sealing.put((shard, subject), key)
+                return key
+        return None
+
+    def opening(self, key_id: int) -> SubjectKey | None:
+        """The key with an id; None when it was destroyed. Reads the file at times.
+
+        Raises SubjectKeysDamagedError when the key should be there and is not.
+        """
+        key = self._opening.get(key_id)
+        if key is not None:
+            return key
+        with self._lock:
+            number, generation = key_id & _SLOT_MASK, key_id >> 32
+            if self._is_gone(number, generation):
+                return None
+            if number >= self._count or self._generations[number] != generation:
+                reason = self.trouble or f"{SUBJECT_KEYS_NAME} is missing, or older than the data"
+                raise SubjectKeysDamagedError(f"key {number}.{generation} is lost: {reason}")
+            return self._cipher(number, generation)
+
+    def gone(self, key_ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of the keys, if any (0), were destroyed."""
+        gone = np.zeros(len(key_ids), np.bool_)
+        numbers = (key_ids & np.uint64(_SLOT_MASK)).astype(np.int64)
+        with self._lock:
+            asked = np.flatnonzero((key_ids != 0) & (numbers < self._count))
+            numbers = numbers[asked]
+            generations = (key_ids[asked] >> np.uint64(32)).astype(np.uint32)
+            now, states = self._generations[numbers], self._states[numbers]
+            over = (states == DESTROYED) | (states == FREE)
+        gone[asked] = (now > generations) | ((now == generations) & over)
+        return gone
+
+    def _is_gone(self, number: int, generation: int) -> bool:
+        if number >= self._count:
+            return False
+        now, state = int(self._generations[number]), int(self._states[number])
+        return now > generation or (now == generation and state in (DESTROYED, FREE))
+
+    def _cipher(self, number: int, generation: int) -> SubjectKey:
+        key_id = generation << 32 | number
+        found = self._opening.get(key_id)
+        if found is None:
+            plain = self._needed().key(number, generation)
+            found = SubjectKey(key_id, key_id.to_bytes(8, "little"), AESGCM(plain))
+            self._opening.put(key_id, found)
+        return found
+
+    def _needed(self) -> KeyFile:
+        if self._file is None:
+            raise SubjectKeysDamagedError(self.trouble or f"{SUBJECT_KEYS_NAME} is missing")
+        return self._file
+
+    def _mark(self, shard: int, subject: str) -> bytes:
+        text = shard.to_bytes(4, "little") + subject.encode()
+        return blake2b(text, digest_size=MARK_BYTES, key=self._needed().mark_key).digest()
+
+    def _slots_of(self, shard: int, mark: bytes) -> list[int]:
+        """The slots with live keys of the subject with a mark."""
+        return [
+            number
+            for number in self._index.find(prefix_of(mark))
+            if self._states[number] == LIVE
+            and self._shards[number] == shard
+            and self._needed().mark(number) == mark
+        ]
+
+    # Making --------------------------------------------------------------------------------------
+
+    def make(self, wanted: Iterable[tuple[int, str]]) -> None:
+        """Make keys for subjects of shards that have none, durable on return. Blocks.
+
+        Raises OSError, SubjectKeysFullError or SubjectKeysDamagedError; then none is made.
+        """
+        with self._changing:
+            file = self._file or self._create()
+            with self._lock:
+                made = self._new_slots([each for each in wanted if self.sealing(*each) is None])
+            try:
+                file.write(made)
+                file.sync()
+            except OSError:
+                self._free += [number for number, _ in made]
+                raise
+            with self._lock:
+                for number, slot in made:
+                    self._states[number] = LIVE
+                    self._live[slot.shard] += 1
+                    self._index.add(prefix_of(slot.mark), number)
+
+    def _create(self) -> KeyFile:
+        if self.trouble:
+            raise SubjectKeysDamagedError(self.trouble)
+        mark_key = os.urandom(KEY_BYTES)
+        self._file = KeyFile.create(self._files, self._directory, self._sealer, mark_key)
+        return self._file
+
+    def _new_slots(self, wanted: Sequence[tuple[int, str]]) -> list[tuple[int, Slot]]:
+        made = []
+        for shard, subject in wanted:
+            number = self._free.pop() if self._free else self._count
+            if number >= self._slots_max:
+                raise SubjectKeysFullError(f"a node has at most {self._slots_max} subject keys")
+            self._grow(number + 1)
+            self._generations[number] += 1
+            self._shards[number] = shard
+            generation = int(self._generations[number])
+            mark, key = self._mark(shard, subject), os.urandom(KEY_BYTES)
+            made.append((number, Slot(LIVE, generation, shard, 0, mark, key)))
+        return sorted(made)
+
+    # Destroying ----------------------------------------------------------------------------------
+
+    def retire(self, shard: int, subjects: Iterable[str]) -> list[int]:
+        """The slots of subjects, whose keys open from now on but seal no more."""
+        if self._file is None:
+            return []
+        with self._lock:
+            found = [
+                number
+                for subject in subjects
+                for number in self._slots_of(shard, self._mark(shard, subject))
+            ]
+            self.retire_slots(found)
+            return found
+
+    def retire_slots(self, slots: Iterable[int]) -> None:
+        """Nothing is sealed any more with the keys in ``slots``."""
+        with self._lock:
+            self._retired.update(slots)
+            self._sealing.clear()
+
+    def destroy(self, slots: Sequence[int], below_seq: int) -> None:
+        """Destroy keys: on return no copy of them is left. Blocks.
+
+        What they leave, messages below ``below_seq``, stands in ``remains`` until ``finish``. From
+        the call on they open nothing; after an OSError ``destroy_again`` makes it durable.
+        """
+        file = self._needed()
+        with self._changing:
+            for start in range(0, len(slots), JOURNAL_MAX):
+                with self._lock:
+                    doomed = [
+                        self._doomed(file, number, below_seq)
+                        for number in sorted(slots[start : start + JOURNAL_MAX])
+                        if self._states[number] == LIVE
+                    ]
+                self._overwrite(file, doomed)
+
+    def destroy_again(self) -> None:
+        """Make durable what a failed ``destroy`` may have left in between. Blocks."""
+        with self._changing:
+            doomed = [
+                Doomed(at, int(self._generations[at]), one.shard, one.below_seq, one.mark)
+                for at, one in sorted(self.remains.items())
+            ]
+            for start in range(0, len(doomed), JOURNAL_MAX):
+                self._overwrite(self._needed(), doomed[start : start + JOURNAL_MAX])
+
+    def _doomed(self, file: KeyFile, number: int, below_seq: int) -> Doomed:
+        shard, generation = int(self._shards[number]), int(self._generations[number])
+        return Doomed(number, generation, shard, below_seq, file.mark(number))
+
+    def _overwrite(self, file: KeyFile, doomed: Sequence[Doomed]) -> None:
+        with self._lock:
+            for one in doomed:
+                self._give_up(one)
+            self._sealing.clear()
+            self._opening.clear()
+        file.write_journal(doomed)
+        file.sync()
+        file.write(
+            [
+                (one.slot, Slot(DESTROYED, one.generation, one.shard, one.below_seq, one.mark))
+                for one in doomed
+            ]
+        )
+        file.sync()
+        # The next sync takes this along: until then the journal says what is already so.
+        file.write_journal([])
+
+    def _give_up(self, one: Doomed) -> None:
+        if self._states[one.slot] == LIVE:
+            self._live[one.shard] -= 1
+            self._index.discard(prefix_of(one.mark), one.slot)
+        self._states[one.slot] = DESTROYED
+        self._generations[one.slot] = one.generation
+        self._shards[one.slot] = one.shard
+        self._retired.discard(one.slot)
+        self._condemned.discard(one.slot)
+        self.remains[one.slot] = Remains(one.shard, one.mark, one.below_seq)
+
+    def finish(self, slots: Iterable[int]) -> None:
+        """Nothing is left of the messages: the slots may have other keys. Blocks; OSError."""
+        file = self._needed()
+        with self._changing:
+            freed = sorted(number for number in slots if number in self.remains)
+            file.write([(number, Slot(FREE, int(self._generations[number]))) for number in freed])
+            with self._lock:
+                for number in freed:
+                    self._states[number] = FREE
+                    self._free.append(number)
+                    del self.remains[number]
+
+    # Subjects without messages -------------------------------------------------------------------
+
+    def live(self) -> Mapping[int, int]:
+        """How many keys the subjects of each shard have."""
+        return {shard: count for shard, count in list(self._live.items()) if count}
+
+    def slots_of_shard(self, shard: int) -> list[int]:
+        """The slots with live keys of a shard."""
+        with self._lock:
+            mine = (self._shards[: self._count] == shard) & (self._states[: self._count] == LIVE)
+            found: list[int] = np.flatnonzero(mine).tolist()
+            return found
+
+    def slots_of_subjects(self, shard: int, subjects: Sequence[str]) -> set[int]:
+        """The slots that subjects of a shard may have."""
+        with self._lock:
+            return self._index.find_many(
+                [prefix_of(self._mark(shard, subject)) for subject in subjects]
+            )
+
+    def condemn(self, slots: Iterable[int]) -> None:
+        """Note slots that may be destroyed unless they seal something before that."""
+        with self._lock:
+            self._condemned.update(slots)
+            self._sealing.clear()
+
+    def condemned(self, slots: Iterable[int]) -> list[int]:
+        """Those of the slots that are condemned and have sealed nothing since."""
+        with self._lock:
+            return [number for number in slots if number in self._condemned]
+
+    def remains_of(
+        self, shard: int, subjects: Iterable[str], slots: Iterable[int]
+    ) -> list[tuple[int, str]]:
+        """What destroyed ``slots`` leave to do of some subjects: (below_seq, subject)."""
+        below: dict[bytes, int] = {}
+        for number in slots:
+            one = self.remains.get(number)
+            if one is not None and one.shard == shard:
+                below[one.mark] = max(one.below_seq, below.get(one.mark, 0))
+        marks = ((self._mark(shard, subject), subject) for subject in subjects)
+        return [(below[mark], subject) for mark, subject in marks if mark in below]
+
+    def close(self) -> None:
+        """Release the file."""
+        with self._changing, self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
