@@ -15,7 +15,7 @@ CONFIG_FIELDS = {
     "sources", "subject_transform", "republish", "allow_direct", "sealed", "deny_delete",
     "deny_purge", "allow_rollup_hdrs", "compression", "first_seq", "consumer_limits", "metadata",
     "allow_msg_ttl", "subject_delete_marker_ttl", "allow_atomic", "allow_msg_schedules",
-    "allow_msg_counter", "shards", "shard_by", "encrypted",
+    "allow_msg_counter", "shards", "shard_by", "encrypted", "erasure",
 }  # fmt: skip
 STATE_FIELDS = {
     "messages", "bytes", "first_seq", "first_ts", "last_seq", "last_ts", "num_subjects",
@@ -112,6 +112,9 @@ def test_pedantic_refuses_a_silent_change(unused: Stream) -> None:
         ({"shards": 2, "shard_by": [1, 1]}, 10052, "/shard_by"),
         ({"shards": 2, "shard_by": list(range(1, 18))}, 10052, "/shard_by"),
         ({"shards": 2, "shard_by": ["1"]}, None, "/shard_by/0"),
+        ({"erasure": "shred"}, None, "/erasure"),
+        ({"erasure": "subject_key", "storage": "memory"}, 10052, "/erasure"),
+        ({"erasure": "subject_key", "compression": "lz4"}, 10052, "/compression"),
         ({"allow_msg_schedules": True}, 10052, "/allow_msg_schedules"),
         ({"no_ack": True}, None, "/no_ack"),
         ({"nonsense": 1}, None, "/nonsense"),

@@ -58,6 +58,7 @@ class StreamConfig(TypedDict, total=False):
     encrypted: bool
     shards: int
     shard_by: list[int]
+    erasure: Literal["rewrite", "subject_key"]
 
 
 class ConsumerConfig(TypedDict, total=False):
@@ -367,12 +368,16 @@ class ReplicaErasure(msgspec.Struct, frozen=True):
 
 
 class Erasure(msgspec.Struct, frozen=True):
-    """The receipt of an erasure: done when the bytes are in no file of any replica."""
+    """The receipt of an erasure: done when the bytes are in no file of any replica.
+
+    ``shredded``: the keys of the subjects were destroyed first.
+    """
 
     id: str
     status: Literal["pending", "done"]
     messages: int
     replicas: tuple[ReplicaErasure, ...]
+    shredded: bool = False
 
 
 class SubjectCount(msgspec.Struct, frozen=True):

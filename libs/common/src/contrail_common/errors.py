@@ -275,6 +275,9 @@ MEMORY_FULL: Final = _register(
 STORAGE_FAILED: Final = _register(
     20055, "storage_failed", 503, "the storage does not take writes", retryable=True
 )
+SUBJECT_KEYS_FULL: Final = _register(
+    20080, "subject_keys_full", 507, "no room for another subject key", retryable=True
+)
 SHUTTING_DOWN: Final = _register(20056, "shutting_down", 503, "shutting down", retryable=True)
 INTERNAL: Final = _register(20099, "internal", 500, "internal error")
 

@@ -303,12 +303,16 @@ class ReplicaErasure(msgspec.Struct, frozen=True):
 
 
 class ErasureReceipt(msgspec.Struct, frozen=True):
-    """What became of an erasure of ``messages``; done when it is done on every node."""
+    """What became of an erasure of ``messages``; done when it is done on every node.
+
+    ``shredded``: the keys of their subjects are destroyed, so nothing opens any copy of them.
+    """
 
     erasure_id: str
     status: Literal["pending", "done"]
     messages: int
     replicas: list[ReplicaErasure]
+    shredded: bool = False
 
 
 class StorageLink(Protocol):

@@ -17,11 +17,15 @@ class ReplicaErasureJson(msgspec.Struct):
 
 
 class ErasureJson(msgspec.Struct):
-    """The receipt of an erasure: done when the bytes are in no file of any replica."""
+    """The receipt of an erasure: done when the bytes are in no file of any replica.
+
+    ``shredded`` from the beginning when the keys of the subjects are destroyed.
+    """
 
     id: str
     status: Literal["pending", "done"]
     messages: int
+    shredded: bool
     replicas: list[ReplicaErasureJson]
 
 
@@ -31,7 +35,7 @@ _ID: Final = "9f86d081884c7d659a2feaa0c55ad015"
 
 
 def _receipt(status: Literal["pending", "done"]) -> dict[str, Body]:
-    receipt = ErasureJson(_ID, status, 2, [ReplicaErasureJson("n1", status)])
+    receipt = ErasureJson(_ID, status, 2, False, [ReplicaErasureJson("n1", status)])
     example: Any = msgspec.to_builtins(receipt)
     return {"application/json": Body(shape=ErasureJson, example=example)}
 
@@ -51,8 +55,10 @@ ERASE: Final = Operation(
     "message of a subject, its name leave every file of every replica: tables, log and all else. "
     "The receipt says when that is done; it is kept for 7 days and outlives the stream. Messages "
     "that were deleted, purged or evicted before can be erased too. Snapshots that are being read "
-    "may be ended. What stays: sequences, times, hashes of message ids until their window ends, "
-    "and subjects named in configurations.",
+    "may be ended. A subject of a stream with the erasure subject_key is shredded before anything "
+    "else, and the receipt says so: copies of its messages cannot be read any more, wherever they "
+    "lie. What is erased by sequence is not: its key has others to open. What stays: sequences, "
+    "times, hashes of message ids until their window ends, and subjects named in configurations.",
     answers=_ANSWERS,
     errors=(
         *BODY_ERRORS,

@@ -78,7 +78,9 @@ class ErasureRoutes:
 
 def _response(receipt: ErasureReceipt) -> Response:
     replicas = [ReplicaErasureJson(one.node, one.status) for one in receipt.replicas]
-    shown = ErasureJson(receipt.erasure_id, receipt.status, receipt.messages, replicas)
+    shown = ErasureJson(
+        receipt.erasure_id, receipt.status, receipt.messages, receipt.shredded, replicas
+    )
     if receipt.status == "done":
         return json_response(200, shown)
     place: Header = (b"location", f"/v1/erasures/{receipt.erasure_id}".encode())

@@ -96,6 +96,7 @@ _MESSAGE_ERRORS: Final = (
     errors.STORE_FAILED,
     errors.STORAGE_FULL,
     errors.MEMORY_FULL,
+    errors.SUBJECT_KEYS_FULL,
     errors.STORAGE_FAILED,
     errors.OUTCOME_UNKNOWN,
 )
@@ -226,6 +227,7 @@ BATCH: Final = Operation(
         errors.SHARDED_UNSUPPORTED,
         errors.STORAGE_FULL,
         errors.MEMORY_FULL,
+        errors.SUBJECT_KEYS_FULL,
         errors.STORAGE_FAILED,
         errors.OUTCOME_UNKNOWN,
     ),

@@ -8,7 +8,7 @@ from contrail_api.fields import DurationNs, Int64, Metadata, RequestModel
 from contrail_common import errors
 from contrail_common.config_rules import StreamDraft
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.model import ConsumerLimits
+from contrail_common.model import ConsumerLimits, Erasure
 
 
 class ConsumerLimitsBody(RequestModel):
@@ -91,6 +91,12 @@ class StreamConfigBody(RequestModel):
     )
     encrypted: bool = Field(
         default=False, description="Refuse the stream unless the server encrypts what it stores."
+    )
+    erasure: Erasure = Field(
+        default="rewrite",
+        description="With subject_key the content of each subject is sealed by a key of its own, "
+        "which erasing the subject destroys first: no copy of it can be read any more, wherever it "
+        "lies. Not for streams in memory nor with compression; cannot be changed.",
     )
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from contrail_common.edge.preconditions import etag
 from contrail_common.edge.responses import Response, json_response
-from contrail_common.model import ConsumerLimits, StreamConfig, StreamInfo, StreamState
+from contrail_common.model import ConsumerLimits, Erasure, StreamConfig, StreamInfo, StreamState
 from contrail_common.timeunits import format_duration, format_time
 
 COLLECTION: Final = "/v1/streams"
@@ -53,6 +53,7 @@ class StreamConfigJson(msgspec.Struct, kw_only=True):
     shards: int
     shard_by: tuple[int, ...]
     encrypted: bool
+    erasure: Erasure
 
 
 class StreamStateJson(msgspec.Struct, kw_only=True):
@@ -152,6 +153,7 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
         shards=config.shards,
         shard_by=config.shard_by,
         encrypted=config.encrypted,
+        erasure=config.erasure,
     )
 
 

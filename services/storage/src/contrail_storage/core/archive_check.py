@@ -317,6 +317,7 @@ def _block(payload: bytes) -> Block:
     except (BlockCorruptError, ValueError, struct.error) as error:
         raise ArchiveError(f"a block of the archive cannot be read: {error}") from error
     _need(block.count > 0 and block.columns.is_sound(), "the columns of a block")
+    _need(block.columns.seals is None, "a block: what a key of a subject seals is opened before")
     return block
 
 

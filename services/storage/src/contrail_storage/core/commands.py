@@ -296,7 +296,10 @@ class KeepInterest(msgspec.Struct, tag=16, array_like=True):
 
 
 class RecordErasure(msgspec.Struct, tag=50, array_like=True):
-    """Meta: messages of ``shards`` are gone, and are to leave the files of ``nodes``."""
+    """Meta: messages of ``shards`` are gone, and are to leave the files of ``nodes``.
+
+    ``shredded``: the keys that sealed them were destroyed.
+    """
 
     erasure_id: str
     stream: str
@@ -304,6 +307,7 @@ class RecordErasure(msgspec.Struct, tag=50, array_like=True):
     messages: int
     nodes: list[str]
     time_ns: int
+    shredded: bool = False
 
 
 class FinishErasures(msgspec.Struct, tag=51, array_like=True):

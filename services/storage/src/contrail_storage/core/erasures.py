@@ -21,13 +21,17 @@ KEPT_NS: Final = 7 * 24 * 3_600 * 1_000_000_000
 
 
 class Erasure(msgspec.Struct, array_like=True, frozen=True):
-    """One receipt; ``replicas`` are nodes with the time when they were done (0: not yet)."""
+    """One receipt; ``replicas`` are nodes with the time when they were done (0: not yet).
+
+    ``shredded``: the keys of the messages were destroyed before.
+    """
 
     erasure_id: str
     stream: str
     shards: tuple[int, ...]
     messages: int
     replicas: dict[str, int]
+    shredded: bool = False
 
     @property
     def done_ns(self) -> int:
@@ -69,10 +73,15 @@ class ErasureLedger:
         replicas = dict.fromkeys(command.nodes, 0)
         self._numbers[command.erasure_id] = self._next
         self._next += 1
-        self._put(
-            Erasure(command.erasure_id, command.stream, command.shards, command.messages, replicas),
-            writes,
+        receipt = Erasure(
+            command.erasure_id,
+            command.stream,
+            command.shards,
+            command.messages,
+            replicas,
+            command.shredded,
         )
+        self._put(receipt, writes)
         return Done()
 
     def finish(self, command: cmd.FinishErasures, writes: Writes) -> Result:

@@ -4,13 +4,13 @@ Restoring goes by parts, each an entry of the log, before the stream exists: the
 it. Whatever is behind a crash, rows of the store and log together are all parts so far.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
-from contrail_common.blocks import Block, decode_block, encode_block
+from contrail_common.blocks import Block, MessageColumns, decode_block, encode_block
 from contrail_storage.core import archive
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.archive import (
@@ -147,10 +147,19 @@ def _consumer_records(consumer: ConsumerMachine) -> Iterator[Record]:
         yield Record(archive.PENDING, _encode(more))
 
 
-def block_record(machine: "StreamMachine", block: Block) -> Record | None:
+def _as_they_are(columns: MessageColumns) -> MessageColumns:
+    return columns
+
+
+def block_record(
+    machine: "StreamMachine",
+    block: Block,
+    opened: Callable[[MessageColumns], MessageColumns] = _as_they_are,
+) -> Record | None:
     """The record of a block: what is not live has neither payload nor headers in it.
 
-    None for a block that lies wholly below the first sequence.
+    ``opened`` answers columns without seals: an archive is plain. None for a block that lies wholly
+    below the first sequence.
     """
     first_seq = machine.counters.first_seq
     if block.last_seq < first_seq:
@@ -162,6 +171,9 @@ def block_record(machine: "StreamMachine", block: Block) -> Record | None:
     live = machine.deleted.live_mask(block.base_seq, block.count)
     if live is not None and not live.all():
         block = emptied(block, live)
+    plain = opened(block.columns)
+    if plain is not block.columns:
+        block = Block(block.base_seq, block.times_ns, block.subject_ids, plain)
     return Record(archive.BLOCK, encode_block(block, 0))
 
 

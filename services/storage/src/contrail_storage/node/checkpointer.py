@@ -10,7 +10,7 @@ import structlog
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
 from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_log import LogFailedError, NodeLog
+from contrail_storage.wal.node_log import LogFailedError, LogRottenError, NodeLog
 
 T = TypeVar("T")
 UntilWritten = Callable[[Mapping[int, int]], Awaitable[None]]
@@ -19,6 +19,20 @@ _log = structlog.get_logger("contrail.checkpoint")
 
 class DataLostError(Exception):
     """What was found at open is not what was stored: the node must not serve it."""
+
+
+async def by_size(
+    size: Callable[[], int], limit: int, checkpoint: Callable[[], Awaitable[None]]
+) -> None:
+    """Take a checkpoint whenever the log's ``size`` has reached ``limit`` (bytes)."""
+    while True:
+        await asyncio.sleep(1.0)
+        if size() >= limit:
+            try:
+                await checkpoint()
+            except (OSError, LogRottenError) as error:
+                # The log is kept until a later one succeeds: a full disk heals by itself.
+                _log.warning("checkpoint failed", error=str(error))
 
 
 class Checkpointer:

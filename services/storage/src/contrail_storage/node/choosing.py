@@ -1,5 +1,6 @@
 """What one pull takes: messages one by one, or in columns, while they fit."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,7 +59,15 @@ class Batch:
 class ColumnBatch:
     """What a pull takes, as :class:`Batch` does, of a block at a time."""
 
-    def __init__(self, request: PullRequest, *, headers_only: bool) -> None:
+    def __init__(
+        self,
+        request: PullRequest,
+        opened: Callable[[Block, Iterable[int]], MessageColumns],
+        *,
+        headers_only: bool,
+    ) -> None:
+        """``opened`` answers the columns of a block with those at some positions not sealed."""
+        self._opened = opened
         self.count = 0
         self.last_seq = 0
         self.too_large = 0
@@ -95,7 +104,7 @@ class ColumnBatch:
     def _add(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> None:
         seqs = (positions + block.base_seq).astype(np.int64)
         numbers, index = np.unique(block.subject_ids[positions], return_inverse=True)
-        columns = _columns_at(block.columns, positions)
+        columns = _columns_at(self._opened(block, positions), positions)
         self._parts.append(
             DeliveryColumns(
                 0,

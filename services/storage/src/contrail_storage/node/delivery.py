@@ -256,6 +256,8 @@ class Desk:
                 continue
             position = seq - block.base_seq
             message = self.reader.message(self.shard, block, position)
+            if message is None:
+                continue  # it is being erased, and is removed from what is pending
             chosen = Chosen(seq, message, pending.attempts + 1)
             if batch.take(chosen, int(block.sizes()[position])):
                 self.in_flight.add(seq)
@@ -336,11 +338,12 @@ class Desk:
                 if taken >= room or batch.full:
                     return None
                 message = self.reader.message(self.shard, found.block, position)
-                if not batch.take(Chosen(seq, message, 1), int(sizes[position])):
-                    return None
-                self.in_flight.add(seq)
-                self._top_seq = max(self._top_seq, seq)
-                taken += 1
+                if message is not None:
+                    if not batch.take(Chosen(seq, message, 1), int(sizes[position])):
+                        return None
+                    self.in_flight.add(seq)
+                    self._top_seq = max(self._top_seq, seq)
+                    taken += 1
             if seq <= self._counted_to:
                 self._count -= 1
         self.position = found.next_seq

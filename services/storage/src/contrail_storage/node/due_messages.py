@@ -219,7 +219,7 @@ class DueMessages:
     ) -> Removed:
         if not shard.machine.exists:
             return Removed(0)
-        choice = _choose(shard, parts)
+        choice = _choose(self._reader, shard, parts)
         if not len(choice.seqs) and not rows:
             return Removed(0)
         previous = await self._previous(shard, choice)
@@ -294,7 +294,7 @@ def _still_open(shard: Shard, sids: I64Array, seq: int) -> I64Array:
     return sids[(table.counts[at] > 0) & (oldest <= seq)]
 
 
-def _choose(shard: Shard, parts: list[Part]) -> _Choice:
+def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
     """What of ``parts`` is live now, and what it means for the subjects."""
     machine = shard.machine
     nothing = np.zeros(0, np.int64)
@@ -310,16 +310,16 @@ def _choose(shard: Shard, parts: list[Part]) -> _Choice:
     goes = np.isin(table.last[at], seqs)
     marking = nothing
     if machine.config.subject_delete_marker_ttl_ns > 0:
-        marking = _marking(parts, table.last[at[goes]])
+        marking = _marking(reader, shard, parts, table.last[at[goes]])
     return _Choice(seqs, sids[goes & (table.counts[at] > counts)], marking)
 
 
-def _marking(parts: list[Part], newest: I64Array) -> I64Array:
+def _marking(reader: Reader, shard: Shard, parts: list[Part], newest: I64Array) -> I64Array:
     """Those of the messages ``newest`` that are no markers themselves, ascending."""
     found: list[int] = []
     for block, positions in parts:
         chosen = positions[np.isin(positions + block.base_seq, newest)]
-        headers = block.columns.headers
+        headers = reader.opened(shard, block, chosen.tolist()).headers
         if headers is not None and _may_be_markers(headers):
             chosen = np.array(
                 [at for at in chosen.tolist() if not _is_marker(headers.message(at) or {})],

@@ -29,6 +29,7 @@ from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.shard_logs import ShardLog
+from contrail_storage.node.shredding import Shredder
 from contrail_storage.node.streams import StreamManager, expect
 from contrail_storage.store.rocks_store import StoreClosedError, StoreError
 from contrail_storage.wal.node_log import LogRottenError
@@ -84,7 +85,9 @@ class Erasures:
         meta_log: Proposer,
         shard_log: ShardLog,
         clock_ns: Callable[[], int],
+        shredder: Shredder,
     ) -> None:
+        self._shredder = shredder
         self.asked = asyncio.Event()
         self._changed = asyncio.Event()
         self._node_id = node_id
@@ -104,13 +107,15 @@ class Erasures:
         _check_allowed(first, by_subject=not seqs)
         if self._ledger.is_full:
             raise ApiError(errors.ERASURE_LIMIT, retry_after_s=1, applied=False)
+        shredded = False
         if seqs:
             wanted = sorted(set(seqs))
             await self._delete(first, wanted)
             messages = len(wanted)
         else:
             part = first.machine.part if len(shards) == 1 else None
-            messages = await self._streams.purge(name, subject, 0, 0, part)
+            async with self._shredder.shredded(shards, subject) as shredded:
+                messages = await self._streams.purge(name, subject, 0, 0, part)
         erasure_id = secrets.token_hex(16)
         record = cmd.RecordErasure(
             erasure_id,
@@ -119,6 +124,7 @@ class Erasures:
             messages,
             [self._node_id],
             self._clock_ns(),
+            shredded,
         )
         try:
             expect(await self._meta_log.command(cmd.META_SHARD, record), Done)
@@ -189,7 +195,11 @@ class Erasures:
             for node, done_ns in found.replicas.items()
         ]
         return ErasureReceipt(
-            erasure_id, "done" if found.done_ns else "pending", found.messages, replicas
+            erasure_id,
+            "done" if found.done_ns else "pending",
+            found.messages,
+            replicas,
+            found.shredded,
         )
 
     def pending(self) -> list[Erasure]:

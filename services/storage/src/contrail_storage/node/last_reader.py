@@ -96,7 +96,9 @@ class LastReader:
                 continue  # it went away: the next aim knows
             for position in search.newest_in(shard, block):
                 message = self._reader.message(shard, block, position)
-                search.take(message.seq, int(block.subject_ids[position]))
+                search.take(block.base_seq + position, int(block.subject_ids[position]))
+                if message is None:
+                    continue
                 page.append(message)
                 size += message_size(message.headers, len(message.payload))
                 if len(page) >= request.limit or size >= self._bounds.page_bytes:
@@ -119,7 +121,8 @@ class LastReader:
         block = await self._reader.block_at(shard, seq)
         if block is None or not block.base_seq <= seq <= block.last_seq or not machine.is_live(seq):
             return None
-        return [self._reader.message(shard, block, seq - block.base_seq)]
+        message = self._reader.message(shard, block, seq - block.base_seq)
+        return None if message is None else [message]
 
     async def _begin(self, shard: Shard, request: LastRequest) -> "_Search":
         record = shard.machine.record

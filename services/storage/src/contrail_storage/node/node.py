@@ -25,9 +25,10 @@ from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.applier import MERGE_BLOCKS, Applier
-from contrail_storage.node.checkpointer import Checkpointer, DataLostError
+from contrail_storage.node.checkpointer import Checkpointer, DataLostError, by_size
 from contrail_storage.node.compactor import Compactor, RoomBounds
 from contrail_storage.node.consumers import ConsumerManager
+from contrail_storage.node.content_sealing import SealingLog
 from contrail_storage.node.due_messages import DueMessages
 from contrail_storage.node.erasing import EraseBounds, Eraser, Erasures
 from contrail_storage.node.housekeeper import Housekeeper
@@ -39,16 +40,20 @@ from contrail_storage.node.physical_memory import quarter_of_memory
 from contrail_storage.node.proposer import EntryContext, Proposer
 from contrail_storage.node.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
 from contrail_storage.node.reader import Reader
+from contrail_storage.node.readiness import problems_of
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.restore import Restores
 from contrail_storage.node.scrubber import Scrubber
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.shard_logs import ShardLogs
+from contrail_storage.node.shredding import Shredder, stop_without_keys
 from contrail_storage.node.snapshot import Snapshotter
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
+from contrail_storage.seal.content import ContentOpener
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
+from contrail_storage.seal.subject_keys import SubjectKeys
 from contrail_storage.store.block_codecs import codec_of
 from contrail_storage.store.block_store import BlockStore, ShardFacts
 from contrail_storage.store.rocks_store import (
@@ -62,7 +67,7 @@ from contrail_storage.store.split_store import SplitStore
 from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
-from contrail_storage.wal.node_log import LogOptions, LogRottenError, NodeLog
+from contrail_storage.wal.node_log import LogOptions, NodeLog
 
 META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
@@ -134,9 +139,11 @@ class StorageNode:
             self.advisories,
             options.merge_blocks,
         )
-        self.reader = Reader(self.blocks)
+        self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
+        opener = ContentOpener(self.subject_keys)
+        self.reader = Reader(self.blocks, opener)
         self.replayer = Replayer(self.blocks, self.reader)
-        self.snapshotter = Snapshotter(self._store)
+        self.snapshotter = Snapshotter(self._store, opener)
         self.log: NodeLog
         self.groups: dict[int, Group] = {}
         self.failure = ""
@@ -199,6 +206,8 @@ class StorageNode:
                 for number in entry.numbers:
                     self._load_shard(number)
         self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
+        self.subject_keys.load()
+        stop_without_keys(self.subject_keys, self.applier.shards.values())
 
     def _machines(self) -> dict[int, StreamMachine]:
         """Machines of the shards that the disk holds."""
@@ -235,17 +244,19 @@ class StorageNode:
         self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
         self.volatile_log = self._make_proposer(self._volatile)
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
-        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log)
+        shards = self.applier.shards
+        sealing = SealingLog(self.shard_log, self.subject_keys, shards)
+        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing)
         self.streams = StreamManager(
             self.identity.node_id,
             self.meta,
-            self.applier.shards,
+            shards,
             self.meta_log,
             self.shard_logs,
             self.reader,
             encrypts=self._keyring is not None,
         )
-        self.restores = Restores(self.streams)
+        self.restores = Restores(self.streams, self.subject_keys)
         self.consumers = ConsumerManager(self.streams, self.shard_logs, self.reader, clock)
         self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
         for group in self.groups.values():
@@ -256,10 +267,15 @@ class StorageNode:
         self._begin_volatile()
         await self.streams.mend_all()
         await self.consumers.mend_all()
+        self.shredder = Shredder(
+            self.subject_keys, self.streams, shards, self.shard_logs, self.snapshotter
+        )
+        await self.shredder.mend()
         self.scrubber = Scrubber(
             lambda: [shard for shard in self.streams.shards() if not shard.volatile],
             self.blocks,
             self._store,
+            self.reader.opener,
             bytes_s=self._options.scrub_bytes_s,
             pause_s=self._options.scrub_pause_s,
         )
@@ -270,13 +286,14 @@ class StorageNode:
             self.streams, self.consumers, self.shard_logs, self.blocks, clock, due
         )
         self._spawn(self._housekeeper.run())
-        shards = self.streams.shards
-        self.compactor = Compactor(shards, self.blocks, self.applier, self._options.room)
+        self.compactor = Compactor(
+            self.streams.shards, self.blocks, self.applier, self._options.room
+        )
         self.eraser = self._make_eraser()
-        self._spawn(self.scrubber.run())
-        self._spawn(self.compactor.run())
-        self._spawn(self.eraser.run())
-        self._spawn(self._checkpoint_by_size())
+        for work in (self.scrubber, self.compactor, self.eraser, self.shredder):
+            self._spawn(work.run())
+        limit = self._options.checkpoint_bytes
+        self._spawn(by_size(lambda: self.log.stats.size_bytes, limit, self.checkpoint))
         self._ready = True
 
     def _make_eraser(self) -> Eraser:
@@ -288,6 +305,7 @@ class StorageNode:
             self.meta_log,
             self.shard_logs,
             self._log_time_ns,
+            self.shredder,
         )
         return Eraser(
             erasures,
@@ -428,16 +446,6 @@ class StorageNode:
             for group in self.groups.values():
                 group.tick()
 
-    async def _checkpoint_by_size(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            if self.log.stats.size_bytes >= self._options.checkpoint_bytes:
-                try:
-                    await self.checkpoint()
-                except (OSError, LogRottenError) as error:
-                    # The log is kept until a later one succeeds: a full disk heals by itself.
-                    _log.warning("checkpoint failed", error=str(error))
-
     async def checkpoint(self) -> None:
         """Flush the store, so that the log below may be dropped."""
         arguments = self.log, self._machines(), self._applied, self._until_written
@@ -488,6 +496,7 @@ class StorageNode:
             await self.checkpoint()
         if self._keyring is not None:
             await asyncio.to_thread(self._keyring.close)
+        await asyncio.to_thread(self.subject_keys.close)
         await asyncio.to_thread(self._disk.close)
 
     async def _until_applied(self) -> None:
@@ -577,19 +586,8 @@ class StorageNode:
 
     def readiness(self) -> dict[str, str]:
         """What is not ready, and why; empty when everything is."""
-        problems: dict[str, str] = {}
-        if self.failure:
-            problems["storage"] = self.failure
-            if any(shard.volatile for shard in self.applier.shards.values()) and self._ready:
-                problems["storage"] += "; streams in memory are served"
-        elif not self._ready:
-            problems["storage"] = "recovering"
-        elif not all(group.is_leader for group in self.groups.values()):
-            problems["storage"] = "no leader"
-        for shard in self.applier.shards.values():
-            if shard.damaged:
-                problems[f"stream {shard.name}"] = shard.damaged
-        return problems
+        groups, shards = self.groups.values(), self.applier.shards.values()
+        return problems_of(self.failure, groups, shards, serves=self._ready)
 
     def metrics_text(self) -> str:
         """Prometheus text of the node's own figures."""

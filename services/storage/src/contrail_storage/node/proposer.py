@@ -155,16 +155,18 @@ def _ends(content: Content) -> list[int]:
     return ends
 
 
-def _set_outcome(future: asyncio.Future[list[PubResult]], outcome: Outcome) -> None:
+def set_outcome(future: asyncio.Future[list[PubResult]], outcome: Outcome) -> None:
+    """Give ``outcome`` to whoever still waits for ``future``."""
     if future.done():
-        return  # whoever asked no longer waits
+        return
     if isinstance(outcome, ApiError):
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
 
 
-def _for_each(done: Callable[[Outcome], None], outcome: Outcome) -> None:
+def tell_each(done: Callable[[Outcome], None], outcome: Outcome) -> None:
+    """Call ``done`` with a result for each message instead of runs."""
     if isinstance(outcome, ApiError):
         done(outcome)
     else:
@@ -372,6 +374,7 @@ class Proposer:
     """Raises ApiError when there is no room for so many bytes of messages."""
     _queue: deque[AppendRequest | CommandRequest] = field(default_factory=deque)
     _queue_bytes: int = 0
+    _held_bytes: int = 0
     _in_flight: int = 0
     _scheduled: bool = False
 
@@ -381,7 +384,7 @@ class Proposer:
         Raises ApiError (OVERLOADED, NOT_READY) at once, without effect.
         """
         future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
-        self.append_then(shard, messages, partial(_set_outcome, future))
+        self.append_then(shard, messages, partial(set_outcome, future))
         return future
 
     def append_then(
@@ -394,7 +397,7 @@ class Proposer:
         if len(messages) == 1:
             self._enqueue(AppendRequest(shard, messages[0], done))
         else:
-            self._enqueue(AppendRequest(shard, MessageBatch.of(messages), partial(_for_each, done)))
+            self._enqueue(AppendRequest(shard, MessageBatch.of(messages), partial(tell_each, done)))
 
     def append_batch(self, shard: int, batch: MessageBatch) -> asyncio.Future[list[PubResult]]:
         """Propose a batch of at least one message; the future gives its outcomes as runs.
@@ -402,7 +405,7 @@ class Proposer:
         Raises as :meth:`append` does.
         """
         future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
-        self.append_batch_then(shard, batch, partial(_set_outcome, future))
+        self.append_batch_then(shard, batch, partial(set_outcome, future))
         return future
 
     def append_batch_then(
@@ -430,7 +433,7 @@ class Proposer:
     def _admit(self, size: int) -> asyncio.AbstractEventLoop:
         if not self.group.is_leader:
             raise ApiError(errors.NOT_READY, "no leader", retry_after_s=1, applied=False)
-        if self._queue_bytes and self._queue_bytes + size > QUEUE_BYTES_MAX:
+        if self.queued_bytes and self.queued_bytes + size > QUEUE_BYTES_MAX:
             raise ApiError(
                 errors.OVERLOADED,
                 "too many bytes wait to be written",
@@ -508,8 +511,18 @@ class Proposer:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of requests that wait for an entry."""
-        return self._queue_bytes
+        """Bytes of requests that wait for an entry, and of what is held in front of them."""
+        return self._queue_bytes + self._held_bytes
+
+    def hold(self, size: int) -> None:
+        """Count ``size`` bytes that are on their way here (negative: no longer).
+
+        Raises ApiError (OVERLOADED, NOT_READY) for what would not be taken now.
+        """
+        if size > 0:
+            self._admit(size)
+            self._queue_bytes -= size
+        self._held_bytes += size
 
     def settled(self) -> None:
         """An entry left the flight (applied, or lost): the next may follow."""

@@ -1,14 +1,14 @@
 """Reading messages of a shard by sequence, time and subject, up to what is written."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common import errors
-from contrail_common.blocks import Block, BlockCorruptError
+from contrail_common.blocks import Block, BlockCorruptError, MessageColumns
 from contrail_common.errors import ApiError
 from contrail_common.link import DeletedRanges, RangeRequest, RangeResult
 from contrail_common.model import StoredMessage, message_size
@@ -16,6 +16,7 @@ from contrail_common.texts import I64Array
 from contrail_storage.node.filters import FilterCache, SubjectFilter
 from contrail_storage.node.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.node.shard import Shard
+from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
 from contrail_storage.store.rocks_store import StoreCorruptError
 
@@ -37,7 +38,9 @@ class Found:
 class Reader:
     """Reads through the block store; blocking reads go to the default executor."""
 
-    def __init__(self, blocks: BlockStore) -> None:
+    def __init__(self, blocks: BlockStore, opener: ContentOpener | None = None) -> None:
+        """``opener`` is of what subject keys seal; None where nothing is sealed."""
+        self.opener = opener or ContentOpener(None)
         self._blocks = blocks
         self._filters = FilterCache()
 
@@ -91,19 +94,40 @@ class Reader:
             wanted = subject_filter.select(machine.subjects, block.subject_ids[low:high])
             if live is not None:
                 wanted &= live
+        gone = self.opener.gone(block.columns)
+        if gone is not None:
+            wanted &= ~gone[low:high]
         return Found(block, np.flatnonzero(wanted) + low, next_seq)
 
-    def message(self, shard: Shard, block: Block, position: int) -> StoredMessage:
-        """The message at ``position`` of ``block``, which is live."""
+    def message(self, shard: Shard, block: Block, position: int) -> StoredMessage | None:
+        """The message at ``position`` of ``block``, which is live.
+
+        None when its key was destroyed: the message is about to be removed.
+        """
         name = shard.machine.subjects.name(int(block.subject_ids[position]))
-        return block.message(position, name)
+        try:
+            return self.opener.message(block, position, name)
+        except ContentBrokenError as error:
+            raise self.damage(shard, block.base_seq, error) from error
+
+    def opened(self, shard: Shard, block: Block, positions: Iterable[int]) -> MessageColumns:
+        """The columns of ``block``; where they are sealed, those at ``positions`` are opened.
+
+        The others are blank then, and so are those whose keys were destroyed.
+        """
+        try:
+            return self.opener.columns(block.columns, positions)[0]
+        except ContentBrokenError as error:
+            raise self.damage(shard, block.base_seq, error) from error
 
     async def get(self, shard: Shard, seq: int) -> StoredMessage:
         """One message (MESSAGE_NOT_FOUND)."""
         if shard.machine.is_live(seq) and seq <= shard.written_seq:
             block = await self.block_at(shard, seq)
             if block is not None and block.base_seq <= seq and shard.machine.is_live(seq):
-                return self.message(shard, block, seq - block.base_seq)
+                message = self.message(shard, block, seq - block.base_seq)
+                if message is not None:
+                    return message
         raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
 
     async def previous_of_subject(self, shard: Shard, seq: int) -> int:
@@ -185,6 +209,8 @@ class Reader:
             missed = 0 if len(found.positions) else missed + 1
             for position in found.positions.tolist():
                 message = self.message(shard, block, position)
+                if message is None:
+                    continue
                 size += message_size(message.headers, len(message.payload))
                 if messages and size > request.max_bytes:
                     return messages, message.seq

@@ -19,6 +19,7 @@ from contrail_common.link import Chunk, ReplayPlan, ReplayPlanRequest, ReplayReq
 from contrail_common.timeunits import format_time
 from contrail_storage.node import arrow_encoding as arrow
 from contrail_storage.node.filters import SubjectFilter
+from contrail_storage.node.opened_selections import open_selections
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_store import BlockMissingError, BlockStore
@@ -112,11 +113,10 @@ class Replayer:
                     # Retention overtook the reader. The body ends without its end mark, so nobody
                     # takes it for whole; asking again from here answers 410.
                     raise ApiError(errors.REPLAY_GONE, "messages were removed while they were read")
-                if selections:
+                opened = await open_selections(self._reader, shard, selections)
+                if opened:
                     table = shard.machine.subjects
-                    yield await asyncio.to_thread(
-                        encoder.batch, selections, table.names, table.base
-                    )
+                    yield await asyncio.to_thread(encoder.batch, opened, table.names, table.base)
         yield encoder.tail()
 
     async def _batches(

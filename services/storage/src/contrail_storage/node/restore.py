@@ -23,7 +23,9 @@ from contrail_storage.core import archive
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, ArchiveReader, Record
 from contrail_storage.core.sharded_archive import ShardedCheck
+from contrail_storage.node.archive_sealing import ArchiveSealer
 from contrail_storage.node.streams import StreamManager
+from contrail_storage.seal.subject_keys import SubjectKeys
 
 RESTORES_MAX: Final = 4
 
@@ -40,8 +42,9 @@ _log = structlog.get_logger("contrail.restore")
 class Restores:
     """The restores under way on this node, by the token that their callers name them with."""
 
-    def __init__(self, streams: StreamManager, idle_s: float = IDLE_S) -> None:
+    def __init__(self, streams: StreamManager, keys: SubjectKeys, idle_s: float = IDLE_S) -> None:
         self._streams = streams
+        self._keys = keys
         self._idle_s = idle_s
         self._open: dict[str, _Restore] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -56,7 +59,7 @@ class Restores:
                 errors.OVERLOADED, "too many restores are under way", retry_after_s=5, applied=False
             )
         token = secrets.token_hex(16)
-        self._open[token] = _Restore(name, self._streams)
+        self._open[token] = _Restore(name, self._streams, self._keys)
         try:
             await self._streams.claim_restore(name)
         except BaseException:
@@ -142,8 +145,10 @@ class Restores:
 class _Restore:
     """One restore: the bytes so far, looked at, and the parts that are not logged yet."""
 
-    def __init__(self, name: str, streams: StreamManager) -> None:
+    def __init__(self, name: str, streams: StreamManager, keys: SubjectKeys) -> None:
         self.name = name
+        self._keys = keys
+        self._sealer: ArchiveSealer | None = None
         self.busy = True
         self.idle: asyncio.TimerHandle | None = None
         self._streams = streams
@@ -182,6 +187,8 @@ class _Restore:
         if record.kind == archive.HEADER:
             await self._begin_shard(archive.decoded(record.payload, ArchiveHeader))
             return
+        if self._sealer is not None:
+            record = await self._sealer.sealed(record)
         full = self._part_bytes + len(record.payload) > _PART_BYTES
         if self._part and (full or len(self._part) == _PART_RECORDS):
             await self._log_part()
@@ -196,6 +203,8 @@ class _Restore:
         self._headers.append(msgspec.structs.replace(header, config=config, incarnation=own))
         if self._number is None:
             self._number = await self._streams.begin_restore(config, own)
+        if config.erasure == "subject_key":
+            self._sealer = ArchiveSealer(self._keys, self._number + header.part)
 
     async def _log_part(self) -> None:
         assert self._number is not None

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
+import numpy as np
 import structlog
 
 from contrail_common.blocks import Block
 from contrail_storage.core import key_layout as keys
 from contrail_storage.node.shard import Shard
+from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 from contrail_storage.store.block_store import UNREADABLE, BlockSpan, BlockStore
 from contrail_storage.store.rocks_store import (
     StoreClosedError,
@@ -55,10 +57,12 @@ class Scrubber:
         shards: Callable[[], list[Shard]],
         blocks: BlockStore,
         rows: RowSource,
+        opener: ContentOpener,
         *,
         bytes_s: int,
         pause_s: float,
     ) -> None:
+        self._opener = opener
         self.counts = ScrubCounts()
         self._shards = shards
         self._blocks = blocks
@@ -93,8 +97,8 @@ class Scrubber:
         while spans := self._next_spans(shard, seq):
             size = sum(span.bytes for span in spans)
             broken = await asyncio.to_thread(self._broken, shard.machine.shard, spans)
-            for span, why in broken:
-                if self._stands(shard, span):
+            for span, why, block in broken:
+                if self._stands(shard, span) and (block is None or self._matters(shard, block)):
                     self._report(shard, f"block {span.base_seq}: {why}")
                     return
             self.counts.blocks += len(spans)
@@ -115,18 +119,41 @@ class Scrubber:
                 break
         return spans
 
-    def _broken(self, number: int, spans: list[BlockSpan]) -> list[tuple[BlockSpan, str]]:
-        """Those of ``spans`` that do not read back, each with the reason; in a thread."""
-        broken = []
+    def _broken(
+        self, number: int, spans: list[BlockSpan]
+    ) -> list[tuple[BlockSpan, str, Block | None]]:
+        """Those of ``spans`` that do not read back, each with the reason; in a thread.
+
+        A block is named where it is only that something in it does not open.
+        """
+        broken: list[tuple[BlockSpan, str, Block | None]] = []
         for span in spans:
             try:
                 (block,) = self._blocks.load_many(number, [span.base_seq])
             except UNREADABLE as error:
-                broken.append((span, str(error)))
-            else:
-                if not _is_of(block, span):
-                    broken.append((span, f"it has sequences {block.base_seq} to {block.last_seq}"))
+                broken.append((span, str(error), None))
+                continue
+            if not _is_of(block, span):
+                reason = f"it has sequences {block.base_seq} to {block.last_seq}"
+                broken.append((span, reason, None))
+                continue
+            try:
+                self._opener.columns(block.columns)
+            except ContentBrokenError as error:
+                broken.append((span, str(error), block))
         return broken
+
+    def _matters(self, shard: Shard, block: Block) -> bool:
+        """Whether it is a live message of ``block`` that does not open."""
+        live = np.ones(block.count, np.bool_)
+        live[: max(shard.machine.counters.first_seq - block.base_seq, 0)] = False
+        known = shard.machine.deleted.live_mask(block.base_seq, block.count)
+        wanted = live if known is None else live & known
+        try:
+            self._opener.columns(block.columns, np.flatnonzero(wanted).tolist())
+        except ContentBrokenError:
+            return True
+        return False
 
     def _stands(self, shard: Shard, span: BlockSpan) -> bool:
         """Whether the directory still names the block: it may have been merged or removed."""

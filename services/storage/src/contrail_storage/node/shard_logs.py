@@ -1,12 +1,17 @@
 """Which log a shard's entries go to: those of shards in memory have one of their own."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
+from contrail_common.link import PubResult
+from contrail_common.message_batch import MessageBatch
+from contrail_common.model import PublishMessage
 from contrail_storage.core.commands import Command
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.results import Result
-from contrail_storage.node.proposer import Proposer
+from contrail_storage.node.content_sealing import SealingLog
+from contrail_storage.node.proposer import Outcome, Proposer
 
 
 class ShardLog(Protocol):
@@ -17,17 +22,45 @@ class ShardLog(Protocol):
         ...
 
 
+class PublishLog(Protocol):
+    """What takes messages for shards, as `Proposer` does."""
+
+    def append(self, shard: int, messages: list[PublishMessage]) -> asyncio.Future[list[PubResult]]:
+        """See `Proposer.append`."""
+        ...
+
+    def append_then(
+        self, shard: int, messages: list[PublishMessage], done: Callable[[Outcome], None]
+    ) -> None:
+        """See `Proposer.append_then`."""
+        ...
+
+    def append_batch(self, shard: int, batch: MessageBatch) -> asyncio.Future[list[PubResult]]:
+        """See `Proposer.append_batch`."""
+        ...
+
+    def append_batch_then(
+        self, shard: int, batch: MessageBatch, done: Callable[[Outcome], None]
+    ) -> None:
+        """See `Proposer.append_batch_then`."""
+        ...
+
+
 class ShardLogs:
     """A `ShardLog` over the proposers of both kinds of shards."""
 
-    def __init__(self, durable: Proposer, volatile: Proposer) -> None:
+    def __init__(self, durable: Proposer, volatile: Proposer, sealing: SealingLog) -> None:
         self._durable = durable
         self._volatile = volatile
+        self._sealing = sealing
 
-    def of(self, shard: int) -> Proposer:
-        """The proposer of a shard's entries."""
+    def of(self, shard: int) -> PublishLog:
+        """What takes the messages of a shard."""
+        return self._sealing if self._sealing.takes(shard) else self._proposer(shard)
+
+    def _proposer(self, shard: int) -> Proposer:
         return self._volatile if is_volatile(shard) else self._durable
 
     def command(self, shard: int, command: Command, size: int = 256) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result."""
-        return self.of(shard).command(shard, command, size)
+        return self._proposer(shard).command(shard, command, size)

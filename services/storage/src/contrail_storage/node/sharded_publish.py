@@ -20,7 +20,8 @@ from contrail_common.model import Expected, PublishMessage, Rollup, StreamConfig
 from contrail_common.partition import shard_of, shard_of_filter, shards_of
 from contrail_common.texts import I64Array, as_u32
 from contrail_storage.core.meta_machine import StreamEntry
-from contrail_storage.node.proposer import Outcome, Proposer
+from contrail_storage.node.proposer import Outcome
+from contrail_storage.node.shard_logs import PublishLog
 
 Done = Callable[[Outcome], None]
 _SHARDED: Final = errors.SHARDED_UNSUPPORTED.code
@@ -29,7 +30,7 @@ _SHARDED: Final = errors.SHARDED_UNSUPPORTED.code
 class ShardedPublisher:
     """Publishes to the shards of streams that have several, through their group's log."""
 
-    def __init__(self, log: Proposer, check: Callable[[int], None]) -> None:
+    def __init__(self, log: PublishLog, check: Callable[[int], None]) -> None:
         """``check`` raises ApiError for the id of a shard that cannot take messages."""
         self._log = log
         self._check = check

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from typing import Final
 
 from contrail_common import errors
-from contrail_common.blocks import BlockCorruptError, decode_block
+from contrail_common.blocks import BlockCorruptError, MessageColumns, decode_block
 from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.archive import ArchiveWriter
@@ -18,6 +18,7 @@ from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.restoring import block_record, state_records
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.shard import Shard
+from contrail_storage.seal.content import ContentOpener
 from contrail_storage.store.block_codecs import BLOCK_CODECS
 from contrail_storage.store.rocks_store import StoreCorruptError, StoreScanCutError
 from contrail_storage.store.split_store import SplitStore
@@ -30,9 +31,15 @@ _CHUNK_BYTES: Final = 256 * 1024
 class Snapshotter:
     """Streams archives of shards."""
 
-    def __init__(self, store: SplitStore) -> None:
+    def __init__(self, store: SplitStore, opener: ContentOpener) -> None:
         self._store = store
+        self._opener = opener
         self._open = 0
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a snapshot is being read."""
+        return self._open > 0
 
     def stream(self, shards: Sequence[Shard], *, consumers: bool) -> AsyncIterator[bytes]:
         """The archive of what is written of a stream when it is first read, in chunks; OVERLOADED.
@@ -99,10 +106,16 @@ class Snapshotter:
                 for record in state_records(machine, deadlines, consumers=consumers):
                     yield writer.record(record)
                 for _, stored in scan(keys.shard_key(keys.BLOCK, number)):
-                    block = block_record(machine, decode_block(stored, BLOCK_CODECS))
+                    block = block_record(machine, decode_block(stored, BLOCK_CODECS), self._opened)
                     if block is not None:
                         yield writer.record(block)
         yield writer.end()
+
+    def _opened(self, columns: MessageColumns) -> MessageColumns:
+        plain, gone = self._opener.columns(columns)
+        if gone:
+            raise StoreScanCutError("keys of subjects were destroyed")
+        return plain
 
 
 def _agree(first: StreamMachine, machine: StreamMachine) -> None:

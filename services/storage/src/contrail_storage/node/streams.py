@@ -129,6 +129,10 @@ class StreamManager:
             for number in entry.numbers
         ]
 
+    def is_taken(self, number: int) -> bool:
+        """Whether a shard is of a stream, be it half made or not wholly removed."""
+        return any(number in entry.numbers for entry in self._meta.streams.values())
+
     def names(self) -> list[str]:
         """Names of the listed streams, ascending."""
         return sorted(

@@ -8,6 +8,7 @@ sends what is recorded.
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -52,7 +53,9 @@ class UnackedDesk(Desk):
             return await Desk._deliver(self, request)
         async with self._lock:
             self._check_open()
-            batch = ColumnBatch(request, headers_only=self.consumer.config.headers_only)
+            opened = partial(self.reader.opened, self.shard)
+            headers_only = self.consumer.config.headers_only
+            batch = ColumnBatch(request, opened, headers_only=headers_only)
             begun = self._catch_up()
             try:
                 await self._choose_columns(batch)

@@ -1,0 +1,25 @@
+"""What of a node is not ready, said by name."""
+
+from collections.abc import Collection
+
+from contrail_storage.node.raft_port import Group
+from contrail_storage.node.shard import Shard
+
+
+def problems_of(
+    failure: str, groups: Collection[Group], shards: Collection[Shard], *, serves: bool
+) -> dict[str, str]:
+    """What is not ready, and why; ``failure`` is what ails the log or the store."""
+    problems: dict[str, str] = {}
+    if failure:
+        problems["storage"] = failure
+        if serves and any(shard.volatile for shard in shards):
+            problems["storage"] += "; streams in memory are served"
+    elif not serves:
+        problems["storage"] = "recovering"
+    elif not all(group.is_leader for group in groups):
+        problems["storage"] = "no leader"
+    for shard in shards:
+        if shard.damaged:
+            problems[f"stream {shard.name}"] = shard.damaged
+    return problems

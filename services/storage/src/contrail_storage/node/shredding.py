@@ -1,0 +1,230 @@
+"""Destroying the keys of subjects: when one is erased, and when it has no messages any more.
+
+An erasure destroys keys before it deletes anything, so a crash may leave messages that nothing can
+open. Until they are removed they are read as what they are: erased. What a destroyed key leaves to
+do stands in the file of keys, and every start finishes it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.subjects import is_wildcard
+from contrail_storage.core import commands as cmd
+from contrail_storage.node.content_sealing import seals
+from contrail_storage.node.filters import SubjectFilter
+from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard_logs import ShardLog
+from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME, SubjectKeysDamagedError
+from contrail_storage.seal.subject_keys import SubjectKeys
+
+_TOGETHER: Final = 2_048
+"""Subjects that are looked up before others have their turn."""
+TICK_S: Final = 1.0
+SWEEP_S: Final = 30.0
+_log = structlog.get_logger("contrail.subject_keys")
+
+
+class Streams(Protocol):
+    """What is needed of the streams."""
+
+    def shard_numbers(self) -> list[int]:
+        """Numbers of the shards of listed streams."""
+        ...
+
+    def is_taken(self, number: int) -> bool:
+        """Whether a shard is of a stream, be it half made, restored, or being removed."""
+        ...
+
+    async def purge(
+        self, name: str, subject: str, up_to_seq: int, keep: int, part: int | None = None
+    ) -> int:
+        """Remove messages of a subject below a sequence."""
+        ...
+
+
+class Snapshots(Protocol):
+    """What is needed of who reads snapshots."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether one is being read."""
+        ...
+
+
+def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
+    """Stop shards that have had sealed messages where the file of keys is missing or damaged."""
+    if keys.exists:
+        return
+    reason = keys.trouble or f"{SUBJECT_KEYS_NAME} is missing: nothing can be opened without it"
+    for shard in shards:
+        machine = shard.machine
+        if seals(shard) and machine.counters.last_seq >= machine.config.first_seq:
+            shard.damaged = reason
+            _log.critical("subject_keys_lost", stream=shard.name, reason=reason)
+
+
+class Shredder:
+    """Destroys keys of subjects, and removes what they leave."""
+
+    def __init__(
+        self,
+        keys: SubjectKeys,
+        streams: Streams,
+        shards: Mapping[int, Shard],
+        shard_log: ShardLog,
+        snapshots: Snapshots,
+    ) -> None:
+        self._keys = keys
+        self._streams = streams
+        self._shards = shards
+        self._shard_log = shard_log
+        self._snapshots = snapshots
+        self._busy: set[int] = set()
+        """Slots of erasures under way."""
+        self._swept: dict[int, tuple[int, float]] = {}
+        """Of each shard how many messages had gone, and when, as it was last looked at."""
+
+    # Erasing -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def shredded(self, shards: Sequence[Shard], pattern: str) -> AsyncIterator[bool]:
+        """Destroy the keys of matching subjects; what they sealed is to be removed inside.
+
+        Gives whether the shards have subject keys. Raises OUTCOME_UNKNOWN once keys are destroyed:
+        what is left to do is done later then.
+        """
+        if not seals(shards[0]):
+            yield False
+            return
+        slots: list[int] = []
+        try:
+            for shard in shards:
+                slots += await self._shred(shard, pattern)
+            yield True
+            await asyncio.to_thread(self._keys.finish, slots)
+        except (ApiError, OSError, SubjectKeysDamagedError) as error:
+            raise ApiError(errors.OUTCOME_UNKNOWN, f"keys may be destroyed: {error}") from error
+        finally:
+            self._busy.difference_update(slots)
+
+    async def _shred(self, shard: Shard, pattern: str) -> list[int]:
+        number, table = shard.machine.shard, shard.machine.subjects
+        names = [pattern]
+        if is_wildcard(pattern):
+            names = [name for _, name in SubjectFilter((pattern,)).subjects(table)]
+        slots: list[int] = []
+        for some in _batches(names):
+            slots += self._keys.retire(number, some)
+            await asyncio.sleep(0)
+        if slots:
+            self._busy.update(slots)
+            # What was sealed with these keys is applied now, and nothing is from here on.
+            await self._barrier(shard)
+            below_seq = shard.machine.counters.last_seq + 1
+            await asyncio.to_thread(self._keys.destroy, slots, below_seq)
+        if is_wildcard(pattern):
+            # Also keys of subjects that have no messages any more, whose names nobody knows.
+            for _ in range(2):
+                await self._sweep(shard)
+        return slots
+
+    async def _barrier(self, shard: Shard) -> None:
+        """Wait until all is applied that was proposed for a shard."""
+        await self._shard_log.command(shard.machine.shard, cmd.PurgeSubjects([], 0, 0))
+
+    async def mend(self) -> None:
+        """Remove what is left of keys that were destroyed."""
+        left = {at: one for at, one in self._keys.remains.items() if at not in self._busy}
+        if not left:
+            return
+        try:
+            await asyncio.to_thread(self._keys.destroy_again)
+            for number in {one.shard for one in left.values()}:
+                slots = [at for at, one in left.items() if one.shard == number]
+                shard = self._shards.get(number)
+                if shard is not None and seals(shard):
+                    if shard.damaged:
+                        continue
+                    await self._remove(shard, slots)
+                await asyncio.to_thread(self._keys.finish, slots)
+        except (ApiError, OSError, SubjectKeysDamagedError) as error:
+            _log.warning("shredding_put_off", error=str(error))
+
+    async def _remove(self, shard: Shard, slots: list[int]) -> None:
+        """Purge the subjects that the destroyed keys in ``slots`` were of."""
+        machine = shard.machine
+        part = machine.part if machine.config.shards > 1 else None
+        names = [name for _, name in machine.subjects.live()]
+        for some in _batches(names):
+            for below_seq, subject in self._keys.remains_of(machine.shard, some, slots):
+                if below_seq:
+                    await self._streams.purge(shard.name, subject, below_seq, 0, part)
+            await asyncio.sleep(0)
+
+    # Subjects without messages -------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Destroy keys that nothing needs any more, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self.tick()
+            except (ApiError, OSError, SubjectKeysDamagedError) as error:
+                _log.warning("keys_not_swept", error=str(error))
+
+    async def tick(self, sweep_s: float = SWEEP_S) -> None:
+        """One look at all shards that have keys."""
+        await self.mend()
+        listed = set(self._streams.shard_numbers())
+        now_s = asyncio.get_running_loop().time()
+        for number in self._keys.live():
+            if not self._streams.is_taken(number):
+                await self._destroy(self._keys.slots_of_shard(number))
+                self._swept.pop(number, None)
+            elif number in listed and not self._snapshots.is_reading:
+                shard = self._shards[number]
+                gone = shard.machine.counters.last_seq - shard.machine.counters.messages
+                seen, at_s = self._swept.get(number, (-1, now_s - sweep_s))
+                if seen != gone and now_s - at_s >= sweep_s and not shard.damaged:
+                    more = await self._sweep(shard)
+                    self._swept[number] = (-1 if more else gone, now_s)
+
+    async def _sweep(self, shard: Shard) -> bool:
+        """Destroy keys of subjects that had no messages the last time, and have none now.
+
+        Those found now are only noted: what they have sealed may not be applied yet. Whether there
+        are any.
+        """
+        number = shard.machine.shard
+        noted = self._keys.condemned(self._keys.slots_of_shard(number))
+        if noted:
+            await self._barrier(shard)
+        names = [name for _, name in shard.machine.subjects.live()]
+        needed: set[int] = set()
+        for some in _batches(names):
+            needed |= self._keys.slots_of_subjects(number, some)
+            await asyncio.sleep(0)
+        idle = set(self._keys.slots_of_shard(number)) - needed
+        doomed = self._keys.condemned(idle.intersection(noted))
+        idle.difference_update(doomed)
+        self._keys.condemn(idle)
+        await self._destroy(doomed)
+        return bool(idle)
+
+    async def _destroy(self, slots: list[int]) -> None:
+        """Destroy keys of which no message is left."""
+        self._keys.retire_slots(slots)
+        if slots:
+            await asyncio.to_thread(self._keys.destroy, slots, 0)
+            await asyncio.to_thread(self._keys.finish, slots)
+
+
+def _batches(names: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(names), _TOGETHER):
+        yield names[start : start + _TOGETHER]

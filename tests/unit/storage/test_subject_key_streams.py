@@ -1,0 +1,439 @@
+"""Streams with subject keys: files hold sealed content only, and an erased subject is shredded."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from contrail_common import errors
+from contrail_common.blocks import encode_block
+from contrail_common.errors import ApiError
+from contrail_common.link import PullRequest, RangeRequest
+from contrail_common.message_batch import MessageBatch
+from contrail_common.model import ConsumerConfig, PublishMessage, message_size
+from contrail_storage.core.key_layout import BLOCK, large_key
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import StorageNode
+from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME
+from tests.unit.storage.erase_rig import NODE_KEY, WAIT_NS, erased, found, running, secret
+from tests.unit.storage.subject_key_rig import (
+    config,
+    content_found,
+    content_traces,
+    everything,
+    expected,
+    fill,
+    make,
+    other,
+)
+
+ENCRYPTED = pytest.mark.parametrize("node_keys", [(), (NODE_KEY,)], ids=["plain", "encrypted"])
+
+
+def keys_of(node: StorageNode, stream: str = "S") -> int:
+    """How many keys the subjects of a stream with one shard have."""
+    return node.subject_keys.live().get(node.streams.shard(stream).machine.shard, 0)
+
+
+async def seen_alike(link: LocalLink, numbers: list[int], stream: str = "S") -> None:
+    wanted = expected(numbers, stream)
+    for how, seen in (await everything(link, stream)).items():
+        assert seen == wanted, how
+
+
+@ENCRYPTED
+def test_content_is_in_no_file_and_is_given_out_in_every_way(
+    tmp_path: Path, node_keys: tuple[bytes, ...]
+) -> None:
+    numbers = list(range(1, 61))
+
+    async def scenario() -> None:
+        options: Any = {"node_keys": node_keys, "merge_blocks": 4}
+        async with running(tmp_path, **options) as (node, link):
+            await make(link)
+            await fill(link, 40)
+            await seen_alike(link, numbers[:40])
+            await node.checkpoint()
+            await link.publish("S", [secret(number) for number in range(41, 61)])
+            await seen_alike(link, numbers)
+            assert keys_of(node) == 60
+            assert content_found(tmp_path, numbers) == {}
+            state = (await link.stream_info("S")).state
+            messages = map(secret, numbers)
+            assert state.bytes == sum(message_size(x.headers, len(x.payload)) for x in messages)
+            await node.scrubber.round()
+            assert node.readiness() == {}
+        async with running(tmp_path, **options) as (node, link):
+            assert content_found(tmp_path, numbers) == {}
+            await seen_alike(link, numbers)
+            assert keys_of(node) == 60
+            assert (await link.publish("S", [secret(7)])).results[0].duplicate
+
+    asyncio.run(scenario())
+
+
+def test_erased_subject_is_shredded_in_a_copy_taken_before(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+
+    async def scenario() -> None:
+        async with running(data) as (node, link):
+            await make(link)
+            await fill(link, 20)
+            await node.checkpoint()
+            await link.publish("S", [secret(21), other("S.name-of-0007", "again")])
+            await node.until_written()
+            shutil.copytree(data, copy)
+            receipt = await link.erase("S", [], "S.name-of-0007")
+            assert receipt.shredded
+            # Also while it is pending the only copy of the key is gone.
+            after = (data / SUBJECT_KEYS_NAME).read_bytes()
+            done = await link.erasure(receipt.erasure_id, WAIT_NS)
+            assert (done.status, done.messages, done.shredded) == ("done", 2, True)
+            rest = [seq for seq in range(1, 22) if seq != 7]
+            await seen_alike(link, rest)
+            await link.publish("S", [secret(7), other("S.name-of-0007", "new")])
+            last = await link.get_message("S", 23)
+            assert (last.subject, last.payload) == ("S.name-of-0007", b"new")
+        (copy / SUBJECT_KEYS_NAME).write_bytes(after)
+        async with running(copy) as (_, link):
+            await seen_alike(link, [seq for seq in range(1, 22) if seq != 7])
+            assert content_found(copy, [7]) == {}
+
+    asyncio.run(scenario())
+
+
+def test_erasing_by_a_filter_destroys_keys_of_subjects_without_messages_too(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await make(link, "T")
+            await fill(link, 10)
+            await fill(link, 3, "T")
+            await link.purge_stream("S", "S.name-of-0004", 0, 0)
+            await link.delete_message("S", 5)
+            receipt = await erased(link, "S", [], "S.>")
+            assert (receipt.messages, receipt.shredded) == (8, True)
+            assert (keys_of(node), keys_of(node, "T")) == (0, 3)
+            await seen_alike(link, [1, 2, 3], "T")
+            await link.publish("S", [secret(4)])
+            assert keys_of(node) == 1
+
+    asyncio.run(scenario())
+
+
+def test_subject_that_lost_its_messages_before_can_still_be_shredded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await fill(link, 3)
+            await link.delete_message("S", 2)
+            receipt = await erased(link, "S", [], "S.name-of-0002")
+            assert (receipt.messages, receipt.shredded) == (0, True)
+            assert keys_of(node) == 2
+
+    asyncio.run(scenario())
+
+
+def test_erasing_by_sequence_shreds_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await fill(link, 3)
+            receipt = await erased(link, "S", [2])
+            assert (receipt.status, receipt.messages, receipt.shredded) == ("done", 1, False)
+            assert keys_of(node) == 3
+            await seen_alike(link, [1, 3])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["mended", "killed before"])
+def test_messages_whose_key_is_destroyed_are_erased_ones_to_everybody(
+    tmp_path: Path, removed: bool
+) -> None:
+    """As a crash leaves it between the destruction of keys and the removal of messages."""
+
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await fill(link, 12)
+            consumer = ConsumerConfig(name="c", durable=True, ack_wait_ns=1)
+            await link.put_consumer("S", consumer, "put", None, False)
+            await link.pull(PullRequest(stream="S", consumer="c", batch=3))
+            shard = node.streams.shard("S")
+            subjects = [secret(number).subject for number in (2, 5, 12)]
+            slots = node.subject_keys.retire(shard.machine.shard, subjects)
+            node.subject_keys.destroy(slots, 13)
+            rest = [seq for seq in range(1, 13) if seq not in (2, 5, 12)]
+            await seen_alike(link, rest)
+            await node.scrubber.round()
+            pulled = await link.pull(PullRequest(stream="S", consumer="c", batch=9, no_wait=True))
+            assert not {2, 5, 12} & {one.message.seq for one in pulled.deliveries}
+            assert node.readiness() == {}
+            # A subject that is published again before keeps what is new.
+            await link.publish("S", [other(subjects[0], "new")])
+            if removed:
+                await node.shredder.mend()
+        async with running(tmp_path) as (node, link):
+            state = (await link.stream_info("S")).state
+            assert (state.messages, state.last_seq) == (10, 13)
+            assert (await link.get_message("S", 13)).payload == b"new"
+            assert node.subject_keys.remains == {}
+            assert node.readiness() == {}
+
+    asyncio.run(scenario())
+
+
+def test_keys_of_subjects_without_messages_and_of_deleted_streams_go(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link, max_msgs=4)
+            await make(link, "T")
+            await fill(link, 10)
+            await fill(link, 3, "T")
+            gone = node.streams.shard("T").machine.shard
+            await node.shredder.tick(sweep_s=0)
+            # What had no message in between is not yet sure to need no key.
+            await link.publish("S", [other("S.name-of-0006", "back"), other("S.x", "x")])
+            await link.delete_stream("T")
+            await node.shredder.tick(sweep_s=0)
+            assert gone not in node.subject_keys.live()
+            assert keys_of(node) == 6  # two that were noted last have still theirs
+            await node.shredder.tick(sweep_s=0)
+            assert keys_of(node) == 4
+            page = await link.read_range(RangeRequest(stream="S", limit=9))
+            assert [one.payload[-4:] for one in page.messages] == [b"....", b"....", b"back", b"x"]
+            await link.publish("S", [secret(1), other("S.name-of-0001", "one")])
+            page = await link.read_range(RangeRequest(stream="S", limit=9, from_seq=13))
+            assert [one.payload for one in page.messages] == [b"one"]
+            await link.purge_stream("S", "", 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_publishes_wait_for_the_keys_of_their_subjects_in_order(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link, allow_atomic=True)
+            known = await link.publish("S", [other("S.a", "0")])
+            assert known.results[0].seq == 1
+            work = [
+                link.publish("S", [other("S.a" if number % 2 else f"S.{number}", str(number))])
+                for number in range(1, 40)
+            ]
+            batch = MessageBatch.of(
+                [other(f"S.b{number}", str(number)) for number in range(40, 50)]
+            )
+            batch.atomic = True
+            acks = await asyncio.gather(*work, link.publish_batch("S", batch))
+            assert [ack.results[0].seq for ack in acks] == list(range(2, 42))
+            page = await link.read_range(RangeRequest(stream="S", limit=100))
+            assert [one.payload for one in page.messages] == [b"%d" % n for n in range(50)]
+            assert node.shard_log.queued_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_refused_messages_are_refused_by_their_plain_size(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (_, link):
+            await make(link, max_msg_size=10)
+            ack = await link.publish(
+                "S",
+                [
+                    PublishMessage("S.a", None, b"x" * 10),
+                    PublishMessage("S.a", None, b"x" * 11),
+                    PublishMessage("T.a", None, b"x"),
+                    PublishMessage("S.a", {"ab": ["c"]}, b"123"),
+                    PublishMessage("S.a", None, b""),
+                ],
+            )
+            codes = [one.code for one in ack.results]
+            assert codes == [
+                0,
+                errors.MESSAGE_TOO_LARGE.code,
+                errors.SUBJECT_NOT_CAPTURED.code,
+                0,
+                0,
+            ]
+            assert (await link.stream_info("S")).state.bytes == 20
+
+    asyncio.run(scenario())
+
+
+def test_sharded_stream_is_sealed_and_shredded_in_each_shard(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link, shards=3)
+            ack = await link.publish("S", [secret(number) for number in range(1, 31)])
+            assert {one.shard for one in ack.results} == {0, 1, 2}
+            assert sum(node.subject_keys.live().values()) == 30
+            assert content_found(tmp_path, list(range(1, 31))) == {}
+            assert (await erased(link, "S", [], "S.name-of-0003")).shredded
+            page = await link.read_range(RangeRequest(stream="S", limit=100))
+            payloads = {one.payload for one in page.messages}
+            assert payloads == {secret(number).payload for number in range(1, 31) if number != 3}
+            receipt = await erased(link, "S", [], ">")
+            assert (receipt.messages, receipt.shredded) == (29, True)
+            assert node.subject_keys.live() == {}
+
+    asyncio.run(scenario())
+
+
+@ENCRYPTED
+def test_restored_stream_has_keys_of_its_own(tmp_path: Path, node_keys: tuple[bytes, ...]) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, node_keys=node_keys) as (node, link):
+            await make(link)
+            await fill(link, 30)
+            await link.delete_message("S", 5)
+            await link.purge_stream("S", "S.name-of-0009", 0, 0)
+            archive = b"".join([chunk async for chunk in await link.snapshot("S", True)])
+            assert content_traces(8)[2] in archive
+            assert content_traces(5)[2] not in archive
+            await link.delete_stream("S")
+            token = await link.begin_restore("R")
+            for at in range(0, len(archive), 1_000):
+                await link.append_restore(token, at, archive[at : at + 1_000])
+            await link.commit_restore(token)
+            rest = [seq for seq in range(1, 31) if seq not in (5, 9)]
+            await seen_alike_in(link, rest, "R")
+            assert keys_of(node, "R") == 28
+            assert content_found(tmp_path, list(range(1, 31))) == {}
+            assert (await erased(link, "R", [], "S.name-of-0008")).shredded
+        async with running(tmp_path, node_keys=node_keys) as (_, link):
+            rest.remove(8)
+            await seen_alike_in(link, rest, "R")
+
+    async def seen_alike_in(link: LocalLink, numbers: list[int], stream: str) -> None:
+        for how, seen in (await everything(link, stream)).items():
+            assert seen == expected(numbers), how
+
+    asyncio.run(scenario())
+
+
+def test_snapshot_ends_when_a_subject_is_shredded_behind_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await link.publish("S", [other(f"S.{n}", "x" * 9_000) for n in range(200)])
+            await node.until_written()
+            chunks = await link.snapshot("S", True)
+            await anext(chunks)
+            assert node.snapshotter.is_reading
+            await link.erase("S", [], "S.199")
+            with pytest.raises(ApiError, match="ended for an erasure") as refused:
+                async for _ in chunks:
+                    pass
+            assert refused.value.spec is errors.OVERLOADED
+            assert not node.snapshotter.is_reading
+
+    asyncio.run(scenario())
+
+
+def test_time_to_live_below_that_of_markers_is_raised_in_sealed_headers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (_, link):
+            marked = {"allow_msg_ttl": True, "subject_delete_marker_ttl_ns": 60_000_000_000}
+            await make(link, allow_rollup_hdrs=True, **marked)
+            short = PublishMessage("S.a", {"Nats-TTL": ["1s"]}, b"x", ttl_ns=1_000_000_000)
+            await link.publish("S", [short])
+            assert (await link.get_message("S", 1)).headers == {"Nats-TTL": ["1m0s"]}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("damage", ["missing", "header", "slot", "older"])
+def test_lost_keys_stop_the_stream_that_needs_them_and_no_other(
+    tmp_path: Path, damage: str
+) -> None:
+    async def scenario() -> None:
+        path = tmp_path / SUBJECT_KEYS_NAME
+        async with running(tmp_path) as (_, link):
+            await make(link)
+            await make(link, "NEW")
+            plain = msgspec.structs.replace(config("P"), erasure="rewrite")
+            await link.put_stream(plain, "create", None, False)
+            await link.publish("P", [secret(1, "P")])
+            await link.publish("S", [secret(1)])
+            older = path.read_bytes()
+            await link.publish("S", [secret(2)])
+            await link.publish("NEW", [])
+        whole = bytearray(path.read_bytes())
+        whole[{"header": 9, "slot": len(whole) - 60}.get(damage, 0)] ^= damage in ("header", "slot")
+        path.unlink()
+        if damage != "missing":
+            path.write_bytes(older if damage == "older" else bytes(whole))
+        async with running(tmp_path) as (node, link):
+            if damage in ("missing", "header"):
+                assert SUBJECT_KEYS_NAME in node.readiness()["stream S"]
+            with pytest.raises(ApiError) as refused:
+                await link.get_message("S", 2)
+            assert refused.value.spec is errors.DATA_LOST
+            assert SUBJECT_KEYS_NAME in node.readiness()["stream S"]
+            with pytest.raises(ApiError) as refused:
+                await link.publish("S", [secret(3)])
+            assert refused.value.spec is errors.DATA_LOST
+            assert (await link.get_message("P", 1)).payload == secret(1, "P").payload
+            await link.delete_stream("S")
+            assert node.readiness() == {}
+
+    asyncio.run(scenario())
+
+
+def test_content_under_a_wrong_key_is_damage_that_the_scrub_finds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            for each in (1, 2, 3):
+                await link.publish("S", [secret(each)])
+                await node.until_written()
+            await link.delete_message("S", 2)
+            number = node.streams.shard("S").machine.shard
+            for deleted, seq in ((True, 2), (False, 3)):
+                block = node.blocks.load(number, seq)
+                columns = block.columns
+                assert columns.seals is not None
+                first = node.blocks.load(number, 1).columns.seals
+                assert first is not None
+                columns.seals.keys = first.keys
+                operation = ("put", large_key(BLOCK, number, seq), encode_block(block, 0))
+                node._disk.write([operation])
+                await node.scrubber.round()
+                assert ("stream S" not in node.readiness()) == deleted
+            with pytest.raises(ApiError) as refused:
+                await link.get_message("S", 1)
+            assert refused.value.spec is errors.DATA_LOST
+
+    asyncio.run(scenario())
+
+
+def test_stream_keeps_or_goes_without_subject_keys_from_its_making_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (_, link):
+            await make(link)
+            plain = msgspec.structs.replace(config(), erasure="rewrite")
+            with pytest.raises(ApiError) as refused:
+                await link.put_stream(plain, "put", None, False)
+            assert refused.value.spec is errors.STREAM_UPDATE_REFUSED
+            assert [one.pointer for one in refused.value.fields] == ["/erasure"]
+
+    asyncio.run(scenario())
+
+
+def test_subject_names_leave_the_files_with_the_keys(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await fill(link, 5)
+            await node.checkpoint()
+            assert found(tmp_path, [b"name-of-0003"])
+            await erased(link, "S", [], "S.name-of-0003")
+            assert found(tmp_path, [b"name-of-0003"]) == {}
+
+    asyncio.run(scenario())
