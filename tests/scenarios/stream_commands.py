@@ -94,4 +94,5 @@ async def erase(world: World, arguments: Arguments) -> list[str]:
     arguments.end()
     receipt = await world.finish(world.link.erase(name, seqs, subject))
     ended = await world.finish(world.link.erasure(receipt.erasure_id, 0))
-    return [f"erased {ended.messages}, {ended.status}"]
+    shredded = ", shredded" if ended.shredded else ""
+    return [f"erased {ended.messages}, {ended.status}{shredded}"]
