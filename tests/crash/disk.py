@@ -18,11 +18,13 @@ import msgspec
 
 from contrail_storage.store.rocks_store import Operation, RocksStore, StoreFailedError
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
-from contrail_storage.wal.files import AppendHandle, Files
+from contrail_storage.wal.files import AppendHandle, Files, UpdateHandle
 from tests.crash.history import ChangeKind, FileChange
 from tests.crash.pipe import Reporter
 
 Lane = Literal["log", "files", "store"]
+UNDO: Final = ".undo"
+"""What a write in place replaced and no sync has confirmed: beside the shadow of its file."""
 LANES: Final[tuple[Lane, ...]] = ("log", "files", "store")
 
 
@@ -130,6 +132,11 @@ class CountedFiles(Files):
         self.report("created", path, inode=inode)
         return _CountedHandle(self, self._switch, path, handle)
 
+    def update(self, path: Path) -> UpdateHandle:
+        inode = path.stat().st_ino
+        undo = None if self._shadow is None else self._shadow / f"{inode}{UNDO}"
+        return _CountedUpdate(self, self._switch, path, super().update(path), undo)
+
     def truncate(self, path: Path, size: int) -> None:
         self._switch.step(_lane(path), "truncate")
         super().truncate(path, size)
@@ -199,6 +206,53 @@ class _CountedHandle:
         if _lane(self._path) != "log" or not self._switch.lies:
             self._handle.sync()
             self._files.report("synced", self._path, size=self._size)
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+class _CountedUpdate:
+    """A file that is changed in place; what unsynced writes replaced is kept beside its shadow."""
+
+    def __init__(
+        self,
+        files: CountedFiles,
+        switch: Switch,
+        path: Path,
+        handle: UpdateHandle,
+        undo: Path | None,
+    ) -> None:
+        self._files = files
+        self._switch = switch
+        self._path = path
+        self._handle = handle
+        self._undo = undo
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._handle.read(offset, size)
+
+    def write(self, offset: int, data: bytes) -> None:
+        part = data[: self._switch.tear(len(data))]
+        if self._undo is not None:
+            before = msgspec.msgpack.encode((offset, self._handle.read(offset, len(data))))
+            with self._undo.open("ab") as noted:
+                noted.write(len(before).to_bytes(4, "little") + before)
+        try:
+            torn = self._switch.step("files", "write")
+        except OSError:
+            self._handle.write(offset, part)
+            raise
+        if torn:
+            self._handle.write(offset, part)
+            self._switch.die()
+        self._handle.write(offset, data)
+
+    def sync(self) -> None:
+        self._switch.step("files", "sync")
+        self._handle.sync()
+        if self._undo is not None:
+            self._undo.unlink(missing_ok=True)
+        self._files.report("synced", self._path, size=self._path.stat().st_size)
 
     def close(self) -> None:
         self._handle.close()

@@ -58,10 +58,11 @@ class Purge(msgspec.Struct, frozen=True, tag=True):
 
 
 class Erase(msgspec.Struct, frozen=True, tag=True):
-    """Erase messages; the answer is the receipt, done or not."""
+    """Erase messages, or all of a subject; the answer is the receipt, done or not."""
 
     stream: str
     seqs: list[int]
+    subject: str = ""
 
 
 class AskErasure(msgspec.Struct, frozen=True, tag=True):

@@ -512,6 +512,8 @@ class Ledger:
 def _removed_by(stream: Stream, call: history.Remove | history.Erase | history.Purge) -> set[int]:
     if isinstance(call, history.Purge):
         return purged(stream.live, call.subject, call.up_to_seq, call.keep)
+    if isinstance(call, history.Erase) and call.subject:
+        return purged(stream.live, call.subject, 0, 0)
     seqs = {call.seq} if isinstance(call, history.Remove) else set(call.seqs)
     return seqs & set(stream.live)
 

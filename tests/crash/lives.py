@@ -221,7 +221,8 @@ class Life:
     ) -> Outcome:
         match call:
             case history.Erase():
-                return Erased((await self.link.erase(call.stream, call.seqs, "")).erasure_id)
+                receipt = await self.link.erase(call.stream, call.seqs, call.subject)
+                return Erased(receipt.erasure_id)
             case history.AskErasure():
                 receipt = await self.link.erasure(call.erasure_id, _ERASED_NS)
                 assert receipt.status == "done"

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from tests.crash.disk import UNDO
 from tests.crash.history import FileChange
 
 STORE: Final = "store"
@@ -98,11 +101,26 @@ class PowerCut:
 
 def _survivor(inode: _Inode, chance: random.Random) -> bytes:
     """The synced bytes, and of the rest nothing, its begin, or zeros with or without its end."""
-    content = inode.shadow.read_bytes()
+    content = _undone(inode.shadow, chance)
     sound, rest = content[: inode.synced], content[inode.synced :]
     kept = rest[: chance.randint(0, len(rest))]
     zeros = bytes(len(kept))
     return sound + chance.choice((b"", kept, zeros, zeros + rest[len(kept) :]))
+
+
+def _undone(shadow: Path, chance: random.Random) -> bytes:
+    """The content without some of the newest writes in place that no sync has confirmed."""
+    content = bytearray(shadow.read_bytes())
+    undo = shadow.with_name(shadow.name + UNDO)
+    data = undo.read_bytes() if undo.exists() else b""
+    before: list[tuple[int, bytes]] = []
+    while data:
+        size = int.from_bytes(data[:4], "little")
+        before.append(msgspec.msgpack.decode(data[4 : 4 + size], type=tuple[int, bytes]))
+        data = data[4 + size :]
+    for offset, replaced in before[chance.randint(0, len(before)) :][::-1]:
+        content[offset : offset + len(replaced)] = replaced
+    return bytes(content)
 
 
 def _update(names: dict[str, _Inode], change: dict[str, _Inode | None]) -> None:

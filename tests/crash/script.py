@@ -32,6 +32,7 @@ SYNC: Final = 0.7
 ORDERS: Final = "ORDERS"
 EVENTS: Final = "EVENTS"
 JOBS: Final = "JOBS"
+KEYED: Final = "KEYED"
 
 
 class Writer:
@@ -231,6 +232,30 @@ def _erasing(write: Writer) -> Iterator[Step]:
         write.events(write.message("events.c")),
     ]
     yield [Look(ORDERS, "all")]
+
+
+def shredding(seed: int) -> list[Step]:
+    """Messages of a stream with subject keys; subjects are erased, one by one and together."""
+    return list(_shredding(Writer(seed, all_ids=True)))
+
+
+def _shredding(write: Writer) -> Iterator[Step]:
+    keyed = StreamConfig(name=KEYED, subjects=("keyed.*",), erasure="subject_key")
+    yield [PutStream(keyed)]
+    yield [PutConsumer(KEYED, ConsumerConfig(name="all", durable=True))]
+    for at in range(4):
+        yield [Publish(KEYED, [write.message(f"keyed.{at}-{n}", size=60) for n in range(2)])]
+        yield [Publish(KEYED, [write.message("keyed.same", size=60)])]
+    yield [Pull(KEYED, "all", 5)]
+    yield [TakeCheckpoint()]
+    yield [Publish(KEYED, [write.message("keyed.same", size=60)])]
+    yield [Erase(KEYED, [], "keyed.same")]
+    yield [Publish(KEYED, [write.message("keyed.same", size=60)])]
+    yield [Erase(KEYED, [1])]
+    yield [Erase(KEYED, [], "keyed.1-1")]
+    yield [Publish(KEYED, [write.message(f"keyed.new-{n}", size=60) for n in range(3)])]
+    yield [Erase(KEYED, [], "keyed.2-0")]
+    yield [Look(KEYED, "all")]
 
 
 def archive(seed: int) -> list[Step]:

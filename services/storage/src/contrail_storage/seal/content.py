@@ -76,7 +76,9 @@ class ContentOpener:
         columns = block.columns
         if columns.seals is None:
             return block.message(position, subject)
-        found = self._content(columns, position)
+        offsets = as_u32(columns.offsets)
+        cell = columns.payload[offsets[position] : offsets[position + 1]]
+        found = self._content(cell, int(columns.seals.key_ids[position]))
         if found is None:
             return None
         time_ns = int(block.times_ns[position])
@@ -94,21 +96,19 @@ class ContentOpener:
         payloads = [b""] * columns.count
         headers: list[Headers | None] = [None] * columns.count
         gone: list[int] = []
+        ids, ends = columns.seals.key_ids.tolist(), as_u32(columns.offsets).tolist()
+        heap = columns.payload
         for at in range(columns.count) if wanted is None else wanted:
-            found = self._content(columns, at)
+            cell = heap[ends[at] : ends[at + 1]]
+            found = self._content(cell, ids[at])
             if found is None:
                 gone.append(at)
             else:
                 headers[at], payloads[at] = found
         return columns_of(payloads, headers), gone
 
-    def _content(
-        self, columns: MessageColumns, position: int
-    ) -> tuple[Headers | None, bytes] | None:
-        assert columns.seals is not None
-        offsets = as_u32(columns.offsets)
-        cell = columns.payload[offsets[position] : offsets[position + 1]]
-        key_id = int(columns.seals.key_ids[position])
+    def _content(self, cell: bytes, key_id: int) -> tuple[Headers | None, bytes] | None:
+        """Headers and payload of a message; None when its key was destroyed."""
         try:
             if key_id != NOT_SEALED:
                 key = self._key(key_id)

@@ -18,7 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from contrail_storage.seal.frames import SEAL_BYTES, SealBrokenError, Sealer
 from contrail_storage.wal.files import Files
@@ -48,6 +50,14 @@ _SLOTS_AT: Final = _JOURNAL_AT + _JOURNAL_BYTES
 _SLOT: Final = struct.Struct(f"<B3xII4xQ16s{_FIELD_BYTES}s")
 SLOT_BYTES: Final = _SLOT.size + _CRC.size
 assert 512 % SLOT_BYTES == 0
+_SLOT_TYPE: Final = np.dtype(
+    {
+        "names": ["state", "generation", "shard", "mark", "crc"],
+        "formats": ["u1", "<u4", "<u4", "<u8", "<u4"],
+        "offsets": [0, 4, 8, 24, _SLOT.size],
+        "itemsize": SLOT_BYTES,
+    }
+)
 _NEVER_USED: Final = bytes(SLOT_BYTES)
 _SCAN_SLOTS: Final = 32_768
 _MARK_PLACE: Final = b"subject-keys"
@@ -66,6 +76,15 @@ class Slot(NamedTuple):
     below_seq: int = 0
     mark: bytes = bytes(MARK_BYTES)
     key: bytes = b""
+
+
+class SlotColumns(NamedTuple):
+    """Slots in columns; ``marks`` are the first 8 bytes of each mark, as a number."""
+
+    states: NDArray[np.uint8]
+    generations: NDArray[np.uint32]
+    shards: NDArray[np.uint32]
+    marks: NDArray[np.uint64]
 
 
 class Doomed(NamedTuple):
@@ -132,24 +151,29 @@ class KeyFile:
             raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME} has version {version}")
         return self._opened(field, _MARK_PLACE)
 
-    def scan(self) -> Iterator[Slot]:
-        """All slots in order, without their keys."""
+    def scan(self) -> Iterator[SlotColumns]:
+        """All slots in order, without marks and keys, some thousand at a time."""
         at = _SLOTS_AT
         while data := self._handle.read(at, _SCAN_SLOTS * SLOT_BYTES):
-            for start in range(0, len(data), SLOT_BYTES):
-                yield _decoded(data[start : start + SLOT_BYTES])._replace(key=b"")
             at += len(data)
+            data += bytes(-len(data) % SLOT_BYTES)
+            slots = np.frombuffer(data, _SLOT_TYPE)
+            sums = [crc32c(data[at : at + _SLOT.size]) for at in range(0, len(data), SLOT_BYTES)]
+            used = np.frombuffer(data, np.uint8).reshape(-1, SLOT_BYTES).any(axis=1)
+            sound = (slots["crc"] == np.array(sums, np.uint32)) | ~used
+            yield SlotColumns(
+                np.where(sound, slots["state"], np.uint8(BROKEN)),
+                np.where(sound, slots["generation"], np.uint32(0)),
+                np.where(sound, slots["shard"], np.uint32(0)),
+                slots["mark"],
+            )
 
-    def key(self, number: int, generation: int) -> bytes:
-        """The key of a live slot. Raises SubjectKeysDamagedError."""
+    def slot(self, number: int) -> Slot:
+        """What stands in a slot, its key opened; raises SubjectKeysDamagedError."""
         slot = _decoded(self._handle.read(_place_of(number), SLOT_BYTES))
-        if (slot.state, slot.generation) != (LIVE, generation):
-            raise SubjectKeysDamagedError(f"slot {number} of {SUBJECT_KEYS_NAME} is damaged")
-        return self._opened(slot.key, _key_place(number, generation))
-
-    def mark(self, number: int) -> bytes:
-        """The mark that a slot has."""
-        return _decoded(self._handle.read(_place_of(number), SLOT_BYTES)).mark
+        if slot.state != LIVE:
+            return slot._replace(key=b"")
+        return slot._replace(key=self._opened(slot.key, _key_place(number, slot.generation)))
 
     def write(self, slots: Sequence[tuple[int, Slot]]) -> None:
         """Overwrite slots, given by their numbers; ``sync`` makes it durable."""

@@ -19,10 +19,16 @@ def prefix_of(mark: bytes) -> int:
 class MarkIndex:
     """Finds slots by the prefixes of their marks; several may have the same."""
 
-    def __init__(self, prefixes: Sequence[int] = (), slots: Sequence[int] = ()) -> None:
+    def __init__(
+        self, prefixes: U64Array | None = None, slots: NDArray[np.uint32] | None = None
+    ) -> None:
+        """Slots with the ``prefixes`` of their marks; none when none are given."""
         self._recent: dict[int, list[int]] = {}
         self._dead = 0
-        self._set(np.array(prefixes, np.uint64), np.array(slots, np.uint32))
+        nothing = np.zeros(0, np.uint64), np.zeros(0, np.uint32)
+        self._set(
+            nothing[0] if prefixes is None else prefixes, nothing[1] if slots is None else slots
+        )
 
     def _set(self, prefixes: U64Array, slots: NDArray[np.uint32]) -> None:
         order = np.argsort(prefixes, kind="stable")
@@ -37,7 +43,7 @@ class MarkIndex:
     def find(self, prefix: int) -> list[int]:
         """Slots under a prefix."""
         found = list(self._recent.get(prefix, ()))
-        at = int(np.searchsorted(self._prefixes, np.uint64(prefix)))
+        at = int(self._prefixes.searchsorted(np.uint64(prefix)))
         while at < len(self._prefixes) and int(self._prefixes[at]) == prefix:
             if int(self._slots[at]) != _NO_SLOT:
                 found.append(int(self._slots[at]))
@@ -64,7 +70,7 @@ class MarkIndex:
             if not recent:
                 del self._recent[prefix]
             return
-        at = int(np.searchsorted(self._prefixes, np.uint64(prefix)))
+        at = int(self._prefixes.searchsorted(np.uint64(prefix)))
         while at < len(self._prefixes) and int(self._prefixes[at]) == prefix:
             if int(self._slots[at]) == slot:
                 self._slots[at] = _NO_SLOT

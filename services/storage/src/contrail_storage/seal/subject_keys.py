@@ -23,6 +23,7 @@ from contrail_storage.seal.frames import Sealer
 from contrail_storage.seal.key_file import (
     BROKEN,
     DESTROYED,
+    EMPTY,
     FREE,
     JOURNAL_MAX,
     KEY_BYTES,
@@ -147,26 +148,25 @@ class SubjectKeys:
             self.trouble = str(error)
             return
         with self._changing:
-            marks: list[tuple[int, int]] = []
-            for number, slot in enumerate(self._file.scan()):
-                self._grow(number + 1)
-                self._set(number, slot)
-                if slot.state == LIVE:
-                    marks.append((prefix_of(slot.mark), number))
-            self._index = MarkIndex([prefix for prefix, _ in marks], [at for _, at in marks])
+            marks: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
+            slots: list[NDArray[np.uint32]] = [np.zeros(0, np.uint32)]
+            for found in self._file.scan():
+                first = self._count
+                self._grow(first + len(found.states))
+                here = np.arange(first, self._count, dtype=np.uint32)
+                self._states[here] = found.states
+                self._generations[here] = found.generations
+                self._shards[here] = found.shards
+                live = found.states == LIVE
+                marks.append(found.marks[live])
+                slots.append(here[live])
+                self._live.update(found.shards[live].tolist())
+                self._free += here[(found.states == EMPTY) | (found.states == FREE)].tolist()
+                for number in here[found.states == DESTROYED].tolist():
+                    slot = self._file.slot(number)
+                    self.remains[number] = Remains(slot.shard, slot.mark, slot.below_seq)
+            self._index = MarkIndex(np.concatenate(marks), np.concatenate(slots))
             self._finish_journal(self._file)
-
-    def _set(self, number: int, slot: Slot) -> None:
-        """Take a slot up as it stands in the file."""
-        self._states[number] = slot.state
-        self._generations[number] = slot.generation
-        self._shards[number] = slot.shard
-        if slot.state == LIVE:
-            self._live[slot.shard] += 1
-        elif slot.state == DESTROYED:
-            self.remains[number] = Remains(slot.shard, slot.mark, slot.below_seq)
-        elif slot.state != BROKEN:
-            self._free.append(number)
 
     def _finish_journal(self, file: KeyFile) -> None:
         doomed = [
@@ -200,11 +200,11 @@ class SubjectKeys:
         if key is not None:
             return key
         with self._lock:
-            for number in self._slots_of(shard, self._mark(shard, subject)):
+            for number, slot in self._slots_of(shard, self._mark(shard, subject)):
                 if number in self._retired:
                     continue
                 self._condemned.discard(number)
-                key = self._cipher(number, int(self._generations[number]))
+                key = self._in_use(number, slot)
                 self._sealing.put((shard, subject), key)
                 return key
         return None
@@ -246,11 +246,16 @@ class SubjectKeys:
         return now > generation or (now == generation and state in (DESTROYED, FREE))
 
     def _cipher(self, number: int, generation: int) -> SubjectKey:
-        key_id = generation << 32 | number
+        slot = self._needed().slot(number)
+        if (slot.state, slot.generation) != (LIVE, generation):
+            raise SubjectKeysDamagedError(f"slot {number} of {SUBJECT_KEYS_NAME} is damaged")
+        return self._in_use(number, slot)
+
+    def _in_use(self, number: int, slot: Slot) -> SubjectKey:
+        key_id = slot.generation << 32 | number
         found = self._opening.get(key_id)
         if found is None:
-            plain = self._needed().key(number, generation)
-            found = SubjectKey(key_id, key_id.to_bytes(8, "little"), AESGCM(plain))
+            found = SubjectKey(key_id, key_id.to_bytes(8, "little"), AESGCM(slot.key))
             self._opening.put(key_id, found)
         return found
 
@@ -263,15 +268,15 @@ class SubjectKeys:
         text = shard.to_bytes(4, "little") + subject.encode()
         return blake2b(text, digest_size=MARK_BYTES, key=self._needed().mark_key).digest()
 
-    def _slots_of(self, shard: int, mark: bytes) -> list[int]:
+    def _slots_of(self, shard: int, mark: bytes) -> list[tuple[int, Slot]]:
         """The slots with live keys of the subject with a mark."""
-        return [
-            number
+        file = self._needed()
+        found = [
+            (number, file.slot(number))
             for number in self._index.find(prefix_of(mark))
-            if self._states[number] == LIVE
-            and self._shards[number] == shard
-            and self._needed().mark(number) == mark
+            if self._states[number] == LIVE and self._shards[number] == shard
         ]
+        return [(number, slot) for number, slot in found if (slot.state, slot.mark) == (LIVE, mark)]
 
     # Making --------------------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class SubjectKeys:
             found = [
                 number
                 for subject in subjects
-                for number in self._slots_of(shard, self._mark(shard, subject))
+                for number, _ in self._slots_of(shard, self._mark(shard, subject))
             ]
             self.retire_slots(found)
             return found
@@ -367,7 +372,7 @@ class SubjectKeys:
 
     def _doomed(self, file: KeyFile, number: int, below_seq: int) -> Doomed:
         shard, generation = int(self._shards[number]), int(self._generations[number])
-        return Doomed(number, generation, shard, below_seq, file.mark(number))
+        return Doomed(number, generation, shard, below_seq, file.slot(number).mark)
 
     def _overwrite(self, file: KeyFile, doomed: Sequence[Doomed]) -> None:
         with self._lock:
