@@ -1,6 +1,7 @@
 """Streams with subject keys: files hold sealed content only, and an erased subject is shredded."""
 
 import asyncio
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from contrail_common.model import ConsumerConfig, PublishMessage, message_size
 from contrail_storage.core.key_layout import BLOCK, large_key
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import StorageNode
+from contrail_storage.node.proposer import QUEUE_BYTES_MAX
 from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME
+from contrail_storage.wal.files import Files, UpdateHandle
 from tests.unit.storage.erase_rig import NODE_KEY, WAIT_NS, erased, found, running, secret
 from tests.unit.storage.subject_key_rig import (
     config,
@@ -435,5 +438,108 @@ def test_subject_names_leave_the_files_with_the_keys(tmp_path: Path) -> None:
             assert found(tmp_path, [b"name-of-0003"])
             await erased(link, "S", [], "S.name-of-0003")
             assert found(tmp_path, [b"name-of-0003"]) == {}
+
+    asyncio.run(scenario())
+
+
+def test_publishes_and_erasures_of_a_subject_at_once_leave_no_message_unreadable(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            acked: list[int] = []
+
+            async def publish(number: int) -> None:
+                ack = await link.publish("S", [other("S.a", str(number)), other("S.b", "b")])
+                acked.append(ack.results[0].seq)
+
+            async def erase(number: int) -> int:
+                return (await link.erase("S", [], "S.a" if number % 3 else "S.*")).messages
+
+            erased_counts: list[int] = []
+            for turn in range(15):
+                work = [publish(turn * 10 + number) for number in range(10)]
+                *_, count = await asyncio.gather(*work[:5], *work[5:], erase(turn))
+                assert isinstance(count, int)
+                erased_counts.append(count)
+            assert len(set(acked)) == 150
+            state = (await link.stream_info("S")).state
+            assert state.messages == 300 - sum(erased_counts)
+            page = await link.read_range(RangeRequest(stream="S", limit=1_000))
+            assert len(page.messages) == state.messages
+            assert node.subject_keys.remains == {}
+            await node.scrubber.round()
+            assert node.readiness() == {}
+
+    asyncio.run(scenario())
+
+
+class FullFiles(Files):
+    """A disk that takes no more keys while it is full."""
+
+    full = False
+
+    def update(self, path: Path) -> UpdateHandle:
+        disk, handle = self, super().update(path)
+
+        class Handle:
+            def read(self, offset: int, size: int) -> bytes:
+                return handle.read(offset, size)
+
+            def write(self, offset: int, data: bytes) -> None:
+                if disk.full:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                handle.write(offset, data)
+
+            def sync(self) -> None:
+                handle.sync()
+
+            def close(self) -> None:
+                handle.close()
+
+        return Handle()
+
+
+def test_full_disk_refuses_new_subjects_in_their_order_and_heals(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        files = FullFiles()
+        async with running(tmp_path, files=files) as (node, link):
+            await make(link)
+            await link.publish("S", [secret(1)])
+            files.full = True
+            known, new = await asyncio.gather(
+                link.publish("S", [other(secret(1).subject, "x")]),
+                link.publish("S", [secret(2)]),
+                return_exceptions=True,
+            )
+            assert not isinstance(known, BaseException)
+            assert isinstance(new, ApiError)
+            assert (new.spec, new.applied) == (errors.STORAGE_FULL, False)
+            with pytest.raises(ApiError) as unknown:
+                await link.erase("S", [], secret(1).subject)
+            assert unknown.value.spec is errors.OUTCOME_UNKNOWN
+            files.full = False
+            await link.publish("S", [secret(2)])
+            assert (await link.get_message("S", 3)).payload == secret(2).payload
+            await node.shredder.mend()
+            assert (await link.stream_info("S")).state.messages == 1
+            assert node.shard_log.queued_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_for_keys_is_bounded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            log = node.shard_log
+            log.hold(QUEUE_BYTES_MAX)
+            for message in (other("S.new", "x"), other("S.new", "x")):
+                with pytest.raises(ApiError) as refused:
+                    await link.publish("S", [message])
+                assert refused.value.spec is errors.OVERLOADED
+            log.hold(-QUEUE_BYTES_MAX)
+            assert (await link.publish("S", [other("S.new", "x")])).results[0].seq == 1
 
     asyncio.run(scenario())

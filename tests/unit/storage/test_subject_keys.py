@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME, SubjectKeysDamagedError
+from contrail_storage.seal import mark_index
+from contrail_storage.seal.key_file import JOURNAL_MAX, SUBJECT_KEYS_NAME, SubjectKeysDamagedError
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.seal.subject_keys import SubjectKeys, SubjectKeysFullError
 from contrail_storage.wal import Files
@@ -300,3 +301,40 @@ def test_power_cut_anywhere_keeps_what_was_made_and_what_was_destroyed() -> None
         assert sorted(fresh.remains) == sorted(after.remains)
 
     cut()
+
+
+def test_more_keys_than_one_note_holds_are_destroyed(tmp_path: Path) -> None:
+    keys = opened(Files(), tmp_path)
+    names = [f"s.{number}" for number in range(2 * JOURNAL_MAX + 5)]
+    keys.make([(1, name) for name in names])
+    content = [sealed(keys, 1, name) for name in (names[0], names[JOURNAL_MAX], names[-1])]
+    slots = keys.retire(1, names)
+    keys.destroy(slots, 3)
+    again = opened(Files(), tmp_path)
+    assert not any(opens(again, one) for one in content)
+    assert len(again.remains) == len(names)
+    again.finish(slots)
+    assert dict(again.live()) == {}
+    assert again.remains == {}
+
+
+def test_index_finds_the_slots_that_a_plain_table_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mark_index, "_RECENT_MAX", 3)
+    prefixes = st.sampled_from([0, 1, 2, 3, (1 << 64) - 1, 1 << 63, 77, 78, 79])
+
+    @given(st.lists(st.tuples(st.booleans(), prefixes, st.integers(0, 30)), max_size=60))
+    def compare(steps: list[tuple[bool, int, int]]) -> None:
+        index, plain = mark_index.MarkIndex(), set[tuple[int, int]]()
+        for adds, prefix, slot in steps:
+            if not adds:
+                index.discard(prefix, slot)
+                plain.discard((prefix, slot))
+            elif (prefix, slot) not in plain:
+                index.add(prefix, slot)
+                plain.add((prefix, slot))
+            wanted = [0, prefix, 79]
+            for each in wanted:
+                assert sorted(index.find(each)) == sorted(at for own, at in plain if own == each)
+            assert index.find_many(wanted) == {at for own, at in plain if own in wanted}
+
+    compare()

@@ -129,6 +129,10 @@ class SealingLog:
             except UNMADE as error:
                 _log.warning("subject_keys_not_made", error=str(error))
                 problem = refusal(error)
+            except Exception as error:
+                # Whatever it is, nobody may wait for ever.
+                _log.exception("subject_keys_failed")
+                problem = ApiError(errors.INTERNAL, repr(error), applied=False)
             for shard in list(self._waiting):
                 self._go_on(shard, problem)
         self._making = None

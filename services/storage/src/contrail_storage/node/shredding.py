@@ -27,6 +27,7 @@ _TOGETHER: Final = 2_048
 """Subjects that are looked up before others have their turn."""
 TICK_S: Final = 1.0
 SWEEP_S: Final = 30.0
+_FAILED_S: Final = 60.0
 _log = structlog.get_logger("contrail.subject_keys")
 
 
@@ -37,8 +38,8 @@ class Streams(Protocol):
         """Numbers of the shards of listed streams."""
         ...
 
-    def is_taken(self, number: int) -> bool:
-        """Whether a shard is of a stream, be it half made, restored, or being removed."""
+    def taken_numbers(self) -> set[int]:
+        """Numbers of the shards of all streams, be they half made, restored, or being removed."""
         ...
 
     async def purge(
@@ -105,34 +106,38 @@ class Shredder:
         slots: list[int] = []
         try:
             for shard in shards:
-                slots += await self._shred(shard, pattern)
+                retired = await self._retire(shard, pattern)
+                slots += retired
+                await self._shred(shard, pattern, retired)
             yield True
-            await asyncio.to_thread(self._keys.finish, slots)
+            if slots:
+                await asyncio.to_thread(self._keys.finish, slots)
         except (ApiError, OSError, SubjectKeysDamagedError) as error:
             raise ApiError(errors.OUTCOME_UNKNOWN, f"keys may be destroyed: {error}") from error
         finally:
             self._busy.difference_update(slots)
 
-    async def _shred(self, shard: Shard, pattern: str) -> list[int]:
-        number, table = shard.machine.shard, shard.machine.subjects
+    async def _retire(self, shard: Shard, pattern: str) -> list[int]:
+        """Slots of matching subjects, with whose keys nothing is sealed from now on."""
         names = [pattern]
         if is_wildcard(pattern):
-            names = [name for _, name in SubjectFilter((pattern,)).subjects(table)]
+            names = [name for _, name in SubjectFilter((pattern,)).subjects(shard.machine.subjects)]
         slots: list[int] = []
         for some in _batches(names):
-            slots += self._keys.retire(number, some)
+            slots += self._keys.retire(shard.machine.shard, some)
             await asyncio.sleep(0)
+        self._busy.update(slots)
+        return slots
+
+    async def _shred(self, shard: Shard, pattern: str, slots: list[int]) -> None:
         if slots:
-            self._busy.update(slots)
-            # What was sealed with these keys is applied now, and nothing is from here on.
-            await self._barrier(shard)
+            await self._barrier(shard)  # what was sealed with these keys is applied now
             below_seq = shard.machine.counters.last_seq + 1
             await asyncio.to_thread(self._keys.destroy, slots, below_seq)
         if is_wildcard(pattern):
             # Also keys of subjects that have no messages any more, whose names nobody knows.
             for _ in range(2):
                 await self._sweep(shard)
-        return slots
 
     async def _barrier(self, shard: Shard) -> None:
         """Wait until all is applied that was proposed for a shard."""
@@ -177,14 +182,21 @@ class Shredder:
                 await self.tick()
             except (ApiError, OSError, SubjectKeysDamagedError) as error:
                 _log.warning("keys_not_swept", error=str(error))
+            except Exception:
+                # Not a reason to end a node that serves: the keys are destroyed later.
+                _log.exception("sweep_failed")
+                await asyncio.sleep(_FAILED_S)
 
     async def tick(self, sweep_s: float = SWEEP_S) -> None:
         """One look at all shards that have keys."""
         await self.mend()
-        listed = set(self._streams.shard_numbers())
+        keyed = self._keys.live()
+        if not keyed:
+            return
+        listed, taken = set(self._streams.shard_numbers()), self._streams.taken_numbers()
         now_s = asyncio.get_running_loop().time()
-        for number in self._keys.live():
-            if not self._streams.is_taken(number):
+        for number in keyed:
+            if number not in taken:
                 await self._destroy(self._keys.slots_of_shard(number))
                 self._swept.pop(number, None)
             elif number in listed and not self._snapshots.is_reading:
@@ -201,6 +213,8 @@ class Shredder:
         Those found now are only noted: what they have sealed may not be applied yet. Whether there
         are any.
         """
+        if not self._keys.exists:
+            return False
         number = shard.machine.shard
         noted = self._keys.condemned(self._keys.slots_of_shard(number))
         if noted:
@@ -219,8 +233,8 @@ class Shredder:
 
     async def _destroy(self, slots: list[int]) -> None:
         """Destroy keys of which no message is left."""
-        self._keys.retire_slots(slots)
         if slots:
+            self._keys.retire_slots(slots)
             await asyncio.to_thread(self._keys.destroy, slots, 0)
             await asyncio.to_thread(self._keys.finish, slots)
 

@@ -129,9 +129,9 @@ class StreamManager:
             for number in entry.numbers
         ]
 
-    def is_taken(self, number: int) -> bool:
-        """Whether a shard is of a stream, be it half made or not wholly removed."""
-        return any(number in entry.numbers for entry in self._meta.streams.values())
+    def taken_numbers(self) -> set[int]:
+        """Numbers of the shards of all streams, also of those half made or not wholly removed."""
+        return {number for entry in self._meta.streams.values() for number in entry.numbers}
 
     def names(self) -> list[str]:
         """Names of the listed streams, ascending."""
