@@ -197,6 +197,7 @@ def test_damaged_slot_is_never_used_again(tmp_path: Path) -> None:
     torn[SLOTS_AT + 20] ^= 1
     path.write_bytes(bytes(torn))
     again = opened(Files(), tmp_path)
+    assert again.broken == 1
     again.make([(1, "a"), (1, "b")])
     assert {key_id(again, 1, name) & 0xFFFFFFFF for name in "ab"} == {1, 2}
 

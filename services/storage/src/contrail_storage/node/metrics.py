@@ -20,6 +20,7 @@ from contrail_storage.node.proposer import EntryContext
 if TYPE_CHECKING:
     from contrail_storage.node.node import StorageNode
     from contrail_storage.node.shard import Shard
+    from contrail_storage.seal.subject_keys import SubjectKeys
 
 _STREAMS_MAX = _CONSUMERS_MAX = 1_000
 """Streams and consumers with figures of their own."""
@@ -128,6 +129,7 @@ class _NodeCollector:
             ("seconds", "Seconds that this took", erasures.counts.seconds),
         ):
             yield CounterMetricFamily(f"contrail_erasures_{name}", text, number)
+        yield from _subject_key_metrics(self._node.subject_keys)
         families = {
             name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
             for name, text in (
@@ -180,6 +182,15 @@ class _NodeCollector:
             for name, value in values.items():
                 families[name].add_metric([stream, consumer], value)
         yield from families.values()
+
+
+def _subject_key_metrics(keys: "SubjectKeys") -> Iterable[Metric]:
+    for name, text, count in (
+        ("", "Keys of subjects", sum(keys.live().values())),
+        ("_broken", "Places of keys that cannot be read and are not used again", keys.broken),
+        ("_unfinished", "Destroyed keys whose messages are still to be removed", len(keys.remains)),
+    ):
+        yield GaugeMetricFamily(f"contrail_subject_keys{name}", text, count)
 
 
 def _consumer_values(shard: "Shard", name: str) -> dict[str, int]:

@@ -60,6 +60,8 @@ class Snapshots(Protocol):
 
 def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
     """Stop shards that have had sealed messages where the file of keys is missing or damaged."""
+    if keys.broken:
+        _log.warning("subject_keys_broken", slots=keys.broken)
     if keys.exists:
         return
     reason = keys.trouble or f"{SUBJECT_KEYS_NAME} is missing: nothing can be opened without it"

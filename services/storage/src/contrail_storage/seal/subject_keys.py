@@ -105,6 +105,8 @@ class SubjectKeys:
     ) -> None:
         self.trouble = ""
         """Why the file cannot be used, if it is there and cannot."""
+        self.broken = 0
+        """Slots that the start found broken: nothing opens what keys in them sealed."""
         self.remains: dict[int, Remains] = {}
         """What is left to do of destroyed keys, by slot."""
         self._files = files
@@ -167,6 +169,7 @@ class SubjectKeys:
                     self.remains[number] = Remains(slot.shard, slot.mark, slot.below_seq)
             self._index = MarkIndex(np.concatenate(marks), np.concatenate(slots))
             self._finish_journal(self._file)
+            self.broken = int(np.count_nonzero(self._states == BROKEN))
 
     def _finish_journal(self, file: KeyFile) -> None:
         doomed = [
