@@ -138,23 +138,27 @@ class SealingLog:
         self._making = None
 
     def _go_on(self, shard: int, problem: ApiError | None) -> None:
-        """Log what waits for a shard up to what lacks a key, or tell it of the problem."""
+        """Log what waits for a shard up to what lacks a key, or tell that of the problem."""
         waiting = self._waiting[shard]
         while waiting:
             one = waiting[0]
             refused = problem
             try:
-                sealed = None if refused else self._sealed(shard, one.batch)
-                if sealed is None and refused is None:
-                    return
-                self._log.hold(-one.size)
-                if sealed is not None:
-                    self._log.append_batch_then(shard, sealed, one.done)
+                sealed = self._sealed(shard, one.batch)
             except ApiError as error:
-                refused = error
+                sealed, refused = None, error
+            if sealed is None and refused is None:
+                return
             waiting.popleft()
-            if refused is not None:
+            self._log.hold(-one.size)
+            if sealed is None:
+                assert refused is not None
                 one.done(refused)
+                continue
+            try:
+                self._log.append_batch_then(shard, sealed, one.done)
+            except ApiError as error:
+                one.done(error)
         del self._waiting[shard]
 
 

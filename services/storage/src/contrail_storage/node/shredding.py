@@ -23,7 +23,7 @@ from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME, SubjectKeysDamagedError
 from contrail_storage.seal.subject_keys import SubjectKeys
 
-_TOGETHER: Final = 2_048
+_TOGETHER: Final = 1_024
 """Subjects that are looked up before others have their turn."""
 TICK_S: Final = 1.0
 SWEEP_S: Final = 30.0
@@ -124,10 +124,7 @@ class Shredder:
         names = [pattern]
         if is_wildcard(pattern):
             names = [name for _, name in SubjectFilter((pattern,)).subjects(shard.machine.subjects)]
-        slots: list[int] = []
-        for some in _batches(names):
-            slots += self._keys.retire(shard.machine.shard, some)
-            await asyncio.sleep(0)
+        slots = await asyncio.to_thread(self._keys.retire, shard.machine.shard, names)
         self._busy.update(slots)
         return slots
 

@@ -43,6 +43,8 @@ SLOTS_MAX: Final = 1 << 24
 CIPHERS_MAX: Final = 8_192
 _SLOT_MASK: Final = 0xFFFFFFFF
 _GROWTH: Final = 4
+_LOCKED_MAX: Final = 64
+"""Slots that are made before whoever looks for a key has a turn."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -288,14 +290,18 @@ class SubjectKeys:
 
         Raises OSError, SubjectKeysFullError or SubjectKeysDamagedError; then none is made.
         """
+        wanted = list(wanted)
+        made: list[tuple[int, Slot]] = []
         with self._changing:
             file = self._file or self._create()
-            with self._lock:
-                made = self._new_slots([each for each in wanted if self.sealing(*each) is None])
             try:
+                for start in range(0, len(wanted), _LOCKED_MAX):
+                    with self._lock:
+                        self._add_slots(wanted[start : start + _LOCKED_MAX], made)
+                made.sort()
                 file.write(made)
                 file.sync()
-            except OSError:
+            except (OSError, SubjectKeysFullError, SubjectKeysDamagedError):
                 self._free += [number for number, _ in made]
                 raise
             with self._lock:
@@ -311,9 +317,11 @@ class SubjectKeys:
         self._file = KeyFile.create(self._files, self._directory, self._sealer, mark_key)
         return self._file
 
-    def _new_slots(self, wanted: Sequence[tuple[int, str]]) -> list[tuple[int, Slot]]:
-        made = []
+    def _add_slots(self, wanted: Sequence[tuple[int, str]], made: list[tuple[int, Slot]]) -> None:
+        """Add slots for those of ``wanted`` that have no key."""
         for shard, subject in wanted:
+            if self.sealing(shard, subject) is not None:
+                continue
             number = self._free.pop() if self._free else self._count
             if number >= self._slots_max:
                 raise SubjectKeysFullError(f"a node has at most {self._slots_max} subject keys")
@@ -323,7 +331,6 @@ class SubjectKeys:
             generation = int(self._generations[number])
             mark, key = self._mark(shard, subject), os.urandom(KEY_BYTES)
             made.append((number, Slot(LIVE, generation, shard, 0, mark, key)))
-        return sorted(made)
 
     # Destroying ----------------------------------------------------------------------------------
 
@@ -331,14 +338,13 @@ class SubjectKeys:
         """The slots of subjects, whose keys open from now on but seal no more."""
         if self._file is None:
             return []
-        with self._lock:
-            found = [
-                number
-                for subject in subjects
-                for number, _ in self._slots_of(shard, self._mark(shard, subject))
-            ]
-            self.retire_slots(found)
-            return found
+        found: list[int] = []
+        for subject in subjects:
+            with self._lock:
+                slots = self._slots_of(shard, self._mark(shard, subject))
+            found += [number for number, _ in slots]
+        self.retire_slots(found)
+        return found
 
     def retire_slots(self, slots: Iterable[int]) -> None:
         """Nothing is sealed any more with the keys in ``slots``."""
