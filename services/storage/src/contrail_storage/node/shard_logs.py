@@ -56,7 +56,9 @@ class ShardLogs:
 
     def of(self, shard: int) -> PublishLog:
         """What takes the messages of a shard."""
-        return self._sealing if self._sealing.takes(shard) else self._proposer(shard)
+        if is_volatile(shard):
+            return self._volatile
+        return self._sealing if self._sealing.takes(shard) else self._durable
 
     def _proposer(self, shard: int) -> Proposer:
         return self._volatile if is_volatile(shard) else self._durable

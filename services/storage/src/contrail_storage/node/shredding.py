@@ -16,7 +16,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.subjects import is_wildcard
 from contrail_storage.core import commands as cmd
-from contrail_storage.node.content_sealing import seals
+from contrail_storage.node.content_sealing import refusal, seals
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.shard_logs import ShardLog
@@ -115,7 +115,12 @@ class Shredder:
             if slots:
                 await asyncio.to_thread(self._keys.finish, slots)
         except (ApiError, OSError, SubjectKeysDamagedError) as error:
-            raise ApiError(errors.OUTCOME_UNKNOWN, f"keys may be destroyed: {error}") from error
+            if slots:
+                detail = f"keys may be destroyed: {error}"
+                raise ApiError(errors.OUTCOME_UNKNOWN, detail) from error
+            if isinstance(error, ApiError):
+                raise
+            raise refusal(error) from error
         finally:
             self._busy.difference_update(slots)
 
