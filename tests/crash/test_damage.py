@@ -56,8 +56,11 @@ class Archive:
         ledger = copy.deepcopy(self._built.ledger)
         trial = self._trial(directory, ledger)
         done = spoil(trial.data_dir, random.Random(f"{SEED} {self._cases}"))
+        before = damage.contents(trial.data_dir)
         records = trial.live(Job(look=True, segment_bytes=SEGMENT_BYTES)).records
         said = [record.reason for record in records if isinstance(record, Stopped)]
+        if said and damage.contents(trial.data_dir) != before:
+            trial.ledger.problems.append("a start that was refused changed a file")
         for record in records:
             if isinstance(record, Seen):
                 said += record.unreadable.values()

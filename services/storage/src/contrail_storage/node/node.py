@@ -20,7 +20,6 @@ from contrail_common.blocks import BlockCodec
 from contrail_common.errors import ApiError
 from contrail_common.model import Advisory, AdvisoryType
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.advisories import AdvisoryHub
@@ -31,7 +30,8 @@ from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.due_messages import DueMessages
 from contrail_storage.node.erasing import EraseBounds, Eraser, Erasures
 from contrail_storage.node.housekeeper import Housekeeper
-from contrail_storage.node.identity import identify
+from contrail_storage.node.identity import check_store_is_there, identify
+from contrail_storage.node.loading import load_node, stored_machines
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.memory_room import MemoryRoom
 from contrail_storage.node.metrics import NodeTimings, render_metrics
@@ -42,7 +42,6 @@ from contrail_storage.node.reader import Reader
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.restore import Restores
 from contrail_storage.node.scrubber import Scrubber
-from contrail_storage.node.shard import Shard
 from contrail_storage.node.shard_logs import ShardLogs
 from contrail_storage.node.snapshot import Snapshotter
 from contrail_storage.node.store_writer import Job, StoreWriter
@@ -50,7 +49,7 @@ from contrail_storage.node.streams import StreamManager
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
 from contrail_storage.store.block_codecs import codec_of
-from contrail_storage.store.block_store import BlockStore, ShardFacts
+from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import (
     RocksStore,
     StoreCorruptError,
@@ -61,6 +60,7 @@ from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.store.split_store import SplitStore
 from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.files import Files
+from contrail_storage.wal.folder_lock import FolderLock
 from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
 from contrail_storage.wal.node_log import LogOptions, LogRottenError, NodeLog
 
@@ -94,7 +94,7 @@ class NodeOptions:
     erase: EraseBounds = field(default_factory=EraseBounds)
     memory_max_bytes: int = field(default_factory=quarter_of_memory)
     files: Files | None = None
-    open_store: Callable[[Path], RocksStore] = RocksStore.open
+    open_store: Callable[[Path], RocksStore] = RocksStore.open_reading
 
 
 class StorageNode:
@@ -138,6 +138,7 @@ class StorageNode:
         self.replayer = Replayer(self.blocks, self.reader)
         self.snapshotter = Snapshotter(self._store)
         self.log: NodeLog
+        self._lock: FolderLock | None = None
         self.groups: dict[int, Group] = {}
         self.failure = ""
         self.fatal: asyncio.Future[str]
@@ -164,24 +165,27 @@ class StorageNode:
     def _open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
         files = options.files or Files()
         files.make_directory(options.data_dir)
-        # Asked before the store is opened, since that changes files, and again under its lock.
-        find_keyring(files, options.data_dir, options.node_keys)
-        store = options.open_store(options.data_dir / "store")
+        lock = FolderLock(options.data_dir)
+        store: RocksStore | None = None
         try:
+            find_keyring(files, options.data_dir, options.node_keys)
+            check_store_is_there(files, options.data_dir)
+            store = options.open_store(options.data_dir / "store")
             identity, keyring = identify(files, options.data_dir, options.node_keys)
             kept = store if keyring is None else SealedStore(store, keyring)
             node = cls(options, identity, kept, groups, keyring)
             node._recover(files)
         except BaseException:
-            store.close()
+            if store is not None:
+                store.close()
+            lock.release()
             raise
+        node._lock = lock
         return node
 
     def _recover(self, files: Files) -> None:
-        for key, value in self._scan(keys.APPLIED):
-            self.applier.written_indexes[keys.last_number(key, 4)] = int.from_bytes(
-                value[:8], "big"
-            )
+        """Take up what is stored; until all of it is known to be sound no file is changed."""
+        load_node(self._scan, self.meta, self.applier, self.blocks)
         self._checkpointer = Checkpointer(self._disk, files, self._options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(
             self._options.data_dir / LOG_NAME,
@@ -189,36 +193,21 @@ class StorageNode:
             options=self._options.log,
             keep_from=self.applier.written_indexes,
             sealer=self._keyring,
+            begin=False,
         )
         if self.log.recovery.rot is not None:
             raise DataLostError(f"the write-ahead log is damaged: {self.log.recovery.rot}")
-        self.meta.load(self._scan(keys.shard_key(keys.STREAM, META_SHARD)))
-        self.meta.erasures.load(self._scan(keys.shard_key(keys.ERASURE, META_SHARD)))
-        for entry in self.meta.streams.values():
-            if not keys.is_volatile(entry.shard):
-                for number in entry.numbers:
-                    self._load_shard(number)
         self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
+        self._disk.begin_writing()
+        self.log.begin_segment()
+        if self._keyring is not None:
+            self._keyring.rotate(self._options.node_keys[0])
 
     def _machines(self) -> dict[int, StreamMachine]:
-        """Machines of the shards that the disk holds."""
-        shards = self.applier.shards.values()
-        return {one.machine.shard: one.machine for one in shards if not one.volatile}
+        return stored_machines(self.applier)
 
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._store.scan(prefix, keys.prefix_end(prefix))
-
-    def _load_shard(self, number: int) -> None:
-        facts = ShardFacts(self.blocks, number)
-        machine = StreamMachine.load(number, facts, self._scan)
-        self.blocks.load_directory(number, self._scan(keys.shard_key(keys.BLOCK_INDEX, number)))
-        # Without a stream it holds what a crash left of a restore: the other parts are in the log.
-        written_seq = max(self.blocks.directory(number).end_seq - 1, machine.counters.last_seq)
-        self.applier.shards[number] = Shard(machine, written_seq)
-        if machine.exists:
-            self.applier.last_entry_ns = max(
-                self.applier.last_entry_ns, machine.counters.last_time_ns
-            )
 
     # Running -------------------------------------------------------------------------------------
 
@@ -489,6 +478,8 @@ class StorageNode:
         if self._keyring is not None:
             await asyncio.to_thread(self._keyring.close)
         await asyncio.to_thread(self._disk.close)
+        if self._lock is not None:
+            self._lock.release()
 
     async def _until_applied(self) -> None:
         while not self.failure and (
