@@ -26,6 +26,11 @@ class SealedStore:
         self._store = store
         self._sealer = sealer
 
+    @property
+    def below(self) -> RocksStore:
+        """The store that holds what is sealed."""
+        return self._store
+
     def begin_writing(self) -> None:
         """Go on from reading alone."""
         self._store.begin_writing()
