@@ -58,6 +58,7 @@ from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import (
     StoreCorruptError,
     StoreError,
+    StoreMissingError,
     StoreStalledError,
 )
 from contrail_storage.store.sealed_store import SealedStore, Store
@@ -138,7 +139,7 @@ class StorageNode:
         """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
         try:
             return cls._open(options, groups)
-        except (NodeFileDamagedError, StoreCorruptError) as error:
+        except (NodeFileDamagedError, StoreCorruptError, StoreMissingError) as error:
             raise DataLostError(f"stored data is damaged: {error}") from error
         except (StoreError, UnsupportedVersionError, KeysRefusedError) as error:
             raise OSError(str(error)) from error
