@@ -25,6 +25,8 @@ INDEX_STEP: Final = 1 << 24
 NUMBER_STEP: Final = 1 << 16
 """More consumers, epochs of one, or shards than anybody makes between two checkpoints."""
 RANGES_MAX: Final = 100
+REASON_MAX: Final = 1_000
+"""Characters that are kept of what was found."""
 _CHUNK: Final = 1 << 20
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -20,7 +20,7 @@ from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.facts import facts_of
-from contrail_storage.core.losing import INDEX_STEP, NUMBER_STEP, Recount
+from contrail_storage.core.losing import INDEX_STEP, NUMBER_STEP, REASON_MAX, Recount
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Writes
 from contrail_storage.core.stream_machine import StreamMachine, StreamRecord
@@ -150,7 +150,8 @@ def accept_data_loss(folder: Folder, damage: Exception | None) -> None:
 
 
 def _reason(damage: Exception | None) -> str:
-    return "stored rows or messages do not read back" if damage is None else str(damage)
+    text = "stored rows or messages do not read back" if damage is None else str(damage)
+    return text[:REASON_MAX]
 
 
 def _make(folder: Folder, damage: Exception | None, keyring: Keyring | None) -> None:
