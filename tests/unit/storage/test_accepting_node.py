@@ -21,6 +21,7 @@ from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
+from contrail_storage.wal.node_log import LogOptions
 from tests.crash import damage
 
 PATIENCE_S = 20.0
@@ -233,6 +234,55 @@ def test_shard_without_name_and_configuration_is_refused_with_the_switch_too(
     with pytest.raises(DataLostError, match="Shard 2 holds messages, but neither its name"):
         StorageNode.open(NodeOptions(tmp_path, accept_data_loss=True), SingleMemberGroups())
     assert damage.contents(tmp_path) == before
+
+
+def with_an_older_store(data_dir: Path, older: Path, **options: Any) -> None:
+    """Two streams of three messages and two more in one, with the store from before these."""
+    play(data_dir, two_streams, **options)
+    shutil.copytree(data_dir / "store", older)
+
+    async def more(_: StorageNode, link: LocalLink) -> None:
+        await publish(link, "ONE", b"4", b"5")
+
+    play(data_dir, more, **options)
+    shutil.rmtree(data_dir / "store")
+    older.rename(data_dir / "store")
+
+
+def test_store_older_than_the_log_goes_back_gives_out_no_known_sequence_again(
+    tmp_path: Path,
+) -> None:
+    data_dir = tmp_path / "data"
+    with_an_older_store(data_dir, tmp_path / "older", log=LogOptions(100, keep_bytes=0))
+    with pytest.raises(DataLostError, match="begins behind applied index"):
+        StorageNode.open(NodeOptions(data_dir), SingleMemberGroups())
+
+    async def after(_: StorageNode, link: LocalLink) -> None:
+        one, two = await link.stream_info("ONE"), await link.stream_info("TWO")
+        assert (one.state.messages, one.state.last_seq) == (3, 5)
+        assert one.data_loss is not None
+        assert (one.data_loss.messages, one.data_loss.ranges) == (2, [(4, 5)])
+        assert two.data_loss is not None
+        assert (two.state.messages, two.data_loss.messages) == (3, 0)
+        assert await publish(link, "ONE", b"6") == [6]
+
+    play(data_dir, after, accept_data_loss=True)
+
+
+def test_older_store_is_brought_up_from_a_log_that_goes_back_to_it(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with_an_older_store(data_dir, tmp_path / "older")
+    with pytest.raises(DataLostError, match="row 2 is missing"):
+        StorageNode.open(NodeOptions(data_dir), SingleMemberGroups())
+
+    async def after(_: StorageNode, link: LocalLink) -> None:
+        one = await link.stream_info("ONE")
+        assert (one.state.messages, one.state.last_seq) == (5, 5)
+        assert one.data_loss is not None
+        assert (one.data_loss.unknown, one.data_loss.messages) == (True, 0)
+        assert (await link.get_message("ONE", 5)).payload == b"5"
+
+    play(data_dir, after, accept_data_loss=True)
 
 
 def test_shards_of_a_stream_become_one_incarnation_and_cursors_of_the_old_one_are_refused(

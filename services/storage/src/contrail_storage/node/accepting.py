@@ -20,7 +20,7 @@ from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.facts import facts_of
-from contrail_storage.core.losing import INDEX_STEP, NUMBER_STEP, REASON_MAX, Recount
+from contrail_storage.core.losing import INDEX_STEP, NUMBER_STEP, RANGES_MAX, REASON_MAX, Recount
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Writes
 from contrail_storage.core.stream_machine import StreamMachine, StreamRecord
@@ -339,6 +339,7 @@ class _Accepting:
         for group in _GROUPS:
             for data, index, term in found[group].entries:
                 self._applier.apply(group, index, term, data, None)
+        self._pass_known_sequences()
         lost = self._losses.everywhere or self._unreadable
         if lost or found[_META].lost:
             self._apply_last(_META, found[_META], self._names())
@@ -415,7 +416,19 @@ class _Accepting:
         self._losses.everywhere = True
         _log.critical("configuration_lost", stream=entry.name)
 
-    def _count_anew(self, machine: StreamMachine) -> None:
+    def _pass_known_sequences(self) -> None:
+        """Sequences that the second record proves are not given again."""
+        marks = self._proven.shards if self._proven is not None else {}
+        for number, mark in marks.items():
+            shard = self._applier.shards.get(number)
+            if shard is None or not shard.machine.exists:
+                continue
+            if shard.machine.counters.last_seq < mark.last_sequence:
+                self._count_anew(shard.machine, mark.last_sequence)
+                self._blocks.forget(number)
+                self._applier.shards[number] = load_shard(self._scan, number, self._blocks)
+
+    def _count_anew(self, machine: StreamMachine, last_seq: int = 0) -> None:
         number, recount, end_seq = machine.shard, Recount(machine), 0
         index = keys.shard_key(keys.BLOCK_INDEX, number)
         rows: list[Operation] = [("delete_range", index, keys.prefix_end(index))]
@@ -428,12 +441,12 @@ class _Accepting:
             recount.take(facts_of(block))
             index_key = keys.large_key(keys.BLOCK_INDEX, number, block.base_seq)
             rows.append(("put", index_key, index_row(span_of(block))))
-        mark = self._proven.shards.get(number) if self._proven is not None else None
         writes = Writes()
-        messages, ranges = recount.finish(mark.last_sequence if mark else 0, writes)
+        messages, ranges = recount.finish(last_seq, writes)
         _write(self._store, rows + list(writes.rows))
         if messages:
-            self._losses.known[number] = messages, ranges
+            before, known = self._losses.known.get(number, (0, []))
+            self._losses.known[number] = before + messages, (known + ranges)[:RANGES_MAX]
 
     def _apply_last(
         self, group: int, held: SalvagedGroup, commands: Iterable[tuple[int, cmd.Command]]

@@ -55,6 +55,9 @@ class Rot:
     offset: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.segment} from byte {self.offset} on)"
+
 
 @dataclass(slots=True)
 class Recovery:
