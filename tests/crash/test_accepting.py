@@ -101,14 +101,14 @@ def shown(seen: Seen) -> dict[str, dict[int, StoredMessage]]:
     }
 
 
-@pytest.fixture
-def stored(zygote: Zygote, area: Path) -> Damaged:
-    return Damaged(zygote, area)
+@pytest.fixture(scope="module")
+def stored(zygote: Zygote, lasting_area: Path) -> Damaged:
+    return Damaged(zygote, lasting_area / "plain")
 
 
-@pytest.fixture
-def sealed(zygote: Zygote, area: Path) -> Damaged:
-    return Damaged(zygote, area, NODE_KEYS)
+@pytest.fixture(scope="module")
+def sealed(zygote: Zygote, lasting_area: Path) -> Damaged:
+    return Damaged(zygote, lasting_area / "sealed", NODE_KEYS)
 
 
 def segments(folder: Path) -> list[Path]:
@@ -130,7 +130,7 @@ def all_segments_missing(folder: Path, _chance: random.Random) -> str:
     return " ".join(damage.remove(segment) for segment in segments(folder))
 
 
-@pytest.mark.parametrize("times", [8])
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("spoil", [rot_in_the_log, missing_segment, all_segments_missing])
 def test_of_a_log_with_a_gap_every_shard_keeps_what_lies_below_it(
     stored: Damaged, spoil: Spoil, times: int
@@ -172,7 +172,7 @@ def test_of_a_damaged_store_what_can_be_read_is_served_as_it_was(
     stored: Damaged, spoil: Spoil
 ) -> None:
     before = shown(stored.before)
-    for _ in range(4):
+    for _ in range(2):
         folder = stored.spoiled(spoil)
         if refusals(stored.live(stored.twin(folder), look=True, accept=True)):
             # The first table has the names and the configurations of all streams.
@@ -204,7 +204,7 @@ def rotten_block(folder: Path, chance: random.Random) -> str:
 def test_messages_of_a_rotten_block_become_deleted_and_the_rest_is_served(
     stored: Damaged,
 ) -> None:
-    for _ in range(4):
+    for _ in range(2):
         folder = stored.spoiled(rotten_block)
         assert stored.seen(stored.live(folder, look=True)).unreadable.keys() == {ORDERS}
         after = stored.seen(stored.live(folder, look=True, accept=True))
@@ -220,7 +220,7 @@ def test_messages_of_a_rotten_block_become_deleted_and_the_rest_is_served(
 
 def test_flipped_bits_of_tables_take_what_they_hit_and_nothing_else(stored: Damaged) -> None:
     before = shown(stored.before)
-    for _ in range(16):
+    for _ in range(8):
         folder = stored.spoiled(lambda d, c: damage.flip_bit(any_table(d, c), c))
         ended = stored.live(folder, look=True, accept=True)
         if refusals(ended):
@@ -273,7 +273,7 @@ def test_healthy_folder_is_opened_as_without_the_switch(stored: Damaged) -> None
     ids=["rot in the log", "rotten block", "missing manifest"],
 )
 @pytest.mark.parametrize(
-    "stride", [9, pytest.param(1, marks=pytest.mark.slow)], ids=["sampled", "all"]
+    "stride", [23, pytest.param(1, marks=pytest.mark.slow)], ids=["sampled", "all"]
 )
 def test_crash_in_an_accepting_start_leaves_damage_or_a_healed_folder(
     stored: Damaged, spoil: Spoil, stride: int

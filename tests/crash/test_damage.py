@@ -71,14 +71,14 @@ class Archive:
         return Trial(self._zygote, directory, SEED, node_keys=self._node_keys, ledger=ledger)
 
 
-@pytest.fixture
-def sealed(zygote: Zygote, area: Path) -> Archive:
-    return Archive(zygote, area, NODE_KEYS)
+@pytest.fixture(scope="module")
+def sealed(zygote: Zygote, lasting_area: Path) -> Archive:
+    return Archive(zygote, lasting_area / "sealed", NODE_KEYS)
 
 
-@pytest.fixture
-def stored(zygote: Zygote, area: Path) -> Archive:
-    return Archive(zygote, area)
+@pytest.fixture(scope="module")
+def stored(zygote: Zygote, lasting_area: Path) -> Archive:
+    return Archive(zygote, lasting_area / "plain")
 
 
 def faults(archive: Archive, spoil: Spoil, times: int, *, must_notice: bool) -> list[str]:
