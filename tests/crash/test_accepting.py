@@ -15,7 +15,7 @@ import pytest
 from contrail_common.model import StoredMessage
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
 from tests.crash import damage
-from tests.crash.disk import Plan
+from tests.crash.disk import Kill, Plan
 from tests.crash.history import Seen, Stopped
 from tests.crash.script import EVENTS, ORDERS, archive
 from tests.crash.trials import calls_of, kill_points
@@ -281,7 +281,13 @@ def test_crash_in_an_accepting_start_leaves_damage_or_a_healed_folder(
     folder = stored.spoiled(spoil)
     whole = stored.live(stored.twin(folder), look=True, accept=True, end="stop")
     healed = shown(stored.seen(whole))
-    for kill in kill_points(calls_of(whole))[::stride]:
+    calls = calls_of(whole)
+    renames = [
+        Kill("files", number)
+        for number, call in enumerate(calls["files"], 1)
+        if call in ("rename", "unlink")
+    ]
+    for kill in [*renames, *kill_points(calls)[::stride]]:
         twin = stored.twin(folder)
         stored.live(twin, accept=True, plan=Plan(seed=SEED, kill=kill))
         ended = stored.live(twin, look=True)
