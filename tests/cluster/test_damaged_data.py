@@ -40,6 +40,30 @@ def test_rotten_log_refuses_the_start_with_a_sentence(tmp_path: Path) -> None:
     assert "status 1" in str(caught.value)
     assert "the write-ahead log is damaged" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+    assert "--accept-data-loss" in str(caught.value)
+    with (
+        ServerProcess(tmp_path / "data", accept_data_loss="true") as server,
+        server.client() as http,
+    ):
+        shown = http.get(f"/v1/streams/{STREAM}").json()
+        assert shown["data_loss"]["newest_may_be_missing"]
+        assert "write-ahead log is damaged" in shown["data_loss"]["reason"]
+        server.stop()
+    with ServerProcess(tmp_path / "data") as server, Contrail(server.url) as client:
+        assert client.publish("kept.a", b"more").seq == shown["state"]["last_seq"] + 1
+    assert list((tmp_path / "data/damaged/1/wal").glob("*.wal"))
+
+
+@pytest.mark.cluster
+def test_damaged_ack_key_refuses_the_start_and_is_made_anew_on_request(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        server.stop()
+        damage.flip_bit(server.data_dir / "ack.key", random.Random(SEED))
+        with pytest.raises(AssertionError, match=r"ack\.key does not match") as caught:
+            server.start()
+        assert "Traceback" not in str(caught.value)
+    with ServerProcess(tmp_path / "data", accept_data_loss="true") as server:
+        assert server.alive
 
 
 @pytest.mark.cluster
@@ -60,3 +84,13 @@ def test_damaged_block_answers_data_lost_and_spares_the_other_stream(tmp_path: P
             with pytest.raises(ApiProblem) as caught:
                 client.publish("kept.a", b"more")
             assert caught.value.name == "data_lost"
+        server.kill()
+    again = ServerProcess(tmp_path / "data", accept_data_loss="true")
+    with again as server, Contrail(server.url) as client:
+        shown = client.get_stream(STREAM)
+        ((first, last),) = shown.data_loss["ranges"]
+        assert MESSAGES < first <= MESSAGES + MESSAGES // 2 <= last <= 2 * MESSAGES
+        assert shown.data_loss["messages"] == last - first + 1
+        assert shown.state.messages == BLOCKS * MESSAGES - shown.data_loss["messages"]
+        assert client.get_stream("OTHER").data_loss == {}
+        assert client.publish("kept.a", b"more").seq == BLOCKS * MESSAGES + 1

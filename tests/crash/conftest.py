@@ -23,6 +23,16 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture
 def area() -> Iterator[Path]:
     """A directory in memory where there is one: what is synced is decided here, not by a disk."""
+    yield from _directory()
+
+
+@pytest.fixture(scope="module")
+def lasting_area() -> Iterator[Path]:
+    """As `area`, for all tests of a module."""
+    yield from _directory()
+
+
+def _directory() -> Iterator[Path]:
     base = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="contrail-", dir=base) as directory:
         yield Path(directory)

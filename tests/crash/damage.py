@@ -15,6 +15,12 @@ def newest_file(data_dir: Path, pattern: str) -> Path:
     return sorted(data_dir.glob(pattern))[-1]
 
 
+def contents(data_dir: Path) -> dict[str, bytes]:
+    """Every file under a folder, with all its bytes."""
+    files = [path for path in data_dir.rglob("*") if path.is_file()]
+    return {str(path.relative_to(data_dir)): path.read_bytes() for path in files}
+
+
 def flip_bit(path: Path, chance: random.Random, start: int = 0, stop: int | None = None) -> str:
     """Turn over one bit of the bytes from `start` to `stop`; answers which."""
     content = bytearray(path.read_bytes())

@@ -286,7 +286,7 @@ class StoreOpener:
         self.store: CountedStore
 
     def __call__(self, path: Path) -> CountedStore:
-        self.store = CountedStore.open(path)
+        self.store = CountedStore.open_reading(path)
         self.store.switch = self._switch
         return self.store
 

@@ -56,8 +56,11 @@ class Archive:
         ledger = copy.deepcopy(self._built.ledger)
         trial = self._trial(directory, ledger)
         done = spoil(trial.data_dir, random.Random(f"{SEED} {self._cases}"))
+        before = damage.contents(trial.data_dir)
         records = trial.live(Job(look=True, segment_bytes=SEGMENT_BYTES)).records
         said = [record.reason for record in records if isinstance(record, Stopped)]
+        if said and damage.contents(trial.data_dir) != before:
+            trial.ledger.problems.append("a start that was refused changed a file")
         for record in records:
             if isinstance(record, Seen):
                 said += record.unreadable.values()
@@ -68,14 +71,14 @@ class Archive:
         return Trial(self._zygote, directory, SEED, node_keys=self._node_keys, ledger=ledger)
 
 
-@pytest.fixture
-def sealed(zygote: Zygote, area: Path) -> Archive:
-    return Archive(zygote, area, NODE_KEYS)
+@pytest.fixture(scope="module")
+def sealed(zygote: Zygote, lasting_area: Path) -> Archive:
+    return Archive(zygote, lasting_area / "sealed", NODE_KEYS)
 
 
-@pytest.fixture
-def stored(zygote: Zygote, area: Path) -> Archive:
-    return Archive(zygote, area)
+@pytest.fixture(scope="module")
+def stored(zygote: Zygote, lasting_area: Path) -> Archive:
+    return Archive(zygote, lasting_area / "plain")
 
 
 def faults(archive: Archive, spoil: Spoil, times: int, *, must_notice: bool) -> list[str]:

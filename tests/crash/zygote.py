@@ -56,6 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     merge_blocks: int = 4
     hold_s: float = write_behind.HOLD_S
     mutant: str = ""
+    accept: bool = False
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -172,6 +173,7 @@ async def _live(job: Job, reporter: Reporter) -> None:
         room=RoomBounds(tick_s=_NEVER_S),
         files=files,
         open_store=opener,
+        accept_data_loss=job.accept,
     )
     groups = SingleMemberGroups() if job.groups == "sound" else EagerGroups()
     try:

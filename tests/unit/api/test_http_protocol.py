@@ -93,9 +93,9 @@ def test_half_a_request_is_answered_408_at_its_deadline(half: bytes) -> None:
     run(scenario())
 
 
-def test_body_that_drips_is_ended_at_its_total_time() -> None:
+def test_body_that_drips_is_ended_after_a_window_with_too_little_of_it() -> None:
     async def scenario() -> None:
-        edge = Edge(body_idle_s=0.3, body_total_s=0.6)
+        edge = Edge(body_idle_s=0.3, body_window_s=0.6)
         async with serving(edge) as (port, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(PUBLISH + b"Content-Length: 1000\r\n\r\n")
@@ -104,6 +104,26 @@ def test_body_that_drips_is_ended_at_its_total_time() -> None:
                 writer.write(b"x")
                 await asyncio.wait({answer}, timeout=0.05)
             assert answer.result().startswith(b"HTTP/1.1 408")
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("piece_bytes", "status"), [(100, b"HTTP/1.1 201"), (5, b"HTTP/1.1 408")])
+def test_body_may_take_many_windows_while_each_brings_enough(
+    piece_bytes: int, status: bytes
+) -> None:
+    async def scenario() -> None:
+        edge = Edge(body_idle_s=1.0, body_window_s=0.5, body_window_bytes_min=100)
+        pieces = 24 * [b"x" * piece_bytes]
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(PUBLISH + b"Content-Length: %d\r\n\r\n" % sum(map(len, pieces)))
+            answer = asyncio.create_task(reader.readline())
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.wait({answer}, timeout=0.1)  # 2.4 s in all: two looks at it
+            assert (await asyncio.wait_for(answer, SOON_S)).startswith(status)
             writer.close()
 
     run(scenario())

@@ -16,6 +16,7 @@ from contrail_storage.core.dedupe import ID_BYTES, NO_ID
 from contrail_storage.core.emptying import between_live, emptied
 from contrail_storage.core.expiring import raised_ttls
 from contrail_storage.core.facts import MessageFacts, facts_of
+from contrail_storage.core.losing import Recount
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
 from contrail_storage.core.stream_machine import StreamMachine
 
@@ -224,6 +225,16 @@ class Rig:
             keys.deadline_of(key): np.frombuffer(row, np.int64).tolist()
             for key, row in self.store.scan(prefix)
         }
+
+    def count_anew(self) -> tuple[int, list[tuple[int, int]]]:
+        """Count what the blocks hold, as behind damage, and load that; answers what is lost."""
+        recount, writes = Recount(self.machine), Writes()
+        for block in self.shelf.blocks:
+            recount.take(facts_of(block))
+        lost = recount.finish(0, writes)
+        self.store.write(writes.rows)
+        self.restart()
+        return lost
 
     def restart(self) -> None:
         """Throw the machine away and load it from its rows."""

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contrail_common.errors import ApiError
-from contrail_common.model import TTL_NEVER, StreamConfig
-from contrail_storage.core import archive
+from contrail_common.model import TTL_NEVER, DataLoss, StreamConfig
+from contrail_storage.core import archive, archive_check
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, ArchiveReader, Record
-from contrail_storage.core.results import Refused
+from contrail_storage.core.results import Appended, ConsumerPut, Refused
 from tests.unit.storage.archive_rig import (
     checked,
     comparable,
@@ -342,6 +342,9 @@ def test_reader_holds_no_more_than_a_record() -> None:
         reader.feed(data)
 
 
+LOSS = DataLoss(accepted_ns=1, reason="x" * 1_000, unknown=True, ranges=[(1, 1)] * 100)
+
+
 def changed_header(records: list[Record], **fields: Any) -> list[Record]:
     header = msgspec.msgpack.decode(records[0].payload, type=ArchiveHeader)
     payload = msgspec.msgpack.encode(msgspec.structs.replace(header, **fields))
@@ -358,6 +361,13 @@ def changed_header(records: list[Record], **fields: Any) -> list[Record]:
         {"last_time_ns": 5},
         {"next_subject": 1},
         {"next_consumer": 1},
+        {"next_subject": (1 << 31) + 1},
+        {"next_consumer": (1 << 31) + 1},
+        {"loss": msgspec.structs.replace(LOSS, messages=-1)},
+        {"loss": msgspec.structs.replace(LOSS, times=0)},
+        {"loss": msgspec.structs.replace(LOSS, reason="x" * 1_001)},
+        {"loss": msgspec.structs.replace(LOSS, ranges=[(1, 1)] * 101)},
+        {"loss": msgspec.structs.replace(LOSS, ranges=[(2, 1)])},
         {"hash_key": b""},
         {"last_id": b""},
         {"digest": -1},
@@ -368,6 +378,35 @@ def test_made_up_header_is_refused(fields: dict[str, Any]) -> None:
     records = changed_header(records_of(some_stream()), **fields)
     with pytest.raises(ArchiveError, match="contradicts itself"):
         checked(packed(records))
+
+
+def test_stream_with_the_highest_numbers_that_are_taken_goes_on_numbering() -> None:
+    highest = 1 << 31
+    stream = some_stream()
+    next_subject = stream.machine.subjects.next_id + 100
+    records = changed_header(
+        records_of(stream), next_subject=next_subject, next_consumer=highest, loss=LOSS
+    )
+    rig = restored(packed(records))
+    rig.restart()
+    counters = rig.machine.counters
+    assert rig.machine.loss == LOSS
+    (stored,) = rig.apply(counters.last_time_ns, append_of([Message("a.new", b"x")]))
+    assert stored == Appended(counters.last_seq, 1)
+    assert rig.machine.subjects.next_id == next_subject + 1
+    put = cmd.PutConsumer(consumer_config("another"), 1)
+    assert rig.apply(counters.last_time_ns, put) == [ConsumerPut(highest, created=True)]
+
+
+def test_subject_numbers_that_would_take_more_memory_than_the_archive_are_refused() -> None:
+    stream = some_stream()
+    names = len(stream.machine.subjects)
+    farthest = archive_check.SPREAD_MAX + archive_check.SPREAD_EACH * names
+    records = records_of(stream)
+    checked(packed(changed_header(records, next_subject=farthest)))
+    for next_subject in (farthest + 1, 1 << 31):
+        with pytest.raises(ArchiveError, match="numbered too far apart"):
+            checked(packed(changed_header(records, next_subject=next_subject)))
 
 
 def test_configuration_that_no_stream_may_have_is_refused_by_its_field() -> None:

@@ -93,6 +93,12 @@ class StreamComparison(StreamAgreement):
         self.close_entry()
         self.rig.shelf.make_room(self.rig.machine.is_live)
 
+    @rule()
+    def count_anew(self) -> None:
+        """What is counted from the blocks is what was counted as they came."""
+        self.close_entry()
+        assert self.rig.count_anew() == self.twin.count_anew() == (0, [])
+
     # Stream --------------------------------------------------------------------------------------
 
     @initialize(

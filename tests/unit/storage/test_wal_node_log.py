@@ -30,14 +30,11 @@ class Node:
         options: LogOptions = QUIET,
         groups: tuple[int, ...] = (1,),
         keep_from: dict[int, int] | None = None,
-        accept_rot: bool = False,
     ) -> None:
         self.loop = HandLoop()
         self.durable: dict[int, tuple[int, int]] = dict.fromkeys(groups, (0, 0))
         self.failures: list[Exception] = []
-        self.log = NodeLog.open(
-            ROOT, files=disk, options=options, keep_from=keep_from, accept_rot=accept_rot
-        )
+        self.log = NodeLog.open(ROOT, files=disk, options=options, keep_from=keep_from)
         self.new_groups = set(groups) - set(self.log.recovery.groups)
         self.held = {group: self.attach(group) for group in groups}
 
@@ -322,23 +319,6 @@ def test_rot_in_a_closed_segment_names_it_and_the_log_does_not_start(disk: SimDi
     with pytest.raises(LogRottenError):
         reopened.start()
     assert before == {name: bytes(inode.content) for name, inode in disk.names.items()}
-
-
-def test_accepted_rot_removes_what_lies_behind_and_the_log_goes_on(disk: SimDisk) -> None:
-    node = Node(disk, SMALL).start()
-    for index in range(1, 20):
-        node.put(1, index, b"x" * 50)
-    node.log.close()
-    middle = sorted(disk.names)[2]
-    disk.names[middle].content[60] ^= 1
-    reopened = Node(disk, SMALL, accept_rot=True).start()
-    last = reopened.held[1].last_index
-    assert 0 < last < 19
-    reopened.put(1, last + 1, b"new")
-    reopened.log.close()
-    again = Node(disk, SMALL)
-    assert again.log.recovery.rot is None
-    assert again.held[1].last_index == last + 1
 
 
 def test_segment_that_vanished_from_the_middle_is_rot(disk: SimDisk) -> None:

@@ -345,13 +345,17 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's configuration and state. `etag` names the version of the configuration."""
+    """A stream's configuration and state. `etag` names the version of the configuration.
+
+    `data_loss` tells of stored messages that were lost, where there are such.
+    """
 
     config: dict[str, Any]
     created: str
     state: StreamState
     cluster: dict[str, Any] = {}
     shards: tuple[StreamState, ...] = ()
+    data_loss: dict[str, Any] = {}
     etag: str = ""
 
     @property

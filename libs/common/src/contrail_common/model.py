@@ -155,12 +155,29 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     consumer_count: int
 
 
+class DataLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Damage to a stream that was accepted, so that the rest is served; the newest, of ``times``.
+
+    ``messages`` are known to be lost, the first of them with the sequences ``ranges`` (first and
+    last); they count as deleted. ``unknown``: what was published last before ``accepted_ns`` may
+    be missing too, and its sequences are given again.
+    """
+
+    accepted_ns: int
+    reason: str
+    unknown: bool
+    messages: int = 0
+    ranges: list[tuple[int, int]] = []
+    times: int = 1
+
+
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration, state and identity of a stream. ``version`` counts configuration changes.
 
     ``shards`` are the states of the shards of a stream that has several; ``state`` is their sum
     then, its first sequence and time the lowest of theirs, its last the highest.
     ``durability`` is what the acks of its publishes mean: ``memory``, ``fsync``, ``quorum-fsync``.
+    ``data_loss`` is damage that somebody accepted.
     """
 
     config: StreamConfig
@@ -171,6 +188,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     leader: str
     shards: list[StreamState] = []
     durability: str = "fsync"
+    data_loss: DataLoss | None = None
 
 
 class SequencePair(msgspec.Struct, frozen=True):

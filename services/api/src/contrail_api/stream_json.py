@@ -7,7 +7,14 @@ import msgspec
 
 from contrail_common.edge.preconditions import etag
 from contrail_common.edge.responses import Response, json_response
-from contrail_common.model import ConsumerLimits, Erasure, StreamConfig, StreamInfo, StreamState
+from contrail_common.model import (
+    ConsumerLimits,
+    DataLoss,
+    Erasure,
+    StreamConfig,
+    StreamInfo,
+    StreamState,
+)
 from contrail_common.timeunits import format_duration, format_time
 
 COLLECTION: Final = "/v1/streams"
@@ -86,6 +93,22 @@ class ClusterJson(msgspec.Struct):
     replicas: list[ReplicaJson]
 
 
+class DataLossJson(msgspec.Struct):
+    """Damage to a stream that was accepted when the server was started, the newest of ``times``.
+
+    So many ``messages`` are known to be lost; the first ``ranges`` of their sequences count as
+    deleted. With ``newest_may_be_missing`` messages published last before ``accepted`` may be
+    lost too, and their sequences are given again.
+    """
+
+    accepted: str
+    reason: str
+    newest_may_be_missing: bool
+    messages: int
+    ranges: list[tuple[int, int]]
+    times: int
+
+
 class StreamInfoJson(msgspec.Struct, kw_only=True):
     """A stream: configuration, state and whereabouts.
 
@@ -98,6 +121,7 @@ class StreamInfoJson(msgspec.Struct, kw_only=True):
     state: StreamStateJson
     cluster: ClusterJson
     shards: list[StreamStateJson] | msgspec.UnsetType = msgspec.UNSET
+    data_loss: DataLossJson | msgspec.UnsetType = msgspec.UNSET
 
 
 class StreamPage(msgspec.Struct):
@@ -174,6 +198,18 @@ def info_json(info: StreamInfo) -> StreamInfoJson:
         state=_state_json(info.state),
         cluster=ClusterJson(info.leader, []),
         shards=[_state_json(state) for state in info.shards] or msgspec.UNSET,
+        data_loss=_loss_json(info.data_loss) if info.data_loss else msgspec.UNSET,
+    )
+
+
+def _loss_json(loss: DataLoss) -> DataLossJson:
+    return DataLossJson(
+        format_time(loss.accepted_ns),
+        loss.reason,
+        loss.unknown,
+        loss.messages,
+        loss.ranges,
+        loss.times,
     )
 
 

@@ -5,7 +5,6 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -35,10 +34,14 @@ from contrail_storage.node.checkpointer import DataLostError
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_file import read_node_file, write_node_file
+from contrail_storage.wal.node_file import NodeFileDamagedError, read_node_file, write_node_file
 
 _ACK_KEY_BYTES: Final = 32
 _LINK_GRACE_S: Final = 10.0
+_WAY_OUT: Final = (
+    "No file was changed. Restore the folder from a backup, or start once with "
+    "accept_data_loss=true (--accept-data-loss) to go on with what can be read"
+)
 _log: Final = structlog.get_logger("contrail.serve")
 
 
@@ -47,8 +50,9 @@ async def serve(settings: ServeSettings) -> bool:
     stopping = stop_signal()
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
+        _check_ack_key(settings)
         async with _running_node(settings) as node:
-            edge = edge_settings(settings, _kept_ack_key(settings.data_dir))
+            edge = edge_settings(settings, _kept_ack_key(settings))
             link = LocalLink(node)
             rooms = [contrail_api.room(link, edge), contrail_gateway.room(link, edge)]
             app = build_app(rooms, edge)
@@ -118,11 +122,12 @@ def _open_node(settings: NodeSettings) -> StorageNode:
         data_dir,
         node_keys=settings.encryption_keys,
         memory_max_bytes=settings.memory_max_bytes,
+        accept_data_loss=settings.accept_data_loss,
     )
     try:
         return StorageNode.open(options, SingleMemberGroups())
     except DataLostError as error:
-        raise StartError(str(error)) from error
+        raise StartError(f"{error}. {_WAY_OUT}") from error
     except OSError as error:
         raise StartError(f"the data in {data_dir} cannot be opened: {error}") from error
 
@@ -133,13 +138,25 @@ def _went_well(node: StorageNode) -> bool:
     return not node.fatal.done()
 
 
-def _kept_ack_key(data_dir: Path) -> bytes:
+def _check_ack_key(settings: ServeSettings) -> None:
+    """Refuse the start where the key is damaged: tokens that are out would be refused."""
+    if settings.accept_data_loss:
+        return
+    try:
+        read_node_file(Files(), settings.data_dir / "ack.key")
+    except FileNotFoundError:
+        return
+    except NodeFileDamagedError as error:
+        raise StartError(f"stored data is damaged: {error}. {_WAY_OUT}") from error
+
+
+def _kept_ack_key(settings: ServeSettings) -> bytes:
     """The key that signs ack tokens, made at the first start and kept beside the data."""
-    path = data_dir / "ack.key"
+    path = settings.data_dir / "ack.key"
     files = Files()
     try:
         return read_node_file(files, path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NodeFileDamagedError):
         key = secrets.token_bytes(_ACK_KEY_BYTES)
         write_node_file(files, path, key)
         path.chmod(0o600)

@@ -36,7 +36,15 @@ _COMMON: Final = frozenset(
     }
 )
 _SECRET: Final = frozenset({"cluster_secret", "cluster_secret_file"})
-_DATA: Final = frozenset({"data_dir", "encryption_key", "encryption_key_file", "memory_max_bytes"})
+_DATA: Final = frozenset(
+    {
+        "data_dir",
+        "encryption_key",
+        "encryption_key_file",
+        "memory_max_bytes",
+        "accept_data_loss",
+    }
+)
 _FLAGS: Final = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -69,13 +77,14 @@ class NodeSettings(ProcessSettings):
     """What a process with a storage node has: its folder, and the keys that encrypt it (or none).
 
     ``encryption_key_file`` is where the keys came from, unless they came from the environment.
-    ``memory_max_bytes`` bounds the streams in memory.
+    ``memory_max_bytes`` bounds the streams in memory. ``accept_data_loss`` opens a damaged folder.
     """
 
     data_dir: Path
     encryption_keys: tuple[bytes, ...] = field(repr=False)
     encryption_key_file: Path | None
     memory_max_bytes: int
+    accept_data_loss: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +237,7 @@ def _data(given: Mapping[str, Any]) -> dict[str, Any]:
         "memory_max_bytes": _number(
             given, "memory_max_bytes", quarter_of_memory(), 0, _MEMORY_BYTES_MAX
         ),
+        "accept_data_loss": _flag(given, "accept_data_loss", default=False),
     }
 
 

@@ -74,6 +74,13 @@ MemoryMaxBytes = Annotated[
         show_default="a quarter of the memory",
     ),
 ]
+AcceptDataLoss = Annotated[
+    bool | None,
+    typer.Option(
+        "--accept-data-loss",
+        help="Open a damaged folder with what can be read of it; for one start.",
+    ),
+]
 TokenFile = Annotated[str | None, typer.Option(help="File with the token callers must show.")]
 LogLevel = Annotated[
     str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
@@ -102,6 +109,7 @@ def serve(
     data_dir: DataDir = None,
     encryption_key_file: KeyFile = None,
     memory_max_bytes: MemoryMaxBytes = None,
+    accept_data_loss: AcceptDataLoss = None,
     token_file: TokenFile = None,
     node: Node = None,
     log_level: LogLevel = None,
@@ -120,6 +128,7 @@ def serve(
         data_dir=data_dir,
         encryption_key_file=encryption_key_file,
         memory_max_bytes=memory_max_bytes,
+        accept_data_loss=accept_data_loss,
         token_file=token_file,
         node=node,
         log_level=log_level,
@@ -134,6 +143,7 @@ def storage(
     data_dir: DataDir = None,
     encryption_key_file: KeyFile = None,
     memory_max_bytes: MemoryMaxBytes = None,
+    accept_data_loss: AcceptDataLoss = None,
     cluster_secret_file: SecretFile = None,
     token_file: TokenFile = None,
     node: Node = None,
@@ -155,6 +165,7 @@ def storage(
         data_dir=data_dir,
         encryption_key_file=encryption_key_file,
         memory_max_bytes=memory_max_bytes,
+        accept_data_loss=accept_data_loss,
         cluster_secret_file=cluster_secret_file,
         token_file=token_file,
         node=node,
@@ -227,6 +238,7 @@ def show_config(
     data_dir: DataDir = None,
     encryption_key_file: KeyFile = None,
     memory_max_bytes: MemoryMaxBytes = None,
+    accept_data_loss: AcceptDataLoss = None,
     storage: Storage = None,
     gateways: Gateways = None,
     apis: Apis = None,
@@ -248,6 +260,7 @@ def show_config(
         data_dir=data_dir,
         encryption_key_file=encryption_key_file,
         memory_max_bytes=memory_max_bytes,
+        accept_data_loss=accept_data_loss,
         storage=storage,
         gateways=gateways,
         apis=apis,

@@ -104,6 +104,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _armed_at = 0.0
     _progress_at = 0.0
+    _window_bytes = 0  # of the body, since `_armed_at`
     _idle_since: float | None = None  # when the last direct answer left, until the next request
     _idle_check: asyncio.TimerHandle | None = None
     _unwritten = 0
@@ -146,6 +147,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         if self._begun or self._body_open:
             self._unparsed += len(data)
             self._progress_at = self.loop.time()
+            self._window_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
             if self._feed(data):
@@ -356,6 +358,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def _arm(self) -> None:
         now = self.loop.time()
         self._armed_at = self._progress_at = now
+        self._window_bytes = 0
         delay_s = self.settings.body_idle_s if self._body_open else self.settings.head_timeout_s
         self._deadline = self.loop.call_at(now + delay_s, self._on_deadline)
 
@@ -375,10 +378,13 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _body_overdue(self) -> bool:
         now = self.loop.time()
-        if now - self._armed_at > self.settings.body_total_s:
-            return True
         # While reading is paused, it is the application that is slow, not the client.
-        return not self.flow.read_paused and now - self._progress_at >= self.settings.body_idle_s
+        if self.flow.read_paused or self._window_bytes >= self.settings.body_window_bytes_min:
+            self._armed_at, self._window_bytes = now, 0
+        return not self.flow.read_paused and (
+            now - self._armed_at > self.settings.body_window_s
+            or now - self._progress_at >= self.settings.body_idle_s
+        )
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection; one whose last answer is still unread is cut."""

@@ -17,6 +17,9 @@ class EdgeSettings:
     to loopback. ``allowed_hosts`` are names without port; ``allowed_origins`` full origins beyond
     those on allowed hosts. ``fast_lane`` off serves everything through the FastAPI routes.
     ``access_log`` writes a line for each request.
+
+    A body may take as long as it likes while no ``body_idle_s`` pass without a byte of it, and
+    each ``body_window_s`` bring it to its end or at least ``body_window_bytes_min`` further.
     """
 
     ack_keys: tuple[bytes, ...]
@@ -31,6 +34,7 @@ class EdgeSettings:
 
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     body_bytes_max: int = 16 << 20
+    body_window_bytes_min: int = 4 << 20
     json_body_bytes_max: int = 1 << 20
     bodies_in_flight_bytes_max: int = 256 << 20
     target_bytes_max: int = 16 << 10
@@ -45,7 +49,7 @@ class EdgeSettings:
 
     head_timeout_s: float = 10.0
     body_idle_s: float = 15.0
-    body_total_s: float = 300.0
+    body_window_s: float = 300.0
     keep_alive_s: float = 75.0
     write_stall_s: float = 60.0
     linger_s: float = 2.0

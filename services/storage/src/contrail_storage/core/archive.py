@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeVar
 import crc32c
 import msgspec
 
-from contrail_common.model import StreamConfig
+from contrail_common.model import DataLoss, StreamConfig
 
 MAGIC: Final = b"CTRLSNAP"
 VERSION: Final = 2
@@ -75,7 +75,8 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     ``next_subject`` and ``next_consumer`` are the numbers that are given next; ``replaced`` are
     roll-ups that are not finished, and from ``keep_from`` up to ``keep_to`` there may be messages
-    that no consumer needs. ``part`` is the shard, of a stream that has several.
+    that no consumer needs. ``part`` is the shard, of a stream that has several. ``loss`` is damage
+    of the stream that was accepted.
     """
 
     config: StreamConfig
@@ -95,6 +96,7 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     keep_from: int = 0
     keep_to: int = 0
     part: int = 0
+    loss: DataLoss | None = None
 
 
 class Subjects(msgspec.Struct, array_like=True, frozen=True):

@@ -17,7 +17,7 @@ from contrail_common.config_rules import (
     normalise_consumer,
     normalise_stream,
 )
-from contrail_common.model import ConsumerConfig, SequencePair
+from contrail_common.model import ConsumerConfig, DataLoss, SequencePair
 from contrail_common.retention_rules import collision, kind_problem
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import I64Array
@@ -36,6 +36,7 @@ from contrail_storage.core.archive import (
 )
 from contrail_storage.core.dedupe import ID_BYTES
 from contrail_storage.core.deleted import PAGE, DeletedSet
+from contrail_storage.core.losing import RANGES_MAX, REASON_MAX
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.restoring import Consumer, MorePending
 from contrail_storage.core.results import Writes
@@ -43,6 +44,13 @@ from contrail_storage.core.results import Writes
 HASH_KEY_BYTES: Final = 32
 _SEQ_MAX: Final = 1 << 62
 _NUMBER_MAX: Final = 0xFFFF_FFFF
+SPREAD_MAX: Final = 1 << 24
+SPREAD_EACH: Final = 64
+"""Numbers of subjects, live or not, from the first live one on, with so many more for each: a table
+of subjects holds a place (28 bytes) for every number between.
+"""
+_GIVEN_MAX: Final = 1 << 31
+"""Of numbers that are counted on: above it there is room for as many again."""
 _SUBJECT_ROW_BYTES: Final = 24
 
 
@@ -67,7 +75,7 @@ class ArchiveCheck:
         self._names: set[str] = set()
         self._numbers: list[I64Array] = [np.zeros(0, np.int64)]
         self._rows: list[tuple[I64Array, I64Array, I64Array]] = []
-        self._next_subject = 0
+        self._first_subject = self._next_subject = 0
         self._page = self._exempt_page = -1
         self._deadline = (0, 0)
         self._id_seq = self._id_time_ns = 0
@@ -123,8 +131,9 @@ class ArchiveCheck:
         _need(0 <= header.created_ns <= INT64_MAX, "its time")
         _need(0 <= header.last_time_ns <= INT64_MAX, "its time")
         _need(0 <= header.digest <= _NUMBER_MAX, "its digest")
-        _need(0 <= header.next_subject < _NUMBER_MAX, "its subjects")
-        _need(1 <= header.next_consumer < _NUMBER_MAX, "its consumers")
+        _need(0 <= header.next_subject <= _GIVEN_MAX, "its subjects")
+        _need(1 <= header.next_consumer <= _GIVEN_MAX, "its consumers")
+        _need(header.loss is None or _is_sound_loss(header.loss), "its loss")
         _need(0 <= header.keep_from <= header.keep_to <= header.last_seq + 1, "its interest")
         for subject, to_seq in header.replaced.items():
             _need(subject_problem(subject) is None, "a subject")
@@ -138,14 +147,22 @@ class ArchiveCheck:
         last = np.frombuffer(rows, np.int64, count, 12 * count)
         counts = np.frombuffer(rows, np.uint32, count, 20 * count).astype(np.int64)
         _need(bool((np.diff(numbers, prepend=self._next_subject - 1) > 0).all()), "subjects")
+        if not self._names:
+            self._first_subject = int(numbers[0])
         self._next_subject = int(numbers[-1]) + 1
         _need(self._next_subject <= self.header.next_subject, "subjects")
         _need(int(first.min()) >= 1 and int(counts.min()) >= 1, "subjects")
         for name in subjects.names:
             _need(name not in self._names and subject_problem(name) is None, "a subject's name")
             self._names.add(name)
+        self._check_spread(self._next_subject)
         self._numbers.append(numbers)
         self._rows.append((first, last, counts))
+
+    def _check_spread(self, next_subject: int) -> None:
+        spread = next_subject - self._first_subject if self._names else 0
+        if spread > SPREAD_MAX + SPREAD_EACH * len(self._names):
+            raise ArchiveError("the subjects of the stream are numbered too far apart")
 
     def _take_deleted(self, deleted: DeletedPages) -> None:
         self._page = self._check_pages(deleted.pages, self._page, "deleted sequences")
@@ -211,7 +228,7 @@ class ArchiveCheck:
         self._consumers[config.name] = config
         self._pending = set()
         _need(0 <= state.created_ns <= INT64_MAX, "a consumer's time")
-        _need(1 <= state.epoch <= _NUMBER_MAX, "a consumer's epoch")
+        _need(1 <= state.epoch <= _GIVEN_MAX, "a consumer's epoch")
         _need(0 <= state.next_seq <= INT64_MAX, "a consumer's position")
         _need(_is_sound(state.delivered) and _is_sound(state.floor), "a consumer's position")
         _need(all(0 < seq <= INT64_MAX for seq in state.acked_ahead), "a consumer's position")
@@ -230,7 +247,7 @@ class ArchiveCheck:
         _need(more.number == self._consumer, "what a consumer has pending")
         for seq, item in more.pending.items():
             _need(0 < seq <= self.header.last_seq and seq not in self._pending, "a delivery")
-            _need(0 < item.attempts <= _NUMBER_MAX, "a delivery")
+            _need(0 < item.attempts <= _GIVEN_MAX, "a delivery")
             _need(0 < item.consumer_seq <= INT64_MAX, "a delivery")
             _need(0 <= item.deadline_ns <= INT64_MAX, "a delivery")
             self._pending.add(seq)
@@ -238,6 +255,7 @@ class ArchiveCheck:
     def _messages(self) -> "_Blocks":
         if self._blocks is None:
             header, deleted = self.header, self._deleted
+            self._check_spread(header.next_subject)
             span = header.last_seq + 1 - header.first_seq
             _need(deleted.total == deleted.count(header.first_seq, header.last_seq), "deletions")
             _need(deleted.total == span - header.messages, "the number of messages")
@@ -323,3 +341,14 @@ def _block(payload: bytes) -> Block:
 
 def _is_sound(pair: SequencePair) -> bool:
     return all(0 <= number <= INT64_MAX for number in msgspec.structs.astuple(pair))
+
+
+def _is_sound_loss(loss: DataLoss) -> bool:
+    return (
+        0 <= loss.accepted_ns <= INT64_MAX
+        and 0 <= loss.messages <= _SEQ_MAX
+        and 1 <= loss.times <= _GIVEN_MAX
+        and len(loss.reason) <= REASON_MAX
+        and len(loss.ranges) <= RANGES_MAX
+        and all(0 < first <= last <= _SEQ_MAX for first, last in loss.ranges)
+    )

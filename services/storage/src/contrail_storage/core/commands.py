@@ -295,6 +295,36 @@ class KeepInterest(msgspec.Struct, tag=16, array_like=True):
     messages_max: int
 
 
+class AcceptLoss(msgspec.Struct, tag=63, array_like=True):
+    """What was stored of a shard is damaged, and the rest of it is to be served.
+
+    ``ranges`` of sequences, ``messages`` in all, are known to be lost. ``unknown``: what came last
+    may be, and its sequences are given anew. From here on it is another ``incarnation``.
+    """
+
+    incarnation: str
+    reason: str
+    unknown: bool
+    messages: int
+    ranges: list[tuple[int, int]]
+
+
+class PlaceStream(msgspec.Struct, tag=64, array_like=True):
+    """Meta: a stream stands in ``shards`` numbers from ``shard`` on, whatever was known of it."""
+
+    name: str
+    subjects: tuple[str, ...]
+    incarnation: str
+    shard: int
+    shards: int
+
+
+class SkipNumbers(msgspec.Struct, tag=65, array_like=True):
+    """Meta: the next ``count`` shard ids may have been given to streams that were lost."""
+
+    count: int
+
+
 class RecordErasure(msgspec.Struct, tag=50, array_like=True):
     """Meta: messages of ``shards`` are gone, and are to leave the files of ``nodes``.
 
@@ -336,6 +366,7 @@ StreamCommand = (
     | KeepInterest
     | RestorePart
     | FinishRestore
+    | AcceptLoss
 )
 MetaCommand = (
     ReserveStream
@@ -345,6 +376,8 @@ MetaCommand = (
     | ReleaseStream
     | RecordErasure
     | FinishErasures
+    | PlaceStream
+    | SkipNumbers
 )
 Command = StreamCommand | MetaCommand
 

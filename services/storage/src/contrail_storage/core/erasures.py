@@ -61,6 +61,12 @@ class ErasureLedger:
         """Whether a receipt has been done for so long that it is to go."""
         return any(0 < one.done_ns <= now_ns - KEPT_NS for one in self.receipts.values())
 
+    def apply(self, command: cmd.RecordErasure | cmd.FinishErasures, writes: Writes) -> Result:
+        """Take one command."""
+        if isinstance(command, cmd.RecordErasure):
+            return self.record(command, writes)
+        return self.finish(command, writes)
+
     def record(self, command: cmd.RecordErasure, writes: Writes) -> Result:
         """Take up a receipt; the oldest that is done makes room for it where there is none."""
         self._forget_old(command.time_ns, writes)

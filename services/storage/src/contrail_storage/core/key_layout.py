@@ -18,6 +18,7 @@ A shard whose number has the bit ``VOLATILE`` has its rows in memory, never in a
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
 | ``F`` | u32 consumer, u32 number | consumer: what it is to get first |
+| ``W`` | - | damage that was accepted |
 | ``K`` | - | second record (checkpoint) |
 """
 
@@ -40,6 +41,7 @@ CONSUMER: Final = b"C"
 CONSUMER_DELTA: Final = b"c"
 ERASURE: Final = b"E"
 PINNED: Final = b"F"
+LOSS: Final = b"W"
 
 SHARD_KINDS: Final = (
     BLOCK,
@@ -56,6 +58,7 @@ SHARD_KINDS: Final = (
     CONSUMER,
     CONSUMER_DELTA,
     PINNED,
+    LOSS,
 )
 """All kinds that hold state of one shard."""
 

@@ -55,7 +55,8 @@ class MetaMachine:
         self.erasures = ErasureLedger()
         self.changes = 0
         """Counts applied commands, so that a router knows when its cache is stale."""
-        self._next_shard = 1
+        self.next_shard = 1
+        """Every number below was given to a shard."""
         self._shard_count = 0
 
     def apply(self, command: cmd.Command, writes: Writes) -> Result:
@@ -72,10 +73,10 @@ class MetaMachine:
                 return self._unlist(command.name, writes)
             case cmd.ReleaseStream():
                 return self._release(command.name, writes)
-            case cmd.RecordErasure():
-                return self.erasures.record(command, writes)
-            case cmd.FinishErasures():
-                return self.erasures.finish(command, writes)
+            case cmd.RecordErasure() | cmd.FinishErasures():
+                return self.erasures.apply(command, writes)
+            case cmd.PlaceStream() | cmd.SkipNumbers():
+                return self._make_up(command, writes)
             case _:
                 return Refused(errors.INTERNAL.code, "the meta machine does not know this command")
 
@@ -110,9 +111,9 @@ class MetaMachine:
 
     def _take_numbers(self, count: int, *, volatile: bool, writes: Writes) -> int:
         """The first of ``count`` numbers in a row that nothing had before."""
-        shard = self._next_shard
-        self._next_shard += count
-        writes.put(self._key(_COUNTER), self._next_shard.to_bytes(4, "big"))
+        shard = self.next_shard
+        self.next_shard += count
+        writes.put(self._key(_COUNTER), self.next_shard.to_bytes(4, "big"))
         return shard | keys.VOLATILE if volatile else shard
 
     def _renew(self, command: cmd.RenewStream, writes: Writes) -> Result:
@@ -139,6 +140,29 @@ class MetaMachine:
         if entry.stage != "listed":
             writes.advisories.append(_action(command.name, "create"))
         return Done(changed=listed != entry)
+
+    def _make_up(self, command: cmd.PlaceStream | cmd.SkipNumbers, writes: Writes) -> Result:
+        """Take up what is known of streams whose commands were lost."""
+        if isinstance(command, cmd.SkipNumbers):
+            self._take_numbers(command.count, volatile=False, writes=writes)
+            return Done()
+        overlap = self.overlap(command.subjects, command.name)
+        if overlap is not None:
+            return Refused(errors.SUBJECT_OVERLAP.code, overlap)
+        self._release(command.name, writes)
+        end = command.shard + command.shards
+        self._take_numbers(max(end - self.next_shard, 0), volatile=False, writes=writes)
+        self._shard_count += command.shards
+        entry = StreamEntry(
+            command.name,
+            command.shard,
+            command.incarnation,
+            command.subjects,
+            "listed",
+            command.shards,
+        )
+        self._put(entry, writes)
+        return Done()
 
     def _unlist(self, name: str, writes: Writes) -> Result:
         entry = self.streams.get(name)
@@ -169,7 +193,7 @@ class MetaMachine:
         """Take up the state from its rows, given as (key, value)."""
         for key, value in rows:
             if keys.last_number(key, 4) == _COUNTER:
-                self._next_shard = int.from_bytes(value, "big")
+                self.next_shard = int.from_bytes(value, "big")
             else:
                 entry = msgspec.msgpack.decode(value, type=StreamEntry)
                 self.streams[entry.name] = entry

@@ -83,6 +83,7 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
         keep_from=counters.keep_from,
         keep_to=counters.keep_to,
         part=record.part,
+        loss=machine.loss,
     )
 
 

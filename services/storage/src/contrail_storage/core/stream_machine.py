@@ -17,6 +17,7 @@ from contrail_common.model import (
     Advisory,
     AdvisoryAction,
     Compression,
+    DataLoss,
     StreamConfig,
     StreamState,
 )
@@ -35,6 +36,7 @@ from contrail_storage.core.deleted import DeletedSet
 from contrail_storage.core.expiring import Expirer
 from contrail_storage.core.facts import FactsPort, MessageFacts
 from contrail_storage.core.interest import Interest
+from contrail_storage.core.losing import accept_loss
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.removing import Remover
 from contrail_storage.core.restoring import take_record
@@ -107,6 +109,7 @@ class StreamMachine:
         self.consumer_ids: dict[str, int] = {}
         self.restored_with: Compression = "none"
         """Of the stream that is being restored."""
+        self.loss: DataLoss | None = None
         self.deletions = 0
         """How often messages were deleted or purged since the machine was built."""
         self._facts = facts
@@ -236,6 +239,8 @@ class StreamMachine:
             return self._put_consumer(command, index, now_ns, writes)
         if isinstance(command, cmd.DropConsumer):
             return self._drop_consumer(command, writes)
+        if isinstance(command, cmd.AcceptLoss):
+            return accept_loss(self, command, now_ns, writes)
         return self._remove(index, now_ns, command, writes)
 
     def _remove(self, index: int, now_ns: int, command: cmd.Command, writes: Writes) -> Result:
@@ -267,7 +272,8 @@ class StreamMachine:
         """Write the counters row."""
         writes.put(keys.shard_key(keys.COUNTERS, self.shard), _encode(self.counters))
 
-    def _write_record(self, writes: Writes) -> None:
+    def write_record(self, writes: Writes) -> None:
+        """Write the stream record."""
         writes.put(keys.shard_key(keys.STREAM, self.shard), _encode(self.record))
 
     def _configure(
@@ -306,7 +312,7 @@ class StreamMachine:
             self.remover.look_for_subjects_over()
             if not self.part:  # what all shards do is told once
                 writes.advisories.append(Advisory(type="stream_action", action="modify"))
-        self._write_record(writes)
+        self.write_record(writes)
         return Done()
 
     def _holds_anything(self) -> bool:
@@ -323,6 +329,7 @@ class StreamMachine:
         self.exempt = ExemptSet(self.shard)
         self.deadlines = Deadlines(self.shard)
         self.consumers, self.consumer_ids = {}, {}
+        self.loss = None
         self.remover.forget_head()
         self.interest.forget_all()
         self._fresh.clear()
@@ -375,9 +382,12 @@ class StreamMachine:
             header.keep_from,
             header.keep_to,
         )
+        self.loss = header.loss
+        if self.loss is not None:
+            writes.put(keys.shard_key(keys.LOSS, self.shard), _encode(self.loss))
         writes.reached[self.shard] = header.last_seq
         self.write_counters(writes)
-        self._write_record(writes)
+        self.write_record(writes)
         self.remover.look_for_subjects_over()
         return Done()
 
@@ -413,7 +423,7 @@ class StreamMachine:
             return Refused(errors.INTERNAL.code, "what the consumer is to get first is not sound")
         consumer_id = self.record.next_consumer_id
         self.record.next_consumer_id += 1
-        self._write_record(writes)
+        self.write_record(writes)
         start_seq = max(command.start_seq, 1) if command.start_seq else self.counters.last_seq + 1
         consumer = ConsumerMachine.create(
             self.shard, consumer_id, command.config, start_seq, now_ns, index
@@ -486,6 +496,8 @@ class StreamMachine:
         machine.deleted.load(rows(keys.DELETED), machine.counters.first_seq)
         machine.exempt.load(rows(keys.EXEMPT), machine.counters.first_seq)
         machine.deadlines.load(rows(keys.DEADLINE))
+        for _, value in rows(keys.LOSS):
+            machine.loss = msgspec.msgpack.decode(value, type=DataLoss)
         for key, value in rows(keys.CONSUMER):
             number = keys.last_number(key, 4)
             pinned = [row for _, row in scan(keys.small_key(keys.PINNED, shard, number))]

@@ -326,6 +326,29 @@ class SubjectTable:
         columns = sids, self.first[at], self._stored_last(at), self.counts[at]
         return b"".join([column.tobytes() for column in columns])
 
+    def recount(self, first: I64Array, last: I64Array, counts: U32Array, writes: Writes) -> None:
+        """Take what was counted, by number from ``base`` on, in the place of what stands here."""
+        size = len(self.names)
+        for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
+            prefix = keys.shard_key(kind, self.shard)
+            writes.delete_range(prefix, keys.prefix_end(prefix))
+        self.first[:size], self.last[:size], self.counts[:size] = first, last, counts
+        alive = (counts > 0).tolist()
+        self.names = [
+            name if lives else None for name, lives in zip(self.names, alive, strict=True)
+        ]
+        self.ids = {name: self.base + at for at, name in enumerate(self.names) if name is not None}
+        self.unsettled.clear()
+        self._dirty_pages.clear()
+        self._delta_bytes = self._delta_rows = 0
+        self._dead = size - len(self.ids)
+        for name, sid in self.ids.items():
+            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
+        for page in {sid // PAGE for sid in self.ids.values()}:
+            self._write_page(page, writes)
+        key = keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW)
+        writes.put(key, self.next_id.to_bytes(4, "little"))
+
     # Archives ------------------------------------------------------------------------------------
 
     def parts(self) -> Iterator[tuple[bytes, list[str]]]:

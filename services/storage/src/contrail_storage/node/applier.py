@@ -1,7 +1,7 @@
 """Applying committed entries: machines in order, answers to the callers, jobs to the writer."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -49,6 +49,18 @@ _MAKING: Final = (ConfigureStream, RestorePart, FinishRestore)
 _log = structlog.get_logger("contrail.apply")
 
 
+class JobSink(Protocol):
+    """What takes the jobs of applied entries, in order."""
+
+    def put(self, job: WriteJob) -> None:
+        """Take the job of the next entry."""
+        ...
+
+    def flush(self) -> None:
+        """Hand on what is held."""
+        ...
+
+
 class Applier:
     """Applies entries on the event loop and keeps the shards' runtimes."""
 
@@ -60,7 +72,9 @@ class Applier:
         on_written: Callable[[], None],
         advisories: AdvisoryHub,
         merge_blocks: int = MERGE_BLOCKS,
+        sink: JobSink | None = None,
     ) -> None:
+        """``sink`` is where jobs go, unless they are written behind by ``writer``."""
         self.meta = meta
         self.written_indexes: dict[int, int] = {}
         """Of each group, the index up to which everything is applied and in the store."""
@@ -72,7 +86,7 @@ class Applier:
         self._on_written = on_written
         self._advisories = advisories
         self._merge_blocks = merge_blocks
-        self._behind = WriteBehind(writer, blocks, self.written)
+        self._behind: JobSink = sink or WriteBehind(writer, blocks, self.written)
 
     def new_shard(self, number: int) -> Shard:
         """A shard without a stream yet."""

@@ -18,7 +18,28 @@ _log = structlog.get_logger("contrail.checkpoint")
 
 
 class DataLostError(Exception):
-    """What was found at open is not what was stored: the node must not serve it."""
+    """What was found at open is not what was stored: the node must not serve it.
+
+    ``store_is_whole``: only the log, or the proof itself, is damaged.
+    """
+
+    def __init__(self, reason: str, *, store_is_whole: bool = False) -> None:
+        super().__init__(reason)
+        self.store_is_whole = store_is_whole
+
+
+def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, ShardMark]:
+    """What is to be proven of the shards of ``group``."""
+    return {
+        number: ShardMark(
+            group,
+            machine.counters.last_seq,
+            machine.counters.messages,
+            machine.counters.digest.to_bytes(4, "big"),
+        )
+        for number, machine in machines.items()
+        if machine.exists
+    }
 
 
 async def by_size(
@@ -48,22 +69,14 @@ class Checkpointer:
     ) -> None:
         """Raise DataLostError when the store or the log holds less than was proven before."""
         bases = {number: group.base_index for number, group in log.recovery.groups.items()}
-        findings = self._checkpoint.verify(applied, self._marks(machines), bases)
+        marks = marks_of(machines, self._group)
+        findings = self._checkpoint.verify(applied, marks, bases)
         if findings:
             reasons = "; ".join(finding.reason for finding in findings)
-            raise DataLostError(f"stored data is missing or changed: {reasons}")
-
-    def _marks(self, machines: Mapping[int, StreamMachine]) -> dict[int, ShardMark]:
-        return {
-            number: ShardMark(
-                self._group,
-                machine.counters.last_seq,
-                machine.counters.messages,
-                machine.counters.digest.to_bytes(4, "big"),
+            raise DataLostError(
+                f"stored data is missing or changed: {reasons}",
+                store_is_whole=not self._checkpoint.store_findings(applied, marks),
             )
-            for number, machine in machines.items()
-            if machine.exists
-        }
 
     async def run(
         self,
@@ -106,7 +119,7 @@ class Checkpointer:
         until_written: UntilWritten,
         keep_bytes: int | None,
     ) -> None:
-        marks, noted = self._marks(machines), dict(applied())
+        marks, noted = marks_of(machines, self._group), dict(applied())
         await until_written(noted)
         await _whole(lambda: self._checkpoint.take(noted, marks))
         freed = await _whole(lambda: log.drop_segments(noted, keep_bytes=keep_bytes))

@@ -104,6 +104,17 @@ class _NodeCollector:
         yield GaugeMetricFamily("contrail_streams", "Streams", len(names))
         damaged = sum(any(shard.damaged for shard in streams.parts(name)) for name in names)
         yield GaugeMetricFamily("contrail_streams_damaged", "Streams that cannot serve", damaged)
+        losses = [shard.machine.loss for name in names for shard in streams.parts(name)]
+        yield GaugeMetricFamily(
+            "contrail_shards_data_loss",
+            "Shards of which messages are or may be lost by damage that was accepted",
+            sum(loss is not None for loss in losses),
+        )
+        yield GaugeMetricFamily(
+            "contrail_messages_lost",
+            "Messages that are known to be lost by it",
+            sum(loss.messages for loss in losses if loss is not None),
+        )
         scrubbed = self._node.scrubber.counts
         for name, text, count in (
             ("rounds", "Times that everything stored was read again", scrubbed.rounds),

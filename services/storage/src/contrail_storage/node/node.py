@@ -6,10 +6,8 @@ machines at their applied indexes, let the groups replay what the log holds abov
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -20,23 +18,24 @@ from contrail_common.blocks import BlockCodec
 from contrail_common.errors import ApiError
 from contrail_common.model import Advisory, AdvisoryType
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.accepting import read_accepting
 from contrail_storage.node.advisories import AdvisoryHub
-from contrail_storage.node.applier import MERGE_BLOCKS, Applier
+from contrail_storage.node.applier import Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError, by_size
-from contrail_storage.node.compactor import Compactor, RoomBounds
+from contrail_storage.node.compactor import Compactor
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.content_sealing import SealingLog
 from contrail_storage.node.due_messages import DueMessages
-from contrail_storage.node.erasing import EraseBounds, Eraser, Erasures
+from contrail_storage.node.erasing import Eraser, Erasures
 from contrail_storage.node.housekeeper import Housekeeper
-from contrail_storage.node.identity import identify
+from contrail_storage.node.identity import check_store_is_there, identify
+from contrail_storage.node.loading import load_node, stored_machines
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.memory_room import MemoryRoom
 from contrail_storage.node.metrics import NodeTimings, render_metrics
-from contrail_storage.node.physical_memory import quarter_of_memory
+from contrail_storage.node.options import NodeOptions
 from contrail_storage.node.proposer import EntryContext, Proposer
 from contrail_storage.node.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
 from contrail_storage.node.reader import Reader
@@ -44,30 +43,38 @@ from contrail_storage.node.readiness import problems_of
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.restore import Restores
 from contrail_storage.node.scrubber import Scrubber
-from contrail_storage.node.shard import Shard
 from contrail_storage.node.shard_logs import ShardLogs
 from contrail_storage.node.shredding import Shredder, stop_without_keys
 from contrail_storage.node.snapshot import Snapshotter
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
+from contrail_storage.node.switching import (
+    STORE_NAME,
+    discard_unfinished,
+    drop_kept_aside,
+    finish_switch,
+)
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
 from contrail_storage.seal.content import ContentOpener
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
 from contrail_storage.seal.subject_keys import SubjectKeys
 from contrail_storage.store.block_codecs import codec_of
-from contrail_storage.store.block_store import BlockStore, ShardFacts
+from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import (
-    RocksStore,
     StoreCorruptError,
     StoreError,
+    StoreMissingError,
     StoreStalledError,
 )
 from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.store.split_store import SplitStore
 from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.files import Files
+from contrail_storage.wal.folder_lock import FolderLock
 from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
-from contrail_storage.wal.node_log import LogOptions, NodeLog
+from contrail_storage.wal.node_log import NodeLog
+
+__all__ = ["META_GROUP", "SHARD_GROUP", "NodeOptions", "StorageNode"]
 
 META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
@@ -75,31 +82,7 @@ _LOGGED: Final = (META_GROUP, SHARD_GROUP)
 _TICK_S: Final = 0.05
 _RECOVER_WAIT_S: Final = 0.5
 _STOP_GRACE_S: Final = 10.0
-_SEGMENT_BYTES: Final = 16 << 20
-"""Log segments are dropped whole: a restart replays little when they are small."""
 _log = structlog.get_logger("contrail.node")
-
-
-@dataclass(slots=True, frozen=True)
-class NodeOptions:
-    """Where a node keeps its data, and bounds that tests make small.
-
-    ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
-    ``memory_max_bytes`` bounds what all streams in memory take.
-    """
-
-    data_dir: Path
-    node_keys: tuple[bytes, ...] = ()
-    log: LogOptions = field(default_factory=lambda: LogOptions(_SEGMENT_BYTES, keep_bytes=0))
-    checkpoint_bytes: int = 64 << 20
-    merge_blocks: int = MERGE_BLOCKS
-    scrub_bytes_s: int = 8 << 20
-    scrub_pause_s: float = 3_600.0
-    room: RoomBounds = field(default_factory=RoomBounds)
-    erase: EraseBounds = field(default_factory=EraseBounds)
-    memory_max_bytes: int = field(default_factory=quarter_of_memory)
-    files: Files | None = None
-    open_store: Callable[[Path], RocksStore] = RocksStore.open
 
 
 class StorageNode:
@@ -145,6 +128,7 @@ class StorageNode:
         self.replayer = Replayer(self.blocks, self.reader)
         self.snapshotter = Snapshotter(self._store, opener)
         self.log: NodeLog
+        self._lock: FolderLock | None = None
         self.groups: dict[int, Group] = {}
         self.failure = ""
         self.fatal: asyncio.Future[str]
@@ -162,7 +146,7 @@ class StorageNode:
         """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
         try:
             return cls._open(options, groups)
-        except (NodeFileDamagedError, StoreCorruptError) as error:
+        except (NodeFileDamagedError, StoreCorruptError, StoreMissingError) as error:
             raise DataLostError(f"stored data is damaged: {error}") from error
         except (StoreError, UnsupportedVersionError, KeysRefusedError) as error:
             raise OSError(str(error)) from error
@@ -171,9 +155,28 @@ class StorageNode:
     def _open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
         files = options.files or Files()
         files.make_directory(options.data_dir)
-        # Asked before the store is opened, since that changes files, and again under its lock.
+        lock = FolderLock(options.data_dir)
+        node: StorageNode | None = None
+        try:
+            finish_switch(files, options.data_dir)
+            node = read_accepting(
+                options, files, lambda: cls._read(options, groups, files), lambda one: one._parts
+            )
+            node._begin_writing()
+        except BaseException:
+            if node is not None:
+                node._disk.close()
+            lock.release()
+            raise
+        node._lock = lock
+        return node
+
+    @classmethod
+    def _read(cls, options: NodeOptions, groups: GroupFactory, files: Files) -> "StorageNode":
+        """A node with all that is stored; raises what says that some of it is not as it was."""
         find_keyring(files, options.data_dir, options.node_keys)
-        store = options.open_store(options.data_dir / "store")
+        check_store_is_there(files, options.data_dir)
+        store = options.open_store(options.data_dir / STORE_NAME)
         try:
             identity, keyring = identify(files, options.data_dir, options.node_keys)
             kept = store if keyring is None else SealedStore(store, keyring)
@@ -184,11 +187,12 @@ class StorageNode:
             raise
         return node
 
+    @property
+    def _parts(self) -> tuple[Store, Keyring | None]:
+        return self._disk, self._keyring
+
     def _recover(self, files: Files) -> None:
-        for key, value in self._scan(keys.APPLIED):
-            self.applier.written_indexes[keys.last_number(key, 4)] = int.from_bytes(
-                value[:8], "big"
-            )
+        load_node(self._scan, self.meta, self.applier, self.blocks)
         self._checkpointer = Checkpointer(self._disk, files, self._options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(
             self._options.data_dir / LOG_NAME,
@@ -196,38 +200,28 @@ class StorageNode:
             options=self._options.log,
             keep_from=self.applier.written_indexes,
             sealer=self._keyring,
+            begin=False,
         )
         if self.log.recovery.rot is not None:
-            raise DataLostError(f"the write-ahead log is damaged: {self.log.recovery.rot}")
-        self.meta.load(self._scan(keys.shard_key(keys.STREAM, META_SHARD)))
-        self.meta.erasures.load(self._scan(keys.shard_key(keys.ERASURE, META_SHARD)))
-        for entry in self.meta.streams.values():
-            if not keys.is_volatile(entry.shard):
-                for number in entry.numbers:
-                    self._load_shard(number)
+            rot = self.log.recovery.rot
+            raise DataLostError(f"the write-ahead log is damaged: {rot}", store_is_whole=True)
         self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
         self.subject_keys.load()
         stop_without_keys(self.subject_keys, self.applier.shards.values())
 
+    def _begin_writing(self) -> None:
+        """All that is stored is known to be sound: from here on files are changed."""
+        discard_unfinished(self._options.data_dir)
+        self._disk.begin_writing()
+        self.log.begin_segment()
+        if self._keyring is not None:
+            self._keyring.rotate(self._options.node_keys[0])
+
     def _machines(self) -> dict[int, StreamMachine]:
-        """Machines of the shards that the disk holds."""
-        shards = self.applier.shards.values()
-        return {one.machine.shard: one.machine for one in shards if not one.volatile}
+        return stored_machines(self.applier)
 
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._store.scan(prefix, keys.prefix_end(prefix))
-
-    def _load_shard(self, number: int) -> None:
-        facts = ShardFacts(self.blocks, number)
-        machine = StreamMachine.load(number, facts, self._scan)
-        self.blocks.load_directory(number, self._scan(keys.shard_key(keys.BLOCK_INDEX, number)))
-        # Without a stream it holds what a crash left of a restore: the other parts are in the log.
-        written_seq = max(self.blocks.directory(number).end_seq - 1, machine.counters.last_seq)
-        self.applier.shards[number] = Shard(machine, written_seq)
-        if machine.exists:
-            self.applier.last_entry_ns = max(
-                self.applier.last_entry_ns, machine.counters.last_time_ns
-            )
 
     # Running -------------------------------------------------------------------------------------
 
@@ -452,7 +446,8 @@ class StorageNode:
         await self._checkpointer.run(*arguments)
 
     async def _cut_log(self) -> None:
-        """Flush the store, and drop the whole log that stands now."""
+        """Flush the store, and drop the whole log that stands now, and what was kept aside."""
+        await asyncio.to_thread(drop_kept_aside, self._options.data_dir)
         arguments = self.log, self._machines(), self._applied, self._until_written
         await self._checkpointer.cut(*arguments)
 
@@ -498,6 +493,8 @@ class StorageNode:
             await asyncio.to_thread(self._keyring.close)
         await asyncio.to_thread(self.subject_keys.close)
         await asyncio.to_thread(self._disk.close)
+        if self._lock is not None:
+            self._lock.release()
 
     async def _until_applied(self) -> None:
         while not self.failure and (

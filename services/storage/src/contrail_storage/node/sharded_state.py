@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from contrail_common import errors
 from contrail_common.cursors import Cursor, read_cursor
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.model import StreamState
+from contrail_common.model import DataLoss, StreamState
 from contrail_common.partition import shard_of_filter
 from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.node.shard import Shard
@@ -73,6 +75,19 @@ def sum_states(states: Sequence[StreamState]) -> StreamState:
         num_deleted=sum(state.num_deleted for state in states),
         consumer_count=min(state.consumer_count for state in states),
     )
+
+
+def sum_losses(losses: Sequence[DataLoss | None]) -> DataLoss | None:
+    """The newest accepted damage of a stream from that of its shards.
+
+    Ranges of sequences are of one shard, so that none are told.
+    """
+    there = [loss for loss in losses if loss is not None]
+    if not there:
+        return None
+    newest = max(there, key=lambda loss: loss.accepted_ns)
+    messages = sum(loss.messages for loss in there if loss.accepted_ns == newest.accepted_ns)
+    return msgspec.structs.replace(newest, messages=messages, ranges=[])
 
 
 def concerned(shards: Sequence[Shard], subject: str) -> list[Shard]:

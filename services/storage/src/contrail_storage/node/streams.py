@@ -28,7 +28,12 @@ from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.shard_logs import ShardLog
-from contrail_storage.node.sharded_state import check_purge, shard_of_part, sum_states
+from contrail_storage.node.sharded_state import (
+    check_purge,
+    shard_of_part,
+    sum_losses,
+    sum_states,
+)
 from contrail_storage.store.block_store import UNREADABLE
 
 _ROUTES_MAX: Final = 65_536
@@ -172,6 +177,7 @@ class StreamManager:
             version=record.version,
             leader=self._node_id,
             durability=shard.durability,
+            data_loss=shard.machine.loss,
         )
 
     def whole_info(self, shards: list[Shard]) -> StreamInfo:
@@ -180,7 +186,12 @@ class StreamManager:
         if len(shards) == 1:
             return info
         states = [info.state, *(self.info(shard).state for shard in shards[1:])]
-        return msgspec.structs.replace(info, state=sum_states(states), shards=states)
+        return msgspec.structs.replace(
+            info,
+            state=sum_states(states),
+            shards=states,
+            data_loss=sum_losses([shard.machine.loss for shard in shards]),
+        )
 
     # Changing ------------------------------------------------------------------------------------
 

@@ -120,6 +120,13 @@ class Checkpoint:
         """
         findings = [_finding(f"{name} is damaged", self._record) for name in self._damaged]
         findings += self._log_findings(applied, log_bases)
+        return findings + self.store_findings(applied, shards)
+
+    def store_findings(
+        self, applied: Mapping[int, int], shards: Mapping[int, ShardMark]
+    ) -> list[Finding]:
+        """What RocksDB, as it was opened, lacks of what the newest record proves."""
+        findings: list[Finding] = []
         record = self._record
         if record is None:
             return findings
@@ -176,6 +183,20 @@ class Checkpoint:
 
     def _path(self, number: int) -> Path:
         return self._directory / f"{_PREFIX}{number:016x}"
+
+
+def newest_record(files: Files, directory: Path) -> CheckpointRecord | None:
+    """The newest record of a folder that can be read; changes nothing."""
+    try:
+        names = files.list_names(directory)
+    except FileNotFoundError:
+        return None
+    for name in sorted(names, reverse=True):
+        with suppress(NodeFileDamagedError, msgspec.MsgspecError):
+            return msgspec.msgpack.decode(
+                read_node_file(files, directory / name), type=CheckpointRecord
+            )
+    return None
 
 
 def _row_key(number: int) -> bytes:

@@ -6,15 +6,17 @@ and without RocksDB's own log a crash would then leave two families at different
 """
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     BottommostLevelCompaction,
     Cache,
@@ -46,6 +48,8 @@ _PIECE_BYTES: Final = 256 * MIB
 _REWRITE_ROUNDS: Final = 3
 _REWRITE_STEP_S: Final = 0.01
 _RUNNING: Final = "rocksdb.num-running-compactions"
+_CURRENT: Final = "CURRENT"
+_MISSING_PREFIX: Final = "IO error: No such file"
 _STALL_PREFIX: Final = "Result incomplete:"
 _PROPERTIES: Final = {
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
@@ -80,6 +84,10 @@ class StoreCorruptError(StoreError):
     """Stored bytes are not what was written."""
 
 
+class StoreMissingError(StoreFailedError):
+    """A file of the store is missing."""
+
+
 class StoreScanCutError(StoreError):
     """The scan was ended, because it kept files that had to go."""
 
@@ -105,6 +113,7 @@ class RocksStore:
 
     def __init__(self, database: Rdict) -> None:
         self._database: Rdict | None = database
+        self._reading: Path | None = None
         self._write_options = WriteOptions()
         # The published stub calls this a method; it is a property.
         setattr(self._write_options, "disable_wal", True)  # noqa: B010
@@ -126,6 +135,55 @@ class RocksStore:
             raise StoreFailedError(str(error)) from error
         with _own_errors():
             return cls(Rdict(str(path), _options(options or StoreOptions()), {}))
+
+    @classmethod
+    def open_reading(cls, path: Path) -> Self:
+        """Open a store without changing a file, until :meth:`begin_writing`; a new one is made.
+
+        Takes no lock. Errors as those of :meth:`open`.
+        """
+        if not (path / _CURRENT).exists():
+            if next(path.glob("*.sst"), None) is not None:
+                raise StoreCorruptError(f"{path.name} has tables and no {_CURRENT}")
+            return cls.open(path)
+        with _own_errors():
+            options = _options(StoreOptions())
+            store = cls(Rdict(str(path), options, {}, access_type=AccessType.read_only()))
+        store._reading = path
+        return store
+
+    def begin_writing(self) -> None:
+        """Take the lock and go on as :meth:`open` does; for the one thread that knows the store."""
+        path, self._reading = self._reading, None
+        if path is not None:
+            with _own_errors():
+                assert self._database is not None
+                self._database.close()
+                self._database = Rdict(str(path), _options(StoreOptions()), {})
+
+    @staticmethod
+    def clone(path: Path, target: Path) -> None:
+        """Make a copy of a store that nobody has open; its tables, which never change, are linked.
+
+        Raises OSError.
+        """
+        target.mkdir(parents=True)
+        for file in path.iterdir():
+            if file.suffix == ".sst":
+                with suppress(OSError):
+                    os.link(file, target / file.name)
+                    continue
+            if file.is_file() and file.name != "LOCK":
+                shutil.copyfile(file, target / file.name)
+
+    @staticmethod
+    def repair(path: Path) -> None:
+        """Make a store openable that is not: with the tables that are whole, without the others.
+
+        Rows of those are missing then, and older ones may stand in their place. Raises StoreError.
+        """
+        with _own_errors():
+            Rdict.repair(str(path), _options(StoreOptions()))
 
     def write(self, operations: Sequence[Operation]) -> None:
         """Write all operations, in order, as one atomic batch.
@@ -452,4 +510,6 @@ def _own_error(text: str) -> StoreError:
         return StoreCorruptError(text)
     if text.startswith("IO error:") and f"{os.sep}LOCK" in text:
         return StoreLockedError(text)
+    if text.startswith(_MISSING_PREFIX):
+        return StoreMissingError(text)
     return StoreFailedError(text)

@@ -26,6 +26,15 @@ class SealedStore:
         self._store = store
         self._sealer = sealer
 
+    @property
+    def below(self) -> RocksStore:
+        """The store that holds what is sealed."""
+        return self._store
+
+    def begin_writing(self) -> None:
+        """Go on from reading alone."""
+        self._store.begin_writing()
+
     def write(self, operations: Sequence[Operation]) -> None:
         """Write all operations as one atomic batch; also OSError when no data key is at hand."""
         self._store.write([self._sealed(operation) for operation in operations])

@@ -127,6 +127,7 @@ class NodeLog:
         self._options = options
         self._segments = segments
         self._sealer = sealer
+        self._end = 0
         self._next_batch = 1
         self._next_segment = segments[-1].number + 1 if segments else 1
         self._groups: dict[int, _Group] = {}
@@ -154,44 +155,40 @@ class NodeLog:
         files: Files | None = None,
         options: LogOptions | None = None,
         keep_from: Mapping[int, int] | None = None,
-        accept_rot: bool = False,
         sealer: Sealer | None = None,
+        begin: bool = True,
     ) -> Self:
-        """Read the log of a node, cut a torn tail and open a new segment.
+        """Read the log of a node and, with `begin` and unless it is rotten, `begin_segment`.
 
-        The caller holds the lock of the node's data (RocksDB is opened first: `keep_from` are the
-        applied indexes it holds per group). With `recovery.rot` set the files are left as they
-        are and the log cannot be started, unless `accept_rot`: then everything from the damaged
-        batch on is removed. With `sealer` the log is an encrypted one. Raises OSError, and
-        UnsupportedVersionError for a newer release's log.
+        The caller holds the lock of the node's data; `keep_from` are the applied indexes that
+        the store holds per group. With `recovery.rot` set the log cannot be started. With `sealer`
+        it is an encrypted one. Raises OSError, and UnsupportedVersionError for a newer
+        release's log.
         """
         files = files or Files()
         files.make_directory(directory)
         segments = list_segments(files, directory)
         log = cls(directory, files, options or LogOptions(), segments, sealer)
-        found = replay(files, directory, segments, keep_from or {}, sealer)
-        log._take_over(found)
-        if found.recovery.rot is None or accept_rot:
-            log._cut_end(found)
-            log._open_segment()
+        log._take_over(replay(files, directory, segments, keep_from or {}, sealer))
+        if begin and log.recovery.rot is None:
+            log.begin_segment()
         return log
 
     def _take_over(self, found: Replayed) -> None:
-        self.recovery = found.recovery
+        self.recovery, self._end = found.recovery, found.end
         self._next_batch = found.next_batch
         for number, held in found.recovery.groups.items():
             mark = _Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
             self._groups[number] = _Group(0, *mark[1:], durable=mark)
 
-    def _cut_end(self, found: Replayed) -> None:
-        """Make the files end where the reading ended, newest first, so that no hole can appear."""
-        while len(self._segments) > found.position + 1:
-            self._remove(self._segments.pop())
+    def begin_segment(self) -> None:
+        """Cut a torn tail, the first change of the files, and go on in a new segment."""
         if self._segments:
             last = self._segments[-1]
             # Also syncs what a killed process wrote and nobody synced, before it counts.
-            self._files.truncate(self._directory / last.name, found.end)
-            last.size = found.end
+            self._files.truncate(self._directory / last.name, self._end)
+            last.size = self._end
+        self._open_segment()
 
     def attach(self, group: int, on_durable: OnDurable) -> RecoveredGroup:
         """Return what the log held for a group, once; from then on report its durable records.
@@ -227,7 +224,7 @@ class NodeLog:
 
         `call_soon` takes a callback to the event loop from another thread
         (`loop.call_soon_threadsafe`). `on_failure(error)` runs on the loop, once per failure.
-        Raises LogRottenError when damage was found and not accepted.
+        Raises LogRottenError when damage was found.
         """
         if self._handle is None:
             raise LogRottenError(str(self.recovery.rot))

@@ -55,6 +55,9 @@ class Rot:
     offset: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.segment} from byte {self.offset} on)"
+
 
 @dataclass(slots=True)
 class Recovery:
@@ -67,10 +70,9 @@ class Recovery:
 
 @dataclass(slots=True)
 class Replayed:
-    """A `Recovery` and where the log ends: segment position, offset in it, next batch number."""
+    """A `Recovery` and where the log ends: offset in its last segment, next batch number."""
 
     recovery: Recovery
-    position: int = 0
     end: int = 0
     next_batch: int = 1
 
@@ -100,7 +102,6 @@ def replay(
     for position, segment in enumerate(segments):
         data = files.read(directory / segment.name)
         segment.size = len(data)
-        result.position = position
         is_last = position + 1 == len(segments)
         limit = None if is_last else segments[position + 1].first_batch
         try:

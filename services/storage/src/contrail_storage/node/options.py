@@ -1,0 +1,41 @@
+"""How a node is opened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from contrail_storage.node.applier import MERGE_BLOCKS
+from contrail_storage.node.compactor import RoomBounds
+from contrail_storage.node.erasing import EraseBounds
+from contrail_storage.node.physical_memory import quarter_of_memory
+from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.wal.files import Files
+from contrail_storage.wal.node_log import LogOptions
+
+_SEGMENT_BYTES: Final = 16 << 20
+"""Log segments are dropped whole: a restart replays little when they are small."""
+
+
+@dataclass(slots=True, frozen=True)
+class NodeOptions:
+    """Where a node keeps its data, and bounds that tests make small.
+
+    ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
+    ``memory_max_bytes`` bounds what all streams in memory take. ``accept_data_loss`` opens a
+    damaged folder with what can be read of it.
+    """
+
+    data_dir: Path
+    node_keys: tuple[bytes, ...] = ()
+    log: LogOptions = field(default_factory=lambda: LogOptions(_SEGMENT_BYTES, keep_bytes=0))
+    checkpoint_bytes: int = 64 << 20
+    merge_blocks: int = MERGE_BLOCKS
+    scrub_bytes_s: int = 8 << 20
+    scrub_pause_s: float = 3_600.0
+    room: RoomBounds = field(default_factory=RoomBounds)
+    erase: EraseBounds = field(default_factory=EraseBounds)
+    accept_data_loss: bool = False
+    memory_max_bytes: int = field(default_factory=quarter_of_memory)
+    files: Files | None = None
+    open_store: Callable[[Path], RocksStore] = RocksStore.open_reading

@@ -1,0 +1,142 @@
+"""A stream after accepted damage: what is left of it, and that nothing old is taken for new."""
+
+from contrail_common import errors
+from contrail_common.model import StreamConfig
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.losing import RANGES_MAX, Recount
+from contrail_storage.core.results import Appended, ConsumerPut, Done, Refused, Writes
+from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
+
+
+def made(*batches: list[Message], **config: object) -> Rig:
+    """A stream with a block per batch."""
+    rig = Rig()
+    given = {"name": "S", "subjects": (">",)} | config
+    rig.apply(1, configure(StreamConfig(**given)))  # type: ignore[arg-type]
+    for batch in batches:
+        rig.apply(2, append_of(batch))
+    return rig
+
+
+def subjects(*names: str) -> list[Message]:
+    return [Message(name, b"12345") for name in names]
+
+
+def accept(incarnation: str = "again") -> cmd.AcceptLoss:
+    return cmd.AcceptLoss(incarnation, "the disk", True, 2, [(3, 4)])
+
+
+def live(rig: Rig) -> list[int]:
+    return [seq for seq in range(1, 100) if rig.machine.is_live(seq)]
+
+
+def test_lost_block_in_the_middle_leaves_deleted_sequences_and_exact_subjects() -> None:
+    rig = made(subjects("a", "b"), subjects("a", "c"), subjects("b", "b"))
+    before = rig.machine.counters.bytes
+    del rig.shelf.blocks[1]
+    assert rig.count_anew() == (2, [(3, 4)])
+    machine = rig.machine
+    assert live(rig) == [1, 2, 5, 6]
+    assert {name: machine.subjects.count(name) for name in "abc"} == {"a": 1, "b": 3, "c": 0}
+    assert machine.subjects.last_seq("a") == 1
+    assert (machine.counters.messages, machine.counters.last_seq) == (4, 6)
+    assert machine.counters.bytes == before * 4 // 6
+
+
+def test_lost_first_blocks_move_the_first_sequence() -> None:
+    rig = made(subjects("a", "a"), subjects("a", "c"))
+    del rig.shelf.blocks[0]
+    assert rig.count_anew() == (2, [(1, 2)])
+    assert rig.machine.counters.first_seq == 3
+    assert rig.machine.deleted.total == 0
+
+
+def test_lost_last_block_leaves_the_last_sequence() -> None:
+    rig = made(subjects("a"), subjects("a", "c"))
+    del rig.shelf.blocks[1]
+    assert rig.count_anew() == (2, [(2, 3)])
+    assert (live(rig), rig.machine.counters.last_seq) == ([1], 3)
+    (result,) = rig.apply(3, append_of(subjects("a")))
+    assert result == Appended(4, 1)
+
+
+def test_stream_of_which_nothing_is_left_goes_on_behind_its_last_sequence() -> None:
+    rig = made(subjects("a", "b"))
+    rig.shelf.clear()
+    assert rig.count_anew() == (2, [(1, 2)])
+    assert (rig.machine.counters.first_seq, rig.machine.counters.messages) == (3, 0)
+    assert rig.apply(3, append_of(subjects("z")))[0] == Appended(3, 1)
+    assert rig.machine.subjects.last_seq("z") == 3
+
+
+def test_messages_whose_subject_has_no_name_any_more_are_lost() -> None:
+    rig = made(subjects("a", "b", "a"))
+    rig.machine.subjects.names[1] = None
+    del rig.machine.subjects.ids["b"]
+    assert rig.count_anew() == (1, [(2, 2)])
+    assert live(rig) == [1, 3]
+
+
+def test_what_was_deleted_before_is_not_counted_as_lost() -> None:
+    rig = made(subjects("a"), subjects("b", "b"), subjects("c"))
+    rig.apply(3, cmd.DeleteMessage(2, 0))
+    del rig.shelf.blocks[1]
+    assert rig.count_anew() == (1, [(3, 3)])
+
+
+def test_sequence_that_was_given_out_is_known_from_elsewhere() -> None:
+    rig = made(subjects("a"))
+    writes = Writes()
+    recount = Recount(rig.machine)
+    recount.finish(50, writes)
+    assert rig.machine.counters.last_seq == 50
+    assert rig.machine.counters.first_seq == 51
+
+
+def test_ranges_are_listed_up_to_their_bound_and_all_are_counted() -> None:
+    rig = made(*[subjects("a") for _ in range(2 * RANGES_MAX + 5)])
+    rig.shelf.blocks = rig.shelf.blocks[::2]
+    lost, ranges = rig.count_anew()
+    assert (lost, len(ranges)) == (RANGES_MAX + 2, RANGES_MAX)
+
+
+def test_accepted_loss_is_kept_and_makes_another_incarnation() -> None:
+    rig = made(subjects("a"))
+    assert rig.apply(7, accept()) == [Done()]
+    rig.restart()
+    loss, record = rig.machine.loss, rig.machine.record
+    assert loss is not None
+    assert record is not None
+    assert (loss.accepted_ns, loss.messages, loss.ranges, loss.unknown) == (7, 2, [(3, 4)], True)
+    assert record.incarnation == "again"
+    rig.apply(8, accept("once more"))
+    assert rig.machine.loss is not None
+    assert rig.machine.loss.times == 2
+
+
+def test_versions_epochs_and_numbers_of_consumers_go_on_far_above_all_earlier_ones() -> None:
+    rig = made(subjects("a", "b"))
+    put = cmd.PutConsumer(consumer_config("c"), 1)
+    assert rig.apply(3, put) == [ConsumerPut(1, created=True)]
+    rig.apply(3, cmd.Deliver(1, 1, [1], 2))
+    before = rig.machine.record.version  # type: ignore[union-attr]
+    rig.apply(4, accept())
+    rig.restart()
+    machine = rig.machine
+    assert machine.record is not None
+    assert machine.record.version > before + 1_000_000
+    stale = rig.apply(5, cmd.Acknowledge(1, 1, [1]))
+    assert stale == [Refused(errors.TOKEN_STALE.code)]
+    epoch = machine.consumers[1].epoch
+    assert rig.apply(5, cmd.Acknowledge(1, epoch, [1])) == [Done()]
+    other = rig.apply(6, cmd.PutConsumer(consumer_config("d"), 1))
+    assert isinstance(other[0], ConsumerPut)
+    assert other[0].consumer_id > 60_000
+
+
+def test_dropped_stream_takes_the_report_with_it() -> None:
+    rig = made(subjects("a"))
+    rig.apply(4, accept())
+    rig.apply(5, cmd.DropStream())
+    assert rig.store.rows == {}
+    assert rig.machine.loss is None
