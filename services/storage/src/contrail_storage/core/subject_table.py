@@ -8,7 +8,7 @@ In rows the ``last`` of an unsettled subject stands below zero.
 
 A subject gets a number (sid) with its first message and keeps it while it has messages; numbers
 ascend and are never used again, so a number in an old block can't come to mean another subject.
-Memory: the name, one dict slot, and 20 bytes of arrays; dead numbers at the low end are let go.
+Memory: the name, one dict slot, and 32 bytes; dead numbers at the low end are let go.
 
 ``names`` is only ever appended to or replaced by a new list, so a reader in another thread may go
 on using the list (and ``base``) that it took: names of subjects that died meanwhile still stand.
@@ -23,6 +23,7 @@ import numpy as np
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
+from contrail_storage.core.subject_ids import SubjectIds
 
 PAGE: Final = 1_024
 PART: Final = 256
@@ -42,7 +43,7 @@ class SubjectTable:
         self.shard = shard
         self.base = 0
         self.names: list[str | None] = []
-        self.ids: dict[str, int] = {}
+        self.ids = SubjectIds(self)
         self.first = np.zeros(PAGE, np.int64)
         self.last = np.zeros(PAGE, np.int64)
         self.counts = np.zeros(PAGE, np.uint32)
@@ -79,14 +80,16 @@ class SubjectTable:
 
     def live(self) -> Iterable[tuple[int, str]]:
         """(sid, name) of every subject that has messages."""
-        return ((sid, name) for name, sid in self.ids.items())
+        # Asking for each number by its name would cost ten times as much.
+        live = np.flatnonzero(self.counts[: len(self.names)]).tolist()
+        return ((self.base + at, self.name(self.base + at)) for at in live)
 
     def number(self, subject: str, writes: Writes) -> int:
         """The subject's number, given now when it is new."""
         sid = self.ids.get(subject)
         if sid is None:
             sid = self.next_id
-            self.ids[subject] = sid
+            self.ids.add(subject, sid)
             self.names.append(subject)
             self._grow()
             writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), subject.encode())
@@ -237,7 +240,8 @@ class SubjectTable:
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
         self.base = self.next_id
-        self.names, self.ids = [], {}
+        self.names = []
+        self.ids.clear()
         self.unsettled.clear()
         self.first = np.zeros(PAGE, np.int64)
         self.last = np.zeros(PAGE, np.int64)
@@ -253,7 +257,7 @@ class SubjectTable:
     def _forget(self, at: int, writes: Writes) -> None:
         name = self.names[at]
         assert name is not None
-        del self.ids[name]
+        self.ids.remove(name)
         self.unsettled.discard(self.base + at)
         self._dead += 1
         writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard, self.base + at))
@@ -369,7 +373,7 @@ class SubjectTable:
         self._extend(int(sids[-1]) + 1)
         for sid, name in zip(sids.tolist(), names, strict=True):
             self.names[sid - self.base] = name
-            self.ids[name] = sid
+            self.ids.add(name, sid)
             writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
         self._load_row(row)
         for page in np.unique(sids // PAGE).tolist():
@@ -411,7 +415,7 @@ class SubjectTable:
         self.names = [None] * (next_id - self.base)
         for sid, name in found:
             self.names[sid - self.base] = name
-            self.ids[name] = sid
+            self.ids.add(name, sid)
         size = PAGE
         while size < len(self.names):
             size *= 2
