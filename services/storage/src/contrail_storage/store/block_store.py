@@ -226,7 +226,10 @@ class BlockStore:
 
     def directory(self, shard: int) -> Directory:
         """The shard's directory, empty for a new one."""
-        return self.directories.setdefault(shard, Directory())
+        found = self.directories.get(shard)
+        if found is None:  # to make one just to ask would cost as much as a small read
+            found = self.directories[shard] = Directory()
+        return found
 
     def load_directory(self, shard: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take up a directory from its index rows, given as (key, value) in key order."""
