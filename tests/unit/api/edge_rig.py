@@ -15,6 +15,7 @@ from contrail_common.errors import ApiError
 from contrail_common.link import (
     AckItem,
     AckResult,
+    LastRequest,
     PublishAck,
     PublishOutcome,
     PubResult,
@@ -31,6 +32,7 @@ from contrail_common.model import (
     ConsumerInfo,
     PublishMessage,
     SequencePair,
+    StoredMessage,
 )
 from contrail_common.texts import Texts, as_u32
 
@@ -74,6 +76,8 @@ class LinkDouble:
         self.cancelled = asyncio.Event()
         self.replay_chunks: list[bytes | Exception] = []
         self.unready: dict[str, str] = {}
+        self.reads: list[asyncio.Future[None]] | None = None
+        """When a list: reads of single messages wait in it until a test ends them."""
 
     def _fail(self) -> None:
         failure = self.failures.pop(0) if self.failures else None
@@ -125,6 +129,18 @@ class LinkDouble:
     ) -> None:
         self.direct_batches += 1
         self.publish_then(stream, messages_of(batch), done)
+
+    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
+        self._fail()
+        if self.reads is not None:
+            self.reads.append(asyncio.get_running_loop().create_future())
+            await self.reads[-1]
+        if seq > 9:
+            raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
+        return StoredMessage(seq, "a.b", 1, {"N": ["v"]}, b"m%d" % seq)
+
+    async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
+        return [StoredMessage(9, request.subject, 1, None, b"m9")], None
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
         if request.wait_ns:

@@ -12,7 +12,7 @@ from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, R
 from contrail_common.sealed_columns import Seals
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID
+from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.emptying import between_live, emptied
 from contrail_storage.core.expiring import raised_ttls
 from contrail_storage.core.facts import MessageFacts, facts_of
@@ -264,7 +264,9 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
             if seq in machine.deleted
         ],
         "exempt": machine.exempt.pages(),
-        "ids": {each: int(machine.dedupe.find(hash_of(each))[0]) for each in message_ids},
+        "ids": {
+            each: int(machine.dedupe.find(IdHashes.of(hash_of(each)))[0]) for each in message_ids
+        },
         "consumer ids": dict(machine.consumer_ids),
         "consumers": {
             number: {

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.deadlines import NO_DEADLINE
+from contrail_storage.core.dedupe import IdHashes
 from contrail_storage.core.results import Refused, Result
 from tests.unit.storage.machine_rig import Rig, Shelf, hash_of, picture
 from tests.unit.storage.naive_models import NaiveStream
@@ -110,7 +111,7 @@ class StreamAgreement(RuleBasedStateMachine):
     def remembered_ids_agree(self) -> None:
         known = {message_id: seq for message_id, seq, _ in self.naive.ids}
         for message_id in IDS:
-            found = self.rig.machine.dedupe.find(hash_of(message_id)).tolist()
+            found = self.rig.machine.dedupe.find(IdHashes.of(hash_of(message_id))).tolist()
             assert found == [known.get(message_id, 0)]
 
     @precondition(lambda self: not self.entry)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.core.dedupe import DedupeWindow
+from contrail_storage.core.dedupe import NO_ID, DedupeWindow, IdHashes
 from contrail_storage.core.results import Writes
 from tests.unit.storage.machine_rig import SHARD, RowStore, hash_of
 
@@ -27,7 +27,7 @@ class Kept:
         self.window.expire(time_ns, WINDOW_NS, writes)
         seqs = np.arange(self.seq + 1, self.seq + 1 + len(ids))
         self.seq += len(ids)
-        self.window.add(b"".join(ids), seqs, time_ns, self.index, writes)
+        self.window.add(IdHashes.of(b"".join(ids)), seqs, time_ns, self.index, writes)
         self.store.write(writes.rows)
 
     def find(self, time_ns: int, *ids: bytes) -> list[int]:
@@ -38,7 +38,7 @@ class Kept:
 
     def known(self, *ids: bytes) -> list[int]:
         """Sequences of the ids, as the window stands."""
-        return self.window.find(b"".join(ids)).tolist()
+        return self.window.find(IdHashes.of(b"".join(ids))).tolist()
 
     def restart(self) -> None:
         self.window = DedupeWindow(SHARD)
@@ -150,3 +150,52 @@ def test_window_is_a_dict_that_forgets_by_time(script: list[tuple[int, list[byte
         if restarting:
             kept.restart()
         assert kept.known(*known) == [seq for seq, _ in known.values()]
+
+
+few_ids = st.integers(0, 400).map(lambda number: hash_of(str(number)))
+# The same bucket and pattern, or the same half, with another rest.
+alike_ids = st.builds(
+    lambda bucket, rest: bucket.to_bytes(8, "little") + rest.to_bytes(8, "little"),
+    st.sampled_from([1, 1 << 20, (1 << 20) + 1]),
+    st.integers(0, 40).map(lambda number: number << 32),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, WINDOW_NS // 2),
+            st.lists(few_ids | alike_ids, min_size=1, max_size=200, unique=True),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_window_knows_what_a_plain_dict_knows(steps: list[tuple[int, list[bytes], bool]]) -> None:
+    kept = Kept()
+    times: dict[bytes, tuple[int, int]] = {}
+    now_ns = 0
+    for later_ns, asked, restarted in steps:
+        now_ns += later_ns
+        times = {each: found for each, found in times.items() if now_ns - found[0] < WINDOW_NS}
+        known = kept.find(now_ns, *asked)
+        assert known == [times.get(each, (0, 0))[1] for each in asked]
+        new = [each for each in asked if each not in times]
+        if new:
+            times |= {each: (now_ns, kept.seq + at) for at, each in enumerate(new, 1)}
+            kept.append(now_ns, *new)
+        if restarted:
+            kept.restart()
+
+
+def test_id_that_comes_twice_is_seen_and_none_that_comes_often_is_not() -> None:
+    assert IdHashes.of(A + B + A).repeat()
+    assert not IdHashes.of(A + B + C).repeat()
+    assert not IdHashes.of(NO_ID + A + NO_ID + NO_ID).repeat()
+    assert IdHashes.of(NO_ID + A + NO_ID + A).repeat()
+
+
+def test_hash_is_present_when_any_bit_of_it_is() -> None:
+    low, high = b"\1" + bytes(15), bytes(15) + b"\1"
+    assert IdHashes.of(low + NO_ID + high).present().tolist() == [True, False, True]
+    assert IdHashes.of(low + high).present().all()

@@ -11,6 +11,7 @@ from contrail_common.model import TTL_NEVER, Headers, StreamConfig
 from contrail_common.timeunits import INT64_MAX, NS_PER_S
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.deadlines import NO_DEADLINE
+from contrail_storage.core.dedupe import IdHashes
 from contrail_storage.core.results import Refused, Removed, Result
 from tests.unit.storage.machine_rig import (
     Message,
@@ -105,7 +106,7 @@ def test_refused_ttl_leaves_no_id() -> None:
     rig = stream(allow_msg_ttl=False)
     message = Message("s.a", b"x", msg_id="k", ttl_ns=5 * S)
     assert outcomes(publish(rig, message), 1) == [("refused", errors.TTL_DISABLED.code)]
-    assert rig.machine.dedupe.find(hash_of("k")).tolist() == [0]
+    assert rig.machine.dedupe.find(IdHashes.of(hash_of("k"))).tolist() == [0]
     assert rig.deadline_rows() == {}
 
 

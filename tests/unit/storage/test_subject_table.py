@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contrail_storage.core import subject_table
 from contrail_storage.core.results import Writes
@@ -158,3 +160,32 @@ def test_last_message_of_a_subject_deleted_leaves_the_previous_one_as_last() -> 
     kept.store.write(writes.rows)
     kept.restart()
     assert kept.content() == {"b": (1, 2, 1)}
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.lists(st.integers(0, 39), max_size=40, unique=True),
+    st.integers(0, 10),
+)
+def test_one_message_is_taken_out_as_an_array_of_one(
+    subjects: list[int], taken: list[int], settled_at: int
+) -> None:
+    alone, arrays = Kept(), Kept()
+    names = [f"s.{subject}" for subject in subjects]
+    alone.add(*names)
+    arrays.add(*names)
+    floor_seq = 1
+    for step, at in enumerate(one for one in taken if one < len(names)):
+        sid, seq, index = alone.table.ids[names[at]], at + 1, step + 2
+        floor_seq += seq == floor_seq
+        first, second = Writes(), Writes()
+        lost = alone.table.take_out_one(sid, seq, floor_seq, index, first)
+        assert lost == arrays.table.take_out(
+            np.array([sid], np.uint32), np.array([seq]), floor_seq, index, second
+        )
+        assert first.rows == second.rows
+        if step == settled_at:
+            alone.table.unsettled.clear()
+            arrays.table.unsettled.clear()
+        assert alone.table.unsettled == arrays.table.unsettled
+        assert list(alone.table.live()) == list(arrays.table.live())

@@ -1,5 +1,7 @@
 """Many messages to publish, in columns: what a batch becomes once, at the edge."""
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -108,7 +110,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
 
 def index_subjects(subjects: Sequence[str]) -> tuple[list[str], bytes]:
     """The distinct subjects, and for each message its place (u32) among them."""
-    table = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
+    table: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     index = np.fromiter(map(table.__getitem__, subjects), np.uint32, len(subjects))
     return list(table), index.tobytes()
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 _PAIR: Final = struct.Struct("<II")
 
-_SPACE: Final = 0x20
-_DELETE: Final = 0x7F
+_SPACE: Final = np.uint8(0x20)
+_DELETE: Final = np.uint8(0x7F)
 _CONTINUATION: Final = 0b1000_0000
 """The two high bits of a byte of UTF-8 that does not begin a character."""
 
@@ -50,8 +50,8 @@ class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def are_printable(self) -> bool:
         """Whether no text holds a character that ``str.isprintable`` finds not to be."""
         # ASCII, the usual case, is looked through in a tenth of the time.
-        codes = np.frombuffer(self.heap, np.uint8)
-        ascii_alone = bool(((codes >= _SPACE) & (codes < _DELETE)).all())
+        codes = np.frombuffer(self.heap, np.uint8) - _SPACE  # what is below is above then
+        ascii_alone = bool((codes < _DELETE - _SPACE).all())
         return ascii_alone or self.heap.decode().isprintable()
 
     def each(self) -> list[str]:

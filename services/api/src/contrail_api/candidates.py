@@ -17,7 +17,8 @@ from contrail_common.publishing import parse_ttl
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import Texts
 
-_ID_NAMES: Final = Texts.of([MSG_ID])
+_ID_NAME: Final = [MSG_ID]
+_ID_NAMES: Final = Texts.of(_ID_NAME)
 
 
 class PackedItem(PublishMessage, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -110,18 +111,18 @@ def uniform_batch(items: Sequence[PackedItem], payload_bytes_max: int) -> Messag
 def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> MessageBatch | None:
     """``batch`` with its headers, which ask for no more than ids and TTLs; None if one is odd."""
     names = headers.names.each()
-    if (
-        batch is None
-        or not all(map(_asks_for_nothing, names))
-        or int(headers.sizes().max(initial=0)) > HEADER_BYTES_MAX
-        or not headers.values.are_printable()
-    ):
+    if batch is None or not all(map(_asks_for_nothing, names)):
         return None
     if MSG_ID in names:
         batch.ids = headers.column(names.index(MSG_ID))
         lengths = batch.ids.lengths()
         if not 0 < int(lengths.min(initial=1)) <= int(lengths.max(initial=1)) <= PLAIN_ID_MAX:
             return None
+    # An id alone is below the bound of headers by the bound of ids.
+    if names != _ID_NAME and int(headers.sizes().max(initial=0)) > HEADER_BYTES_MAX:
+        return None
+    if not headers.values.are_printable():
+        return None
     if TTL in names:
         ttls = _ttls(headers.column(names.index(TTL)).each())
         if ttls is None:

@@ -168,7 +168,7 @@ class Reads:
         self._link = link
         self._tail = Tail(link)
 
-    async def get(self, request: Request) -> Answer:
+    async def get(self, request: Request) -> Response:
         """One message: its payload as the body, or as JSON when that is asked for."""
         query = parse_query(request.query_string, ReadQuery)
         base64 = check_read(query)
@@ -224,7 +224,7 @@ class Reads:
         answer.headers.extend(position)
         return answer
 
-    async def last(self, request: Request) -> Answer:
+    async def last(self, request: Request) -> Response:
         """The newest message of each matching subject."""
         query = parse_query(request.query_string, LastQuery)
         base64 = check_read(query)

@@ -14,6 +14,7 @@ from contrail_api.publish import SinglePublish
 from contrail_api.reads import Reads
 from contrail_api.replay import Replays
 from contrail_api.snapshots import Snapshots
+from contrail_common.edge.direct_reads import DirectRead
 from contrail_common.edge.routing import Direct, Management, Room, Route
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.link import StorageLink
@@ -43,10 +44,22 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
                 publish_docs.BATCH,
                 Direct(batch.publish_directly, DIRECT_TYPES, BATCH_DIRECT_BYTES_MAX),
             ),
-            Route("GET", f"{_STREAM}/messages/{{seq}}", reads.get, read_docs.GET),
+            Route(
+                "GET",
+                f"{_STREAM}/messages/{{seq}}",
+                reads.get,
+                read_docs.GET,
+                Direct(DirectRead(reads.get)),
+            ),
             Route("DELETE", f"{_STREAM}/messages/{{seq}}", reads.delete, read_docs.DELETE),
             Route("GET", f"{_STREAM}/messages", reads.range, read_docs.RANGE),
-            Route("GET", f"{_STREAM}/last", reads.last, read_docs.LAST),
+            Route(
+                "GET",
+                f"{_STREAM}/last",
+                reads.last,
+                read_docs.LAST,
+                Direct(DirectRead(reads.last)),
+            ),
             Route("GET", f"{_STREAM}/subjects", reads.subjects, read_docs.SUBJECTS),
             Route("GET", f"{_STREAM}/deleted", reads.deleted, read_docs.DELETED),
             Route("GET", f"{_STREAM}/replay/plan", replays.plan, read_docs.PLAN),

@@ -85,7 +85,9 @@ class EdgeApp:
         handshakes = [Route("GET", path.decode(), _no_upgrade) for path in self._sockets]
         self._routes = (*probes, *handshakes, *(route for room in rooms for route in room.routes))
         self._tables = self._make_tables()
-        self._direct_targets: dict[bytes, DirectTarget | None] = {}
+        self._direct_targets: dict[bytes, dict[bytes, DirectTarget | None]] = {
+            b"GET": {}, b"POST": {},
+        }  # fmt: skip
         self._declared: DeclaredRoutes | None = None
         self._loading: asyncio.Future[DeclaredRoutes] | None = None
 
@@ -152,23 +154,26 @@ class EdgeApp:
     # Direct answers ------------------------------------------------------------------------------
     def direct_target(self, method: bytes, url: bytes) -> DirectTarget | None:
         """Where a request goes that the protocol may answer itself; None for all others."""
-        if method != b"POST":
+        known = self._direct_targets.get(method)
+        if known is None:
             return None
+        if method == b"GET" and b"#" not in url:
+            url = url.partition(b"?")[0]
         try:
-            return self._direct_targets[url]
+            return known[url]
         except KeyError:
-            target = self._find_direct(url)
-            if len(self._direct_targets) >= _DIRECT_URLS_MAX:
-                self._direct_targets.clear()
+            target = self._find_direct(method, url)
+            if len(known) >= _DIRECT_URLS_MAX:
+                known.clear()
             if len(url) <= _DIRECT_URL_BYTES_MAX:
-                self._direct_targets[url] = target
+                known[url] = target
             return target
 
-    def _find_direct(self, url: bytes) -> DirectTarget | None:
+    def _find_direct(self, method: bytes, url: bytes) -> DirectTarget | None:
         if not self._settings.fast_lane or b"?" in url or b"#" in url or url[:1] != b"/":
             return None
         try:
-            found = self._tables["POST"].match(split_path(url))
+            found = self._tables[method.decode()].match(split_path(url))
         except ApiError:
             return None  # the application says what is wrong with it
         if found is None or found[0].elsewhere is not None:

@@ -18,7 +18,7 @@ from contrail_common.edge.routing import Direct
 
 @dataclass(frozen=True, slots=True)
 class DirectTarget:
-    """What a URL without a query leads to."""
+    """What the path of a URL leads to."""
 
     template: str
     direct: Direct

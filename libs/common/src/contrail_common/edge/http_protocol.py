@@ -238,13 +238,19 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _direct_exchange(self) -> DirectExchange | None:
         """The exchange of a request that needs no application; it becomes the current cycle."""
-        target = self.edge.direct_target(self.parser.get_method(), self.url)
+        method = self.parser.get_method()
+        target = self.edge.direct_target(method, self.url)
         if target is None or (self.cycle is not None and not self.cycle.response_complete):
             return None
         scope = cast(Scope, self.scope)
-        scope.update(method="POST", raw_path=self.url, query_string=b"")
+        path, _, query = self.url.partition(b"?")
+        scope.update(method=method.decode(), raw_path=path, query_string=query)
         request = self.edge.direct_request(scope)
         length = request.headers.get(b"content-length", b"")
+        if method == b"GET":
+            if request.body_pending:
+                return None
+            length = b"0"
         if not length or len(length) > _LENGTH_DIGITS_MAX:
             return None
         if not target.direct.takes(request.headers.get(b"content-type"), int(length)):

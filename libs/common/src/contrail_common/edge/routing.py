@@ -27,6 +27,9 @@ DIRECT_BODY_BYTES_MAX: Final = 64 << 10
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
+ReadHandler = Callable[[Request], Awaitable[Response]]
+"""A handler that always answers with a whole body."""
+
 Reply = Callable[[Response | ApiError], None]
 
 DirectHandler = Callable[[Request, bytes, Reply], None]
@@ -81,7 +84,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Does what a route's handler does for its usual requests, without a query, and costs less.
+    """Does what a route's handler does for its usual requests, and costs less.
+
+    Those are requests without a query that bring a body with its length (POST), or without a body
+    (GET).
 
     ``types`` are the content types that it takes as they stand (empty: any or none). Longer bodies
     than ``body_bytes_max`` go through the application, which takes them while they arrive.

@@ -18,7 +18,7 @@ from contrail_common.model import Rollup
 from contrail_common.subjects import is_wildcard, matches, matches_any
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append, HashedExpected
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID, U64Array, words_of
+from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.emptying import emptied_columns
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Appended, Refused, Writes
@@ -83,7 +83,7 @@ class Appender:
         if rollups:
             sids = self._numbers(command, subject_index)
             self._replace(rollups, first_seq, sids, unwanted, index, now_ns, writes)
-        if batch.new_ids:
+        if batch.new_ids is not None:
             self._machine.dedupe.add(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
         self._machine.counters.last_id = batch.last_id
         return Appended(first_seq, count, verdicts or None), block
@@ -286,13 +286,14 @@ class _Batch:
         self._subject_counts: dict[str, int] = {}
         self._stored_messages = 0
         self._stored_bytes = 0
-        self.new_ids = b""
+        self.new_ids: IdHashes | None = None
         self.new_id_seqs = np.zeros(0, np.int64)
         self.last_id = machine.counters.last_id
 
     def check(self, verdicts: Verdicts) -> None:
         """Add to ``verdicts`` what must not be stored; finds the ids that are new."""
         command, config = self._command, self._machine.config
+        hashes = None if command.ids is None else IdHashes.of(command.ids)
         self._check_sizes(verdicts)
         if (
             command.expected is not None
@@ -300,11 +301,11 @@ class _Batch:
             or (command.ttls is not None and not config.allow_msg_ttl)
             or (config.discard == "new" and (config.max_msgs >= 0 or config.max_bytes >= 0))
             or config.discard_new_per_subject
-            or (command.ids is not None and _repeats(command.ids))
+            or (hashes is not None and hashes.repeat())
         ):
-            self._check_each(verdicts)
-        elif command.ids is not None:
-            self._check_ids(command.ids, verdicts)
+            self._check_each(hashes, verdicts)
+        elif hashes is not None:
+            self._check_ids(hashes, verdicts)
         elif len(verdicts) < command.columns.count:
             self.last_id = NO_ID
 
@@ -321,29 +322,28 @@ class _Batch:
                     at, Refused(spec.code, f"{self._sizes[at]} bytes exceed {what} of {limit}")
                 )
 
-    def _check_ids(self, ids: bytes, verdicts: Verdicts) -> None:
+    def _check_ids(self, hashes: IdHashes, verdicts: Verdicts) -> None:
         """Look at the ids, all different, and at nothing else: all messages at once."""
-        known = self._machine.dedupe.find(ids)
-        stored = _without(self._command.columns.count, verdicts)
-        if known.any():
+        known = self._machine.dedupe.find(hashes)
+        if verdicts or known.any():
+            stored = _without(hashes.count, verdicts)
             twins = np.flatnonzero(stored & (known > 0))
             verdicts.update(zip(twins.tolist(), known[twins].tolist(), strict=True))
             stored[twins] = False
-        words = words_of(ids)
-        if not stored.all():
-            words = words[stored]
-        if not len(words):
+            hashes = hashes.at(np.flatnonzero(stored))
+        if not hashes.count:
             return
-        new = _are_ids(words)
-        self.new_ids = (words if new.all() else words[new]).tobytes()
-        self.new_id_seqs = self._first_seq + np.flatnonzero(new)
-        self.last_id = words[-1].tobytes()
+        self.last_id = hashes.ids[-ID_BYTES:]
+        new = np.flatnonzero(hashes.present())
+        if len(new):
+            self.new_ids = hashes if len(new) == hashes.count else hashes.at(new)
+            self.new_id_seqs = self._first_seq + new
 
-    def _check_each(self, verdicts: Verdicts) -> None:
+    def _check_each(self, hashes: IdHashes | None, verdicts: Verdicts) -> None:
         command = self._command
         expected = command.expected or {}
         ids = command.ids
-        known = [] if ids is None else self._machine.dedupe.find(ids).tolist()
+        known = [] if hashes is None else self._machine.dedupe.find(hashes).tolist()
         new: dict[bytes, int] = {}
         for at in range(command.columns.count):
             if at in verdicts:
@@ -367,8 +367,9 @@ class _Batch:
             self.last_id = message_id
             if message_id != NO_ID:
                 new[message_id] = seq
-        self.new_ids = b"".join(new)
-        self.new_id_seqs = np.fromiter(new.values(), np.int64, len(new))
+        if new:
+            self.new_ids = IdHashes.of(b"".join(new))
+            self.new_id_seqs = np.fromiter(new.values(), np.int64, len(new))
 
     def _is_wanted(self, at: int) -> bool:
         """Whether the message is stored once it is accepted."""
@@ -456,16 +457,3 @@ class _Batch:
         if 0 <= config.max_bytes < counters.bytes + self._stored_bytes + size:
             return Refused(errors.STORE_FAILED.code, "maximum bytes exceeded")
         return None
-
-
-def _are_ids(words: U64Array) -> NDArray[np.bool_]:
-    """Which of the hashes stand for an id, that is, differ from NO_ID."""
-    found: NDArray[np.bool_] = (words[:, 0] | words[:, 1]) != 0
-    return found
-
-
-def _repeats(ids: bytes) -> bool:
-    """Whether some id seems to come twice: half of each is compared."""
-    words = words_of(ids)
-    halves = np.sort(words[:, 0][_are_ids(words)])
-    return bool((halves[1:] == halves[:-1]).any())

@@ -150,6 +150,10 @@ class Interest:
 
     def _known(self, seqs: I64Array) -> _Messages:
         """The live messages ``seqs`` (ascending), one lookup for each run of the blocks."""
+        if len(seqs) == 1:
+            facts = self._machine.facts_at(int(seqs[0]))
+            at = seqs - facts.base_seq
+            return _Messages(seqs, facts.subject_ids[at], facts.sizes[at])
         sids, sizes = np.zeros(len(seqs), np.uint32), np.zeros(len(seqs), np.int64)
         start = 0
         while start < len(seqs):
@@ -172,6 +176,8 @@ class Interest:
                     del left[seq]
             if not left:
                 break
+        if len(left) == len(found.seqs):
+            return found
         return found.select(np.isin(found.seqs, np.fromiter(left, np.int64, len(left))))
 
     def _matches(self, consumer: ConsumerMachine, sid: int) -> bool:

@@ -26,10 +26,10 @@ def search_last(
     machine: "StreamMachine", sids: list[int], seqs_max: int, index: int, writes: Writes
 ) -> None:
     """Settle the newest message of unsettled subjects, as far as ``seqs_max`` sequences go."""
+    if not sids:
+        return
     table, counters = machine.subjects, machine.counters
     wanted = np.array(sorted(sids)[:SUBJECTS_MAX], np.int64)
-    if not len(wanted):
-        return
     newest: dict[int, int] = {}
     seq = int(table.last[wanted - table.base].max())
     stop_seq = max(seq - seqs_max, counters.first_seq - 1)

@@ -499,7 +499,11 @@ class Remover:
         self.gone(seqs, now_ns, writes)
         if not counted:
             machine.deletions = deletions
-        lost = machine.subjects.take_out(sids, seqs, machine.counters.first_seq, index, writes)
+        table, floor_seq = machine.subjects, machine.counters.first_seq
+        if len(seqs) == 1:
+            lost = table.take_out_one(int(sids[0]), int(seqs[0]), floor_seq, index, writes)
+        else:
+            lost = table.take_out(sids, seqs, floor_seq, index, writes)
         search_last(machine, lost, APPLY_SEQS, index, writes)
         self._forget_replaced()
 

@@ -118,8 +118,8 @@ class LastReader:
         if sid is None or sid in machine.subjects.unsettled:
             return None
         seq = machine.subjects.last_seq(request.subject)
-        block = await self._reader.block_at(shard, seq)
-        if block is None or not block.base_seq <= seq <= block.last_seq or not machine.is_live(seq):
+        block = await self._reader.block_of(shard, seq)
+        if block is None or not machine.is_live(seq):
             return None
         message = self._reader.message(shard, block, seq - block.base_seq)
         return None if message is None else [message]

@@ -9,7 +9,7 @@ numpy it costs a fifth of a call of BLAKE2b for each id. It is the same in every
 import functools
 import itertools
 from hashlib import blake2b, shake_256
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ _PARTS: Final = ID_BYTES // _PART_BYTES
 _DIRECT_BYTES_MAX: Final = 64
 """Longer ids are digested to as many bytes first."""
 _WORDS_MAX: Final = _DIRECT_BYTES_MAX // _PART_BYTES
+_USED: Final = np.tri(_DIRECT_BYTES_MAX + 1, _DIRECT_BYTES_MAX, -1, np.bool_)
+"""The bytes that a text of each length has."""
 
 
 def hash_id(message_id: str, key: bytes) -> bytes:
@@ -32,22 +34,22 @@ def hash_id(message_id: str, key: bytes) -> bytes:
 def hash_ids(ids: Texts, key: bytes) -> bytes:
     """The hashes of the ids, 16 bytes each; NO_ID for the empty ones."""
     lengths = ids.lengths()
-    heap = ids.heap
-    stored = lengths
-    if int(lengths.max()) > _DIRECT_BYTES_MAX:
+    longest = int(lengths.max())
+    factors = _factors(key)
+    if longest > _DIRECT_BYTES_MAX:
         heap, stored = _digested(ids, key)
-    words = -(-int(stored.max()) // _PART_BYTES)
+        hashes = lengths.astype(np.uint64)[:, None] * factors.length + factors.constant
+        hashes[lengths == 0] = 0
+        longest = int(stored.max())
+    else:
+        heap, stored = ids.heap, lengths
+        hashes = factors.by_length.take(lengths, 0)
+    words = -(-longest // _PART_BYTES)
     texts = np.zeros((len(lengths), words * _PART_BYTES), np.uint8)
-    columns = np.arange(words * _PART_BYTES, dtype=np.uint8)
-    texts[columns < stored.astype(np.uint8)[:, None]] = np.frombuffer(heap, np.uint8)
-    terms = np.empty((len(lengths), 2 + words), np.uint64)
-    terms[:, 0] = 1
-    # The length tells apart ids that differ in zeros at the end, and long ids from their digests.
-    terms[:, 1] = lengths
-    terms[:, 2:] = texts.view(np.uint32)
-    hashes = ((terms @ _coefficients(key)[: 2 + words]) >> np.uint64(32)).astype(np.uint32)
-    hashes[lengths == 0] = 0
-    return hashes.tobytes()
+    used = _USED[:, : words * _PART_BYTES].take(stored, 0)
+    texts[used] = np.frombuffer(heap, np.uint8)
+    hashes += texts.view(np.uint32).astype(np.uint64) @ factors.words[:words]
+    return hashes.view(np.uint32)[:, 1::2].tobytes()
 
 
 def _digested(ids: Texts, key: bytes) -> tuple[bytes, NDArray[np.int64]]:
@@ -60,8 +62,25 @@ def _digested(ids: Texts, key: bytes) -> tuple[bytes, NDArray[np.int64]]:
     return b"".join(texts), np.fromiter(map(len, texts), np.int64, len(texts))
 
 
+class _Factors(NamedTuple):
+    """Secret factors of the terms, a column for each part of a hash.
+
+    ``by_length`` is what constant and length come to in ids that are hashed as they are: the length
+    tells apart ids that differ in zeros at the end, and long ids from their digests. NO_ID is the
+    hash of the empty one.
+    """
+
+    constant: NDArray[np.uint64]
+    length: NDArray[np.uint64]
+    words: NDArray[np.uint64]
+    by_length: NDArray[np.uint64]
+
+
 @functools.lru_cache(maxsize=1024)
-def _coefficients(key: bytes) -> NDArray[np.uint64]:
-    """Secret factors of the terms, a column for each part of a hash."""
-    rows = 2 + _WORDS_MAX
-    return np.frombuffer(shake_256(key).digest(8 * rows * _PARTS), np.uint64).reshape(rows, _PARTS)
+def _factors(key: bytes) -> _Factors:
+    digest = shake_256(key).digest(8 * (2 + _WORDS_MAX) * _PARTS)
+    constant, length, *words = np.frombuffer(digest, np.uint64).reshape(-1, _PARTS)
+    lengths = np.arange(_DIRECT_BYTES_MAX + 1, dtype=np.uint64)
+    by_length = lengths[:, None] * length + constant
+    by_length[0] = 0
+    return _Factors(constant, length, np.array(words), by_length)

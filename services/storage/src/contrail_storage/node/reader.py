@@ -15,6 +15,7 @@ from contrail_common.model import StoredMessage, message_size
 from contrail_common.texts import I64Array
 from contrail_storage.node.filters import FilterCache, SubjectFilter
 from contrail_storage.node.page_tokens import decode_number, decode_token, encode_token
+from contrail_storage.node.point_reads import PointReads
 from contrail_storage.node.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
@@ -42,17 +43,24 @@ class Reader:
         """``opener`` is of what subject keys seal; None where nothing is sealed."""
         self.opener = opener or ContentOpener(None)
         self._blocks = blocks
+        self._points = PointReads(blocks)
         self._filters = FilterCache()
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
         """The first block that ends above ``seq``, or None behind the last."""
         return await self._block(shard, lambda directory: directory.position(seq))
 
+    async def block_of(self, shard: Shard, seq: int) -> Block | None:
+        """The block that holds ``seq``, read for this one message; None when there is none."""
+        return await self._block(shard, lambda directory: directory.position(seq), of_seq=seq)
+
     async def block_below(self, shard: Shard, seq: int) -> Block | None:
         """The last block that begins at or below ``seq``, or None in front of the first."""
         return await self._block(shard, lambda directory: directory.position_below(seq))
 
-    async def _block(self, shard: Shard, find: Callable[[Directory], int]) -> Block | None:
+    async def _block(
+        self, shard: Shard, find: Callable[[Directory], int], of_seq: int | None = None
+    ) -> Block | None:
         number = shard.machine.shard
         for _ in range(_RETRIES):
             directory = self._blocks.directory(number)
@@ -60,11 +68,15 @@ class Reader:
             if not 0 <= position < len(directory):
                 return None
             base_seq = directory.span(position).base_seq
+            if of_seq is not None and of_seq < base_seq:
+                return None
             block = self._blocks.recall(number, base_seq)
             if block is not None:
                 return block
-            bases = directory.run_from(position, _RUN_BLOCKS, _RUN_BYTES)
             try:
+                if of_seq is not None:
+                    return await self._points.block(number, base_seq)
+                bases = directory.run_from(position, _RUN_BLOCKS, _RUN_BYTES)
                 return await asyncio.to_thread(self._blocks.load_run, number, bases)
             except BlockMissingError:
                 continue  # merged or trimmed while we asked: look again
@@ -123,8 +135,8 @@ class Reader:
     async def get(self, shard: Shard, seq: int) -> StoredMessage:
         """One message (MESSAGE_NOT_FOUND)."""
         if shard.machine.is_live(seq) and seq <= shard.written_seq:
-            block = await self.block_at(shard, seq)
-            if block is not None and block.base_seq <= seq and shard.machine.is_live(seq):
+            block = await self.block_of(shard, seq)
+            if block is not None and shard.machine.is_live(seq):
                 message = self.message(shard, block, seq - block.base_seq)
                 if message is not None:
                     return message

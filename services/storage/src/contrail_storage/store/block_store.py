@@ -46,6 +46,9 @@ class BlockMissingError(Exception):
 UNREADABLE: Final = (BlockCorruptError, BlockMissingError, StoreCorruptError)
 """What says that stored messages cannot be read back."""
 
+_Stored = bytes | StoreCorruptError | None
+"""A value of the store, None where there is none, or why it cannot be read."""
+
 
 @dataclass(slots=True, frozen=True)
 class BlockSpan:
@@ -223,7 +226,10 @@ class BlockStore:
 
     def directory(self, shard: int) -> Directory:
         """The shard's directory, empty for a new one."""
-        return self.directories.setdefault(shard, Directory())
+        found = self.directories.get(shard)
+        if found is None:  # to make one just to ask would cost as much as a small read
+            found = self.directories[shard] = Directory()
+        return found
 
     def load_directory(self, shard: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take up a directory from its index rows, given as (key, value) in key order."""
@@ -279,9 +285,7 @@ class BlockStore:
         if block is None:
             discards = self._discards
             data = self._source.get(keys.large_key(keys.BLOCK, shard, base_seq))
-            if data is None:
-                raise BlockMissingError(f"block {base_seq} of shard {shard} is not in the store")
-            block = decode_block(data, BLOCK_CODECS)
+            block = _decoded(shard, base_seq, data)
             if discards == self._discards:  # otherwise it may have been replaced meanwhile
                 self._remember(key, block, replace=False)
         return block
@@ -306,6 +310,37 @@ class BlockStore:
             for base_seq, one in reversed(found):
                 self._remember((shard, base_seq), one, replace=False)
         return block
+
+    def load_each(self, shard: int, base_seqs: Sequence[int]) -> list[Block | Exception]:
+        """The blocks, each by itself: one of UNREADABLE stands for what cannot be read.
+
+        Blocks; raises the store's other errors.
+        """
+        discards = self._discards
+        found: list[Block | Exception] = []
+        for base_seq, data in zip(base_seqs, self._stored(shard, base_seqs), strict=True):
+            try:
+                found.append(_decoded(shard, base_seq, data))
+            except UNREADABLE as error:
+                found.append(error)
+        if discards == self._discards:
+            for base_seq, block in zip(base_seqs, found, strict=True):
+                if isinstance(block, Block):
+                    self._remember((shard, base_seq), block, replace=False)
+        return found
+
+    def _stored(self, shard: int, base_seqs: Sequence[int]) -> list[_Stored]:
+        wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
+        try:
+            return [*self._source.get_many(wanted)]
+        except StoreCorruptError:
+            return [self._stored_alone(key) for key in wanted]  # one bad value failed all of them
+
+    def _stored_alone(self, key: bytes) -> _Stored:
+        try:
+            return self._source.get(key)
+        except StoreCorruptError as error:
+            return error
 
     def recall(self, shard: int, base_seq: int) -> Block | None:
         """The block if it is in memory."""
@@ -348,6 +383,14 @@ class BlockStore:
             while self._cache_bytes > self._cache_bytes_max:
                 _, (_, freed) = self._cache.popitem(last=False)
                 self._cache_bytes -= freed
+
+
+def _decoded(shard: int, base_seq: int, data: _Stored) -> Block:
+    if isinstance(data, StoreCorruptError):
+        raise data
+    if data is None:
+        raise BlockMissingError(f"block {base_seq} of shard {shard} is not in the store")
+    return decode_block(data, BLOCK_CODECS)
 
 
 class ShardFacts:

@@ -1,0 +1,122 @@
+"""Reads that the protocol answers without the application, on real sockets."""
+
+import asyncio
+import re
+
+import pytest
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from tests.unit.api.edge_rig import Edge
+from tests.unit.api.test_direct import Streams, connected
+from tests.unit.api.test_http_protocol import wait_until
+
+GET = "/v1/streams/S/messages/"
+LAST = "/v1/streams/S/last"
+OWN_ID = "X-Request-Id: this-one"
+OWN = re.compile(rb"date: [^\r]*\r\n|connection: close\r\n")
+
+
+def get(target: str, *lines: str, version: str = "1.1", body: str = "") -> bytes:
+    return "\r\n".join(
+        [f"GET {target} HTTP/{version}", "Host: localhost", *lines, "", body]
+    ).encode()
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    assert length is not None
+    return head + await reader.readexactly(int(length[1]))
+
+
+def same(answered: bytes) -> list[bytes]:
+    """What an answer says, whichever way it went and whenever."""
+    head, _, body = OWN.sub(b"", answered).partition(b"\r\n\r\n")
+    return [*sorted(head.split(b"\r\n")), body]
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (GET + "7", b"200"),
+        (GET + "7?payload=base64", b"200"),
+        (LAST + "?subject=a.%62", b"200"),
+        (LAST, b"200"),
+        (GET + "10", b"404"),
+        (GET + "x", b"422"),
+        (GET + "7?payload=none", b"422"),
+        (GET + "7?payload=base64&payload=base64", b"422"),
+        (LAST + "?subject=a..b", b"422"),
+        (GET + "%zz", b"400"),
+        (GET + "7#part", b"200"),
+        (LAST + "?subject=a.b#part", b"200"),
+    ],
+)
+def test_read_is_answered_as_by_the_application(target: str, status: bytes) -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(get(target, OWN_ID))
+        direct = await answer(reader)
+        # A body makes it the application's, which does not read it and closes.
+        writer.write(get(target, OWN_ID, "Content-Length: 1", body="x"))
+        assert direct.startswith(b"HTTP/1.1 " + status)
+        assert same(direct) == same(await answer(reader))
+
+    connected(scenario)
+
+
+def test_pipelined_reads_are_answered_in_order() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        edge.link.reads = []
+        writer.write(get(GET + "1") + get(GET + "2") + get(GET + "3"))
+        for expected in (b"m1", b"m2", b"m3"):
+            await wait_until(lambda: bool(edge.link.reads))
+            edge.link.reads.pop().set_result(None)
+            assert (await answer(reader)).endswith(b"\r\n\r\n" + expected)
+
+    connected(scenario)
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [get(GET + "1", "Connection: close"), get(GET + "1", version="1.0")]
+)
+def test_connection_that_is_not_to_be_kept_ends_behind_the_answer(request_bytes: bytes) -> None:
+    async def scenario(_: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(request_bytes)
+        received = await reader.read()
+        assert b"\r\nconnection: close\r\n" in received
+        assert received.endswith(b"m1")
+
+    connected(scenario)
+
+
+def test_unexpected_failure_is_a_problem_and_the_connection_goes_on() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        edge.link.failures = [RuntimeError("a fault"), ApiError(errors.OVERLOADED)]
+        for status in (b"500", b"503", b"200"):
+            writer.write(get(GET + "1"))
+            assert (await answer(reader)).startswith(b"HTTP/1.1 " + status)
+
+    connected(scenario)
+
+
+def test_reader_that_leaves_before_its_answer_harms_nobody() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        port = writer.get_extra_info("peername")[1]
+        edge.link.reads = []
+        _, leaving = await asyncio.open_connection("127.0.0.1", port)
+        leaving.write(get(GET + "1"))
+        await wait_until(lambda: len(edge.link.reads or []) == 1)
+        leaving.transport.abort()
+        writer.write(get(GET + "2"))
+        await wait_until(lambda: len(edge.link.reads or []) == 2)
+        for read in edge.link.reads:
+            read.set_result(None)
+        assert (await answer(reader)).endswith(b"m2")
+
+    connected(scenario)

@@ -1,0 +1,68 @@
+"""The ack floor of a consumer: below the lowest of all that is pending, whatever was settled."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.consumer_machine import ConsumerMachine, Gone, Trimmed
+from contrail_storage.core.results import Writes
+from tests.unit.storage.machine_rig import SHARD, consumer_config
+
+steps = st.one_of(
+    st.tuples(st.just("deliver"), st.integers(1, 30)),
+    st.tuples(st.sampled_from(["ack", "term", "gone", "exhaust"]), st.integers(0, 60)),
+    st.tuples(st.just("trim"), st.integers(0, 40)),
+    st.tuples(st.just("restart"), st.just(0)),
+)
+
+
+def restarted(consumer: ConsumerMachine) -> ConsumerMachine:
+    writes = Writes()
+    consumer.write_snapshot(writes)
+    row = next(row[2] for row in writes.rows if row[0] == "put")
+    return ConsumerMachine.load(SHARD, 1, row)
+
+
+@given(st.lists(steps, max_size=60), st.sampled_from(["explicit", "all"]))
+def test_floor_lies_below_the_lowest_pending_after_any_change(
+    taken: list[tuple[str, int]], ack_policy: str
+) -> None:
+    config = consumer_config("c", ack_policy=ack_policy, max_deliver=1)
+    consumer = ConsumerMachine.create(SHARD, 1, config, 1, 0, 1)
+    highest = 0
+    for step, number in taken:
+        seqs = range(consumer.next_seq, consumer.next_seq + number)
+        chosen = consumer.floor.stream_seq + number
+        if step == "deliver":
+            change = cmd.Deliver(1, 1, list(seqs[::2]) or [seqs[0]], seqs[-1] + 1)
+        elif step == "ack":
+            change = cmd.Acknowledge(1, 1, [chosen])
+        elif step == "term":
+            change = cmd.Acknowledge(1, 1, [], [("term", chosen, 0)])
+        elif step == "gone":
+            change = Gone(chosen)
+        elif step == "exhaust":
+            change = cmd.Exhaust(1, 1, [chosen])
+        elif step == "trim":
+            change = Trimmed(chosen)
+        else:
+            consumer = restarted(consumer)
+            continue
+        consumer.change(change, 0, Writes())
+        lowest = min(consumer.pending, default=consumer.delivered.stream_seq + 1)
+        highest = max(highest, lowest - 1)
+        assert consumer.floor.stream_seq == highest
+
+
+def test_what_was_settled_above_the_lowest_pending_is_let_go_of() -> None:
+    config = consumer_config("c", max_ack_pending=-1)
+    consumer = ConsumerMachine.create(SHARD, 1, config, 1, 0, 1)
+    consumer.change(cmd.Deliver(1, 1, [1], 2), 0, Writes())
+    for first in range(2, 20_000, 1_000):
+        seqs = list(range(first, first + 1_000))
+        consumer.change(cmd.Deliver(1, 1, seqs, seqs[-1] + 1), 0, Writes())
+        consumer.change(cmd.Acknowledge(1, 1, seqs), 0, Writes())
+    assert consumer.floor.stream_seq == 0
+    assert len(consumer._ascending or ()) < 4_000
+    consumer.change(cmd.Acknowledge(1, 1, [1]), 0, Writes())
+    assert consumer.floor.stream_seq == consumer.delivered.stream_seq
