@@ -19,6 +19,9 @@ class PowerCutError(Exception):
 class Inode:
     content: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
+    end: int = 0
+    """Where what was written ends; behind it are zeros."""
+    durable_end: int = 0
 
 
 class SimDisk(Files):
@@ -59,19 +62,18 @@ class SimDisk(Files):
         after = SimDisk()
         names = self.names if keep == 1.0 else self.durable_names
         for path, inode in names.items():
-            unsynced = inode.content[len(inode.durable) :]
-            kept = bytes(unsynced[: int(len(unsynced) * keep)])
-            content = inode.durable + kept
-            after.names[path] = Inode(bytearray(content), content)
+            kept = inode.durable_end + int((inode.end - inode.durable_end) * keep)
+            content = bytes(inode.content[:kept]) + inode.durable[kept:]
+            after.names[path] = Inode(bytearray(content), content, len(content), len(content))
         after.durable_names = dict(after.names)
         return after
 
-    def create(self, path: Path) -> "SimHandle":
+    def create(self, path: Path, *, ahead_bytes: int = 0) -> "SimHandle":
         self.step("create")
         if path in self.names:
             raise FileExistsError(path)
         inode = self.names[path] = Inode()
-        return SimHandle(self, inode)
+        return SimHandle(self, inode, ahead_bytes)
 
     def read(self, path: Path) -> bytes:
         if path not in self.names:
@@ -85,7 +87,7 @@ class SimDisk(Files):
         self.step("truncate")
         inode = self.names[path]
         del inode.content[size:]
-        inode.durable = bytes(inode.content)
+        inode.durable, inode.end, inode.durable_end = bytes(inode.content), size, size
 
     def rename(self, source: Path, target: Path) -> None:
         self.step("rename")
@@ -115,15 +117,24 @@ class SimDisk(Files):
 class SimHandle:
     disk: SimDisk
     inode: Inode
+    ahead_bytes: int
 
     def write(self, parts: Sequence[bytes]) -> None:
         data = b"".join(parts)
         try:
             self.disk.step("write")
         except Exception:
-            self.inode.content += data[: len(data) // 2]
+            self._put(data[: len(data) // 2])
             raise
-        self.inode.content += data
+        self._put(data)
+        missing = self.inode.end - len(self.inode.content) + 1
+        if missing > 0:
+            self.inode.content += bytes(self.ahead_bytes)
+
+    def _put(self, data: bytes) -> None:
+        end = self.inode.end + len(data)
+        self.inode.content[self.inode.end : end] = data
+        self.inode.end = end
 
     def sync(self) -> None:
         self.disk.syncing.set()
@@ -131,9 +142,11 @@ class SimHandle:
         self.disk.step("sync")
         if not self.disk.sync_lies:
             self.inode.durable = bytes(self.inode.content)
+            self.inode.durable_end = self.inode.end
 
     def close(self) -> None:
-        return
+        if self.inode.end == self.inode.durable_end:
+            del self.inode.content[self.inode.end :]
 
 
 class HandLoop:

@@ -59,10 +59,10 @@ from contrail_storage.store.rocks_store import (
 )
 from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.store.split_store import SplitStore
+from contrail_storage.wal import Files, LogOptions
 from contrail_storage.wal.codec import UnsupportedVersionError
-from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
-from contrail_storage.wal.node_log import LogOptions, LogRottenError, NodeLog
+from contrail_storage.wal.node_log import LogRottenError, NodeLog
 
 META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
