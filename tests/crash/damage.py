@@ -4,6 +4,10 @@ import os
 import random
 from pathlib import Path
 
+from contrail_storage.wal import codec
+from contrail_storage.wal.files import Files
+from contrail_storage.wal.segments import list_segments
+
 
 def some_file(data_dir: Path, pattern: str, chance: random.Random) -> Path:
     """Any file that matches."""
@@ -21,6 +25,16 @@ def contents(data_dir: Path) -> dict[str, bytes]:
     return {str(path.relative_to(data_dir)): path.read_bytes() for path in files}
 
 
+def written_end(segment: Path) -> int:
+    """Where the last batch of a log's file ends; behind it is room made ahead."""
+    found = list_segments(Files(), segment.parent)
+    (salt,) = (one.salt for one in found if one.name == segment.name)
+    content, end = memoryview(segment.read_bytes()), 0
+    while (batch := codec.read_batch(content, end, salt)) is not None:
+        end = batch.end
+    return end
+
+
 def flip_bit(path: Path, chance: random.Random, start: int = 0, stop: int | None = None) -> str:
     """Turn over one bit of the bytes from `start` to `stop`; answers which."""
     content = bytearray(path.read_bytes())
@@ -30,9 +44,11 @@ def flip_bit(path: Path, chance: random.Random, start: int = 0, stop: int | None
     return f"bit {bit} of byte {offset} of {path.name}"
 
 
-def cut_end(path: Path, chance: random.Random, at_most: int | None = None) -> str:
-    """Take at least one byte from the end; answers how many."""
-    size = path.stat().st_size
+def cut_end(
+    path: Path, chance: random.Random, at_most: int | None = None, size: int | None = None
+) -> str:
+    """Take at least one byte from the end, which is at `size`; answers how many."""
+    size = path.stat().st_size if size is None else size
     taken = chance.randint(1, min(at_most or size, size))
     os.truncate(path, size - taken)
     return f"the last {taken} of {size} bytes of {path.name}"

@@ -123,9 +123,9 @@ class CountedFiles(Files):
         """Whether the newest batch of the log has no successor yet."""
         self._shadow = Path(switch.plan.shadow) if switch.plan.shadow else None
 
-    def create(self, path: Path) -> AppendHandle:
+    def create(self, path: Path, *, ahead_bytes: int = 0) -> AppendHandle:
         self._switch.step(_lane(path), "create")
-        handle = super().create(path)
+        handle = super().create(path, ahead_bytes=ahead_bytes)
         inode = path.stat().st_ino
         if self._shadow is not None:
             os.link(path, self._shadow / str(inode))

@@ -2,9 +2,9 @@
 
 The dead process has reported every call that returned, and every file has a second link outside
 the data, so the files can be laid out as the disk may hold them: bytes behind the last sync are
-gone, kept in part, or zeros; names created, replaced or removed since the last sync of their
-directory are as before, or, up to some point, as after. The store's files are its own business:
-it has no log here, and syncs what it flushes itself.
+gone, kept in part, or zeros, with or without the room made ahead of them; names created, replaced
+or removed since the last sync of their directory are as before, or, up to some point, as after.
+The store's files are its own business: it has no log here, and syncs what it flushes itself.
 """
 
 import os
@@ -102,10 +102,12 @@ class PowerCut:
 def _survivor(inode: _Inode, chance: random.Random) -> bytes:
     """The synced bytes, and of the rest nothing, its begin, or zeros with or without its end."""
     content = _undone(inode.shadow, chance)
-    sound, rest = content[: inode.synced], content[inode.synced :]
+    sound, rest = content[: inode.synced], content[inode.synced :].rstrip(b"\0")
     kept = rest[: chance.randint(0, len(rest))]
     zeros = bytes(len(kept))
-    return sound + chance.choice((b"", kept, zeros, zeros + rest[len(kept) :]))
+    survived = sound + chance.choice((b"", kept, zeros, zeros + rest[len(kept) :]))
+    room = max(len(content) - len(survived), 0)
+    return survived + bytes(chance.choice((0, room)))
 
 
 def _undone(shadow: Path, chance: random.Random) -> bytes:

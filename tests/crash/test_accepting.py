@@ -119,7 +119,7 @@ def rot_in_the_log(folder: Path, chance: random.Random) -> str:
     *_, last = segments(folder)
     segment = chance.choice(segments(folder))
     empty_batch = BATCH_HEADER_BYTES if segment == last else 0
-    return damage.flip_bit(segment, chance, 0, segment.stat().st_size - empty_batch)
+    return damage.flip_bit(segment, chance, 0, damage.written_end(segment) - empty_batch)
 
 
 def missing_segment(folder: Path, chance: random.Random) -> str:

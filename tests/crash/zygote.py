@@ -24,7 +24,7 @@ from contrail_storage.node import write_behind
 from contrail_storage.node.checkpointer import DataLostError
 from contrail_storage.node.compactor import RoomBounds
 from contrail_storage.node.node import NodeOptions, StorageNode
-from contrail_storage.wal.node_log import LogOptions
+from contrail_storage.wal.log_options import LogOptions
 from tests.crash.disk import CountedFiles, Plan, StoreOpener, Switch
 from tests.crash.eager import EagerGroups
 from tests.crash.history import Broken, Finished, Opened, Record, Step, Stopped

@@ -9,9 +9,9 @@ from contrail_storage.wal.files import AppendHandle, Files
 class UnsyncedFiles(Files):
     """Files that the operating system writes out when it likes."""
 
-    def create(self, path: Path) -> AppendHandle:
+    def create(self, path: Path, *, ahead_bytes: int = 0) -> AppendHandle:
         """Open a new file for appending."""
-        return _UnsyncedFile(super().create(path))
+        return _UnsyncedFile(super().create(path, ahead_bytes=ahead_bytes))
 
     def sync_directory(self, path: Path) -> None:
         """Leave the directory to the operating system."""

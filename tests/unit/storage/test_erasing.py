@@ -297,10 +297,10 @@ def test_log_that_failed_keeps_the_receipt_pending_until_it_takes_records_again(
     class FullDisk(Files):
         full = False
 
-        def create(self, path: Path) -> AppendHandle:
+        def create(self, path: Path, *, ahead_bytes: int = 0) -> AppendHandle:
             if self.full:
                 raise OSError(28, "No space left on device")
-            return super().create(path)
+            return super().create(path, ahead_bytes=ahead_bytes)
 
     async def scenario() -> None:
         files = FullDisk()

@@ -1,5 +1,6 @@
 """The real disk port and the small node files."""
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,17 +25,62 @@ IDENTITY = NodeIdentity("node-1", 7)
 def test_write_that_the_system_takes_in_pieces_ends_up_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole_writev = os.writev
+    whole_pwritev = os.pwritev
 
-    def short_writev(descriptor: int, parts: Sequence[memoryview]) -> int:
-        return whole_writev(descriptor, [parts[0][:3]])
+    def short_pwritev(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        return whole_pwritev(descriptor, [parts[0][:3]], offset)
 
-    monkeypatch.setattr(os, "writev", short_writev)
+    monkeypatch.setattr(os, "pwritev", short_pwritev)
     handle = Files().create(tmp_path / "file")
     handle.write([b"", b"0123456789", b"abc", b"defg"])
     handle.sync()
     handle.close()
     assert Files().read(tmp_path / "file") == b"0123456789abcdefg"
+
+
+def test_small_writes_go_into_room_made_ahead_that_closing_takes_off(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    handle = Files().create(path, ahead_bytes=1000)
+    sizes = []
+    for _ in range(3):
+        handle.write([bytes([7]) * 400])
+        handle.sync()
+        sizes.append(path.stat().st_size)
+    assert sizes == [1400, 1400, 1400]
+    handle.write([bytes([7]) * 201])
+    assert path.stat().st_size == 2401
+    handle.sync()
+    handle.close()
+    assert path.read_bytes() == bytes([7]) * 1401
+
+
+@pytest.mark.parametrize(("size", "room"), [(32 * 1024, 1000), (32 * 1024 + 1, 0)])
+def test_no_room_is_made_for_large_writes(tmp_path: Path, size: int, room: int) -> None:
+    handle = Files().create(tmp_path / "file", ahead_bytes=1000)
+    handle.write([bytes(size - 1), b"x"])
+    assert (tmp_path / "file").stat().st_size == size + room
+    handle.close()
+
+
+def test_room_that_the_disk_has_not_is_gone_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    handle = Files().create(tmp_path / "file", ahead_bytes=1000)
+    handle.write([b"data"])
+    handle.sync()
+    handle.close()
+    assert (tmp_path / "file").read_bytes() == b"data"
+
+
+def test_file_whose_last_write_was_not_synced_is_left_as_it_is(tmp_path: Path) -> None:
+    handle = Files().create(tmp_path / "file", ahead_bytes=1000)
+    handle.write([b"data"])
+    handle.close()
+    assert (tmp_path / "file").read_bytes() == b"data" + bytes(1000)
 
 
 def test_create_refuses_an_existing_file(tmp_path: Path) -> None:

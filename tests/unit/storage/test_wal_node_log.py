@@ -332,8 +332,8 @@ def test_segment_that_vanished_from_the_middle_is_rot(disk: SimDisk) -> None:
 
 def test_torn_tail_is_cut_and_said(disk: SimDisk, node: Node) -> None:
     node.put(1, 1, b"acked")
-    (path,) = disk.names
-    disk.names[path].content += b"half a batch"
+    (inode,) = disk.names.values()
+    inode.content[inode.end : inode.end + 12] = b"half a batch"
     reopened = Node(disk).start()
     tail = reopened.log.recovery.torn_tail
     assert tail is not None
@@ -343,6 +343,40 @@ def test_torn_tail_is_cut_and_said(disk: SimDisk, node: Node) -> None:
     again = Node(disk)
     assert (again.log.recovery.torn_tail, again.log.recovery.rot) == (None, None)
     assert again.held[1].last_index == 2
+
+
+def test_room_made_ahead_is_no_torn_tail(disk: SimDisk, node: Node) -> None:
+    node.put(1, 1, b"acked")
+    (inode,) = disk.names.values()
+    assert inode.content.endswith(bytes(QUIET.ahead_bytes - 1000))
+    reopened = Node(disk)
+    assert (reopened.log.recovery.torn_tail, reopened.log.recovery.rot) == (None, None)
+    assert reopened.held[1].last_index == 1
+    assert len(inode.content) == inode.end
+
+
+def test_zeros_behind_a_segment_that_was_left_are_passed_over(disk: SimDisk) -> None:
+    node = Node(disk, SMALL).start()
+    for index in range(1, 20):
+        node.put(1, index, b"x" * 50)
+    node.log.close()
+    disk.names[sorted(disk.names)[2]].content += bytes(1000)
+    again = Node(disk, SMALL)
+    assert again.log.recovery.rot is None
+    assert again.held[1].last_index == 19
+
+
+def test_zeros_in_the_place_of_a_batch_with_a_sound_one_behind_it_are_rot(
+    disk: SimDisk, node: Node
+) -> None:
+    node.put(1, 1, b"first")
+    (inode,) = disk.names.values()
+    begin = inode.end
+    node.put(1, 2, b"second")
+    end = inode.end
+    node.put(1, 3, b"third")
+    inode.content[begin:end] = bytes(end - begin)
+    assert Node(disk).log.recovery.rot is not None
 
 
 def test_what_a_killed_process_wrote_is_synced_before_it_counts(disk: SimDisk, node: Node) -> None:

@@ -10,7 +10,7 @@ from contrail_storage.wal import LogFailedError, LogOptions, NodeLog, RecoveredG
 from tests.unit.storage.wal_disk import HandLoop, PowerCutError, SimDisk
 
 ROOT = Path("/wal")
-OPTIONS = LogOptions(idle_s=1000.0, segment_bytes=160, keep_bytes=0)
+OPTIONS = LogOptions(idle_s=1000.0, segment_bytes=160, keep_bytes=0, ahead_bytes=100)
 GROUPS = (1, 2)
 
 

@@ -21,6 +21,9 @@ class Inode:
     durable: bytes = b""
     updates: list[tuple[int, bytes]] = field(default_factory=list)
     """What was written in place since the last sync."""
+    end: int = 0
+    """Where what was appended ends; behind it are zeros."""
+    durable_end: int = 0
 
     def update(self, offset: int, data: bytes) -> None:
         self.content = _updated(self.content, offset, data)
@@ -28,8 +31,8 @@ class Inode:
 
     def survivor(self, keep: float) -> bytes:
         if not self.updates:
-            unsynced = self.content[len(self.durable) :]
-            return self.durable + bytes(unsynced[: int(len(unsynced) * keep)])
+            kept = self.durable_end + int((self.end - self.durable_end) * keep)
+            return bytes(self.content[:kept]) + self.durable[kept:]
         content = bytearray(self.durable)
         size = int(sum(len(data) for _, data in self.updates) * keep)
         for offset, data in self.updates:
@@ -83,16 +86,17 @@ class SimDisk(Files):
         names = self.names if keep == 1.0 else self.durable_names
         for path, inode in names.items():
             content = inode.survivor(keep)
-            after.names[path] = Inode(bytearray(content), content)
+            size = len(content)
+            after.names[path] = Inode(bytearray(content), content, end=size, durable_end=size)
         after.durable_names = dict(after.names)
         return after
 
-    def create(self, path: Path) -> "SimHandle":
+    def create(self, path: Path, *, ahead_bytes: int = 0) -> "SimHandle":
         self.step("create")
         if path in self.names:
             raise FileExistsError(path)
         inode = self.names[path] = Inode()
-        return SimHandle(self, inode)
+        return SimHandle(self, inode, ahead_bytes)
 
     def update(self, path: Path) -> "SimUpdateHandle":
         if path not in self.names:
@@ -111,7 +115,7 @@ class SimDisk(Files):
         self.step("truncate")
         inode = self.names[path]
         del inode.content[size:]
-        inode.durable = bytes(inode.content)
+        inode.durable, inode.end, inode.durable_end = bytes(inode.content), size, size
 
     def rename(self, source: Path, target: Path) -> None:
         self.step("rename")
@@ -141,15 +145,24 @@ class SimDisk(Files):
 class SimHandle:
     disk: SimDisk
     inode: Inode
+    ahead_bytes: int
 
     def write(self, parts: Sequence[bytes]) -> None:
         data = b"".join(parts)
         try:
             self.disk.step("write")
         except Exception:
-            self.inode.content += data[: len(data) // 2]
+            self._put(data[: len(data) // 2])
             raise
-        self.inode.content += data
+        self._put(data)
+        missing = self.inode.end - len(self.inode.content) + 1
+        if missing > 0:
+            self.inode.content += bytes(self.ahead_bytes)
+
+    def _put(self, data: bytes) -> None:
+        end = self.inode.end + len(data)
+        self.inode.content[self.inode.end : end] = data
+        self.inode.end = end
 
     def sync(self) -> None:
         self.disk.syncing.set()
@@ -157,9 +170,11 @@ class SimHandle:
         self.disk.step("sync")
         if not self.disk.sync_lies:
             self.inode.durable = bytes(self.inode.content)
+            self.inode.durable_end = self.inode.end
 
     def close(self) -> None:
-        return
+        if self.inode.end == self.inode.durable_end:
+            del self.inode.content[self.inode.end :]
 
 
 @dataclass(slots=True)

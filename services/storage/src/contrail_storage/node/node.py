@@ -68,8 +68,8 @@ from contrail_storage.store.rocks_store import (
 )
 from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.store.split_store import SplitStore
+from contrail_storage.wal import Files
 from contrail_storage.wal.codec import UnsupportedVersionError
-from contrail_storage.wal.files import Files
 from contrail_storage.wal.folder_lock import FolderLock
 from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
 from contrail_storage.wal.node_log import NodeLog

@@ -10,8 +10,8 @@ from contrail_storage.node.compactor import RoomBounds
 from contrail_storage.node.erasing import EraseBounds
 from contrail_storage.node.physical_memory import quarter_of_memory
 from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.wal import LogOptions
 from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_log import LogOptions
 
 _SEGMENT_BYTES: Final = 16 << 20
 """Log segments are dropped whole: a restart replays little when they are small."""

@@ -2,8 +2,9 @@
 
 Messages of all requests for one shard are joined into one columnar command; an entry closes at
 256 KiB or 2,000 messages. Batches come in columns and stay in them; single messages are put into
-columns together, when their entry is made. While entries are on their way to the disk new requests
-wait, so the next entry is larger: group commit without a timer.
+columns together, when their entry is made. While an entry is on its way to the disk new requests
+wait, so the next entry is larger: group commit without a timer. Another one goes at the same time
+when enough waits to fill the disk's time.
 """
 
 import asyncio
@@ -40,7 +41,8 @@ OUTSTANDING_BYTES_MAX: Final = 4 << 20
 """Half of what a group takes: an entry has up to 4 MiB, and none is to be refused for its size."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 UNWRITTEN_BYTES_MAX: Final = 32 << 20
-_ENTRIES_IN_FLIGHT: Final = 2
+_ANOTHER_ENTRY_BYTES: Final = 64 * 1024
+"""Less than this waits for the entry that is under way: a larger entry costs less than two."""
 _MESSAGE_OVERHEAD: Final = 32
 
 
@@ -463,10 +465,10 @@ class Proposer:
     def _may_propose(self) -> bool:
         if self.unwritten_bytes() > UNWRITTEN_BYTES_MAX:
             return False  # the store is behind: :meth:`resume` comes when it has caught up
-        if self._in_flight < _ENTRIES_IN_FLIGHT:
+        if not self._in_flight:
             return True
-        full = self._queue_bytes >= ENTRY_BYTES_MAX
-        return full and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
+        enough = self._queue_bytes >= _ANOTHER_ENTRY_BYTES
+        return enough and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
 
     def _next_entry(self) -> EntryContext:
         commands: list[tuple[int, Command]] = []

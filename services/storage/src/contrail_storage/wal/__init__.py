@@ -1,6 +1,7 @@
 """The node's write-ahead log and its small fsynced files."""
 
 from contrail_storage.wal.files import AppendHandle, Files
+from contrail_storage.wal.log_options import LogOptions
 from contrail_storage.wal.node_file import (
     NodeFileDamagedError,
     NodeIdentity,
@@ -12,7 +13,6 @@ from contrail_storage.wal.node_file import (
 from contrail_storage.wal.node_log import (
     LogFailedError,
     LogFullError,
-    LogOptions,
     LogRottenError,
     NodeLog,
 )

@@ -6,10 +6,13 @@ stop at any call, or let a call fail.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 _MAX_PARTS: Final = 512
+_AHEAD_WRITE_MAX: Final = 32 * 1024
+"""Above it a write is slow for its bytes; room made ahead of it would double those."""
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 
@@ -46,9 +49,14 @@ class UpdateHandle(Protocol):
 class Files:
     """The real disk. Every method raises OSError as the system call does."""
 
-    def create(self, path: Path) -> AppendHandle:
-        """Open a new, empty file for appending; FileExistsError when there is one already."""
-        return _AppendFile(path)
+    def create(self, path: Path, *, ahead_bytes: int = 0) -> AppendHandle:
+        """Open a new, empty file for appending; FileExistsError when there is one already.
+
+        With `ahead_bytes`, small writes go into zeros that were written so far ahead of them: a
+        sync then has no metadata to write. `close` takes off what was not used; a process that is
+        killed, or a failure, leaves it behind.
+        """
+        return _AppendFile(path, ahead_bytes)
 
     def update(self, path: Path) -> UpdateHandle:
         """Open a file that is there, to change it in place."""
@@ -96,23 +104,41 @@ class Files:
 
 
 class _AppendFile:
-    def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+    def __init__(self, path: Path, ahead_bytes: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, _FILE_MODE)
+        self._ahead = bytes(ahead_bytes)
+        self._end = 0
+        self._synced_end = 0
+        self._room_end = 0
 
     def write(self, parts: Sequence[bytes]) -> None:
+        begun = self._end
         pending = [memoryview(part) for part in parts if part]
         while pending:
-            written = os.writev(self._descriptor, pending[:_MAX_PARTS])
+            written = os.pwritev(self._descriptor, pending[:_MAX_PARTS], self._end)
+            self._end += written
             while pending and written >= len(pending[0]):
                 written -= len(pending.pop(0))
             if written:
                 pending[0] = pending[0][written:]
+        if self._ahead and self._end > self._room_end and self._end - begun <= _AHEAD_WRITE_MAX:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        # Without it the next writes take longer, that is all: a full disk is theirs to report.
+        with suppress(OSError):
+            self._room_end = self._end + os.pwrite(self._descriptor, self._ahead, self._end)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
+        self._synced_end = self._end
 
     def close(self) -> None:
+        # What failed is left as it is. Zeros behind the end are passed over by whoever reads.
+        if self._room_end > self._end == self._synced_end:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
         os.close(self._descriptor)
 
 

@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from contrail_common.timings import Timings
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.files import AppendHandle, Files
+from contrail_storage.wal.log_options import LogOptions, LogStats
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, replay
 from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
-MIB: Final = 1 << 20
 _MAX_SEGMENTS: Final = 64
 _JOIN_TIMEOUT_S: Final = 30.0
 
@@ -39,33 +38,6 @@ class LogFullError(Exception):
 
 class LogRottenError(Exception):
     """Batches that were durable once cannot be read; the log does not go on behind them."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    """Bounds of the log, in bytes and seconds.
-
-    `queue_bytes` bounds what waits for the disk, `keep_bytes` the tail kept for followers,
-    `carry_bytes` what is copied forward for quiet groups at once. After `idle_s` without work an
-    empty batch is written, so that rot in the last acknowledged batch is told from a torn tail.
-    """
-
-    segment_bytes: int = 64 * MIB
-    queue_bytes: int = 64 * MIB
-    keep_bytes: int = 128 * MIB
-    carry_bytes: int = 16 * MIB
-    idle_s: float = 0.010
-
-
-@dataclass(slots=True)
-class LogStats:
-    """Counters for metrics; written by the writer thread, read anywhere."""
-
-    syncs: Timings = field(default_factory=Timings)
-    batches_written: int = 0
-    bytes_written: int = 0
-    segments: int = 0
-    size_bytes: int = 0
 
 
 class _Mark(NamedTuple):
@@ -383,7 +355,8 @@ class NodeLog:
             + codec.mark_record(RecordKind.BASE, group, mark.last_index, mark.last_term)
             for group, mark in states
         ]
-        self._handle = self._files.create(self._directory / segment.name)
+        path = self._directory / segment.name
+        self._handle = self._files.create(path, ahead_bytes=self._options.ahead_bytes)
         # Listed before it is sound: if the next call fails, the file is dropped with the others
         # of its age and can't stay behind to look like a damaged part of the log.
         with self._lock:

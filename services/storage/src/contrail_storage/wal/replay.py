@@ -111,8 +111,9 @@ def replay(
             result.next_batch = reader.next_batch
             reader.recovery.rot = Rot(segment.name, damage.offset, str(damage))
             break
-        if is_last and result.end < len(data):
-            reader.recovery.torn_tail = TornTail(segment.name, len(data) - result.end)
+        torn = data[result.end :].rstrip(b"\0") if is_last else b""  # zeros: room made ahead
+        if torn:
+            reader.recovery.torn_tail = TornTail(segment.name, len(torn))
     return result
 
 
