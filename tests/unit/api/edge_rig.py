@@ -15,6 +15,8 @@ from contrail_common.errors import ApiError
 from contrail_common.link import (
     AckItem,
     AckResult,
+    Chunk,
+    Pieces,
     PublishAck,
     PublishOutcome,
     PubResult,
@@ -72,7 +74,7 @@ class LinkDouble:
         self.max_expires_ns = 0
         self.waiting = asyncio.Event()
         self.cancelled = asyncio.Event()
-        self.replay_chunks: list[bytes | Exception] = []
+        self.replay_chunks: list[bytes | tuple[bytes, ...] | Exception] = []
         self.unready: dict[str, str] = {}
 
     def _fail(self) -> None:
@@ -173,11 +175,11 @@ class LinkDouble:
         self.acked += items
         return [AckResult() for _ in items]
 
-    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
         self._fail()
         return self._chunks()
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def _chunks(self) -> AsyncIterator[Chunk | Pieces]:
         for chunk in self.replay_chunks:
             if isinstance(chunk, Exception):
                 raise chunk

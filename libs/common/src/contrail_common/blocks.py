@@ -23,7 +23,7 @@ with a codec has a second one, over the plain body.
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import crc32c
 import msgspec
@@ -59,6 +59,7 @@ MAGIC: Final = 0xC07A
 VERSION: Final = 1
 FLAG_HEADERS: Final = 1
 FLAG_UNIFORM_HEADERS: Final = 2
+_FLAGS_HEADERS: Final = FLAG_HEADERS | FLAG_UNIFORM_HEADERS
 
 _HEADER: Final = struct.Struct("<HBBIQqIIII8sIHHQ")
 _HEADER_SIZES: Final = struct.Struct("<IIII")
@@ -213,6 +214,54 @@ class Block:
         )
 
 
+@dataclass(slots=True, eq=False)
+class BlockView:
+    """The messages of a :class:`Block` where they lie, for scans that mostly pass them on.
+
+    ``offsets`` are those of ``columns``; ``payload`` is a view, which keeps all of what it views.
+    """
+
+    base_seq: int
+    times_ns: I64Array
+    subject_ids: U32Array
+    offsets: U32Array
+    headers: AnyHeaders | None
+    payload: memoryview
+
+    @classmethod
+    def of(cls, block: Block) -> "BlockView":
+        """A block that is in memory, looked at."""
+        columns = block.columns
+        return cls(
+            block.base_seq,
+            block.times_ns,
+            block.subject_ids,
+            as_u32(columns.offsets),
+            columns.headers,
+            memoryview(columns.payload),
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of messages, deleted ones included."""
+        return len(self.subject_ids)
+
+    @property
+    def last_seq(self) -> int:
+        """Sequence of the last message."""
+        return self.base_seq + len(self.subject_ids) - 1
+
+    def message(self, position: int, subject: str) -> StoredMessage:
+        """The message at ``position``; its subject's text is the caller's to look up."""
+        return StoredMessage(
+            self.base_seq + position,
+            subject,
+            int(self.times_ns[position]),
+            None if self.headers is None else self.headers.message(position),
+            bytes(self.payload[self.offsets[position] : self.offsets[position + 1]]),
+        )
+
+
 def encode_block(block: Block, replication_index: int, codec: BlockCodec | None = None) -> bytes:
     """The stored form of ``block``; ``replication_index`` is the log index of its entry.
 
@@ -281,11 +330,43 @@ def _header_parts(headers: AnyHeaders) -> list[bytes]:
     ]
 
 
+class _Body(NamedTuple):
+    """The plain body of a stored block, and what its header says of it."""
+
+    view: memoryview
+    messages: int
+    base_seq: int
+    flags: int
+
+
 def decode_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) -> Block:
     """The block stored as ``data``; raises BlockCorruptError when any bit of it changed.
 
     ``codecs`` are those that blocks may have been stored with, by their numbers.
     """
+    return _decode_body(_open(data, codecs))
+
+
+def view_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) -> BlockView:
+    """As :func:`decode_block`, with columns that are views of ``data`` or of its plain body."""
+    view, count, base_seq, flags = _open(data, codecs)
+    sids_at = 8 * count
+    offsets_at = sids_at + 4 * count
+    position = offsets_at + 4 * (count + 1)
+    headers = None
+    if flags & _FLAGS_HEADERS:
+        headers, position = _decode_headers(view, position, count, flags)
+    return BlockView(
+        base_seq,
+        np.frombuffer(view, np.int64, count),
+        np.frombuffer(view, np.uint32, count, sids_at),
+        np.frombuffer(view, np.uint32, count + 1, offsets_at),
+        headers,
+        view[position:],
+    )
+
+
+def _open(data: bytes, codecs: Mapping[int, BlockCodec] | None) -> _Body:
     if len(data) < _HEADER.size:
         raise BlockCorruptError("shorter than a block header")
     fields = _HEADER.unpack_from(data)
@@ -304,7 +385,7 @@ def decode_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) ->
         body = memoryview(_decompressed(body, codec, number, plain_bytes, plain_crc))
     elif plain_bytes != stored_bytes:
         raise BlockCorruptError("the sizes in its header differ")
-    return _decode_body(body, count, base_seq, flags)
+    return _Body(body, count, base_seq, flags)
 
 
 def _decompressed(
@@ -324,7 +405,8 @@ def _decompressed(
     return plain
 
 
-def _decode_body(view: memoryview, count: int, base_seq: int, flags: int) -> Block:
+def _decode_body(body: _Body) -> Block:
+    view, count, base_seq, flags = body
     position = 0
     times = np.frombuffer(view, np.int64, count, position)
     position += 8 * count
@@ -333,7 +415,7 @@ def _decode_body(view: memoryview, count: int, base_seq: int, flags: int) -> Blo
     offsets = bytes(view[position : position + 4 * (count + 1)])
     position += len(offsets)
     headers = None
-    if flags & (FLAG_HEADERS | FLAG_UNIFORM_HEADERS):
+    if flags & _FLAGS_HEADERS:
         headers, position = _decode_headers(view, position, count, flags)
     payload = bytes(view[position:])
     return Block(base_seq, times, subject_ids, MessageColumns(count, offsets, payload, headers))

@@ -45,6 +45,7 @@ _REWRITE_WAIT_S: Final = 60.0
 _PIECE_BYTES: Final = 256 * MIB
 _REWRITE_ROUNDS: Final = 3
 _REWRITE_STEP_S: Final = 0.01
+_FAMILY: Final = "default"
 _RUNNING: Final = "rocksdb.num-running-compactions"
 _STALL_PREFIX: Final = "Result incomplete:"
 _PROPERTIES: Final = {
@@ -105,6 +106,11 @@ class RocksStore:
 
     def __init__(self, database: Rdict) -> None:
         self._database: Rdict | None = database
+        # Options of single reads are not heeded where several keys are read: a handle has them.
+        self._passing_by: Rdict | None = database.get_column_family(_FAMILY)
+        passing_by = ReadOptions()
+        passing_by.fill_cache(False)  # type: ignore[call-arg]  # the stub lacks the argument
+        self._passing_by.set_read_options(passing_by)
         self._write_options = WriteOptions()
         # The published stub calls this a method; it is a property.
         setattr(self._write_options, "disable_wal", True)  # noqa: B010
@@ -156,6 +162,13 @@ class RocksStore:
         with self._using() as database:
             # The list form releases the interpreter lock and raises on corruption.
             found: list[bytes | None] = database.get(list(keys))  # type: ignore[assignment]
+            return found
+
+    def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As `get_many`, of values that are not worth a place in the cache."""
+        with self._using():
+            assert self._passing_by is not None
+            found: list[bytes | None] = self._passing_by.get(list(keys))  # type: ignore[assignment]
             return found
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -257,6 +270,7 @@ class RocksStore:
             self._closing = True
             self._gate.wait_for(lambda: self._users == 0)
             database, self._database = self._database, None
+            self._passing_by = None  # It would keep the store open.
             for scan in self._scans:
                 scan.rows = None  # An open iterator would keep the store's files locked.
             self._scans.clear()
