@@ -27,9 +27,16 @@ class Run(NamedTuple):
 class Picked:
     """Messages of runs that follow each other; ``rows`` (None: all) count from the first run on."""
 
-    def __init__(self, runs: Sequence[Run], rows: NDArray[np.intp] | None = None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        rows: NDArray[np.intp] | None = None,
+        subject_ids: U32Array | None = None,
+    ) -> None:
+        """``subject_ids`` are those of the picked messages, where they are known."""
         self.runs = runs
         self.rows = rows
+        self._subject_ids = subject_ids
         counts = [stop - low for _, low, stop in runs]
         self._bounds = np.zeros(len(counts) + 1, np.intp)
         np.cumsum(counts, out=self._bounds[1:])
@@ -63,7 +70,9 @@ class Picked:
 
     def subject_ids(self) -> U32Array:
         """Subject numbers of the messages."""
-        return self._rows(lambda run: run.block.subject_ids[run.low : run.stop])
+        if self._subject_ids is None:
+            self._subject_ids = self._rows(lambda run: run.block.subject_ids[run.low : run.stop])
+        return self._subject_ids
 
     def payloads(self) -> tuple[NDArray[np.int32], list[Chunk]]:
         """Offsets of the payloads, laid one behind the other, and the payloads in pieces."""
@@ -84,10 +93,11 @@ class Picked:
         return offsets, _in_pieces(pieces, size)
 
     def _picked_payloads(self, rows: NDArray[np.intp], offsets: NDArray[np.int32]) -> list[Chunk]:
-        starts = self._rows(lambda run: run.block.offsets[run.low : run.stop])
-        stops = self._rows(lambda run: run.block.offsets[run.low + 1 : run.stop + 1])
-        np.cumsum(stops - starts, out=offsets[1:])
         places = self._places(rows)
+        ends = np.concatenate([run.block.offsets[run.low : run.stop + 1] for run in self.runs])
+        at = rows + places  # each run has an end more than messages
+        starts, stops = ends[at], ends[at + 1]
+        np.cumsum(stops - starts, out=offsets[1:])
         # What lies one behind the other is one piece.
         breaks = np.flatnonzero((starts[1:] != stops[:-1]) | (places[1:] != places[:-1])) + 1
         first, last = np.append(0, breaks), np.append(breaks, len(rows)) - 1
@@ -139,7 +149,8 @@ def pick(
         mask = alive if mask is None else mask & alive
     if mask is None or mask.all():
         return everything
-    return Picked(runs, np.flatnonzero(mask))
+    rows = np.flatnonzero(mask)
+    return Picked(runs, rows, None if lookup is None else everything.subject_ids()[rows])
 
 
 def _in_pieces(pieces: list[Chunk], size: int) -> list[Chunk]:

@@ -291,15 +291,16 @@ class _Scan:
         first_seq, deleted = machine.counters.first_seq, machine.deleted
         wanted: list[tuple[int, int, int]] = []
         live: list[NDArray[np.bool_] | None] = []
-        low = seq
+        low, stop_seq, whole = seq, self._high + 1, not deleted.total
         for place, (base_seq, count) in enumerate(extents):
+            end = base_seq + count
             start = max(low, base_seq, first_seq)
-            end = min(self._high + 1, base_seq + count)
-            if start < end:
-                wanted.append((place, start, end - start))
-                live.append(deleted.live_mask(start, end - start) if deleted.total else None)
+            within = min(end, stop_seq) - start
+            if within > 0:
+                wanted.append((place, start, within))
+                live.append(None if whole else deleted.live_mask(start, within))
             # The first of blocks that were merged meanwhile holds what is in the others too.
-            low = max(low, base_seq + count)
+            low = max(low, end)
         return _Unit(
             seq,
             min(low - 1, self._high) if extents else self._high,
