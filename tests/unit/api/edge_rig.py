@@ -15,7 +15,9 @@ from contrail_common.errors import ApiError
 from contrail_common.link import (
     AckItem,
     AckResult,
+    Chunk,
     LastRequest,
+    Pieces,
     PublishAck,
     PublishOutcome,
     PubResult,
@@ -74,7 +76,7 @@ class LinkDouble:
         self.max_expires_ns = 0
         self.waiting = asyncio.Event()
         self.cancelled = asyncio.Event()
-        self.replay_chunks: list[bytes | Exception] = []
+        self.replay_chunks: list[bytes | tuple[bytes, ...] | Exception] = []
         self.unready: dict[str, str] = {}
         self.reads: list[asyncio.Future[None]] | None = None
         """When a list: reads of single messages wait in it until a test ends them."""
@@ -189,11 +191,11 @@ class LinkDouble:
         self.acked += items
         return [AckResult() for _ in items]
 
-    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
         self._fail()
         return self._chunks()
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def _chunks(self) -> AsyncIterator[Chunk | Pieces]:
         for chunk in self.replay_chunks:
             if isinstance(chunk, Exception):
                 raise chunk

@@ -133,6 +133,14 @@ def test_broken_escape_in_the_path_is_400(fast_lane: bool, target: str) -> None:
 
 
 @pytest.mark.parametrize("fast_lane", [True, False])
+def test_pieces_are_sent_one_by_one_where_a_server_cannot_gather_them(fast_lane: bool) -> None:
+    edge = Edge(fast_lane=fast_lane)
+    edge.link.replay_chunks = [b"head ", (b"one ", b"", b"two"), b" end"]
+    answer = call("GET", "/v1/streams/S/replay", edge=edge)
+    assert (answer.status, answer.body, answer.ended) == (200, b"head one two end", True)
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
 def test_head_is_get_without_the_body_of_a_stream(fast_lane: bool) -> None:
     edge = Edge(fast_lane=fast_lane)
     edge.link.replay_chunks = [b"never sent"]

@@ -147,10 +147,48 @@ def test_connections_beyond_the_cap_are_answered_503() -> None:
     run(scenario())
 
 
-def test_reader_that_never_reads_is_cut_and_its_stream_given_up() -> None:
+@pytest.mark.parametrize("fast_lane", [True, False])
+def test_pieces_of_a_chunk_are_one_chunk_on_the_wire(fast_lane: bool) -> None:
+    async def scenario() -> None:
+        edge = Edge(fast_lane=fast_lane)
+        edge.link.replay_chunks = [(b"one ", b"", b"two"), (b"",), (b"three",)]
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            get = b"GET /v1/streams/S/replay HTTP/1.1\r\nHost: localhost\r\n"
+            writer.write(get + b"\r\n" + get + b"Connection: close\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answer.count(b"\r\n\r\n7\r\none two\r\n5\r\nthree\r\n0\r\n\r\n") == 2
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("size", [1 << 20, 64 << 20])
+def test_slow_reader_gets_all_pieces_in_order(size: int) -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        chunk = tuple(bytes([letter]) * (size >> 6) for letter in range(1, 65))
+        edge.link.replay_chunks = [chunk, chunk]
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+            writer.write(b"GET /v1/streams/S/replay HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON_S)
+            for _ in range(2):
+                assert int(await reader.readline(), 16) == size
+                assert await asyncio.wait_for(reader.readexactly(size), SOON_S) == b"".join(chunk)
+                assert await reader.readline() == b"\r\n"
+            assert await reader.readline() == b"0\r\n"
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("pieces", [1, 64])
+def test_reader_that_never_reads_is_cut_and_its_stream_given_up(pieces: int) -> None:
     async def scenario() -> None:
         edge = Edge(write_stall_s=0.3)
-        edge.link.replay_chunks = [b"x" * (1 << 20)] * 64
+        chunk = (b"x" * ((1 << 20) // pieces),) * pieces
+        edge.link.replay_chunks = [chunk if pieces > 1 else chunk[0]] * 64
         async with serving(edge) as (port, server):
             deaf = socket.create_connection(("127.0.0.1", port))
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

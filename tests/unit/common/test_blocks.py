@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from contrail_common.blocks import (
     Block,
     BlockCorruptError,
+    BlockView,
     MessageColumns,
     columns_of,
     decode_block,
     encode_block,
     join_blocks,
     join_columns,
+    view_block,
 )
 from contrail_common.header_columns import HeaderColumns, UniformHeaders
 from contrail_common.model import Headers, message_size
@@ -99,6 +101,23 @@ def test_decoded_block_holds_the_messages_that_were_encoded(content: Content) ->
 @given(contents)
 @example(ODD)
 @example(SAME)
+def test_view_of_a_block_shows_the_messages_that_were_encoded(content: Content) -> None:
+    block = block_from(content)
+    for view in (view_block(encode_block(block, 99)), BlockView.of(block)):
+        assert (view.count, view.last_seq) == (block.count, block.last_seq)
+        assert view.subject_ids.tolist() == block.subject_ids.tolist()
+        shown = [view.message(position, "s") for position in range(view.count)]
+        assert shown == [block.message(position, "s") for position in range(block.count)]
+
+
+def test_view_of_a_block_copies_no_payload() -> None:
+    stored = encode_block(block_from(ODD), 99)
+    assert view_block(stored).payload.obj is stored
+
+
+@given(contents)
+@example(ODD)
+@example(SAME)
 def test_sizes_are_those_of_each_message_on_its_own(content: Content) -> None:
     expected = [message_size(each, len(payload)) for payload, each in content]
     assert columns_from(content).sizes().tolist() == expected
@@ -156,8 +175,9 @@ def test_any_flipped_bit_is_detected(content: Content, data: st.DataObject) -> N
     stored = bytearray(encode_block(block_from(content), 99))
     bit = data.draw(st.integers(0, 8 * len(stored) - 1))
     stored[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(BlockCorruptError):
-        decode_block(bytes(stored))
+    for decode in (decode_block, view_block):
+        with pytest.raises(BlockCorruptError):
+            decode(bytes(stored))
 
 
 @pytest.mark.parametrize("content", [ODD, SAME])
@@ -181,8 +201,9 @@ def test_bytes_behind_a_block_are_detected(content: Content, more: bytes) -> Non
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_no_block(data: bytes) -> None:
-    with pytest.raises(BlockCorruptError):
-        decode_block(data)
+    for decode in (decode_block, view_block):
+        with pytest.raises(BlockCorruptError):
+            decode(data)
 
 
 def test_headers_with_the_same_names_take_their_names_once() -> None:

@@ -12,13 +12,16 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.link import (
     AckItem,
+    Chunk,
     DeletedRanges,
     LastRequest,
+    Pieces,
     PublishOutcome,
     PullRequest,
     RangeRequest,
     ReplayPlanRequest,
     ReplayRequest,
+    pieces_of,
 )
 from contrail_common.link_net.client import ChunkStream, RemoteLink
 from contrail_common.link_net.limits import LinkLimits
@@ -50,8 +53,8 @@ async def refusal(work: Any) -> ApiError:
     return caught.value
 
 
-async def collected(chunks: AsyncIterator[bytes]) -> bytes:
-    return b"".join([chunk async for chunk in chunks])
+async def collected(chunks: AsyncIterator[Chunk | Pieces]) -> bytes:
+    return b"".join([piece async for chunk in chunks for piece in pieces_of(chunk)])
 
 
 # The same as a direct call -----------------------------------------------------------------------

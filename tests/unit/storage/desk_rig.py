@@ -52,6 +52,8 @@ class GatedSource:
     def get_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
         return [self.get(key) for key in wanted]
 
+    get_once = get_many
+
 
 class HandReader(Reader):
     """A reader whose reads of blocks wait while ``held``; one step lets each waiting one go on."""

@@ -8,7 +8,13 @@ import pyarrow as pa
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import LastRequest, PullRequest, RangeRequest, ReplayRequest
+from contrail_common.link import (
+    LastRequest,
+    PullRequest,
+    RangeRequest,
+    ReplayRequest,
+    pieces_of,
+)
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_storage.node.local_link import LocalLink
 from tests.unit.storage.erase_rig import found, secret
@@ -82,7 +88,7 @@ async def _literal(link: LocalLink, stream: str, subjects: list[str]) -> Seen:
 
 async def _replayed(link: LocalLink, stream: str, form: Any) -> Seen:
     chunks = await link.replay(ReplayRequest(stream=stream, format=form))
-    data = b"".join([bytes(chunk) async for chunk in chunks])
+    data = b"".join([bytes(piece) async for chunk in chunks for piece in pieces_of(chunk)])
     if form == "arrow":
         rows = pa.ipc.open_stream(data).read_all().to_pylist()
         return {row["seq"]: (row["subject"], dict(row["headers"]), row["data"]) for row in rows}

@@ -47,6 +47,8 @@ class HeldSource:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.get(key) for key in keys]
 
+    get_once = get_many
+
 
 def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:
     source = HeldSource()
@@ -133,3 +135,34 @@ def test_run_of_blocks_ends_at_its_bounds(
         directory.append(BlockSpan(base_seq, 1, 100, base_seq))
     directory.drop_below(4)
     assert directory.run_from(0, blocks_max, bytes_max) == bases
+
+
+def test_views_are_of_the_store_or_of_what_is_not_written_yet() -> None:
+    source = HeldSource()
+    store = BlockStore(source)
+    stored, held = block_of(1, b"stored"), block_of(2, b"held")
+    source.put(stored)
+    store.add(SHARD, held)
+    views = store.view_many(SHARD, [1, 2])
+    assert [view.message(0, "s").payload for view in views] == [b"stored", b"held"]
+    with pytest.raises(BlockMissingError):
+        store.view_many(SHARD, [1, 3])
+    key = keys.large_key(keys.BLOCK, SHARD, 1)
+    source.rows[key] = source.rows[key][:-1] + b"?"
+    with pytest.raises(BlockCorruptError):
+        store.view_many(SHARD, [1, 2])
+
+
+def test_extents_stay_within_the_bounds_and_the_range() -> None:
+    directory = Directory()
+    for base_seq in (1, 11, 21, 41):  # nothing from 31 to 40
+        directory.append(BlockSpan(base_seq, 10, 100, 0))
+    everything = [(1, 10), (11, 10), (21, 10), (41, 10)]
+    assert directory.extents_from(1, 99, 40, 400) == everything
+    assert directory.extents_from(1, 99, 39, 400) == everything[:3]
+    assert directory.extents_from(1, 99, 40, 399) == everything[:3]
+    assert directory.extents_from(1, 40, 99, 999) == everything[:3]
+    assert directory.extents_from(15, 21, 99, 999) == everything[1:3]
+    assert directory.extents_from(31, 99, 99, 999) == everything[3:]
+    assert directory.extents_from(1, 99, 1, 1) == everything[:1], "a large one comes alone"
+    assert directory.extents_from(51, 99, 99, 999) == []

@@ -48,6 +48,22 @@ def test_batch_is_applied_in_order(store: RocksStore) -> None:
     assert store.get(b"none") is None
 
 
+def test_values_that_are_read_once_are_not_kept_in_the_cache(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "once")
+    store.write(rows(20, os.urandom(100_000)))
+    store.flush()
+    keys = [key for _, key, *_ in rows(20)]
+    before = store.stats["block_cache_bytes"]
+    assert store.get_once([*keys, b"none"]) == [*store.get_once(keys), None]
+    assert store.stats["block_cache_bytes"] - before < 100_000
+    assert store.get_once(keys) == store.get_many(keys)
+    assert store.stats["block_cache_bytes"] - before > 1_000_000
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.get_once(keys)
+    RocksStore.open(tmp_path / "once").close()
+
+
 def test_scan_yields_the_range_in_order(store: RocksStore) -> None:
     store.write(rows(1000))
     found = list(store.scan(b"k000100", b"k000900"))

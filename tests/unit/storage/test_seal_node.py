@@ -13,7 +13,7 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import RangeRequest, ReplayRequest
+from contrail_common.link import RangeRequest, ReplayRequest, pieces_of
 from contrail_common.model import (
     Compression,
     ConsumerConfig,
@@ -221,7 +221,8 @@ def test_change_of_compression_is_for_blocks_written_from_then_on(
             f"secret payload {note}" for note in ("one", "two", "three") for _ in range(600)
         ]
         request = ReplayRequest(stream=STREAM.name, format="arrow", from_seq=1, to_seq=1_800)
-        body = b"".join([chunk async for chunk in await LocalLink(node).replay(request)])
+        chunks = await LocalLink(node).replay(request)
+        body = b"".join([piece async for chunk in chunks for piece in pieces_of(chunk)])
         table = pa.ipc.open_stream(body).read_all()
         assert table.column("seq").to_pylist() == list(range(1, 1_801))
         assert json.loads(table.column("data")[700].as_py())["text"] == "secret payload two"

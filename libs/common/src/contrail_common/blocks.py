@@ -25,7 +25,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import crc32c
 import msgspec
@@ -70,6 +70,7 @@ VERSION: Final = 1
 FLAG_HEADERS: Final = 1
 FLAG_UNIFORM_HEADERS: Final = 2
 FLAG_SEALED: Final = 4
+_FLAGS_HEADERS: Final = FLAG_HEADERS | FLAG_UNIFORM_HEADERS
 
 _HEADER: Final = struct.Struct("<HBBIQqIIII8sIHHQ")
 _HEADER_SIZES: Final = struct.Struct("<IIII")
@@ -263,6 +264,56 @@ class Block:
         )
 
 
+@dataclass(slots=True, eq=False)
+class BlockView:
+    """The messages of a :class:`Block` where they lie, for scans that mostly pass them on.
+
+    ``offsets`` are those of ``columns``; ``payload`` is a view, which keeps all of what it views.
+    """
+
+    base_seq: int
+    times_ns: I64Array
+    subject_ids: U32Array
+    offsets: U32Array
+    headers: AnyHeaders | None
+    payload: memoryview
+    seals: Seals | None = None
+
+    @classmethod
+    def of(cls, block: Block) -> "BlockView":
+        """A block that is in memory, looked at."""
+        columns = block.columns
+        return cls(
+            block.base_seq,
+            block.times_ns,
+            block.subject_ids,
+            as_u32(columns.offsets),
+            columns.headers,
+            memoryview(columns.payload),
+            columns.seals,
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of messages, deleted ones included."""
+        return len(self.subject_ids)
+
+    @property
+    def last_seq(self) -> int:
+        """Sequence of the last message."""
+        return self.base_seq + len(self.subject_ids) - 1
+
+    def message(self, position: int, subject: str) -> StoredMessage:
+        """The message at ``position``; its subject's text is the caller's to look up."""
+        return StoredMessage(
+            self.base_seq + position,
+            subject,
+            int(self.times_ns[position]),
+            None if self.headers is None else self.headers.message(position),
+            bytes(self.payload[self.offsets[position] : self.offsets[position + 1]]),
+        )
+
+
 def encode_block(block: Block, replication_index: int, codec: BlockCodec | None = None) -> bytes:
     """The stored form of ``block``; ``replication_index`` is the log index of its entry.
 
@@ -334,11 +385,45 @@ def _header_parts(headers: AnyHeaders) -> list[bytes]:
     ]
 
 
+class _Body(NamedTuple):
+    """The plain body of a stored block, and what its header says of it."""
+
+    view: memoryview
+    messages: int
+    base_seq: int
+    flags: int
+
+
 def decode_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) -> Block:
     """The block stored as ``data``; raises BlockCorruptError when any bit of it changed.
 
     ``codecs`` are those that blocks may have been stored with, by their numbers.
     """
+    return _decode_body(_open(data, codecs))
+
+
+def view_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) -> BlockView:
+    """As :func:`decode_block`, with columns that are views of ``data`` or of its plain body."""
+    view, count, base_seq, flags = _open(data, codecs)
+    sids_at = 8 * count
+    offsets_at = sids_at + 4 * count
+    position = offsets_at + 4 * (count + 1)
+    headers = None
+    if flags & _FLAGS_HEADERS:
+        headers, position = _decode_headers(view, position, count, flags)
+    seals, position = _decode_seals(view, position, count, flags)
+    return BlockView(
+        base_seq,
+        np.frombuffer(view, np.int64, count),
+        np.frombuffer(view, np.uint32, count, sids_at),
+        np.frombuffer(view, np.uint32, count + 1, offsets_at),
+        headers,
+        view[position:],
+        seals,
+    )
+
+
+def _open(data: bytes, codecs: Mapping[int, BlockCodec] | None) -> _Body:
     if len(data) < _HEADER.size:
         raise BlockCorruptError("shorter than a block header")
     fields = _HEADER.unpack_from(data)
@@ -357,7 +442,7 @@ def decode_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) ->
         body = memoryview(_decompressed(body, codec, number, plain_bytes, plain_crc))
     elif plain_bytes != stored_bytes:
         raise BlockCorruptError("the sizes in its header differ")
-    return _decode_body(body, count, base_seq, flags)
+    return _Body(body, count, base_seq, flags)
 
 
 def _decompressed(
@@ -377,7 +462,8 @@ def _decompressed(
     return plain
 
 
-def _decode_body(view: memoryview, count: int, base_seq: int, flags: int) -> Block:
+def _decode_body(body: _Body) -> Block:
+    view, count, base_seq, flags = body
     position = 0
     times = np.frombuffer(view, np.int64, count, position)
     position += 8 * count
@@ -386,15 +472,22 @@ def _decode_body(view: memoryview, count: int, base_seq: int, flags: int) -> Blo
     offsets = bytes(view[position : position + 4 * (count + 1)])
     position += len(offsets)
     headers = None
-    if flags & (FLAG_HEADERS | FLAG_UNIFORM_HEADERS):
+    if flags & _FLAGS_HEADERS:
         headers, position = _decode_headers(view, position, count, flags)
-    seals = None
-    if flags & FLAG_SEALED:
-        middle = position + 8 * count
-        seals = Seals(bytes(view[position:middle]), bytes(view[middle : middle + 4 * count]))
-        position = middle + 4 * count
+    seals, position = _decode_seals(view, position, count, flags)
     columns = MessageColumns(count, offsets, bytes(view[position:]), headers, seals)
     return Block(base_seq, times, subject_ids, columns)
+
+
+def _decode_seals(
+    view: memoryview, position: int, count: int, flags: int
+) -> tuple[Seals | None, int]:
+    """The seals at ``position``, if there are any, and what follows them."""
+    if not flags & FLAG_SEALED:
+        return None, position
+    middle = position + 8 * count
+    stop = middle + 4 * count
+    return Seals(bytes(view[position:middle]), bytes(view[middle:stop])), stop
 
 
 def _decode_headers(

@@ -29,7 +29,14 @@ from contrail_common.model import (
 ReplayFormat = Literal["arrow", "ndjson", "msgpack"]
 CreateMode = Literal["create", "put"]
 Chunk = bytes | memoryview
-"""A piece of a body that is streamed."""
+"""A part of a body that is streamed."""
+Pieces = tuple[Chunk, ...]
+"""A chunk in pieces, one behind the other, that were not worth a copy."""
+
+
+def pieces_of(chunk: Chunk | Pieces) -> Pieces:
+    """The pieces of a chunk, which is mostly one itself."""
+    return chunk if isinstance(chunk, tuple) else (chunk,)
 
 
 class PubResult(msgspec.Struct, frozen=True, gc=False):
@@ -458,7 +465,7 @@ class StorageLink(Protocol):
         """Pin a range and cut it into splits."""
         ...
 
-    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk]:
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
         """Check the request (ApiError), then an iterator over the encoded body's chunks."""
         ...
 

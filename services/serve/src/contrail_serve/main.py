@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import uvloop
 
+from contrail_serve.allocator import keep_freed_memory
 from contrail_serve.logs import configure_logs
 from contrail_serve.process import StartError
 from contrail_serve.settings import (
@@ -56,6 +57,7 @@ def main(values: Mapping[str, Any], service: str = "serve") -> int:
     except SettingsError as error:
         print(f"contrail: {error}", file=sys.stderr)
         return EXIT_SETTINGS
+    keep_freed_memory()
     configure_logs(settings.log_level, settings.log_format, service=service, node=settings.node)
     serve = getattr(importlib.import_module(chosen.module), chosen.function)
     try:

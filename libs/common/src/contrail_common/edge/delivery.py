@@ -7,7 +7,10 @@ from starlette.types import Message, Send
 
 from contrail_common.edge.requests import ClientGoneError, Request
 from contrail_common.edge.responses import Answer, Response, StreamResponse
+from contrail_common.link import Pieces
 
+GATHER: Final = "contrail.gather"
+"""Extension of the ASGI scope: sends the pieces of a body's chunk without joining them."""
 _END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -86,9 +89,21 @@ async def _send_chunks(request: Request, answer: StreamResponse, send: Send) -> 
                 # send() says nothing of a reader that left; a body still being read tells itself.
                 if not request.body_pending and request.gone.done():
                     raise ClientGoneError
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if isinstance(chunk, tuple):
+                    await _send_pieces(request, chunk, send)
+                else:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
     finally:
         close = getattr(answer.chunks, "aclose", None)
         if close is not None:
             await close()
     await send(_END)
+
+
+async def _send_pieces(request: Request, pieces: Pieces, send: Send) -> None:
+    gather = request.scope.get("extensions", {}).get(GATHER)
+    if gather is not None:
+        await gather(pieces)
+        return
+    for piece in filter(len, pieces):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})

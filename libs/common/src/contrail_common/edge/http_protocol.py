@@ -3,11 +3,12 @@
 uvicorn leaves a connection alone that sends nothing, half a head or half a body, takes any number
 of headers, and answers what it cannot parse in plain text. The bounds are enforced here, below
 ASGI, so that the application needs no timers. Built on uvicorn 0.54: its private attributes used
-here are ``cycle``, ``pipeline`` and ``flow``.
+here are ``cycle``, ``pipeline``, ``flow`` and, of a cycle, ``chunked_encoding``.
 """
 
 import asyncio
 import time
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
 
@@ -17,12 +18,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from contrail_common import errors
 from contrail_common.edge.app import EdgeApp
+from contrail_common.edge.delivery import GATHER
 from contrail_common.edge.direct import DirectExchange
 from contrail_common.edge.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_common.edge.requests import Request
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.websocket import SocketEndpoint
 from contrail_common.errors import ApiError
+from contrail_common.link import Chunk, Pieces
 
 _LINE_OVERHEAD: Final = 4
 _LENGTH_DIGITS_MAX: Final = 8
@@ -74,6 +77,11 @@ class _JoinedWrites:
             head, self._head = self._head, None
             self._transport.write(head + data)
 
+    def writelines(self, pieces: Iterable[Chunk]) -> None:
+        """Send ``pieces`` as they are, behind the head."""
+        self._flush()
+        self._transport.writelines(pieces)
+
     def _flush(self) -> None:
         head, self._head = self._head, None
         if head is not None:
@@ -87,6 +95,28 @@ class _JoinedWrites:
     def is_closing(self) -> bool:
         """Whether the connection ends."""
         return self._transport.is_closing()
+
+
+class _Gather:
+    """Sends chunks of one answer's body in pieces; uvicorn would join each with its size."""
+
+    __slots__ = ("_cycle", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle, transport: _JoinedWrites) -> None:
+        self._cycle = cycle
+        self._transport = transport
+
+    async def __call__(self, pieces: Pieces) -> None:
+        """As ASGI's ``send`` of a body with more to come; the head of the answer was sent."""
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        size = sum(map(len, pieces))
+        if cycle.disconnected or not size:
+            return
+        if not cycle.response_started or not cycle.chunked_encoding:
+            raise RuntimeError("pieces need a body in chunks that has begun")
+        self._transport.writelines([b"%x\r\n" % size, *filter(len, pieces), b"\r\n"])
 
 
 class EdgeHttpProtocol(HttpToolsProtocol):
@@ -338,7 +368,10 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        cycle.transport = _JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]
+        transport = _JoinedWrites(self.transport, self.loop)
+        cycle.transport = transport  # type: ignore[assignment]
+        scope = cast(Scope, cycle.scope)
+        scope["extensions"] = {GATHER: _Gather(cycle, transport)}
         super()._start_asgi_task(cycle, app)
 
     def _asks_for_an_upgrade(self) -> bool:

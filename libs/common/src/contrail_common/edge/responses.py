@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from contrail_common.link import Chunk
+from contrail_common.link import Chunk, Pieces
 
 Header = tuple[bytes, bytes]
 
@@ -42,7 +42,7 @@ class StreamResponse:
     """
 
     status: int
-    chunks: AsyncIterator[Chunk] | AsyncIterator[bytes]
+    chunks: AsyncIterator[Chunk | Pieces] | AsyncIterator[bytes]
     content_type: bytes
     headers: list[Header] = field(default_factory=list)
 

@@ -11,7 +11,7 @@ import structlog
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PublishAck, PublishOutcome, StorageLink
+from contrail_common.link import PublishAck, PublishOutcome, StorageLink, pieces_of
 from contrail_common.link_net import frames
 from contrail_common.link_net.connection import FramedConnection
 from contrail_common.link_net.frames import Frame, FrameError
@@ -367,7 +367,8 @@ class ServerConnection(FramedConnection):
             self.send(frames.RESULT, work.request, body=encode(None))
             work.deadline = math.inf  # its reader sets the pace
             async for chunk in chunks:
-                await self._send_chunk(work, memoryview(chunk))
+                for piece in pieces_of(chunk):
+                    await self._send_chunk(work, memoryview(piece))
             self.send(frames.END, work.request)
         finally:
             close = getattr(chunks, "aclose", None)

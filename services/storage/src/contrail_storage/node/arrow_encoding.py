@@ -4,15 +4,17 @@ Two schemas: ``contrail`` (times in nanoseconds) and ``spark`` (microseconds, wh
 without a cast). Header names and values are the block's own nested offsets.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from contrail_common.blocks import Block
 from contrail_common.header_columns import AnyHeaders, HeaderColumns
+from contrail_common.link import Chunk, Pieces
+from contrail_storage.node.arrow_wire import batch_with_payloads
+from contrail_storage.node.picking import Picked
 
 COLUMNS: Final = ("shard", "seq", "time", "subject", "headers", "data")
 _TEXTS_MAX: Final = 65_536
@@ -34,41 +36,11 @@ def schema_of(kind: Literal["contrail", "spark"], columns: Sequence[str]) -> pa.
     return pa.schema([(name, types[name]) for name in COLUMNS if name in wanted])
 
 
-class Selection:
-    """Messages of one block: a run of positions, and which of them when not all."""
-
-    __slots__ = ("block", "low", "mask", "stop")
-
-    def __init__(self, block: Block, low: int, stop: int, mask: NDArray[np.bool_] | None) -> None:
-        self.block = block
-        self.low = low
-        self.stop = stop
-        self.mask = mask
-
-    @property
-    def count(self) -> int:
-        """How many messages are selected."""
-        if self.mask is None:
-            return self.stop - self.low
-        return int(np.count_nonzero(self.mask))
-
-    def rows(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The selected rows of values over the whole block."""
-        part = values[self.low : self.stop]
-        return part if self.mask is None else part[self.mask]
-
-    def take(self, array: pa.Array) -> pa.Array:
-        """The selected rows of a column over the whole block."""
-        part = array.slice(self.low, self.stop - self.low)
-        return part if self.mask is None else part.filter(_bits(self.mask))
-
-
 class SubjectTexts:
     """Subject ids as text, from a table's list of names, which only ever grows at its end."""
 
     def __init__(self) -> None:
-        self._names: Sequence[str | None] = ()
-        self._texts = _strings([])
+        self._texts: tuple[Sequence[str | None], pa.Array] = ((), _strings([]))
 
     def column(self, sids: NDArray[np.uint32], names: Sequence[str | None], base: int) -> pa.Array:
         """A string column of the subjects numbered ``sids``; ``base`` is the number of names[0]."""
@@ -76,39 +48,48 @@ class SubjectTexts:
             distinct, inverse = np.unique(sids, return_inverse=True)
             texts = _strings([names[sid - base] for sid in distinct.tolist()])
             return texts.take(_array(pa.int32(), inverse.astype(np.int32)))
-        if names is not self._names or len(names) != len(self._texts):
-            self._names, self._texts = names, _strings(names)
-        return self._texts.take(_array(pa.int64(), sids.astype(np.int64) - base))
+        # One pair, taken once: batches are made in several threads.
+        known, texts = self._texts
+        if names is not known or len(names) != len(texts):
+            texts = _strings(names)
+            self._texts = names, texts
+        return texts.take(_array(pa.int64(), sids.astype(np.int64) - base))
 
 
-def record_batch(
-    schema: pa.Schema,
-    shard: int,
-    selections: Sequence[Selection],
-    subjects: SubjectTexts,
-    names: Sequence[str | None],
-    names_base: int,
-) -> pa.RecordBatch:
-    """One record batch of the selected messages, in order."""
-    count = sum(selection.count for selection in selections)
-    arrays = []
-    for field in schema:
+class BatchEncoder:
+    """Record batches of a schema, as messages of a stream; several threads may make them."""
+
+    def __init__(self, schema: pa.Schema, shard: int) -> None:
+        self._shard = shard
+        self._subjects = SubjectTexts()
+        self._with_data = "data" in schema.names
+        fields = [field for field in schema if field.name != "data"]  # it is the last one
+        self._others = pa.schema(fields)
+
+    def message(self, picked: Picked, names: Sequence[str | None], base: int) -> Chunk | Pieces:
+        """One record batch of the messages, in order; payloads are not copied."""
+        arrays = [self._column(field, picked, names, base) for field in self._others]
+        others = pa.RecordBatch.from_arrays(arrays, schema=self._others)
+        if not self._with_data:
+            # As a stream's writer would write it, less its copies.
+            return memoryview(others.serialize())
+        offsets, payloads = picked.payloads()
+        return batch_with_payloads(others, picked.count, offsets.data, payloads)
+
+    def _column(
+        self, field: pa.Field, picked: Picked, names: Sequence[str | None], base: int
+    ) -> pa.Array:
         match field.name:
             case "shard":
-                array = _array(field.type, np.full(count, shard, np.int32))
+                return _array(field.type, np.full(picked.count, self._shard, np.int32))
             case "seq":
-                array = _array(field.type, _joined(selections, _sequences))
+                return _array(field.type, picked.sequences())
             case "time":
-                array = _times(field.type, _joined(selections, lambda block: block.times_ns))
+                return _times(field.type, picked.times_ns())
             case "subject":
-                sids = _joined(selections, lambda block: block.subject_ids)
-                array = subjects.column(sids, names, names_base)
-            case "headers":
-                array = _headers_column(selections, count)
+                return self._subjects.column(picked.subject_ids(), names, base)
             case _:
-                array = _concatenated([item.take(_payloads(item.block)) for item in selections])
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+                return _headers_column(picked)
 
 
 def _strings(texts: Sequence[str | None]) -> pa.Array:
@@ -123,40 +104,19 @@ def _array(kind: pa.DataType, values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def _bits(mask: NDArray[np.bool_]) -> pa.Array:
-    bits = np.packbits(mask, bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
-
-
-def _joined(
-    selections: Sequence[Selection], values: Callable[[Block], NDArray[Any]]
-) -> NDArray[Any]:
-    return np.concatenate([item.rows(values(item.block)) for item in selections])
-
-
-def _sequences(block: Block) -> NDArray[np.int64]:
-    return np.arange(block.base_seq, block.base_seq + block.count, dtype=np.int64)
-
-
 def _times(kind: pa.DataType, times_ns: NDArray[np.int64]) -> pa.Array:
     values = times_ns // 1_000 if kind.unit == "us" else times_ns
     return _array(kind, values)
-
-
-def _payloads(block: Block) -> pa.Array:
-    return _text_array(pa.binary(), block.columns.offsets, block.columns.payload)
 
 
 def _concatenated(parts: list[pa.Array]) -> pa.Array:
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
-def _headers_column(selections: Sequence[Selection], count: int) -> pa.Array:
-    if all(item.block.columns.headers is None for item in selections):
-        return _headers(None, count)
-    return _concatenated(
-        [item.take(_headers(item.block.columns.headers, item.block.count)) for item in selections]
-    )
+def _headers_column(picked: Picked) -> pa.Array:
+    if all(run.block.headers is None for run in picked.runs):
+        return _headers(None, picked.count)
+    return _concatenated(picked.take(lambda block: _headers(block.headers, block.count)))
 
 
 def _text_array(kind: pa.DataType, offsets: bytes, heap: bytes) -> pa.Array:

@@ -14,6 +14,28 @@ FILTERS_MAX: Final = 8
 """Filters that are kept for a table; one takes a byte for each subject."""
 
 
+class SubjectLookup:
+    """Which subject numbers match, as of one moment; good in any thread.
+
+    ``matches[at]`` is of the number ``base + at``. Numbers that have no place there do not match.
+    """
+
+    __slots__ = ("base", "matches")
+
+    def __init__(self, base: int, matches: NDArray[np.bool_]) -> None:
+        self.base = base
+        self.matches = matches
+
+    def select(self, sids: U32Array) -> NDArray[np.bool_]:
+        """Which of the numbers match."""
+        if not len(self.matches):
+            return np.zeros(len(sids), np.bool_)
+        at = sids - np.uint32(self.base)  # wraps around to behind the end for a lower number
+        found: NDArray[np.bool_] = self.matches.take(at, mode="clip")
+        found &= at < len(self.matches)
+        return found
+
+
 class SubjectFilter:
     """The subjects of ``table`` that match any of ``patterns``; no patterns match everything.
 
@@ -48,14 +70,15 @@ class SubjectFilter:
             self._mask[at] = name is not None and matches_any(self.patterns, name)
         self._seen = total
 
+    def lookup(self, table: SubjectTable) -> SubjectLookup:
+        """What is to be asked about messages that are in blocks now."""
+        self._catch_up(table)
+        # What is seen stands; more come behind it, or into another array.
+        return SubjectLookup(self._base, self._mask[: self._seen])
+
     def select(self, table: SubjectTable, sids: U32Array) -> NDArray[np.bool_]:
         """Which of the numbers match; numbers that the table no longer knows do not."""
-        self._catch_up(table)
-        at = sids.astype(np.int64) - self._base
-        known = (at >= 0) & (at < self._seen)
-        selected: NDArray[np.bool_] = np.zeros(len(sids), np.bool_)
-        selected[known] = self._mask[at[known]]
-        return selected
+        return self.lookup(table).select(sids)
 
     def subjects(self, table: SubjectTable) -> list[tuple[int, str]]:
         """(sid, name) of the live subjects that match."""

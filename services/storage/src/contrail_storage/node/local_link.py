@@ -16,6 +16,7 @@ from contrail_common.link import (
     EventsResult,
     LastRequest,
     Page,
+    Pieces,
     PublishAck,
     PublishOutcome,
     PullRequest,
@@ -295,7 +296,7 @@ class LocalLink:
             return await self._sharded.plan(shards, request)
         return await self._node.replayer.plan(shards[0], request)
 
-    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk]:
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
         """Check the request, then stream the encoded body."""
         shard = self._shard(request.stream, request.shard)
         low, high = self._node.replayer.check(shard, request)

@@ -5,32 +5,45 @@ Work on blocks (store reads, decoding, Arrow) runs in worker threads; the loop p
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
-from typing import Final
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common import errors
-from contrail_common.blocks import Block, BlockCorruptError
+from contrail_common.blocks import BlockCorruptError, BlockView
 from contrail_common.errors import ApiError
-from contrail_common.link import Chunk, ReplayPlan, ReplayPlanRequest, ReplayRequest, ReplaySplit
+from contrail_common.link import (
+    Chunk,
+    Pieces,
+    ReplayPlan,
+    ReplayPlanRequest,
+    ReplayRequest,
+    ReplaySplit,
+)
 from contrail_common.timeunits import format_time
 from contrail_storage.node import arrow_encoding as arrow
-from contrail_storage.node.filters import SubjectFilter
-from contrail_storage.node.opened_selections import open_selections
+from contrail_storage.node.filters import SubjectFilter, SubjectLookup
+from contrail_storage.node.opened_picks import open_picked
+from contrail_storage.node.picking import Picked, Run, pick
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
-from contrail_storage.store.block_store import BlockMissingError, BlockStore
+from contrail_storage.seal.content import ContentBrokenError
+from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
 from contrail_storage.store.rocks_store import StoreCorruptError
 
-_BATCH_MESSAGES: Final = 8_192
-_BATCH_BYTES: Final = 4 << 20
 _RETRIES: Final = 8
 _ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """End of an Arrow stream: a message of no bytes (Arrow columnar format, IPC)."""
 SPLITS_MAX: Final = 1_024
+_AHEAD: Final = 2
+"""Units under way for a reader, besides the one that it is sent."""
+
+_Given = TypeVarTuple("_Given")
+_Answer = TypeVar("_Answer")
 
 
 class Replayer:
@@ -100,129 +113,254 @@ class Replayer:
 
     async def stream(
         self, shard: Shard, request: ReplayRequest, low: int, high: int
-    ) -> AsyncIterator[Chunk]:
-        """The encoded body in chunks of about a record batch."""
+    ) -> AsyncIterator[Chunk | Pieces]:
+        """The encoded body, about a record batch at a time.
+
+        The next units are read and encoded while one is sent.
+        """
         encoder = _ENCODERS[request.format](request, shard.machine.part)
-        subject_filter = SubjectFilter((request.subject,) if request.subject else ())
         head = encoder.head()
         if head:
             yield head
-        async with aclosing(self._batches(shard, low, high, subject_filter)) as batches:
-            async for begun, selections in batches:
-                if begun < shard.machine.counters.first_seq and not request.clamp:
-                    # Retention overtook the reader. The body ends without its end mark, so nobody
-                    # takes it for whole; asking again from here answers 410.
-                    raise ApiError(errors.REPLAY_GONE, "messages were removed while they were read")
-                opened = await open_selections(self._reader, shard, selections)
-                if opened:
-                    table = shard.machine.subjects
-                    yield await asyncio.to_thread(encoder.batch, opened, table.names, table.base)
-        yield encoder.tail()
-
-    async def _batches(
-        self, shard: Shard, low: int, high: int, subject_filter: SubjectFilter
-    ) -> AsyncGenerator[tuple[int, list[arrow.Selection]], None]:
-        """What :meth:`_batch` answers from ``low`` to ``high``, each with where it begins.
-
-        The next one is read while the last is encoded and sent.
-        """
-        seq = low
-        reading = asyncio.ensure_future(self._batch(shard, seq, high, subject_filter))
+        scan = _Scan(shard, request, self._blocks.directory(shard.machine.shard), high)
+        begun: deque[tuple[_Unit, asyncio.Future[_Made]]] = deque()
+        seq, messages = low, 0
         try:
-            while seq <= high:
-                begun = seq
-                selections, seq = await reading
-                if seq <= high:
-                    reading = asyncio.ensure_future(self._batch(shard, seq, high, subject_filter))
-                yield begun, selections
+            while begun or seq <= high:
+                while seq <= high and len(begun) < _AHEAD:
+                    unit = scan.unit(seq)
+                    begun.append((unit, self._in_thread(self._make, scan.number, unit, encoder)))
+                    seq = unit.high + 1
+                unit, making = begun.popleft()
+                made = await self._made(shard, making)
+                if made is None or not scan.stands(unit):
+                    # Something came in between: in its turn, and without what was read ahead.
+                    await _settled(one for _, one in begun)
+                    begun.clear()
+                    made, seq = await self._in_turn(shard, scan, unit.low, encoder)
+                messages += made.messages
+                if made.chunk is not None:
+                    yield made.chunk
         finally:
-            reading.cancel()
-            await asyncio.wait([reading])  # so that what it failed with is nobody's surprise
-            if not reading.cancelled():
-                reading.exception()
+            await _settled(one for _, one in begun)
+        yield encoder.tail(messages)
 
-    async def _batch(
-        self, shard: Shard, seq: int, high: int, subject_filter: SubjectFilter
-    ) -> tuple[list[arrow.Selection], int]:
-        """Selections of the next blocks worth a record batch, and the sequence behind them."""
-        number = shard.machine.shard
+    async def _made(self, shard: Shard, making: "asyncio.Future[_Made]") -> "_Made | None":
+        """What was made, or None when its blocks stand no longer."""
+        try:
+            return await making
+        except BlockMissingError:
+            return None
+        except _DamagedError as error:
+            raise self._reader.damage(shard, error.base_seq, error.reason) from error.reason
+
+    def _make(self, number: int, unit: "_Unit", encoder: "Encoder") -> "_Made":
+        """Read and encode; in a thread."""
+        views = self._view(number, unit.bases)
+        for place, first_seq, count in unit.wanted:
+            view = views[place]
+            if first_seq < view.base_seq or first_seq + count > view.last_seq + 1:
+                raise BlockMissingError(f"block {view.base_seq} is another one")
+        return self._encoded(unit, views, encoder)
+
+    def _view(self, number: int, bases: list[int]) -> list[BlockView]:
+        try:
+            return self._blocks.view_many(number, bases)
+        except (BlockCorruptError, StoreCorruptError) as error:
+            raise _DamagedError(bases[0], error) from error
+
+    def _encoded(self, unit: "_Unit", views: list[BlockView], encoder: "Encoder") -> "_Made":
+        """In a thread."""
+        runs = []
+        for place, first_seq, count in unit.wanted:
+            low = first_seq - views[place].base_seq
+            runs.append(Run(views[place], low, low + count))
+        try:
+            picked = open_picked(self._reader.opener, pick(runs, unit.live, unit.lookup))
+        except ContentBrokenError as error:
+            raise _DamagedError(unit.bases[0], error) from error
+        if not picked.count:
+            return _Made(None, 0)
+        return _Made(encoder.batch(picked, unit.names, unit.base), picked.count)
+
+    async def _in_turn(
+        self, shard: Shard, scan: "_Scan", seq: int, encoder: "Encoder"
+    ) -> tuple["_Made", int]:
+        """The unit at ``seq`` as messages stand once it is read, and the sequence behind it."""
         for _ in range(_RETRIES):
-            bases = self._next_blocks(number, seq, high)
-            if not bases:
-                return [], high + 1
+            unit = scan.unit(seq)
             try:
-                blocks = await asyncio.to_thread(self._blocks.load_many, number, bases)
+                views = await self._in_thread(self._view, scan.number, unit.bases)
+                extents = [(one.base_seq, one.count) for one in views]
+                unit = scan.choose(unit.bases, extents, seq)
+                return await self._in_thread(self._encoded, unit, views, encoder), unit.high + 1
             except BlockMissingError:
                 continue  # merged or trimmed while we asked: look again
-            except (BlockCorruptError, StoreCorruptError) as error:
-                raise self._reader.damage(shard, bases[0], error) from error
-            if not shard.machine.exists:
-                raise ApiError(errors.STREAM_NOT_FOUND)
-            selections = []
-            for block in blocks:
-                selection = self._select(shard, block, seq, high, subject_filter)
-                if selection is not None:
-                    selections.append(selection)
-                # The first of blocks that were merged meanwhile holds what is in the others too.
-                seq = max(seq, block.last_seq + 1)
-            return selections, seq
+            except _DamagedError as error:
+                raise self._reader.damage(shard, error.base_seq, error.reason) from error
         raise ApiError(errors.OVERLOADED, "the range keeps moving", retry_after_s=1)
 
-    def _next_blocks(self, number: int, seq: int, high: int) -> list[int]:
-        directory = self._blocks.directory(number)
-        position = directory.position(seq)
-        bases: list[int] = []
-        messages = size = 0
-        while position < len(directory):
-            span = directory.span(position)
-            full = messages + span.count > _BATCH_MESSAGES or size + span.bytes > _BATCH_BYTES
-            if span.base_seq > high or (bases and full):
-                break
-            bases.append(span.base_seq)
-            messages += span.count
-            size += span.bytes
-            position += 1
-        return bases
+    @staticmethod
+    def _in_thread(
+        work: Callable[[*_Given], _Answer], *given: *_Given
+    ) -> "asyncio.Future[_Answer]":
+        return asyncio.get_running_loop().run_in_executor(None, work, *given)
 
-    def _select(
-        self, shard: Shard, block: Block, low: int, high: int, subject_filter: SubjectFilter
-    ) -> arrow.Selection | None:
-        machine = shard.machine
-        start = max(low, block.base_seq, machine.counters.first_seq) - block.base_seq
-        stop = min(high, block.last_seq) + 1 - block.base_seq
-        if start >= stop:
-            return None
-        mask = machine.deleted.live_mask(block.base_seq + start, stop - start)
-        if not subject_filter.matches_all:
-            wanted = subject_filter.select(machine.subjects, block.subject_ids[start:stop])
-            mask = wanted if mask is None else wanted & mask
-        if mask is not None and not mask.any():
-            return None
-        return arrow.Selection(block, start, stop, mask)
+
+async def _settled(futures: "Iterable[asyncio.Future[Any]]") -> None:
+    """Wait for what nobody needs any more; what it fails with is nobody's surprise."""
+    waiting = list(futures)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+class _DamagedError(Exception):
+    """Blocks do not read back."""
+
+    def __init__(self, base_seq: int, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.base_seq = base_seq
+        self.reason = reason
+
+
+class _Bounds(NamedTuple):
+    """How much is read at once."""
+
+    messages: int
+    bytes: int
+
+
+_ALL: Final = _Bounds(16_384, 2 << 20)
+_SPARK: Final = _Bounds(8_192, 4 << 20)
+"""Spark takes a batch into rows, and is slower with larger ones."""
+_SOME: Final = _Bounds(65_536, 4 << 20)
+"""Of what is looked through for some messages; less is sent."""
+
+
+def _bounds_of(request: ReplayRequest) -> _Bounds:
+    if request.subject:
+        return _SOME
+    return _SPARK if request.schema == "spark" else _ALL
+
+
+class _Unit(NamedTuple):
+    """Blocks that are read at once, and what of them is to be given out as of one moment."""
+
+    low: int
+    high: int
+    bases: list[int]
+    wanted: list[tuple[int, int, int]]
+    """Of which block, from which sequence on, how many."""
+    live: list[NDArray[np.bool_] | None]
+    lookup: SubjectLookup | None
+    names: list[str | None]
+    base: int
+    moment: tuple[int, int]
+    """First sequence and number of deleted ones: while they stay, nothing has changed."""
+
+
+class _Made(NamedTuple):
+    """A chunk (None: of nothing) and how many messages are in it."""
+
+    chunk: Chunk | Pieces | None
+    messages: int
+
+
+class _Scan:
+    """One replay's way over a shard, as far as it concerns the loop."""
+
+    def __init__(
+        self, shard: Shard, request: ReplayRequest, directory: Directory, high: int
+    ) -> None:
+        self.number = shard.machine.shard
+        self._high = high
+        self._shard = shard
+        self._directory = directory
+        self._bounds = _bounds_of(request)
+        self._clamp = request.clamp
+        self._filter = SubjectFilter((request.subject,) if request.subject else ())
+
+    def unit(self, seq: int) -> _Unit:
+        """What comes next from ``seq`` on; errors as :meth:`choose`."""
+        extents = self._directory.extents_from(seq, self._high, *self._bounds)
+        return self.choose([base for base, _ in extents], extents, seq)
+
+    def choose(self, bases: list[int], extents: list[tuple[int, int]], seq: int) -> _Unit:
+        """What of blocks with such ``extents`` (first sequence, count) is to be given out now.
+
+        ApiError when messages from ``seq`` on are gone that were to be given out.
+        """
+        machine = self._shard.machine
+        self._check(seq)
+        first_seq, deleted = machine.counters.first_seq, machine.deleted
+        wanted: list[tuple[int, int, int]] = []
+        live: list[NDArray[np.bool_] | None] = []
+        low, stop_seq, whole = seq, self._high + 1, not deleted.total
+        for place, (base_seq, count) in enumerate(extents):
+            end = base_seq + count
+            start = max(low, base_seq, first_seq)
+            within = min(end, stop_seq) - start
+            if within > 0:
+                wanted.append((place, start, within))
+                live.append(None if whole else deleted.live_mask(start, within))
+            # The first of blocks that were merged meanwhile holds what is in the others too.
+            low = max(low, end)
+        return _Unit(
+            seq,
+            min(low - 1, self._high) if extents else self._high,
+            bases,
+            wanted,
+            live,
+            None if self._filter.matches_all else self._filter.lookup(machine.subjects),
+            machine.subjects.names,
+            machine.subjects.base,
+            (first_seq, deleted.total),
+        )
+
+    def _check(self, seq: int) -> None:
+        machine = self._shard.machine
+        if not machine.exists:
+            raise ApiError(errors.STREAM_NOT_FOUND)
+        if seq < machine.counters.first_seq and not self._clamp:
+            # Retention overtook the reader. The body ends without its end mark, so nobody takes it
+            # for whole; asking again from here answers 410.
+            raise ApiError(errors.REPLAY_GONE, "messages were removed while they were read")
+
+    def stands(self, unit: _Unit) -> bool:
+        """Whether all messages of ``unit`` are still there; errors as :meth:`choose`."""
+        self._check(unit.low)
+        machine = self._shard.machine
+        first_seq, deleted = machine.counters.first_seq, machine.deleted
+        if unit.moment == (first_seq, deleted.total):
+            return True
+        return all(
+            start >= first_seq and _same(alive, deleted.live_mask(start, count))
+            for (_, start, count), alive in zip(unit.wanted, unit.live, strict=True)
+        )
+
+
+def _same(before: NDArray[np.bool_] | None, now: NDArray[np.bool_] | None) -> bool:
+    if before is None or now is None:
+        return all(one is None or bool(one.all()) for one in (before, now))
+    return np.array_equal(before, now)
 
 
 class _ArrowEncoder:
     """An Arrow IPC stream."""
 
     def __init__(self, request: ReplayRequest, part: int) -> None:
-        self._part = part
         self._schema = arrow.schema_of(request.schema, request.columns)
-        self._subjects = arrow.SubjectTexts()
+        self._batches = arrow.BatchEncoder(self._schema, part)
 
     def head(self) -> bytes:
         schema: bytes = self._schema.serialize().to_pybytes()
         return schema
 
-    def batch(
-        self, selections: list[arrow.Selection], names: list[str | None], base: int
-    ) -> memoryview:
-        found = arrow.record_batch(
-            self._schema, self._part, selections, self._subjects, names, base
-        )
-        # As a stream's writer would write it, less its copies: a buffer is passed on as it is.
-        return memoryview(found.serialize())
+    def batch(self, picked: Picked, names: list[str | None], base: int) -> Chunk | Pieces:
+        return self._batches.message(picked, names, base)
 
-    def tail(self) -> bytes:
+    def tail(self, messages: int) -> bytes:
         return _ARROW_END
 
 
@@ -233,26 +371,20 @@ class _RecordEncoder:
         self._part = part
         self._columns = request.columns
         self._stream = request.stream
-        self._messages = 0
 
     def head(self) -> bytes:
         return b""
 
-    def batch(self, selections: list[arrow.Selection], names: list[str | None], base: int) -> bytes:
+    def batch(self, picked: Picked, names: list[str | None], base: int) -> bytes:
         parts: list[bytes] = []
-        for selection in selections:
-            block = selection.block
-            positions = np.arange(selection.low, selection.stop)
-            if selection.mask is not None:
-                positions = positions[selection.mask]
+        for block, positions in picked.by_run():
             for position in positions.tolist():
                 name = names[int(block.subject_ids[position]) - base]
                 assert name is not None
                 parts.append(self._encode(self._record(block, position, name)))
-            self._messages += len(positions)
         return b"".join(parts)
 
-    def _record(self, block: Block, position: int, subject: str) -> dict[str, object]:
+    def _record(self, block: BlockView, position: int, subject: str) -> dict[str, object]:
         message = block.message(position, subject)
         record: dict[str, object] = {
             "stream": self._stream,
@@ -274,8 +406,8 @@ class _RecordEncoder:
     def _encode(self, record: dict[str, object]) -> bytes:
         raise NotImplementedError
 
-    def tail(self) -> bytes:
-        return self._encode({"end": True, "messages": self._messages})
+    def tail(self, messages: int) -> bytes:
+        return self._encode({"end": True, "messages": messages})
 
 
 class _NdjsonEncoder(_RecordEncoder):

@@ -15,7 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from contrail_common.blocks import Block, BlockCorruptError, decode_block
+from contrail_common.blocks import (
+    Block,
+    BlockCorruptError,
+    BlockView,
+    decode_block,
+    view_block,
+)
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.store.block_codecs import BLOCK_CODECS
@@ -36,6 +42,10 @@ class BlockSource(Protocol):
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values under ``keys``, None where there is none."""
+        ...
+
+    def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As :meth:`get_many`, of values that are not worth a place in the store's cache."""
         ...
 
 
@@ -112,6 +122,24 @@ class Directory:
                 break
             bases.append(self._bases[at])
         return bases
+
+    def extents_from(
+        self, seq: int, high_seq: int, messages_max: int, bytes_max: int
+    ) -> list[tuple[int, int]]:
+        """First sequence and count of blocks from ``seq`` on up to ``high_seq``, in the bounds.
+
+        A block that is larger than the bounds comes alone.
+        """
+        extents: list[tuple[int, int]] = []
+        messages = size = 0
+        for at in range(self._start + self.position(seq), len(self._bases)):
+            base_seq, count = self._bases[at], self._counts[at]
+            messages += count
+            size += self._sizes[at]
+            if base_seq > high_seq or (extents and (messages > messages_max or size > bytes_max)):
+                break
+            extents.append((base_seq, count))
+        return extents
 
     def position_below(self, seq: int) -> int:
         """Position of the last block that begins at or below ``seq``; -1 when there is none."""
@@ -358,6 +386,24 @@ class BlockStore:
                 raise BlockMissingError(f"block {base} of shard {shard} is not in the store")
             found[base] = decode_block(data, BLOCK_CODECS)
         return [block for block in found.values() if block is not None]
+
+    def view_many(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
+        """As :meth:`load_many`, for scans that pass on most of what they see as it is."""
+        held = [self._unwritten.get((shard, base)) for base in base_seqs]
+        missing = [base for base, block in zip(base_seqs, held, strict=True) if block is None]
+        values = iter(
+            self._source.get_once([keys.large_key(keys.BLOCK, shard, base) for base in missing])
+        )
+        views: list[BlockView] = []
+        for base, block in zip(base_seqs, held, strict=True):
+            if block is not None:
+                views.append(BlockView.of(block))
+                continue
+            data = next(values)
+            if data is None:
+                raise BlockMissingError(f"block {base} of shard {shard} is not in the store")
+            views.append(view_block(data, BLOCK_CODECS))
+        return views
 
     def _recall(self, key: tuple[int, int]) -> Block | None:
         block = self._unwritten.get(key)

@@ -121,6 +121,10 @@ class MemoryStore:
                 for table, key in zip(tables, wanted, strict=True)
             ]
 
+    def get_once(self, wanted: Sequence[bytes]) -> list[bytes | None]:
+        """As `get_many`: there is no cache."""
+        return self.get_many(wanted)
+
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) in key order from `start` up to but not including `stop`.
 

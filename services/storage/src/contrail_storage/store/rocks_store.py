@@ -47,6 +47,7 @@ _REWRITE_WAIT_S: Final = 60.0
 _PIECE_BYTES: Final = 256 * MIB
 _REWRITE_ROUNDS: Final = 3
 _REWRITE_STEP_S: Final = 0.01
+_FAMILY: Final = "default"
 _RUNNING: Final = "rocksdb.num-running-compactions"
 _CURRENT: Final = "CURRENT"
 _MISSING_PREFIX: Final = "IO error: No such file"
@@ -113,6 +114,7 @@ class RocksStore:
 
     def __init__(self, database: Rdict) -> None:
         self._database: Rdict | None = database
+        self._passing_by: Rdict | None = _passing_by(database)
         self._reading: Path | None = None
         self._write_options = WriteOptions()
         # The published stub calls this a method; it is a property.
@@ -158,8 +160,10 @@ class RocksStore:
         if path is not None:
             with _own_errors():
                 assert self._database is not None
+                self._passing_by = None
                 self._database.close()
                 self._database = Rdict(str(path), _options(StoreOptions()), {})
+                self._passing_by = _passing_by(self._database)
 
     @staticmethod
     def clone(path: Path, target: Path) -> None:
@@ -214,6 +218,13 @@ class RocksStore:
         with self._using() as database:
             # The list form releases the interpreter lock and raises on corruption.
             found: list[bytes | None] = database.get(list(keys))  # type: ignore[assignment]
+            return found
+
+    def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As `get_many`, of values that are not worth a place in the cache."""
+        with self._using():
+            assert self._passing_by is not None
+            found: list[bytes | None] = self._passing_by.get(list(keys))  # type: ignore[assignment]
             return found
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -315,6 +326,7 @@ class RocksStore:
             self._closing = True
             self._gate.wait_for(lambda: self._users == 0)
             database, self._database = self._database, None
+            self._passing_by = None  # It would keep the store open.
             for scan in self._scans:
                 scan.rows = None  # An open iterator would keep the store's files locked.
             self._scans.clear()
@@ -462,6 +474,18 @@ def _unneeded_files(database: Rdict) -> set[str]:
     # Listed before they are asked for: what is made in between is not unneeded.
     found = {entry.name for entry in Path(database.path()).glob("*.sst")}
     return found - {Path(one["name"]).name for one in database.live_files()}
+
+
+def _passing_by(database: Rdict) -> Rdict:
+    """A handle whose reads pass by the cache; it keeps the store open.
+
+    Options of single reads are not heeded where several keys are read.
+    """
+    handle = database.get_column_family(_FAMILY)
+    options = ReadOptions()
+    options.fill_cache(False)  # type: ignore[call-arg]  # the stub lacks the argument
+    handle.set_read_options(options)
+    return handle
 
 
 def _options(options: StoreOptions) -> Options:

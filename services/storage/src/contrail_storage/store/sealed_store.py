@@ -45,7 +45,15 @@ class SealedStore:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values under `keys`, None where there is none; one bad value fails all."""
-        found = self._store.get_many(keys)
+        return self._all_opened(keys, self._store.get_many(keys))
+
+    def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As `get_many`, of values that are not worth a place in the cache."""
+        return self._all_opened(keys, self._store.get_once(keys))
+
+    def _all_opened(
+        self, keys: Sequence[bytes], found: Sequence[bytes | None]
+    ) -> list[bytes | None]:
         return [
             None if sealed is None else self._opened(key, sealed)
             for key, sealed in zip(keys, found, strict=True)
