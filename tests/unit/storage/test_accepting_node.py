@@ -25,6 +25,7 @@ from contrail_storage.wal.node_log import LogOptions
 from tests.crash import damage
 
 PATIENCE_S = 20.0
+PATIENCE_NS = 10_000_000_000
 Scene = Callable[[StorageNode, LocalLink], Awaitable[Any]]
 
 
@@ -48,7 +49,7 @@ def play(data_dir: Path, scene: Scene, **options: Any) -> Any:
     return asyncio.run(whole())
 
 
-def killed(data_dir: Path, target: Path, scene: Scene) -> Any:
+def killed(data_dir: Path, target: Path, scene: Scene, **options: Any) -> Any:
     """As `play`, with the folder as a hard end behind the scene leaves it copied to ``target``."""
 
     async def and_copy(node: StorageNode, link: LocalLink) -> Any:
@@ -56,7 +57,7 @@ def killed(data_dir: Path, target: Path, scene: Scene) -> Any:
         await asyncio.to_thread(shutil.copytree, data_dir, target)
         return answer
 
-    return play(data_dir, and_copy)
+    return play(data_dir, and_copy, **options)
 
 
 async def make(link: LocalLink, name: str, **config: Any) -> int:
@@ -364,3 +365,48 @@ def test_second_process_on_the_folder_is_told_so_and_changes_nothing(tmp_path: P
             StorageNode.open(NodeOptions(tmp_path, accept_data_loss=True), SingleMemberGroups())
 
     play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("node_keys", [(), (bytes(32),)])
+def test_sealed_content_below_the_damage_opens_and_can_be_shredded(
+    tmp_path: Path, node_keys: tuple[bytes, ...]
+) -> None:
+    async def before(_: StorageNode, link: LocalLink) -> None:
+        await make(link, "S", erasure="subject_key")
+        await link.publish("S", [PublishMessage("s.kept", {"H": ["v"]}, b"kept")])
+        await link.publish("S", [PublishMessage("s.erased", None, b"erased")])
+        await make(link, "OTHER")
+        await publish(link, "OTHER", b"lost")
+        await publish(link, "S", b"after")
+        await asyncio.to_thread(wait_for_successor, tmp_path / "live")
+
+    killed(tmp_path / "live", tmp_path / "data", before, node_keys=node_keys)
+    damage_batch(tmp_path / "data", 2)
+
+    async def after(_: StorageNode, link: LocalLink) -> None:
+        assert (await link.get_message("S", 1)).payload == b"kept"
+        assert (await link.get_message("S", 1)).headers == {"H": ["v"]}
+        receipt = await link.erase("S", [], "s.erased")
+        assert receipt.shredded
+        await link.erasure(receipt.erasure_id, PATIENCE_NS)
+        assert (await refused(link.get_message("S", 2))).spec is errors.MESSAGE_NOT_FOUND
+        assert await publish(link, "S", b"new") == [3]
+
+    play(tmp_path / "data", after, accept_data_loss=True, node_keys=node_keys)
+
+    async def again(_: StorageNode, link: LocalLink) -> None:
+        assert [(await link.get_message("S", seq)).payload for seq in (1, 3)] == [b"kept", b"new"]
+
+    play(tmp_path / "data", again, node_keys=node_keys)
+
+
+def damage_batch(data_dir: Path, from_end: int) -> None:
+    """Damage a batch of the newest segment, counted from its end, where an empty one stands."""
+    segment = damage.newest_file(data_dir, "wal/*.wal")
+    salt = bytes.fromhex(segment.stem.split("-")[2])
+    content = bytearray(segment.read_bytes())
+    place = damage.written_end(segment)
+    for _ in range(from_end + 1):
+        place = content.rfind(salt, 0, place)
+    content[place + BATCH_HEADER_BYTES] ^= 1
+    segment.write_bytes(content)
