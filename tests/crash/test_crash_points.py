@@ -71,7 +71,7 @@ def test_undisturbed_run_keeps_its_promises_and_makes_every_kind_of_call(
 
 @pytest.mark.parametrize(
     ("power_cuts", "successors", "stride"),
-    [(False, True, 18), (True, False, 13)],
+    [(False, True, 29), (True, False, 23)],
     ids=["killed", "power cut"],
 )
 def test_sampled_crash_points_lose_renumber_and_double_nothing(
@@ -87,7 +87,7 @@ def test_sampled_crash_points_of_an_encrypted_folder_lose_and_double_nothing(
 ) -> None:
     calls = whole_run(zygote, area, node_keys=NODE_KEYS)
     assert calls["files"][:5] == ["sync", "create", "write", "sync", "rename"]  # the first data key
-    points = sample(kill_points(calls), calls, 25)
+    points = sample(kill_points(calls), calls, 41)
     assert broken_promises(zygote, area, points, power_cuts=True, node_keys=NODE_KEYS) == []
 
 

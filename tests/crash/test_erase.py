@@ -85,8 +85,8 @@ def test_erasures_that_nothing_disturbs_leave_nothing(
 @pytest.mark.parametrize(
     ("power_cuts", "node_keys", "stride"),
     [
-        (False, (), 9),
-        (True, NODE_KEYS, 15),
+        (False, (), 17),
+        (True, NODE_KEYS, 25),
         pytest.param(False, (), 1, marks=pytest.mark.slow),
         pytest.param(True, (), 1, marks=pytest.mark.slow),
         pytest.param(True, NODE_KEYS, 1, marks=pytest.mark.slow),

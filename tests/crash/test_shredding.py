@@ -62,8 +62,8 @@ def test_no_file_holds_content_that_keys_of_subjects_seal(
 @pytest.mark.parametrize(
     ("power_cuts", "node_keys", "stride"),
     [
-        (False, (), 9),
-        (True, NODE_KEYS, 15),
+        (False, (), 17),
+        (True, NODE_KEYS, 25),
         pytest.param(False, (), 1, marks=pytest.mark.slow),
         pytest.param(True, (), 1, marks=pytest.mark.slow),
         pytest.param(True, NODE_KEYS, 1, marks=pytest.mark.slow),

@@ -98,6 +98,7 @@ def guarded(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_flights_of_a_running_server_are_reported_by_executors_of_a_cluster(
     daemons: tuple[str, Daemon, Daemon], guarded: ServerProcess, tmp_path: Path

@@ -57,6 +57,10 @@ async def until_read_begins(source: TurnSource) -> None:
     await asyncio.get_running_loop().run_in_executor(None, source.reading.wait, 10)
 
 
+def payload_of(block: Block) -> bytes:
+    return block.message(0, "").payload
+
+
 @on_a_loop
 async def test_what_is_asked_for_while_others_are_read_shares_the_next_turn() -> None:
     source = TurnSource(1, 2, 3)
@@ -68,7 +72,7 @@ async def test_what_is_asked_for_while_others_are_read_shares_the_next_turn() ->
     await asyncio.sleep(0)
     source.gate.set()
     found = await asyncio.gather(first, *others)
-    assert [block.payload(0) for block in found] == [b"1", b"2", b"3", b"2", b"1"]
+    assert [payload_of(block) for block in found] == [b"1", b"2", b"3", b"2", b"1"]
     assert source.turns == [[1], [2, 3]]
 
 
@@ -127,7 +131,7 @@ async def test_failed_store_is_told_to_all_and_later_reads_go_on() -> None:
     )
     assert [type(one) for one in found] == [StoreFailedError] * 2
     source.failed = False
-    assert (await points.block(SHARD, 1)).payload(0) == b"1"
+    assert payload_of(await points.block(SHARD, 1)) == b"1"
 
 
 @on_a_loop
@@ -139,5 +143,5 @@ async def test_reader_that_leaves_takes_nothing_from_the_others() -> None:
     await until_read_begins(source)
     leaving.cancel()
     source.gate.set()
-    assert (await staying).payload(0) == b"1"
+    assert payload_of(await staying) == b"1"
     assert leaving.cancelled() or await asyncio.gather(leaving, return_exceptions=True)
