@@ -2,9 +2,8 @@
 
 Messages of all requests for one shard are joined into one columnar command; an entry closes at
 256 KiB or 2,000 messages. Batches come in columns and stay in them; single messages are put into
-columns together, when their entry is made. While an entry is on its way to the disk new requests
-wait, so the next entry is larger: group commit without a timer. Another one goes at the same time
-when enough waits to fill the disk's time.
+columns together, when their entry is made. While entries are on their way to the disk new requests
+wait, so the next entry is larger: group commit without a timer.
 """
 
 import asyncio
@@ -41,8 +40,8 @@ OUTSTANDING_BYTES_MAX: Final = 4 << 20
 """Half of what a group takes: an entry has up to 4 MiB, and none is to be refused for its size."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 UNWRITTEN_BYTES_MAX: Final = 32 << 20
-_ANOTHER_ENTRY_BYTES: Final = 64 * 1024
-"""Less than this waits for the entry that is under way: a larger entry costs less than two."""
+_ENTRIES_IN_FLIGHT: Final = 2
+"""One would make publishes wait for the records of deliveries and acks, and the other way round."""
 _MESSAGE_OVERHEAD: Final = 32
 
 
@@ -465,10 +464,10 @@ class Proposer:
     def _may_propose(self) -> bool:
         if self.unwritten_bytes() > UNWRITTEN_BYTES_MAX:
             return False  # the store is behind: :meth:`resume` comes when it has caught up
-        if not self._in_flight:
+        if self._in_flight < _ENTRIES_IN_FLIGHT:
             return True
-        enough = self._queue_bytes >= _ANOTHER_ENTRY_BYTES
-        return enough and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
+        full = self._queue_bytes >= ENTRY_BYTES_MAX
+        return full and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
 
     def _next_entry(self) -> EntryContext:
         commands: list[tuple[int, Command]] = []
