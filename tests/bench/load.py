@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, cast, runtime_checkable
 
 import uvloop
 
@@ -34,6 +34,15 @@ class Script(Protocol):
 
     def complete(self, received: bytes) -> bool:
         """Whether ``received`` is the whole answer; BenchError when it is not a good one."""
+        ...
+
+
+@runtime_checkable
+class Ahead(Script, Protocol):
+    """A script that does not wait for answers: at the end some of them are still to come."""
+
+    def end(self, answer: bytes) -> bool:
+        """Take ``answer``, after which nothing is asked; whether it was the last."""
         ...
 
 
@@ -160,13 +169,20 @@ class _Connection(asyncio.Protocol):
 
     def proceed(self, answer: bytes) -> None:
         """Send the request after ``answer``."""
+        if self._driver.over and isinstance(self._script, Ahead):
+            if self._script.end(answer):
+                self._close()
+            return
         request = self._script.request(answer)
         if request is None or self._driver.over:
-            self._transport.close()
-            self._driver.finished()
+            self._close()
             return
         self._begun = perf_counter()
         self._transport.write(request)
+
+    def _close(self) -> None:
+        self._transport.close()
+        self._driver.finished()
 
     def data_received(self, data: bytes) -> None:
         try:

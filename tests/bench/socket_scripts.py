@@ -18,6 +18,7 @@ from tests.bench.load import SHOWN_BYTES, Script
 JSON: Final = "contrail.v1.json"
 MSGPACK: Final = "contrail.v1.msgpack"
 _TEXT: Final = 0x81
+_ACK: Final = b'"op":"ack"'
 _BINARY: Final = 0x82
 _MASKED: Final = 0x80
 _SHORT: Final = 126
@@ -65,6 +66,7 @@ class SocketPublishing:
         self.messages = 0
         self._frames = itertools.cycle(frames)
         self._outstanding = outstanding
+        self._sent = 0
         self._open = False
 
     def request(self, answer: bytes) -> bytes | None:
@@ -75,9 +77,16 @@ class SocketPublishing:
             self._open = True
             count = self._outstanding
         else:
-            count = answer.count(b'"op":"ack"')
+            count = answer.count(_ACK)
             self.messages += count
+        self._sent += count
         return b"".join(itertools.islice(self._frames, count))
+
+    def end(self, answer: bytes) -> bool:
+        """Count the acknowledgements in ``answer``; whether all messages have theirs."""
+        if self._open:
+            self.messages += answer.count(_ACK)
+        return self.messages == self._sent
 
     def complete(self, received: bytes) -> bool:
         """Whether ``received`` ends with a whole frame; BenchError for what is no ack."""
@@ -86,7 +95,7 @@ class SocketPublishing:
         # Acks are flat objects in ASCII: no byte of them looks like the head of a frame.
         if received[-1:] != b"}":
             return False
-        if received.count(_TEXT) != received.count(b'"op":"ack"'):
+        if received.count(_TEXT) != received.count(_ACK):
             raise BenchError(f"not only acks: {received[:SHOWN_BYTES]!r}")
         return True
 
