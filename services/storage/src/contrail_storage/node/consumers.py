@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import secrets
 from contextlib import suppress
 from itertools import islice
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from contrail_common import errors
-from contrail_common.config_rules import check_consumer_update, complete_consumer
+from contrail_common.config_rules import complete_consumer
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.link import AckItem, AckResult, CreateMode, PullRequest, PullResult
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
@@ -20,6 +18,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.pinned import SUBJECTS_MAX, Pinned
 from contrail_storage.core.results import ConsumerPut, Done, Result
+from contrail_storage.node.consumer_puts import is_changed, to_create
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.log_time import LogTime
@@ -81,17 +80,8 @@ class ConsumerManager:
             existing = shard.machine.consumer(config.name) if config.name else None
             _check_retention(shard, config, existing)
             if existing is None:
-                if if_match is not None:
-                    raise ApiError(errors.PRECONDITION_FAILED, "there is no such consumer")
-                return await self._create(shard, config), True
-            if if_none or if_match not in (None, existing.version):
-                raise ApiError(
-                    errors.PRECONDITION_FAILED, f"the version is {existing.version}", applied=False
-                )
-            if existing.config != config:
-                if mode == "create":
-                    raise ApiError(errors.CONSUMER_EXISTS, applied=False)
-                check_consumer_update(existing.config, config)
+                return await self._create(shard, to_create(config, if_match)), True
+            if is_changed(existing, config, mode, if_match, if_none=if_none):
                 update = cmd.PutConsumer(config, 0)
                 expect(await self._propose(shard, update), ConsumerPut)
                 self._desk(shard, existing).reconfigured()
@@ -99,9 +89,6 @@ class ConsumerManager:
             return await self._info(shard, existing), False
 
     async def _create(self, shard: Shard, config: ConsumerConfig) -> ConsumerInfo:
-        if not config.name:
-            name = secrets.token_urlsafe(12).replace("-", "a")
-            config = msgspec.structs.replace(config, name=name)
         command = await self._creation(shard, config)
         consumer_id = expect(await self._propose(shard, command), ConsumerPut).consumer_id
         consumer = shard.machine.consumers[consumer_id]

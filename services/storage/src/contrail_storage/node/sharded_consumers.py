@@ -6,20 +6,18 @@ shards is of a consumer that is not there, or not as it should be: it is dropped
 """
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-import msgspec
-
 from contrail_common import errors
-from contrail_common.config_rules import check_consumer_update, complete_consumer
+from contrail_common.config_rules import complete_consumer
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.link import AckItem, AckResult, CreateMode
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import ConsumerPut, Done, Result
+from contrail_storage.node.consumer_puts import is_changed, to_create
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.reader import Reader
@@ -90,26 +88,14 @@ class ShardedConsumers:
         config = complete_consumer(config, shards[0].machine.config.consumer_limits)
         existing = shards[0].machine.consumer(config.name) if config.name else None
         if existing is None:
-            if if_match is not None:
-                raise ApiError(errors.PRECONDITION_FAILED, "there is no such consumer")
-            return await self._create(shards, config), True
-        if if_none or if_match not in (None, existing.version):
-            raise ApiError(
-                errors.PRECONDITION_FAILED, f"the version is {existing.version}", applied=False
-            )
-        if existing.config != config:
-            if mode == "create":
-                raise ApiError(errors.CONSUMER_EXISTS, applied=False)
-            check_consumer_update(existing.config, config)
+            return await self._create(shards, to_create(config, if_match)), True
+        if is_changed(existing, config, mode, if_match, if_none=if_none):
             for shard in shards:
                 expect(await self._propose(shard, cmd.PutConsumer(config, 0)), ConsumerPut)
                 self._desk_of(shard, config.name).reconfigured()
         return await self.desk(stream, config.name).info(), False
 
     async def _create(self, shards: Sequence[Shard], config: ConsumerConfig) -> ConsumerInfo:
-        if not config.name:
-            name = secrets.token_urlsafe(12).replace("-", "a")
-            config = msgspec.structs.replace(config, name=name)
         creations = await self._creations(shards, config)
         try:
             for shard, put in reversed(list(zip(shards, creations, strict=True))):
