@@ -10,7 +10,7 @@ from contrail_common.model import PublishMessage
 from tests.crash.disk import Kill, Plan
 from tests.crash.history import Erase, Invoked, Publish, Published, Record, Returned
 from tests.crash.script import erasing
-from tests.crash.trials import Trial, calls_of, kill_points, sample
+from tests.crash.trials import Trial, calls_of, kill_points, problems_anywhere
 from tests.crash.zygote import Job, Zygote
 
 SEED: Final = 20_260
@@ -95,11 +95,9 @@ def test_erasures_that_nothing_disturbs_leave_nothing(
 def test_erasure_killed_anywhere_is_finished_by_the_next_start_and_nothing_else_is_lost(
     zygote: Zygote, area: Path, power_cuts: bool, node_keys: tuple[bytes, ...], stride: int
 ) -> None:
-    _, calls = tried(zygote, area / "whole", node_keys=node_keys)
-    problems: list[str] = []
-    for at, kill in enumerate(sample(kill_points(calls), calls, stride)):
-        found, _ = tried(zygote, area / f"{at}", kill, power_cuts=power_cuts, node_keys=node_keys)
-        problems += found
+    problems = problems_anywhere(
+        tried, zygote, area, stride, power_cuts=power_cuts, node_keys=node_keys
+    )
     assert problems == []
 
 

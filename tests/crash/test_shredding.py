@@ -10,7 +10,7 @@ from tests.crash.disk import Kill, Plan
 from tests.crash.history import Invoked, Publish, Record
 from tests.crash.script import KEYED, shredding
 from tests.crash.test_erase import left_over, texts_of
-from tests.crash.trials import Trial, calls_of, kill_points, sample
+from tests.crash.trials import Trial, calls_of, kill_points, problems_anywhere
 from tests.crash.zygote import Job, Zygote
 
 SEED: Final = 20_280
@@ -72,9 +72,7 @@ def test_no_file_holds_content_that_keys_of_subjects_seal(
 def test_shredding_killed_anywhere_is_done_or_was_not_begun(
     zygote: Zygote, area: Path, power_cuts: bool, node_keys: tuple[bytes, ...], stride: int
 ) -> None:
-    _, calls = tried(zygote, area / "whole", node_keys=node_keys)
-    problems: list[str] = []
-    for at, kill in enumerate(sample(kill_points(calls), calls, stride)):
-        found, _ = tried(zygote, area / f"{at}", kill, power_cuts=power_cuts, node_keys=node_keys)
-        problems += found
+    problems = problems_anywhere(
+        tried, zygote, area, stride, power_cuts=power_cuts, node_keys=node_keys
+    )
     assert problems == []

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -104,3 +104,37 @@ def sample(points: Sequence[Kill], calls: dict[str, list[str]], stride: int) -> 
         kind = calls[point.lane][point.number - 1]
         (rare if common[point.lane, kind] < _RARE else rest).append(point)
     return rare + rest[::stride]
+
+
+class Tried(Protocol):
+    """A run that ends at ``kill``, or whole, and what follows: problems, the whole run's calls."""
+
+    def __call__(
+        self,
+        zygote: Zygote,
+        area: Path,
+        kill: Kill | None = None,
+        *,
+        power_cuts: bool = False,
+        node_keys: tuple[bytes, ...] = (),
+    ) -> tuple[list[str], dict[str, list[str]]]:
+        """Try it in ``area``."""
+        ...
+
+
+def problems_anywhere(
+    tried: Tried,
+    zygote: Zygote,
+    area: Path,
+    stride: int,
+    *,
+    power_cuts: bool,
+    node_keys: tuple[bytes, ...],
+) -> list[str]:
+    """What is wrong after a run that is killed at one of the points of :func:`sample`, at each."""
+    _, calls = tried(zygote, area / "whole", node_keys=node_keys)
+    problems: list[str] = []
+    for at, kill in enumerate(sample(kill_points(calls), calls, stride)):
+        found, _ = tried(zygote, area / f"{at}", kill, power_cuts=power_cuts, node_keys=node_keys)
+        problems += found
+    return problems
