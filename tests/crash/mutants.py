@@ -132,8 +132,8 @@ def _part_rows_kept() -> None:
     """Where blocks are merged, the directory rows of the parts stay."""
     deletes = store_writer._block_deletes
 
-    def body_alone(shard: int, base_seq: int) -> list[Row]:
-        return deletes(shard, base_seq)[:1]
+    def body_alone(gone: store_writer.GoneBlock) -> list[Row]:
+        return deletes(gone)[:1]
 
     replace(store_writer, "_block_deletes", body_alone)
 

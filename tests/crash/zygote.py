@@ -54,6 +54,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     successors: bool = False
     segment_bytes: int = 4_096
     merge_blocks: int = 4
+    page_blocks: int = 4
     hold_s: float = write_behind.HOLD_S
     mutant: str = ""
     accept: bool = False
@@ -170,6 +171,7 @@ async def _live(job: Job, reporter: Reporter) -> None:
         node_keys=job.node_keys,
         log=LogOptions(segment_bytes=job.segment_bytes, keep_bytes=0, idle_s=idle_s),
         merge_blocks=job.merge_blocks,
+        page_blocks=job.page_blocks,
         room=RoomBounds(tick_s=_NEVER_S),
         files=files,
         open_store=opener,

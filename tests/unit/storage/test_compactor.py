@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from contrail_common.link import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
@@ -255,5 +255,45 @@ def test_block_damaged_before_it_is_rewritten_stops_its_stream(tmp_path: Path) -
             node._store.write([("put", key, b"rotten")])
             await compacted(node)
             assert node.streams.shard("S").damaged.startswith("block 1: ")
+
+    asyncio.run(scenario())
+
+
+def listed_rows(node: StorageNode) -> tuple[int, int]:
+    """Pages and rows of single blocks in the directory of ``S`` as it is stored."""
+    number = node.streams.shard("S").machine.shard
+    kinds = keys.shard_key(keys.BLOCK_PAGE, number), keys.shard_key(keys.BLOCK_INDEX, number)
+    pages, rows = (len(list(node._store.scan(one, keys.prefix_end(one)))) for one in kinds)
+    return pages, rows
+
+
+def test_blocks_in_pages_are_found_again_whatever_became_of_them(tmp_path: Path) -> None:
+    def opened() -> AbstractAsyncContextManager[tuple[StorageNode, LocalLink]]:
+        return running(tmp_path, page_blocks=8)
+
+    async def scenario() -> None:
+        async with opened() as (node, link):
+            await make(link)
+            await publish(link, *["k.a"] * (40 * BLOCK))
+            await node.checkpoint()
+            assert listed_rows(node) == (4, 8)
+            await link.purge_stream("S", "", 10 * BLOCK, 0)
+            for seq in range(15 * BLOCK + 1, 16 * BLOCK):
+                await link.delete_message("S", seq)
+            await compacted(node)
+            expected = [*range(10 * BLOCK, 15 * BLOCK + 1), *range(16 * BLOCK, 40 * BLOCK + 1)]
+            assert await everything(link) == expected
+        async with opened() as (node, link):
+            assert await everything(link) == expected
+            await node.checkpoint()
+            assert listed_rows(node) == (3, 8)
+            assert await everything(link) == expected
+        async with opened() as (node, link):
+            assert await everything(link) == expected
+            await link.purge_stream("S", "", 0, 0)
+            await node.checkpoint()
+            assert listed_rows(node) == (0, 0)
+        async with opened() as (_, link):
+            assert await everything(link) == []
 
     asyncio.run(scenario())

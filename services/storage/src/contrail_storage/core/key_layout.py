@@ -6,7 +6,8 @@ A shard whose number has the bit ``VOLATILE`` has its rows in memory, never in a
 |---|---|---|
 | ``A`` | - (the u32 is the group) | applied index and term |
 | ``B`` | u64 base sequence | block |
-| ``I`` | u64 base sequence | index row of the block |
+| ``I`` | u64 base sequence | index row of the block; empty: gone from its page |
+| ``G`` | u64 first sequence covered | page of index rows |
 | ``M`` | - | stream record: configuration and identity |
 | ``S`` | - | counters |
 | ``N`` | u32 subject id | subject name |
@@ -28,6 +29,7 @@ from typing import Final
 APPLIED: Final = b"A"
 BLOCK: Final = b"B"
 BLOCK_INDEX: Final = b"I"
+BLOCK_PAGE: Final = b"G"
 STREAM: Final = b"M"
 COUNTERS: Final = b"S"
 SUBJECT_NAME: Final = b"N"
@@ -46,6 +48,7 @@ LOSS: Final = b"W"
 SHARD_KINDS: Final = (
     BLOCK,
     BLOCK_INDEX,
+    BLOCK_PAGE,
     STREAM,
     COUNTERS,
     SUBJECT_NAME,

@@ -201,7 +201,7 @@ def _make_identity(folder: Folder, making: Path, keyring: Keyring | None) -> Non
 
 
 def _readable(store: RocksStore, keyring: Keyring | None) -> ReadableRows:
-    def check(key: bytes, value: bytes) -> None:
+    def opened(key: bytes, value: bytes) -> bytes:
         if keyring is not None:
             try:
                 value = keyring.open(value, key)
@@ -209,8 +209,9 @@ def _readable(store: RocksStore, keyring: Keyring | None) -> ReadableRows:
                 raise StoreCorruptError(str(error)) from error
         if key[:1] == keys.BLOCK:
             decode_block(value, BLOCK_CODECS)
+        return value
 
-    return ReadableRows(store, check)
+    return ReadableRows(store, opened)
 
 
 def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
@@ -431,7 +432,11 @@ class _Accepting:
     def _count_anew(self, machine: StreamMachine, last_seq: int = 0) -> None:
         number, recount, end_seq = machine.shard, Recount(machine), 0
         index = keys.shard_key(keys.BLOCK_INDEX, number)
-        rows: list[Operation] = [("delete_range", index, keys.prefix_end(index))]
+        pages = keys.shard_key(keys.BLOCK_PAGE, number)
+        rows: list[Operation] = [
+            ("delete_range", index, keys.prefix_end(index)),
+            ("delete_range", pages, keys.prefix_end(pages)),
+        ]
         for key, value in self._scan(keys.shard_key(keys.BLOCK, number)):
             block = decode_block(value, BLOCK_CODECS)
             if block.base_seq < end_seq:

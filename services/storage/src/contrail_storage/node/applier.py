@@ -7,6 +7,7 @@ import structlog
 
 from contrail_common import errors
 from contrail_common.blocks import Block
+from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import (
     META_SHARD,
     Command,
@@ -24,8 +25,10 @@ from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.proposer import EntryContext
 from contrail_storage.node.shard import Shard, SmallRun
 from contrail_storage.node.store_writer import (
+    GoneBlock,
     Job,
     MergeJob,
+    PageJob,
     RewriteJob,
     StoreWriter,
     WriteJob,
@@ -170,8 +173,9 @@ class Applier:
         for number, block in writes.blocks:
             job.blocks.append((number, block, self._blocks.add(number, block)))
         for number, first_seq in writes.trimmed.items():
-            for base_seq in self._blocks.directory(number).drop_below(first_seq):
-                job.dropped.append((number, base_seq))
+            directory = self._blocks.directory(number)
+            for base_seq in directory.drop_below(first_seq):
+                job.dropped.append(GoneBlock(number, base_seq, directory.is_paged(base_seq)))
         for number in writes.dropped:
             self._blocks.forget(number)
             shard = self.shards.pop(number)
@@ -185,6 +189,8 @@ class Applier:
     def written(self, jobs: list[Job]) -> None:
         """Jobs reached the store. Runs on the event loop."""
         for job in jobs:
+            if isinstance(job, PageJob):
+                continue
             if isinstance(job, MergeJob):
                 self._blocks.written(job.shard, job.merged)
                 continue
@@ -232,14 +238,23 @@ class Applier:
         known = [block for block in blocks if block is not None]
         if len(known) != len(base_seqs):
             return None
-        job = merge_job(number, known)
-        if not self._blocks.directory(number).replace(base_seqs, job.span):
+        directory = self._blocks.directory(number)
+        job = merge_job(number, known, directory.pages.stop)
+        if not directory.replace(base_seqs, job.span):
             return None
         # The directory names the merged block from now on; its body stands in memory until the
         # writer has stored it.
         self._blocks.overlay(number, job.merged)
         self._hand_over(job)
         return job.span
+
+    def store_pages(self) -> None:
+        """Have the directories of blocks stored in pages as far as they are due."""
+        self._behind.flush()  # a page that goes must find the rows of all blocks that went
+        for number, directory in self._blocks.directories.items():
+            if not keys.is_volatile(number):
+                for due in directory.take_due_pages():
+                    self._writer.submit(PageJob(number, due))
 
     def _hand_over(self, job: MergeJob | RewriteJob) -> None:
         """Have blocks written in the place of others."""
@@ -255,7 +270,8 @@ class Applier:
         if not directory.holds(old):
             return None
         # As with a merge: the directory first, the bodies in memory until they are stored.
-        job = RewriteJob(number, old.base_seq, [(block, span_of(block)) for block in left])
+        gone = GoneBlock(number, old.base_seq, directory.is_paged(old.base_seq))
+        job = RewriteJob(number, gone, [(block, span_of(block)) for block in left])
         self._blocks.discard(number, old.base_seq)
         directory.cut(old.base_seq, [span for _, span in job.blocks])
         for block in left:

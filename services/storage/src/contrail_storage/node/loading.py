@@ -45,7 +45,8 @@ def load_meta(scan: Scan, meta: MetaMachine) -> None:
 def load_shard(scan: Scan, number: int, blocks: BlockStore) -> Shard:
     """A shard as its rows hold it."""
     machine = StreamMachine.load(number, ShardFacts(blocks, number), scan)
-    blocks.load_directory(number, scan(keys.shard_key(keys.BLOCK_INDEX, number)))
+    pages = scan(keys.shard_key(keys.BLOCK_PAGE, number))
+    blocks.load_directory(number, pages, scan(keys.shard_key(keys.BLOCK_INDEX, number)))
     # Without a stream it holds what a crash left of a restore: the other parts are in the log.
     written_seq = max(blocks.directory(number).end_seq - 1, machine.counters.last_seq)
     return Shard(machine, written_seq)

@@ -105,7 +105,7 @@ class StorageNode:
         self._store = SplitStore(store, self.memory.store)
         self._factory = groups
         self.meta = MetaMachine()
-        self.blocks = BlockStore(self._store)
+        self.blocks = BlockStore(self._store, page_blocks=options.page_blocks)
         self.writer = StoreWriter(
             self._store,
             StoreStalledError,
@@ -442,6 +442,7 @@ class StorageNode:
 
     async def checkpoint(self) -> None:
         """Flush the store, so that the log below may be dropped."""
+        self.applier.store_pages()
         arguments = self.log, self._machines(), self._applied, self._until_written
         await self._checkpointer.run(*arguments)
 

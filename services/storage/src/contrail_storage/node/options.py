@@ -9,6 +9,7 @@ from contrail_storage.node.applier import MERGE_BLOCKS
 from contrail_storage.node.compactor import RoomBounds
 from contrail_storage.node.erasing import EraseBounds
 from contrail_storage.node.physical_memory import quarter_of_memory
+from contrail_storage.store.directory_pages import PAGE_BLOCKS
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.wal import LogOptions
 from contrail_storage.wal.files import Files
@@ -31,6 +32,7 @@ class NodeOptions:
     log: LogOptions = field(default_factory=lambda: LogOptions(_SEGMENT_BYTES, keep_bytes=0))
     checkpoint_bytes: int = 64 << 20
     merge_blocks: int = MERGE_BLOCKS
+    page_blocks: int = PAGE_BLOCKS
     scrub_bytes_s: int = 8 << 20
     scrub_pause_s: float = 3_600.0
     room: RoomBounds = field(default_factory=RoomBounds)

@@ -11,9 +11,9 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -21,6 +21,7 @@ from contrail_common.blocks import Block, BlockCodec, encode_block, join_blocks
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Row
 from contrail_storage.store.block_store import BlockSpan, index_row, span_of
+from contrail_storage.store.directory_pages import PageRange, page_rows
 
 _BATCH_BYTES: Final = 4 << 20
 _NOW_BYTES_MAX: Final = 32 << 10
@@ -31,9 +32,21 @@ _log = structlog.get_logger("contrail.store")
 class WritableStore(Protocol):
     """What the writer needs of the store."""
 
+    def scan(self, start: bytes, stop: bytes) -> Iterable[tuple[bytes, bytes]]:
+        """Rows as (key, value) in key order from ``start`` up to ``stop``."""
+        ...
+
     def write(self, operations: Sequence[Row]) -> None:
         """Write all operations as one atomic batch."""
         ...
+
+
+class GoneBlock(NamedTuple):
+    """A block that goes from the store; ``paged`` when a page of the directory may list it."""
+
+    shard: int
+    base_seq: int
+    paged: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +58,7 @@ class WriteJob:
     term: int
     rows: list[Row]
     blocks: list[tuple[int, Block, BlockSpan]] = field(default_factory=list)
-    dropped: list[tuple[int, int]] = field(default_factory=list)
+    dropped: list[GoneBlock] = field(default_factory=list)
     bytes: int = 0
 
 
@@ -54,7 +67,7 @@ class MergeJob:
     """Small blocks of a shard, one behind the other, that are to become one."""
 
     shard: int
-    blocks: list[Block]
+    gone: list[GoneBlock]
     merged: Block
     span: BlockSpan
 
@@ -64,7 +77,7 @@ class RewriteJob:
     """A block that goes, and what is left of it."""
 
     shard: int
-    base_seq: int
+    gone: GoneBlock
     blocks: list[tuple[Block, BlockSpan]]
     written: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -74,13 +87,25 @@ class RewriteJob:
         return sum(span.bytes for _, span in self.blocks)
 
 
-Job = WriteJob | MergeJob | RewriteJob
+@dataclass(slots=True, frozen=True)
+class PageJob:
+    """Blocks of a shard that are to be listed in one page, by what the store says of them then."""
+
+    shard: int
+    range: PageRange
+    bytes: ClassVar[int] = 0
 
 
-def merge_job(shard: int, blocks: list[Block]) -> MergeJob:
-    """The job that joins ``blocks`` (adjoining, ascending)."""
+Job = WriteJob | MergeJob | RewriteJob | PageJob
+
+
+def merge_job(shard: int, blocks: list[Block], paged_stop: int = 0) -> MergeJob:
+    """The job that joins ``blocks`` (adjoining, ascending), paged below ``paged_stop``."""
     merged = join_blocks(blocks)
-    return MergeJob(shard, blocks, merged, span_of(merged))
+    # The first one's place is that of all of them.
+    bases = (block.base_seq for block in blocks[1:])
+    gone = [GoneBlock(shard, base_seq, base_seq < paged_stop) for base_seq in bases]
+    return MergeJob(shard, gone, merged, span_of(merged))
 
 
 class StoreWriter:
@@ -150,7 +175,8 @@ class StoreWriter:
                 continue
             started = time.perf_counter()
             try:
-                self._write(self._operations(jobs))
+                for part in _apart(jobs):
+                    self._write(self._operations(part))
             except Exception as error:
                 self._fail(error)
                 continue
@@ -197,20 +223,23 @@ class StoreWriter:
         operations: list[Row] = []
         applied: dict[int, WriteJob] = {}
         for job in jobs:
+            if isinstance(job, PageJob):
+                operations += self._page_rows(job)
+                continue
             if isinstance(job, MergeJob):
-                for merged in job.blocks[1:]:
-                    operations += _block_deletes(job.shard, merged.base_seq)
+                for gone in job.gone:
+                    operations += _block_deletes(gone)
                 operations += self._block_puts(job.shard, job.merged, job.span, 0)
                 continue
             if isinstance(job, RewriteJob):
-                operations += _block_deletes(job.shard, job.base_seq)
+                operations += _block_deletes(job.gone)
                 for block, span in job.blocks:
                     operations += self._block_puts(job.shard, block, span, 0)
                 continue
             for shard, block, span in job.blocks:
                 operations += self._block_puts(shard, block, span, job.index)
-            for shard, base_seq in job.dropped:
-                operations += _block_deletes(shard, base_seq)
+            for gone in job.dropped:
+                operations += _block_deletes(gone)
             operations += job.rows
             applied[job.group] = job
         for group, job in applied.items():
@@ -225,13 +254,35 @@ class StoreWriter:
             ("put", keys.large_key(keys.BLOCK_INDEX, shard, block.base_seq), index_row(span)),
         ]
 
+    def _page_rows(self, job: PageJob) -> list[Row]:
+        start, stop = job.range
+        pages, rows = (
+            self._store.scan(
+                keys.large_key(kind, job.shard, start), keys.large_key(kind, job.shard, stop)
+            )
+            for kind in (keys.BLOCK_PAGE, keys.BLOCK_INDEX)
+        )
+        return page_rows(job.shard, job.range, pages, rows)
+
 
 def _size(job: Job) -> int:
     return job.span.bytes if isinstance(job, MergeJob) else job.bytes
 
 
-def _block_deletes(shard: int, base_seq: int) -> list[Row]:
+def _block_deletes(gone: GoneBlock) -> list[Row]:
+    index_key = keys.large_key(keys.BLOCK_INDEX, gone.shard, gone.base_seq)
     return [
-        ("delete", keys.large_key(keys.BLOCK, shard, base_seq)),
-        ("delete", keys.large_key(keys.BLOCK_INDEX, shard, base_seq)),
+        ("delete", keys.large_key(keys.BLOCK, gone.shard, gone.base_seq)),
+        ("put", index_key, b"") if gone.paged else ("delete", index_key),
     ]
+
+
+def _apart(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+    """``jobs`` in batches: a page is made of what the store says once all before it is written."""
+    begun = 0
+    for at, job in enumerate(jobs):
+        if isinstance(job, PageJob):
+            yield from (part for part in (jobs[begun:at], jobs[at : at + 1]) if part)
+            begun = at + 1
+    if begun < len(jobs):
+        yield jobs[begun:]

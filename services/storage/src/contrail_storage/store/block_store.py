@@ -1,11 +1,10 @@
 """Where a shard's blocks are: the directory in memory, the cache, and reads by sequence.
 
-The directory holds about 32 bytes a block and is rebuilt at start from the index rows, without
-touching a block. A block is in the directory as soon as its entry is applied; until the writer has
+The directory holds about 32 bytes a block and is rebuilt at start from its pages, without touching
+a block. A block is in the directory as soon as its entry is applied; until the writer has
 stored it, its body is held here, so that ``apply`` and the writer's merges always find it.
 """
 
-import struct
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
@@ -25,12 +24,19 @@ from contrail_common.blocks import (
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.store.block_codecs import BLOCK_CODECS
+from contrail_storage.store.directory_pages import (
+    INDEX_ROW,
+    PAGE_BLOCKS,
+    PageRange,
+    PageRanges,
+    Rows,
+    StoredDirectory,
+)
 from contrail_storage.store.rocks_store import StoreCorruptError
 
 CACHE_BYTES: Final = 64 << 20
 _CACHED_OVERHEAD: Final = 512
 _COMPACT_FROM: Final = 1_024
-_INDEX_ROW: Final = struct.Struct("<IIq")
 
 
 class BlockSource(Protocol):
@@ -84,13 +90,15 @@ class Directory:
     Between two blocks sequences may be missing: none of them is live.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page_blocks: int = PAGE_BLOCKS) -> None:
         self._bases = array("Q")
         self._counts = array("I")
         self._sizes = array("I")
         self._times = array("q")
         self._emptied = array("I")
         self._start = 0
+        self.pages = PageRanges(page_blocks)
+        """What of it is stored in pages; their changes are noted as the directory changes."""
 
     def __len__(self) -> int:
         return len(self._bases) - self._start
@@ -171,6 +179,33 @@ class Directory:
         self._times.append(span.last_time_ns)
         self._emptied.append(0)
 
+    def is_paged(self, base_seq: int) -> bool:
+        """Whether a page may list the block that stands or stood at ``base_seq``."""
+        return base_seq < self.pages.stop
+
+    def take_up(self, stored: StoredDirectory) -> None:
+        """Become what is stored; for an empty directory."""
+        spans = stored.spans
+        self.pages = stored.ranges
+        for column, name in (
+            (self._bases, "base"),
+            (self._counts, "count"),
+            (self._sizes, "bytes"),
+            (self._times, "time"),
+        ):
+            column.frombytes(spans[name].astype(column.typecode).tobytes())
+        self._emptied.frombytes(bytes(self._emptied.itemsize * len(spans)))
+
+    def take_due_pages(self) -> list[PageRange]:
+        """Pages that are to be stored anew or for the first time; they count as stored then."""
+        first_seq = self._bases[self._start] if len(self) else self.pages.stop
+        due = self.pages.take_stale(first_seq)
+        at = self._start + self.position(self.pages.stop)
+        while len(self._bases) - at >= 2 * self.pages.page_blocks:
+            at += self.pages.page_blocks
+            due.append(self.pages.extend(self._bases[at]))
+        return due
+
     def drop_below(self, seq: int) -> list[int]:
         """Forget the blocks that lie wholly below ``seq``; answers their base sequences."""
         dropped: list[int] = []
@@ -179,6 +214,7 @@ class Directory:
             if self._bases[at] + self._counts[at] > seq:
                 break
             dropped.append(self._bases[at])
+            self.pages.note(self._bases[at])
             self._start += 1
         if self._start > _COMPACT_FROM and self._start * 2 > len(self._bases):
             for column in self._columns():
@@ -192,6 +228,7 @@ class Directory:
     def cut(self, base_seq: int, spans: Sequence[BlockSpan]) -> None:
         """Put ``spans``, maybe none, in the place of the block with ``base_seq``, which stands."""
         at = self._start + self.position(base_seq)
+        self.pages.note(base_seq, 1 + len(spans))
         for column, values in zip(
             self._columns(),
             (
@@ -210,6 +247,7 @@ class Directory:
         at = bisect_left(self._bases, base_seqs[0], self._start)
         if self._bases[at : at + len(base_seqs)] != array("Q", base_seqs):
             return False
+        self.pages.note(merged.base_seq, len(base_seqs))
         for column, value in (
             (self._bases, merged.base_seq),
             (self._counts, merged.count),
@@ -233,7 +271,7 @@ def span_of(block: Block) -> BlockSpan:
 
 def index_row(span: BlockSpan) -> bytes:
     """The stored form of a directory entry."""
-    return _INDEX_ROW.pack(span.count, span.bytes, span.last_time_ns)
+    return INDEX_ROW.pack(span.count, span.bytes, span.last_time_ns)
 
 
 class BlockStore:
@@ -242,9 +280,15 @@ class BlockStore:
     Directories change on the event loop only; :meth:`load` may be called from any thread.
     """
 
-    def __init__(self, source: BlockSource, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        source: BlockSource,
+        cache_bytes: int = CACHE_BYTES,
+        page_blocks: int = PAGE_BLOCKS,
+    ) -> None:
         self.directories: dict[int, Directory] = {}
         self._source = source
+        self._page_blocks = page_blocks
         self._unwritten: dict[tuple[int, int], Block] = {}
         self._cache: OrderedDict[tuple[int, int], tuple[Block, int]] = OrderedDict()
         self._cache_bytes_max = cache_bytes
@@ -256,14 +300,12 @@ class BlockStore:
         """The shard's directory, empty for a new one."""
         found = self.directories.get(shard)
         if found is None:  # to make one just to ask would cost as much as a small read
-            found = self.directories[shard] = Directory()
+            found = self.directories[shard] = Directory(self._page_blocks)
         return found
 
-    def load_directory(self, shard: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take up a directory from its index rows, given as (key, value) in key order."""
-        directory = self.directory(shard)
-        for key, row in rows:
-            directory.append(BlockSpan(keys.last_number(key, 8), *_INDEX_ROW.unpack(row)))
+    def load_directory(self, shard: int, pages: Rows, rows: Rows) -> None:
+        """Take up a directory from its pages and its index rows."""
+        self.directory(shard).take_up(StoredDirectory(pages, rows, self._page_blocks))
 
     def add(self, shard: int, block: Block) -> BlockSpan:
         """A block just appended: it is readable from memory until :meth:`written`."""

@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 from contrail_common.blocks import BlockCorruptError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
+from contrail_storage.store.directory_pages import StoredDirectory
 from contrail_storage.store.rocks_store import RocksStore, StoreCorruptError
 
 _OTHER_KINDS: Final = (keys.APPLIED, keys.shard_key(keys.ERASURE, META_SHARD), b"K")
@@ -15,16 +16,19 @@ _NUMBERED: Final = 13
 
 Row = TypeVar("Row")
 
-Check = Callable[[bytes, bytes], None]
-"""Raises StoreCorruptError or BlockCorruptError for a (key, value) that is not what was written."""
+Opened = Callable[[bytes, bytes], bytes]
+"""The value that was sealed, if any was, for a key and a value as stored.
+
+Raises StoreCorruptError or BlockCorruptError for what is not as it was written.
+"""
 
 
 class ReadableRows:
     """The rows of a store that read back; what does not is passed over, and noted by shard."""
 
-    def __init__(self, store: RocksStore, check: Check) -> None:
+    def __init__(self, store: RocksStore, opened: Opened) -> None:
         self._store = store
-        self._check = check
+        self._opened = opened
         self.unreadable: dict[int, set[bytes]] = {}
         """Kinds of rows that are incomplete, by shard."""
 
@@ -55,11 +59,16 @@ class ReadableRows:
             prefix, self._store.scan, lambda row: row[0], lambda: self._note(number, kind)
         ):
             try:
-                self._check(key, value)
+                self._opened(key, value)
             except StoreCorruptError:
                 self._note(number, kind)
             else:
                 yield key, value
+
+    def _rows_of(self, kind: bytes, number: int) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of a shard, opened."""
+        for key, value in self._scan(keys.shard_key(kind, number), number, kind):
+            yield key, self._opened(key, value)
 
     def _walk(
         self,
@@ -89,14 +98,15 @@ class ReadableRows:
 
     def _blocks(self, number: int) -> Iterator[tuple[bytes, bytes]]:
         """Blocks are asked for one by one: beside one that rotted the next may be whole."""
-        named = {keys.last_number(key, 8) for key in self._keys_of(keys.BLOCK_INDEX, number)}
+        pages, rows = (self._rows_of(kind, number) for kind in (keys.BLOCK_PAGE, keys.BLOCK_INDEX))
+        named = set(StoredDirectory(pages, rows).spans["base"].tolist())
         named.update(keys.last_number(key, 8) for key in self._keys_of(keys.BLOCK, number))
         for base_seq in sorted(named):
             key = keys.large_key(keys.BLOCK, number, base_seq)
             try:
                 value = self._store.get(key)
                 if value is not None:
-                    self._check(key, value)
+                    self._opened(key, value)
             except (StoreCorruptError, BlockCorruptError):
                 value = None
             if value is None:

@@ -1,0 +1,144 @@
+"""The directory of a shard's blocks on the disk: pages, and the rows of single blocks over them.
+
+With a row for each block a start would take as long as the stream is long. Blocks that have stood
+for a while are therefore listed by the thousand, in pages: one covers the sequences from that in
+its key up to its ``stop``. A row of a single block in that range counts instead of what the page
+says of the block; an empty one says that the block is gone. Above the last page every block has
+its row.
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Row
+
+PAGE_BLOCKS: Final = 1_024
+"""Blocks of a page when it is first written; as many of the newest are in none."""
+_STALE_PART: Final = 4
+"""A page is written anew when rows stand over this part of its blocks: a quarter."""
+
+INDEX_ROW: Final = struct.Struct("<IIq")
+"""Messages, bytes, and time of the last message (ns) of a block."""
+_STOP: Final = struct.Struct("<Q")
+_ROW: Final = np.dtype([("count", "<u4"), ("bytes", "<u4"), ("time", "<i8")])
+_SPAN: Final = np.dtype([("base", "<u8"), *((name, _ROW[name]) for name in _ROW.names or ())])
+Spans = npt.NDArray[Any]
+"""Structured as ``_SPAN``."""
+
+Rows = Iterable[tuple[bytes, bytes]]
+"""(key, value) in order of key."""
+
+
+class PageRange(NamedTuple):
+    """Sequences of a page, from ``start`` up to but not including ``stop``."""
+
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class PageRanges:
+    """Which sequences of a shard the pages cover, and how many rows stand over each page."""
+
+    page_blocks: int = PAGE_BLOCKS
+    stop: int = 0
+    """The first sequence above all pages."""
+    starts: list[int] = field(default_factory=list)
+    _stale: dict[int, int] = field(default_factory=dict)
+
+    def note(self, base_seq: int, rows: int = 1) -> None:
+        """So many rows of single blocks were written that matter to the page of ``base_seq``."""
+        at = bisect_right(self.starts, base_seq) - 1
+        if at >= 0 and base_seq < self.stop:
+            start = self.starts[at]
+            self._stale[start] = self._stale.get(start, 0) + rows
+
+    def extend(self, stop: int) -> PageRange:
+        """A new page behind the last one, up to ``stop``."""
+        added = PageRange(self.stop, stop)
+        self.starts.append(self.stop)
+        self.stop = stop
+        return added
+
+    def take_stale(self, first_seq: int) -> list[PageRange]:
+        """Pages to be written anew, or removed when they end at or below ``first_seq``."""
+        ends = dict(pairwise([*self.starts, self.stop]))
+        gone = [start for start in self.starts if ends[start] <= first_seq]
+        stale_max = self.page_blocks // _STALE_PART
+        many = {start for start, rows in self._stale.items() if rows >= stale_max}
+        taken = [PageRange(start, ends[start]) for start in sorted(many.union(gone))]
+        del self.starts[: len(gone)]
+        for start, _ in taken:
+            self._stale.pop(start, None)
+        return taken
+
+
+class StoredDirectory:
+    """A shard's directory as its rows say: columns of spans in order of sequence."""
+
+    def __init__(self, pages: Rows, rows: Rows, page_blocks: int = PAGE_BLOCKS) -> None:
+        self.ranges = PageRanges(page_blocks)
+        parts: list[Spans] = []
+        for key, page in pages:
+            self.ranges.starts.append(keys.last_number(key, 8))
+            self.ranges.stop, spans = _decode(page)
+            parts.append(spans)
+        listed = np.concatenate(parts) if parts else np.empty(0, _SPAN)
+        over: dict[int, bytes] = {}
+        bases: list[int] = []
+        values: list[bytes] = []
+        for key, value in rows:
+            base_seq = keys.last_number(key, 8)
+            if base_seq < self.ranges.stop:
+                over[base_seq] = value
+                self.ranges.note(base_seq)
+            elif value:
+                bases.append(base_seq)
+                values.append(value)
+        self.spans = np.concatenate([_overlaid(listed, over), _spans(bases, values)])
+
+
+def page_rows(shard: int, at: PageRange, pages: Rows, rows: Rows) -> list[Row]:
+    """What makes one page of the stored ``pages`` and ``rows`` that lie within ``at``."""
+    low = keys.large_key(keys.BLOCK_INDEX, shard, at.start)
+    high = keys.large_key(keys.BLOCK_INDEX, shard, at.stop)
+    key = keys.large_key(keys.BLOCK_PAGE, shard, at.start)
+    listed = np.concatenate([np.empty(0, _SPAN), *(_decode(page)[1] for _, page in pages)])
+    over = {keys.last_number(row_key, 8): value for row_key, value in rows}
+    spans = _overlaid(listed, over)
+    cleared: list[Row] = [("delete_range", low, high)]
+    if not len(spans):
+        return [*cleared, ("delete", key)]
+    return [*cleared, ("put", key, _STOP.pack(at.stop) + spans.tobytes())]
+
+
+def _decode(page: bytes) -> tuple[int, Spans]:
+    (stop,) = _STOP.unpack_from(page)
+    return stop, np.frombuffer(page, _SPAN, offset=_STOP.size)
+
+
+def _overlaid(listed: Spans, over: dict[int, bytes]) -> Spans:
+    """The spans of pages with what rows of single blocks say instead."""
+    if not over:
+        return listed
+    kept = listed[~np.isin(listed["base"], np.array(list(over), np.uint64))]
+    there = {base_seq: row for base_seq, row in over.items() if row}
+    both = np.concatenate([kept, _spans(list(there), list(there.values()))])
+    return both[np.argsort(both["base"])]
+
+
+def _spans(bases: list[int], values: list[bytes]) -> Spans:
+    spans = np.empty(len(bases), _SPAN)
+    spans["base"] = bases
+    rest = np.frombuffer(b"".join(values), _ROW)
+    for name in _ROW.names or ():
+        spans[name] = rest[name]
+    return spans
