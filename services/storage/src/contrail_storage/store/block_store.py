@@ -27,7 +27,9 @@ from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.store.block_codecs import BLOCK_CODECS
 from contrail_storage.store.rocks_store import StoreCorruptError
 
-CACHE_BYTES: Final = 64 << 20
+CACHE_BYTES: Final = 128 << 20
+"""Of decoded blocks; the store's own cache has none of them."""
+
 _CACHED_OVERHEAD: Final = 512
 _COMPACT_FROM: Final = 1_024
 _INDEX_ROW: Final = struct.Struct("<IIq")
@@ -36,16 +38,11 @@ _INDEX_ROW: Final = struct.Struct("<IIq")
 class BlockSource(Protocol):
     """What is needed of the store to read blocks."""
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value under ``key``, or None."""
-        ...
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values under ``keys``, None where there is none."""
-        ...
-
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As :meth:`get_many`, of values that are not worth a place in the store's cache."""
+        """The values under ``keys``, None where there is none.
+
+        The store's own cache keeps none of them: what is read again is in that of decoded blocks.
+        """
         ...
 
 
@@ -104,6 +101,10 @@ class Directory:
         """The block at ``position`` (0 is the oldest)."""
         at = self._start + position
         return BlockSpan(self._bases[at], self._counts[at], self._sizes[at], self._times[at])
+
+    def base_seq(self, position: int) -> int:
+        """The first sequence of the block at ``position``."""
+        return self._bases[self._start + position]
 
     def position(self, seq: int) -> int:
         """Position of the first block that ends above ``seq``; ``len`` when there is none."""
@@ -312,7 +313,7 @@ class BlockStore:
         block = self._recall(key)
         if block is None:
             discards = self._discards
-            data = self._source.get(keys.large_key(keys.BLOCK, shard, base_seq))
+            (data,) = self._source.get_once([keys.large_key(keys.BLOCK, shard, base_seq)])
             block = _decoded(shard, base_seq, data)
             if discards == self._discards:  # otherwise it may have been replaced meanwhile
                 self._remember(key, block, replace=False)
@@ -325,7 +326,7 @@ class BlockStore:
         """
         discards = self._discards
         wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
-        first, *others = self._source.get_many(wanted)
+        first, *others = self._source.get_once(wanted)
         if first is None:
             raise BlockMissingError(f"block {base_seqs[0]} of shard {shard} is not in the store")
         block = decode_block(first, BLOCK_CODECS)
@@ -360,13 +361,13 @@ class BlockStore:
     def _stored(self, shard: int, base_seqs: Sequence[int]) -> list[_Stored]:
         wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
         try:
-            return [*self._source.get_many(wanted)]
+            return [*self._source.get_once(wanted)]
         except StoreCorruptError:
             return [self._stored_alone(key) for key in wanted]  # one bad value failed all of them
 
     def _stored_alone(self, key: bytes) -> _Stored:
         try:
-            return self._source.get(key)
+            return self._source.get_once([key])[0]
         except StoreCorruptError as error:
             return error
 
@@ -378,7 +379,7 @@ class BlockStore:
         """Blocks for a scan, which passes by the cache (blocking; errors as :meth:`load`)."""
         found = {base: self._unwritten.get((shard, base)) for base in base_seqs}
         missing = [base for base, block in found.items() if block is None]
-        values = self._source.get_many(
+        values = self._source.get_once(
             [keys.large_key(keys.BLOCK, shard, base) for base in missing]
         )
         for base, data in zip(missing, values, strict=True):
