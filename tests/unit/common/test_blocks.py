@@ -1,5 +1,7 @@
 """Messages in columns: every message comes out as it went in, and no change goes unnoticed."""
 
+import sys
+
 import msgspec
 import numpy as np
 import pytest
@@ -108,6 +110,13 @@ def test_view_of_a_block_shows_the_messages_that_were_encoded(content: Content) 
         assert view.subject_ids.tolist() == block.subject_ids.tolist()
         shown = [view.message(position, "s") for position in range(view.count)]
         assert shown == [block.message(position, "s") for position in range(block.count)]
+
+
+def test_decoded_block_keeps_nothing_of_the_stored_form() -> None:
+    stored = encode_block(block_from(ODD), 99)
+    before = sys.getrefcount(stored)
+    block = decode_block(stored)
+    assert (block.count, sys.getrefcount(stored)) == (len(ODD), before)
 
 
 def test_view_of_a_block_copies_no_payload() -> None:

@@ -1,6 +1,7 @@
 """Subjects and filters against a recursive matcher, and against every subject of a small world."""
 
 import itertools
+import sys
 
 import pytest
 from hypothesis import given
@@ -142,6 +143,12 @@ def test_wildcard_character_within_a_token_is_an_ordinary_one(subject: str) -> N
 def test_malformed_subject_is_neither_subject_nor_filter(subject: str) -> None:
     assert subject_problem(subject) is not None
     assert filter_problem(subject) is not None
+
+
+def test_no_white_space_of_unicode_is_taken() -> None:
+    spaces = [character for character in map(chr, range(sys.maxunicode + 1)) if character.isspace()]
+    assert len(spaces) > 20
+    assert all(filter_problem(f"a{space}b") is not None for space in spaces)
 
 
 @pytest.mark.parametrize("subject", ["\ud800", "a.\udfff", "\udc00" * 5_000])

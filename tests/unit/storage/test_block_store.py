@@ -44,10 +44,8 @@ class HeldSource:
         self.gate.wait(10)
         return value
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.get(key) for key in keys]
-
-    get_once = get_many
 
 
 def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:

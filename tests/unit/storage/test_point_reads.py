@@ -34,11 +34,11 @@ class TurnSource(HeldSource):
             raise StoreCorruptError("rot")
         return super().get(key)
 
-    def get_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
+    def get_once(self, wanted: Sequence[bytes]) -> list[bytes | None]:
         self.turns.append([keys.last_number(key, 8) for key in wanted])
         if self.failed:
             raise StoreFailedError("the disk is gone")
-        return super().get_many(wanted)
+        return super().get_once(wanted)
 
 
 def key_of(base_seq: int) -> bytes:

@@ -75,6 +75,7 @@ _FLAGS_HEADERS: Final = FLAG_HEADERS | FLAG_UNIFORM_HEADERS
 _HEADER: Final = struct.Struct("<HBBIQqIIII8sIHHQ")
 _HEADER_SIZES: Final = struct.Struct("<IIII")
 _CRC: Final = struct.Struct("<I")
+_SPAN: Final = struct.Struct("<II")
 _CRC_AT: Final = 48
 assert _HEADER.size == 8 * 8  # columns behind it stay aligned
 
@@ -158,8 +159,8 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
 
         CellBrokenError for a cell that holds no message.
         """
-        offsets = as_u32(self.offsets)
-        payload = self.payload[offsets[position] : offsets[position + 1]]
+        start, stop = _SPAN.unpack_from(self.offsets, 4 * position)
+        payload = self.payload[start:stop]
         if self.seals is None:
             return None if self.headers is None else self.headers.message(position), payload
         if self.seals.key_ids[position] != NOT_SEALED:
@@ -434,7 +435,8 @@ def _open(data: bytes, codecs: Mapping[int, BlockCodec] | None) -> _Body:
     header = bytearray(data[: _HEADER.size])
     _CRC.pack_into(header, _CRC_AT, 0)
     view = memoryview(data)
-    if crc32c.crc32c(view[_HEADER.size :], crc32c.crc32c(header)) != crc:
+    # It takes some microseconds; to get the interpreter's lock back takes up to milliseconds.
+    if crc32c.crc32c(view[_HEADER.size :], crc32c.crc32c(header), gil_release_mode=0) != crc:
         raise BlockCorruptError("the checksum does not match")
     body = view[_HEADER.size :]
     if number:
@@ -464,13 +466,13 @@ def _decompressed(
 
 def _decode_body(body: _Body) -> Block:
     view, count, base_seq, flags = body
-    position = 0
-    times = np.frombuffer(view, np.int64, count, position)
-    position += 8 * count
-    subject_ids = np.frombuffer(view, np.uint32, count, position)
-    position += 4 * count
-    offsets = bytes(view[position : position + 4 * (count + 1)])
-    position += len(offsets)
+    sids_at = 8 * count
+    offsets_at = sids_at + 4 * count
+    position = offsets_at + 4 * (count + 1)
+    # Copies all of them: a view would keep the whole stored form as long as the block.
+    times = np.frombuffer(bytes(view[:sids_at]), np.int64)
+    subject_ids = np.frombuffer(bytes(view[sids_at:offsets_at]), np.uint32)
+    offsets = bytes(view[offsets_at:position])
     headers = None
     if flags & _FLAGS_HEADERS:
         headers, position = _decode_headers(view, position, count, flags)

@@ -17,7 +17,8 @@ def _token_problem(text: str, what: str) -> str | None:
     if not text:
         return f"{what} must not be empty"
     # First of all: lone surrogates are not printable, and cannot be encoded.
-    if not text.isprintable() or any(char.isspace() for char in text):
+    # Of white space only the blank is printable.
+    if not text.isprintable() or " " in text:
         return f"{what} must not hold white space or control characters"
     if len(text.encode()) > SUBJECT_BYTES_MAX:
         return f"{what} must not be longer than {SUBJECT_BYTES_MAX} bytes"

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 NS_PER_US: Final = 1_000
@@ -103,17 +104,10 @@ def parse_time(text: str) -> int:
 def format_time(time_ns: int) -> str:
     """RFC 3339 in UTC with nine fractional digits: ``"2026-01-31T08:00:00.500000000Z"``."""
     seconds, rest = divmod(time_ns, NS_PER_S)
-    return f"{_format_second(seconds)}.{rest:09d}Z"
+    minute, second = divmod(seconds, 60)
+    return f"{_format_minute(minute)}:{second:02d}.{rest:09d}Z"
 
 
-_last_second: tuple[int, str] = (-1, "")
-
-
-def _format_second(seconds: int) -> str:
-    # Messages that are formatted together mostly fall into one second: remember the last one.
-    global _last_second  # noqa: PLW0603
-    known, text = _last_second
-    if known != seconds:
-        text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        _last_second = (seconds, text)
-    return text
+@lru_cache(maxsize=4096)  # most of what is formatted is near to each other, or recent
+def _format_minute(minute: int) -> str:
+    return datetime.fromtimestamp(60 * minute, UTC).strftime("%Y-%m-%dT%H:%M")

@@ -111,13 +111,13 @@ class LastReader:
 
         The general way costs ten times as much, and this is the most frequent read of a key.
         """
-        machine = shard.machine
-        sid = machine.subjects.ids.get(request.subject)
+        machine, table = shard.machine, shard.machine.subjects
+        sid = table.ids.get(request.subject)
         if sid is None and machine.exists:
             return []
-        if sid is None or sid in machine.subjects.unsettled:
+        if sid is None or sid in table.unsettled:
             return None
-        seq = machine.subjects.last_seq(request.subject)
+        seq = int(table.last[sid - table.base])
         block = await self._reader.block_of(shard, seq)
         if block is None or not machine.is_live(seq):
             return None

@@ -67,7 +67,7 @@ class Reader:
             position = find(directory)
             if not 0 <= position < len(directory):
                 return None
-            base_seq = directory.span(position).base_seq
+            base_seq = directory.base_seq(position)
             if of_seq is not None and of_seq < base_seq:
                 return None
             block = self._blocks.recall(number, base_seq)

@@ -34,7 +34,9 @@ from contrail_storage.store.directory_pages import (
 )
 from contrail_storage.store.rocks_store import StoreCorruptError
 
-CACHE_BYTES: Final = 64 << 20
+CACHE_BYTES: Final = 128 << 20
+"""Of decoded blocks; the store's own cache has none of them."""
+
 _CACHED_OVERHEAD: Final = 512
 _COMPACT_FROM: Final = 1_024
 
@@ -42,16 +44,11 @@ _COMPACT_FROM: Final = 1_024
 class BlockSource(Protocol):
     """What is needed of the store to read blocks."""
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value under ``key``, or None."""
-        ...
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values under ``keys``, None where there is none."""
-        ...
-
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As :meth:`get_many`, of values that are not worth a place in the store's cache."""
+        """The values under ``keys``, None where there is none.
+
+        The store's own cache keeps none of them: what is read again is in that of decoded blocks.
+        """
         ...
 
 
@@ -112,6 +109,10 @@ class Directory:
         """The block at ``position`` (0 is the oldest)."""
         at = self._start + position
         return BlockSpan(self._bases[at], self._counts[at], self._sizes[at], self._times[at])
+
+    def base_seq(self, position: int) -> int:
+        """The first sequence of the block at ``position``."""
+        return self._bases[self._start + position]
 
     def position(self, seq: int) -> int:
         """Position of the first block that ends above ``seq``; ``len`` when there is none."""
@@ -354,7 +355,7 @@ class BlockStore:
         block = self._recall(key)
         if block is None:
             discards = self._discards
-            data = self._source.get(keys.large_key(keys.BLOCK, shard, base_seq))
+            (data,) = self._source.get_once([keys.large_key(keys.BLOCK, shard, base_seq)])
             block = _decoded(shard, base_seq, data)
             if discards == self._discards:  # otherwise it may have been replaced meanwhile
                 self._remember(key, block, replace=False)
@@ -367,7 +368,7 @@ class BlockStore:
         """
         discards = self._discards
         wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
-        first, *others = self._source.get_many(wanted)
+        first, *others = self._source.get_once(wanted)
         if first is None:
             raise BlockMissingError(f"block {base_seqs[0]} of shard {shard} is not in the store")
         block = decode_block(first, BLOCK_CODECS)
@@ -402,13 +403,13 @@ class BlockStore:
     def _stored(self, shard: int, base_seqs: Sequence[int]) -> list[_Stored]:
         wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
         try:
-            return [*self._source.get_many(wanted)]
+            return [*self._source.get_once(wanted)]
         except StoreCorruptError:
             return [self._stored_alone(key) for key in wanted]  # one bad value failed all of them
 
     def _stored_alone(self, key: bytes) -> _Stored:
         try:
-            return self._source.get(key)
+            return self._source.get_once([key])[0]
         except StoreCorruptError as error:
             return error
 
@@ -420,7 +421,7 @@ class BlockStore:
         """Blocks for a scan, which passes by the cache (blocking; errors as :meth:`load`)."""
         found = {base: self._unwritten.get((shard, base)) for base in base_seqs}
         missing = [base for base, block in found.items() if block is None]
-        values = self._source.get_many(
+        values = self._source.get_once(
             [keys.large_key(keys.BLOCK, shard, base) for base in missing]
         )
         for base, data in zip(missing, values, strict=True):
