@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import contrail_api
@@ -131,6 +132,15 @@ class LinkDouble:
     ) -> None:
         self.direct_batches += 1
         self.publish_then(stream, messages_of(batch), done)
+
+    def publish_each_then(
+        self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
+    ) -> None:
+        for at, message in enumerate(messages):
+            try:
+                self.publish_then("", [message], partial(done, [at]))
+            except ApiError as error:
+                done([at], error)
 
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         self._fail()

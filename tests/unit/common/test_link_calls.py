@@ -17,6 +17,7 @@ from contrail_common.link import (
     LastRequest,
     Pieces,
     PublishOutcome,
+    PubResult,
     PullRequest,
     RangeRequest,
     ReplayPlanRequest,
@@ -170,6 +171,45 @@ def test_callback_gets_the_outcome_once(tmp_path: Path) -> None:
             assert refused.spec is errors.NO_STREAM_FOR_SUBJECT
             assert not isinstance(stored, ApiError)
             assert (stored.stream, stored.results[0].seq) == ("S", 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_messages_that_came_together_are_stored_each_where_its_subject_goes(
+    tmp_path: Path, direct: bool
+) -> None:
+    async def scenario() -> None:
+        async with both(tmp_path) as (local, link):
+            await local.put_stream(StreamConfig(name="T", subjects=("t.>",)), "put", None, True)
+            subjects = ["a.1", "t.1", "nobody", "a.2", "a.2", "t.2", "t.3"]
+            sent = [PublishMessage(subject, None, b"x") for subject in subjects]
+            sent[3].msg_id = sent[4].msg_id = "twice"
+            sent[5].expected = Expected(last_seq=77)
+            found: dict[int, tuple[str, PubResult] | ApiError] = {}
+
+            def done(positions: list[int], outcome: PublishOutcome) -> None:
+                if isinstance(outcome, ApiError):
+                    found.update(dict.fromkeys(positions, outcome))
+                    return
+                results = [each for run in outcome.results for each in run.each()]
+                for at, result in zip(positions, results, strict=True):
+                    found[at] = outcome.stream, result
+
+            (local if direct else link).publish_each_then(sent, done)
+            await until(lambda: len(found) == len(sent))
+            refused = found.pop(2)
+            assert isinstance(refused, ApiError)
+            assert (refused.spec, refused.applied) == (errors.NO_STREAM_FOR_SUBJECT, False)
+            wrong = errors.WRONG_LAST_SEQUENCE.code
+            assert found == {
+                0: ("S", PubResult(1)),
+                1: ("T", PubResult(1)),
+                3: ("S", PubResult(2)),
+                4: ("S", PubResult(2, duplicate=True)),
+                5: ("T", PubResult(0, code=wrong, detail="wrong last sequence: 1")),
+                6: ("T", PubResult(2)),
+            }
 
     run(scenario())
 

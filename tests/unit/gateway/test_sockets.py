@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
 
 from contrail_common import errors
 from contrail_common.edge.server import EdgeServer, make_server
+from contrail_common.edge.websocket import CloseCode
 from contrail_common.errors import ApiError
 from contrail_common.link import Delivery, PullResult
 from contrail_common.model import ConsumerConfig, ConsumerInfo, StoredMessage
@@ -325,5 +327,37 @@ def test_message_acknowledged_while_it_waits_for_credit_again_is_not_pushed() ->
             await client.send(json.dumps({"op": "credit", "sid": "s", "bytes": 99}))
             await asyncio.wait_for(edge.link.waiting.wait(), SOON_S)
             assert (await ask(client, {"op": "ping", "id": 3})) == {"op": "pong", "id": 3}
+
+    run(scenario())
+
+
+def test_frame_behind_publishes_of_the_same_array_finds_them_passed_on() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.outcomes = []
+        async with serving(edge) as (port, _), talking(port) as client:
+            await client.send(json.dumps([PUB, {**PUB, "id": 2}, {"op": "ping", "id": 3}]))
+            assert await frame(client) == {"op": "pong", "id": 3}
+            assert len(edge.link.outcomes) == 2
+            for answer in edge.link.outcomes:
+                answer()
+            acks = [await frame(client), await frame(client)]
+            assert [(ack["op"], ack["id"], ack["seq"]) for ack in acks] == [
+                ("ack", 1, 1),
+                ("ack", 2, 2),
+            ]
+
+    run(scenario())
+
+
+def test_publishes_in_front_of_what_ends_the_socket_are_stored() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, _), talking(port) as client:
+            broken = Frame(Opcode.TEXT, b"3").serialize(mask=True)
+            whole = Frame(Opcode.TEXT, json.dumps(PUB).encode()).serialize(mask=True)
+            client.transport.write(whole + whole + broken)
+            assert await code_of_close(client) == CloseCode.PROTOCOL_ERROR
+            await wait_until(lambda: len(edge.link.published) == 2)
 
     run(scenario())

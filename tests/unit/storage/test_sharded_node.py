@@ -159,6 +159,23 @@ def test_single_messages_are_answered_with_their_shard(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_messages_that_came_together_are_single_ones_to_a_stream_with_shards(
+    tmp_path: Path,
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        outcomes: list[tuple[list[int], Any]] = []
+        sent = [message("k"), message("k", expected=Expected(last_seq=1)), message("k")]
+        link.publish_each_then(sent, lambda *outcome: outcomes.append(outcome))
+        while len(outcomes) < len(sent):
+            await asyncio.sleep(0)
+        part = shard_of("a.k", SHARDS, (2,))
+        assert [(at, ack.results) for at, ack in outcomes] == [
+            ([at], [PubResult(at + 1, shard=part)]) for at in range(3)
+        ]
+
+    play(tmp_path, scene)
+
+
 def test_atomic_batch_is_of_one_shard(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         def atomic(*messages: PublishMessage) -> Coroutine[Any, Any, Any]:

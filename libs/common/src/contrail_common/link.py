@@ -394,6 +394,15 @@ class StorageLink(Protocol):
         """Store ``batch`` as :meth:`publish_batch` does, in the way of :meth:`publish_then`."""
         ...
 
+    def publish_each_then(
+        self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
+    ) -> None:
+        """Store each message in the stream of its subject, in order; nothing is raised.
+
+        ``done`` gets the outcomes (runs) of some positions at a time, some maybe before the return.
+        """
+        ...
+
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """One message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND).
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -38,7 +38,6 @@ from contrail_gateway.core.frames import (
     Ping,
     Pong,
     Pub,
-    PubAck,
     PubBatch,
     Publishing,
     ServerFrame,
@@ -62,14 +61,12 @@ from contrail_gateway.socket_codec import (
     Misunderstood,
 )
 from contrail_gateway.socket_metrics import SessionCounts
+from contrail_gateway.socket_publishes import MESSAGE_BYTES, Publishes
 
 _log: Final = structlog.get_logger(__name__)
 
-_BY_SUBJECT: Final = ""
 _PUB_DEPTH: Final = 1
 _BATCH_DEPTH: Final = 3
-_MESSAGE_BYTES: Final = 256
-"""What a message under way counts beside its payload."""
 _DRAIN_LOOK_S: Final = 0.05
 _INTERNAL_CLOSE: Final = 1011
 
@@ -100,6 +97,7 @@ class SocketSession:
         self._opening = opening
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
+        self._publishes = Publishes(self)
         self._beat: asyncio.TimerHandle | None = None
         self._connect_by: asyncio.TimerHandle | None = None
         self._drain_until_ns = 0
@@ -134,6 +132,13 @@ class SocketSession:
                 return
         if self.session.full:
             self._socket.pause()
+
+    def caught_up(self) -> None:
+        """Pass on what was published by all frames that came together."""
+        try:
+            self._publishes.pass_on()
+        except Exception:
+            self._broken()
 
     def drain(self, grace_s: float) -> None:
         """Push no more; close once the client has settled what it holds, or at the end."""
@@ -171,6 +176,10 @@ class SocketSession:
     def send(self, frame: ServerFrame) -> None:
         """Send a frame."""
         self._socket.send(self._codec.encode(frame))
+
+    def send_all(self, frames: Iterable[ServerFrame]) -> None:
+        """Send frames."""
+        self._socket.send_all(map(self._codec.encode, frames))
 
     def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
         """Send an error."""
@@ -210,14 +219,19 @@ class SocketSession:
             self.session.heard(frame, time.monotonic_ns())
             if isinstance(frame, Misunderstood):
                 raise frame.error
+            if not isinstance(frame, Publishing):
+                self._publishes.pass_on()  # what came before a frame is done before it
             self._handlers[type(frame)](self, frame)
         except ApiError as error:
             self.refuse(frame.id, getattr(frame, "sid", None), error)
         except UnauthenticatedError:
             self._socket.close(CloseCode.UNAUTHENTICATED, "no or bad token")
         except Exception:
-            _log.exception("frame_failed")
-            self._socket.close(_INTERNAL_CLOSE, "internal error")
+            self._broken()
+
+    def _broken(self) -> None:
+        _log.exception("frame_failed")
+        self._socket.close(_INTERNAL_CLOSE, "internal error")
 
     def _connect(self, frame: Connect) -> None:
         token = frame.token
@@ -235,39 +249,14 @@ class SocketSession:
         message = candidate(frame, payload, self._room.settings.payload_bytes_max)
         if isinstance(message, ApiError):
             raise message
-        size = len(payload) + _MESSAGE_BYTES
-        done = partial(self._published, frame.id, size)
-        self.link.publish_then(_BY_SUBJECT, [message], done)
-        self.session.begin(1, size)
-
-    def _published(self, frame_id: FrameId | None, size: int, outcome: PublishOutcome) -> None:
-        self.answered(1, size)
-        if isinstance(outcome, ApiError):
-            self.refuse(frame_id, None, outcome)
-            return
-        result = outcome.results[0]
-        if result.code:
-            self.refuse(frame_id, None, _refused(result))
-            return
-        self.counts.published += 1
-        if frame_id is not None:
-            self.send(
-                PubAck(
-                    id=frame_id,
-                    stream=outcome.stream,
-                    seq=result.seq,
-                    duplicate=result.duplicate,
-                    durability=outcome.durability,
-                    shard=result.shard,
-                )
-            )
+        self.session.begin(1, self._publishes.add(frame.id, message))
 
     def _publish_batch(self, frame: Batch) -> None:
         check_count(len(frame.messages))
         items: Sequence[Item] = frame.messages
         candidates = [self._candidate(item, at) for at, item in enumerate(items)]
         messages = [one for one in candidates if isinstance(one, PublishMessage)]
-        size = sum(len(message.payload) + _MESSAGE_BYTES for message in messages)
+        size = sum(len(message.payload) + MESSAGE_BYTES for message in messages)
         done = partial(self._batch_published, frame.id, candidates, size)
         if messages:
             self.link.publish_then(frame.stream, messages, done)
@@ -383,9 +372,3 @@ def _result(result: PubResult) -> BatchResult:
         return BatchResult(problem=result_problem(result.code, result.detail))
     shard = UNSET if result.shard is None else result.shard
     return BatchResult(result.seq, result.duplicate, shard=shard)
-
-
-def _refused(result: PubResult) -> ApiError:
-    spec = errors.REGISTRY.get(result.code, errors.INTERNAL)
-    # Only an unknown outcome may have had an effect.
-    return ApiError(spec, result.detail, applied=None if spec is errors.OUTCOME_UNKNOWN else False)

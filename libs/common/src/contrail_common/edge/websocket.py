@@ -7,10 +7,10 @@ in one write, which costs a thirtieth of a write for each.
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from prometheus_client.registry import Collector
 from websockets.exceptions import PayloadTooBig
@@ -18,6 +18,7 @@ from websockets.frames import Close, Frame, Opcode
 from websockets.protocol import Protocol as Wire
 from websockets.protocol import Side, State
 
+from contrail_common.edge.frame_reader import FINAL, FrameReader
 from contrail_common.edge.requests import EdgeState
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.socket_metrics import SocketCounts
@@ -31,7 +32,6 @@ _STALL_S: Final = 1.0
 _UNREAD_LINGER_S: Final = 15.0
 _SHORT: Final = 126
 _MEDIUM: Final = 1 << 16
-_FINAL: Final = 0x80
 
 
 class CloseCode(IntEnum):
@@ -54,6 +54,10 @@ class SocketHandler(Protocol):
 
     def received(self, message: bytes) -> None:
         """A whole message came, in the kind of frame that the sub-protocol uses."""
+        ...
+
+    def caught_up(self) -> None:
+        """All messages that came together with the last one were handed over."""
         ...
 
     def drain(self, grace_s: float) -> None:
@@ -92,7 +96,7 @@ class SocketEndpoint(Protocol):
 
 def frame_head(opcode: Opcode, length: int) -> bytes:
     """The head of a server's unfragmented frame (RFC 6455, 5.2)."""
-    first = _FINAL | opcode
+    first = FINAL | opcode
     if length < _SHORT:
         return bytes((first, length))
     if length < _MEDIUM:
@@ -111,6 +115,7 @@ class EdgeSocket(asyncio.Protocol):
         counts: SocketCounts,
     ) -> None:
         self._wire = Wire(Side.SERVER, max_size=settings.frame_bytes_max)
+        self._frames = FrameReader(self._wire, opcode, settings.frame_bytes_max)
         self._opcode = opcode
         self._settings = settings
         self._state = state
@@ -210,9 +215,12 @@ class EdgeSocket(asyncio.Protocol):
         wire = self._wire
         if self._deaf:
             return
-        wire.receive_data(data)
-        for event in wire.events_received():
-            self._take(cast(Frame, event))
+        for received in self._frames.read(data):
+            if isinstance(received, Frame):
+                self._take(received)
+            elif not self._ended:
+                self._message(received)
+        self._handler.caught_up()
         answers = wire.data_to_send()
         if wire.parser_exc is not None:
             self._fail(wire.parser_exc, answers)
@@ -309,6 +317,11 @@ class EdgeSocket(asyncio.Protocol):
         self._put([frame_head(self._opcode, len(message)), message])
         if self._queued > _PACED_BYTES:
             self._flush()
+
+    def send_all(self, messages: Iterable[bytes]) -> None:
+        """Send messages, as :meth:`send` does each."""
+        for message in messages:
+            self.send(message)
 
     def _put(self, parts: list[bytes]) -> None:
         self._queue += parts

@@ -170,6 +170,17 @@ class RemoteLink:
             methods.PUBLISH_BATCH, encode((stream, batch)), self.limits.call_s, _Publish(done)
         )
 
+    def publish_each_then(
+        self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
+    ) -> None:
+        """Store each message where its subject goes; storage joins what came together."""
+        for at, message in enumerate(messages):
+            told = partial(done, [at])
+            try:
+                self.publish_then("", [message], told)
+            except ApiError as error:
+                told(error)
+
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """One message."""
         return await self._call(methods.GET_MESSAGE, stream, seq, shard)

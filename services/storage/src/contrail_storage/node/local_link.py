@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
@@ -200,6 +201,31 @@ class LocalLink:
         self._node.shard_logs.of(number).append_then(
             number, messages, lambda results: done(_outcome(stream, shard, results))
         )
+
+    def publish_each_then(
+        self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
+    ) -> None:
+        """Store each message where its subject goes: those of a stream as one batch."""
+        together: dict[str, list[int]] = {}
+        for at, message in enumerate(messages):
+            try:
+                entry = self._node.streams.entry(self._captured_by(message.subject))
+                if entry.shards == 1:
+                    together.setdefault(entry.name, []).append(at)
+                else:  # a batch over shards may expect less than a message by itself
+                    self.publish_then(entry.name, [message], partial(done, [at]))
+            except ApiError as error:
+                done([at], error)
+        for stream, positions in together.items():
+            told = partial(done, positions)
+            try:
+                if len(positions) == 1:
+                    self.publish_then(stream, [messages[positions[0]]], told)
+                else:
+                    batch = MessageBatch.of([messages[at] for at in positions])
+                    self.publish_batch_then(stream, batch, told)
+            except ApiError as error:
+                told(error)
 
     def _publish_sharded_then(
         self,

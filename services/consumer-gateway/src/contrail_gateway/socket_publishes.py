@@ -1,0 +1,105 @@
+"""Single messages that a socket publishes: those that came together are stored together."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Final, Protocol
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import PublishAck, PublishOutcome, PubResult, StorageLink
+from contrail_common.model import PublishMessage
+from contrail_gateway.core.frames import FrameId, PubAck, ServerFrame
+from contrail_gateway.socket_metrics import SessionCounts
+
+MESSAGE_BYTES: Final = 256
+"""What a message under way counts beside its payload."""
+
+
+class PublishHost(Protocol):
+    """What publishes need of the session they belong to."""
+
+    link: StorageLink
+    counts: SessionCounts
+
+    def send_all(self, frames: Iterable[ServerFrame]) -> None:
+        """Send frames."""
+        ...
+
+    def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
+        """Send an error."""
+        ...
+
+    def answered(self, count: int, size: int) -> None:
+        """Messages under way, of ``size`` bytes in all, were answered."""
+        ...
+
+
+class Publishes:
+    """The messages of one socket that are not passed on yet, and the answers to those that are."""
+
+    def __init__(self, host: PublishHost) -> None:
+        self._host = host
+        self._ids: list[FrameId | None] = []
+        self._messages: list[PublishMessage] = []
+
+    def add(self, frame_id: FrameId | None, message: PublishMessage) -> int:
+        """One more message behind the others; answers what it counts until it is answered."""
+        self._ids.append(frame_id)
+        self._messages.append(message)
+        return len(message.payload) + MESSAGE_BYTES
+
+    def pass_on(self) -> None:
+        """Have the messages stored; each frame that has an id gets an answer of its own."""
+        if not self._messages:
+            return
+        ids, messages = self._ids, self._messages
+        self._ids, self._messages = [], []
+        self._host.link.publish_each_then(messages, partial(self._answer, ids, messages))
+
+    def _answer(
+        self,
+        ids: list[FrameId | None],
+        messages: list[PublishMessage],
+        positions: list[int],
+        outcome: PublishOutcome,
+    ) -> None:
+        size = sum(len(messages[at].payload) for at in positions)
+        self._host.answered(len(positions), size + MESSAGE_BYTES * len(positions))
+        asked = [ids[at] for at in positions]
+        if isinstance(outcome, ApiError):
+            self._refuse(asked, outcome)
+            return
+        start = 0
+        for run in outcome.results:
+            of_run = asked[start : start + run.count]
+            start += run.count
+            if run.code:
+                self._refuse(of_run, refusal_of(run))
+            else:
+                self._host.counts.published += run.count
+                self._host.send_all(_acks(of_run, outcome, run))
+
+    def _refuse(self, ids: list[FrameId | None], error: ApiError) -> None:
+        for frame_id in ids:
+            self._host.refuse(frame_id, None, error)
+
+
+def _acks(ids: list[FrameId | None], outcome: PublishAck, run: PubResult) -> Iterator[PubAck]:
+    """The answers to the frames of a run that have an id."""
+    for seq, frame_id in enumerate(ids, run.seq):
+        if frame_id is not None:
+            yield PubAck(
+                id=frame_id,
+                stream=outcome.stream,
+                seq=seq,
+                duplicate=run.duplicate,
+                durability=outcome.durability,
+                shard=run.shard,
+            )
+
+
+def refusal_of(result: PubResult) -> ApiError:
+    """Why storage refused a message."""
+    spec = errors.REGISTRY.get(result.code, errors.INTERNAL)
+    # Only an unknown outcome may have had an effect.
+    return ApiError(spec, result.detail, applied=None if spec is errors.OUTCOME_UNKNOWN else False)
