@@ -30,15 +30,33 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 FORMS = ("fast-lane", "reference-lane", "split")
 
 
+WORKERS_MAX = 8
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores, since tests also wait: for servers, disks, deadlines.
+
+    Each starts servers of its own, so there are not many where there are many cores.
+    """
+    linux = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
+    return min(cores + 1, WORKERS_MAX)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what asks one process about itself where there are several, or sockets of a lane.
 
-    The lanes are for requests: a socket never passes them.
+    The lanes are for requests: a socket never passes them. Where several workers share the tests,
+    those that need a JVM go first: a worker without work takes from the end of another's list, so
+    that one worker keeps them, and one JVM is enough.
     """
     unfit = [item for item in items if _is_unfit(item)]
     if unfit:
         config.hook.pytest_deselected(items=unfit)
         items[:] = [item for item in items if not _is_unfit(item)]
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 def _is_unfit(item: pytest.Item) -> bool:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from contrail_client import Contrail, Message
@@ -10,6 +11,8 @@ from tests.support.servers import ServerProcess
 
 SHARDS = 5
 MESSAGES = 500
+
+pytestmark = pytest.mark.spark
 
 
 def test_every_shard_is_read_and_named_truthfully(spark: SparkSession, tmp_path: Path) -> None:

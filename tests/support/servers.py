@@ -4,8 +4,10 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -20,14 +22,23 @@ START_S = 30.0
 STOP_S = 30.0
 HOST: Final = "127.0.0.1"
 SECRET: Final = "the cluster secret of a test"
+PLAIN: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients, which speak plain HTTP: each would read the machine's certificates, 30 ms long."""
+
+_ports = itertools.cycle(random.sample(range(16_384, 32_768), 16_384))
 
 
 def free_port() -> int:
-    """A port that nobody listens on, for processes that must know each other's."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, for processes that must know each other's.
+
+    It is none that the kernel gives away: a server that asks for any port, started meanwhile by a
+    test beside this one, would have it first.
+    """
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise AssertionError("unreachable: the ports come round again")
 
 
 class Process:
@@ -112,7 +123,7 @@ class Process:
 
     def client(self, **options: Any) -> httpx.Client:
         """An HTTP client for the server."""
-        return httpx.Client(base_url=self.url, timeout=30.0, **options)
+        return httpx.Client(base_url=self.url, timeout=30.0, verify=PLAIN, **options)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -190,9 +201,10 @@ class SplitServers:
         """Wait until each of ``edges`` says that it is ready."""
         deadline = time.monotonic() + START_S
         for edge in edges:
-            while httpx.get(f"{edge.url}/readyz").status_code != httpx.codes.OK:
-                assert time.monotonic() < deadline, edge.log.read_text()
-                time.sleep(0.01)
+            with edge.client() as client:
+                while client.get("/readyz").status_code != httpx.codes.OK:
+                    assert time.monotonic() < deadline, edge.log.read_text()
+                    time.sleep(0.01)
 
     def client(self, **options: Any) -> httpx.Client:
         """An HTTP client that asks another process with each request."""
@@ -219,7 +231,7 @@ class _InTurn(httpx.BaseTransport):
 
     def __init__(self, urls: list[str]) -> None:
         self._origins = itertools.cycle([httpx.URL(url) for url in urls])
-        self._inner = httpx.HTTPTransport()
+        self._inner = httpx.HTTPTransport(verify=PLAIN)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         origin = next(self._origins)
