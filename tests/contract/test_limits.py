@@ -55,7 +55,13 @@ def test_delivered_message_that_its_subject_replaced_is_pending_no_more(stream: 
 def test_full_subject_refuses_where_new_ones_are_discarded(stream: Stream) -> None:
     stream.configure(max_msgs_per_subject=1, discard="new", discard_new_per_subject=True)
     assert stream.publish(b"1").status_code == 201
-    assert_problem(stream.publish(b"2"), 507, 10077)
+    refused = assert_problem(stream.publish(b"2"), 507, 10077)
+    batch = {"messages": [{"subject": stream.subject(), "data": "3"}]}
+    answer = stream.client.post(f"{stream.path}/messages", json=batch)
+    [result] = answer.json()["results"]
+    assert answer.status_code == 207
+    assert (result["problem"]["code"], result["problem"]["status"]) == (10077, 507)
+    assert (refused["applied"], result["problem"]["applied"]) == (False, False)
     assert stream.publish(b"3", rest="b").json()["seq"] == 2
     assert stream.client.delete(f"{stream.path}/messages/1").status_code == 204
     assert stream.publish(b"4").json()["seq"] == 3

@@ -46,6 +46,7 @@ RESTORE: Final = Operation(
         errors.SUBJECT_OVERLAP,
         errors.ARCHIVE_INVALID,
         errors.STREAM_CONFIG_INVALID,
+        errors.STREAM_NAME_SEPARATOR,
         errors.STREAM_LIMIT,
         errors.OVERLOADED,
         errors.OUTCOME_UNKNOWN,
