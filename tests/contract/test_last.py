@@ -41,6 +41,7 @@ def test_last_as_of_a_time_is_exclusive(stream: Stream) -> None:
     assert last(stream, up_to_time=times[2]) == [1, 2]
     assert last(stream, up_to_time="2200-01-01T00:00:00Z") == [2, 3]
     assert last(stream, up_to_time="2000-01-01T00:00:00Z") == []
+    assert last(stream, up_to_time="1970-01-01T00:00:00Z") == []
 
 
 def test_pages_are_of_the_point_that_the_first_one_had(stream: Stream) -> None:

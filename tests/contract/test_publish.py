@@ -129,22 +129,28 @@ def test_subject_sequence_may_be_expected_of_another_subject(stream: Stream) -> 
 
 
 @pytest.mark.parametrize(
-    ("headers", "code"),
+    ("headers", "code", "pointer"),
     [
-        ({"Nats_Expected_Last_Sequence": "x"}, None),
-        ({"Nats_Expected_Last_Sequence": "-1"}, None),
-        ({"Nats_Expected_Last_Subject_Sequence_Subject": "a.b"}, 10193),
-        ({"Nats_Rollup": "sub"}, 10111),
-        ({"Nats_TTL": "5s"}, 10166),
-        ({"Nats_TTL": "5ms"}, 10165),
-        ({"Nats_Msg_Id": "k" * 5000}, None),
-        ({"Msg_Header_": "x"}, None),
+        ({"Nats_Expected_Last_Sequence": "x"}, 20030, "Nats-Expected-Last-Sequence"),
+        ({"Nats_Expected_Last_Sequence": "-1"}, 20030, "Nats-Expected-Last-Sequence"),
+        (
+            {"Nats_Expected_Last_Subject_Sequence_Subject": "a.b"},
+            10193,
+            "Nats-Expected-Last-Subject-Sequence-Subject",
+        ),
+        ({"Nats_Rollup": "sub"}, 10111, None),
+        ({"Nats_Rollup": "some"}, 10111, "Nats-Rollup"),
+        ({"Nats_TTL": "5s"}, 10166, None),
+        ({"Nats_TTL": "5ms"}, 10165, "Nats-TTL"),
+        ({"Nats_Msg_Id": "k" * 5000}, 20030, "Nats-Msg-Id"),
+        ({"Nats_Batch_Id": "b"}, 20004, "Nats-Batch-Id"),
+        ({"Msg_Header_": "x"}, 20030, "msg-header-"),
     ],
 )
 def test_header_that_cannot_be_honoured_is_422(
-    stream: Stream, headers: dict[str, str], code: int | None
+    stream: Stream, headers: dict[str, str], code: int, pointer: str | None
 ) -> None:
-    assert_problem(stream.publish(**headers), 422, code)
+    assert_problem(stream.publish(**headers), 422, code, pointer)
     assert stream.state()["messages"] == 0
 
 

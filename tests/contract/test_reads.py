@@ -152,6 +152,9 @@ def test_denied_delete_is_409(stream: Stream) -> None:
     stream.configure(deny_delete=True)
     stream.publish()
     assert_problem(stream.client.delete(f"{stream.path}/messages/1"), 409, 10057)
+    assert_problem(stream.client.delete(f"{stream.path}/messages/2"), 409, 10057)
+    stream.client.post(f"{stream.path}/seal")
+    assert_problem(stream.client.delete(f"{stream.path}/messages/2"), 409, 10109)
 
 
 # Ranges ------------------------------------------------------------------------------------------

@@ -189,7 +189,8 @@ def test_replay_overtaken_by_a_purge_is_cut_and_asking_again_is_410(
 
 def test_range_above_what_is_stored_is_503(stream: Stream) -> None:
     stream.fill(3)
-    assert_problem(stream.client.get(f"{stream.path}/replay?to_seq=4"), 503)
+    refused = assert_problem(stream.client.get(f"{stream.path}/replay?to_seq=4"), 503, 20007)
+    assert refused["applied"] is False
 
 
 def test_another_incarnation_is_409(stream: Stream) -> None:

@@ -87,6 +87,25 @@ def test_name_and_subjects_that_are_taken_are_refused(stream: Stream) -> None:
     assert stream.state()["messages"] == 5
 
 
+@pytest.mark.parametrize("given", [{}, {"content-type": "application/octet-stream"}])
+def test_archive_may_travel_as_plain_bytes(stream: Stream, given: dict[str, str]) -> None:
+    stream.fill(3)
+    target = f"{stream.path}/snapshot"
+    archive = stream.client.get(target, headers={"accept": "application/octet-stream"})
+    assert archive.headers["content-type"] == "application/octet-stream"
+    stream.client.delete(stream.path)
+    answer = stream.client.put(f"{stream.path}/restore", content=archive.content, headers=given)
+    assert answer.status_code == 201, answer.text
+    assert stream.state()["messages"] == 3
+
+
+def test_archive_of_another_type_is_refused(unused: Stream) -> None:
+    answer = unused.client.put(
+        f"{unused.path}/restore", content=b"x", headers={"content-type": "text/plain"}
+    )
+    assert_problem(answer, 415, 20033)
+
+
 def test_damaged_archive_restores_nothing(stream: Stream) -> None:
     stream.fill(300)
     data = snapshot(stream)

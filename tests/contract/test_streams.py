@@ -74,9 +74,10 @@ def test_durations_are_taken_in_any_form_and_shown_in_one(
     assert unused.configure(max_age=given).json()["config"]["max_age"] == shown
 
 
-def test_pedantic_refuses_a_silent_change(unused: Stream) -> None:
+@pytest.mark.parametrize("query", ["pedantic=true", "pedantic=1", "pedantic"])
+def test_pedantic_refuses_a_silent_change(unused: Stream, query: str) -> None:
     config = {"subjects": [f"{unused.prefix}.>"], "max_msgs": 0}
-    answer = unused.client.put(f"{unused.path}?pedantic=true", json=config)
+    answer = unused.client.put(f"{unused.path}?{query}", json=config)
     assert_problem(answer, 422, 10157)
     assert unused.client.get(unused.path).status_code == 404
 
@@ -96,6 +97,7 @@ def test_pedantic_refuses_a_silent_change(unused: Stream) -> None:
         ({"allow_msg_ttl": "yes"}, None, "/allow_msg_ttl"),
         ({"num_replicas": 6}, 10052, "/num_replicas"),
         ({"num_replicas": 3}, 10074, "/num_replicas"),
+        ({"num_replicas": -1}, 10133, "/num_replicas"),
         ({"sealed": True}, 10052, "/sealed"),
         ({"description": "x" * 5000}, 10052, "/description"),
         ({"name": "other"}, 10056, "/name"),
@@ -138,9 +140,18 @@ def test_invalid_config_is_422_at_its_field(
     assert unused.client.get(unused.path).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["a.b", "a*b", "a%20b", "a%3Eb", "a%2Fb", "a%5Cb", "x" * 256])
+@pytest.mark.parametrize("name", ["a.b", "a*b", "a%20b", "a%3Eb", "x" * 256])
 def test_invalid_name_is_422(client: httpx.Client, name: str) -> None:
     assert_problem(client.put(f"/v1/streams/{name}", json={}), 422, 10052, "/name")
+
+
+@pytest.mark.parametrize("name", ["a%2Fb", "a%5Cb", "a%2F%20b"])
+def test_name_with_a_path_separator_is_422_with_its_own_code(
+    client: httpx.Client, name: str
+) -> None:
+    target = f"/v1/streams/{name}"
+    assert_problem(client.put(target, json={}), 422, 10128, "/name")
+    assert_problem(client.put(f"{target}/restore", content=b"x"), 422, 10128, "/name")
 
 
 def test_name_beyond_ascii_is_taken(client: httpx.Client) -> None:

@@ -162,11 +162,10 @@ def test_item_that_cannot_be_stored_is_refused_for_itself(
         ({"ttl": "1m"}, {"Nats-TTL": ["1m"]}, 60 * NS_PER_S),
         ({"ttl": "never", "headers": {"A": ["b"]}}, {"A": ["b"], "Nats-TTL": ["never"]}, TTL_NEVER),
         ({"ttl": "5s", "headers": {"nats-ttl": ["5s"]}}, {"nats-ttl": ["5s"]}, 5 * NS_PER_S),
-        ({"ttl": 0}, {"Nats-TTL": ["0"]}, None),
     ],
 )
 def test_time_to_live_of_an_item_is_stored_as_its_header(
-    fields: dict[str, Any], headers: dict[str, list[str]], ttl_ns: int | None
+    fields: dict[str, Any], headers: dict[str, list[str]], ttl_ns: int
 ) -> None:
     found = message(**{"data": "x", **fields})
     assert (found.headers, found.ttl_ns) == (headers, ttl_ns)
@@ -261,12 +260,12 @@ def test_header_that_may_ask_for_something_or_is_invalid_needs_a_closer_look(nam
 def test_batch_with_times_to_live_is_put_into_columns_as_it_is() -> None:
     items = [
         ["a", {"Nats-TTL": [text], "Nats-Msg-Id": [str(at)]}, b"x"]
-        for at, text in enumerate(["5", "1m", "never", "0", "5"])
+        for at, text in enumerate(["5", "1m", "never", "5"])
     ]
     batch = uniform_batch(packed(PackedItem, *items), PAYLOAD_MAX)
     assert batch is not None
     assert messages_of(batch) == looked_at_closely(*items)
-    assert batch.ttls == {0: 5 * NS_PER_S, 1: 60 * NS_PER_S, 2: TTL_NEVER, 4: 5 * NS_PER_S}
+    assert batch.ttls == {0: 5 * NS_PER_S, 1: 60 * NS_PER_S, 2: TTL_NEVER, 3: 5 * NS_PER_S}
 
 
 def test_batch_with_a_time_to_live_that_is_none_needs_a_closer_look() -> None:

@@ -75,7 +75,6 @@ def test_duplicate_window_defaults_to_two_minutes_but_not_beyond_max_age() -> No
         ({"duplicate_window_ns": 99 * NS_PER_MS}, "/duplicate_window"),
         ({"duplicate_window_ns": 2 * NS_PER_S, "max_age_ns": NS_PER_S}, "/duplicate_window"),
         ({"num_replicas": 6}, "/num_replicas"),
-        ({"num_replicas": -1}, "/num_replicas"),
         ({"first_seq": -1}, "/first_seq"),
         ({"subject_delete_marker_ttl_ns": -1}, "/subject_delete_marker_ttl"),
         ({"subject_delete_marker_ttl_ns": NS_PER_S - 1}, "/subject_delete_marker_ttl"),
@@ -105,12 +104,20 @@ def test_invalid_stream_is_refused_at_its_field(draft: dict[str, Any], pointer: 
     assert [field.pointer for field in refused.fields] == [pointer]
 
 
+@pytest.mark.parametrize("name", ["a/b", "a\\b", "/", "a /"])
+def test_name_of_a_stream_with_a_path_separator_has_a_code_of_its_own(name: str) -> None:
+    refused = refusal(lambda: stream(name=name))
+    assert refused.spec is errors.STREAM_NAME_SEPARATOR
+    assert [field.pointer for field in refused.fields] == ["/name"]
+
+
 @pytest.mark.parametrize("subject", ["$JS.EVENT.>", "$SYS.ACCOUNT.>", "$KV.bucket.>", "*"])
 def test_subjects_outside_the_reserved_ones_are_taken(subject: str) -> None:
     assert stream(subjects=(subject,)).subjects == (subject,)
 
 
-def test_replicas_need_a_cluster() -> None:
+def test_replicas_need_a_cluster_and_cannot_be_negative() -> None:
+    assert refusal(lambda: stream(num_replicas=-1)).spec is errors.REPLICAS_NEGATIVE
     assert refusal(lambda: stream(num_replicas=3)).spec is errors.REPLICAS_UNSUPPORTED
     assert normalise_stream({"name": "S", "num_replicas": 3}, clustered=True).num_replicas == 3
 
@@ -222,7 +229,9 @@ def test_max_ack_pending_of_zero_is_the_default_and_below_is_unlimited() -> None
             {"deliver_policy": "by_start_sequence", "opt_start_seq": 1, "opt_start_time_ns": 3},
             errors.START_INVALID,
         ),
-        ({"name": "a/b"}, errors.CONSUMER_CONFIG_INVALID),
+        ({"name": "a.b"}, errors.CONSUMER_CONFIG_INVALID),
+        ({"name": "a/b"}, errors.CONSUMER_NAME_SEPARATOR),
+        ({"name": "a b\\"}, errors.CONSUMER_NAME_SEPARATOR),
     ],
 )
 def test_invalid_consumer_is_refused_by_its_rule(draft: dict[str, Any], spec: ErrorSpec) -> None:

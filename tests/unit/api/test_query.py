@@ -18,6 +18,7 @@ from contrail_common.errors import ApiError
 class Query(msgspec.Struct):
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 256
     verbose: bool = False
+    clamp: Annotated[bool, msgspec.Meta(description="Described.")] = False
     subject: str = ""
 
 
@@ -29,6 +30,7 @@ class Query(msgspec.Struct):
         (b"subject=a+b", Query(subject="a b")),
         (b"verbose", Query(verbose=True)),
         (b"verbose=false", Query()),
+        (b"clamp&subject=a", Query(clamp=True, subject="a")),
         (b"other=1&&", Query()),
         (b"subject=", Query()),
     ],
@@ -67,6 +69,8 @@ def test_durations_times_and_filters() -> None:
     assert duration_parameter("wait", "1m") == 60_000_000_000
     assert duration_parameter("wait", "1000") == 1000
     assert time_parameter("start_time", "1970-01-01T00:00:01Z") == 1_000_000_000
+    assert time_parameter("start_time", "") == 0
+    assert time_parameter("start_time", "1970-01-01T00:00:00Z") == 1
     assert filter_parameter("subject", "a.>") == "a.>"
 
 

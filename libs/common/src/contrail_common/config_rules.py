@@ -23,7 +23,7 @@ from contrail_common.model import (
     Storage,
     StreamConfig,
 )
-from contrail_common.names import name_problem
+from contrail_common.names import PATH_SEPARATORS, name_problem
 from contrail_common.partition import POSITION_MAX, POSITIONS_MAX, SHARDS_MAX
 from contrail_common.retention_rules import check_retention_update
 from contrail_common.subjects import (
@@ -119,7 +119,8 @@ def normalise_stream(
     ``pedantic`` and a value that was given would be stored as another one.
     """
     rules = _Rules(errors.STREAM_CONFIG_INVALID, draft, pedantic=pedantic)
-    name = rules.name(draft.get("name", ""))
+    name = draft.get("name", "")
+    check_stream_name(name)
     rules.texts(draft.get("description", ""), draft.get("metadata", {}))
     max_age_ns = draft.get("max_age_ns", 0)
     if max_age_ns < 0 or 0 < max_age_ns < AGE_MIN_NS:
@@ -187,6 +188,11 @@ def sealed(config: StreamConfig) -> StreamConfig:
         deny_purge=True,
         allow_rollup_hdrs=False,
     )
+
+
+def check_stream_name(name: str) -> None:
+    """Refuse what cannot name a stream."""
+    _check_name(name, errors.STREAM_CONFIG_INVALID, errors.STREAM_NAME_SEPARATOR)
 
 
 def check_stream_create(config: StreamConfig) -> None:
@@ -292,7 +298,9 @@ def _compression(rules: "_Rules", compression: str) -> Compression:
 
 
 def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:
-    if not 0 <= replicas <= REPLICAS_MAX:
+    if replicas < 0:
+        rules.refuse("num_replicas", "must not be negative", errors.REPLICAS_NEGATIVE)
+    if replicas > REPLICAS_MAX:
         rules.refuse("num_replicas", f"must lie between 1 and {REPLICAS_MAX}")
     if replicas > 1 and not clustered:
         rules.refuse("num_replicas", "needs a cluster", errors.REPLICAS_UNSUPPORTED)
@@ -307,7 +315,8 @@ def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> Consu
     :func:`normalise_stream` does.
     """
     rules = _Rules(errors.CONSUMER_CONFIG_INVALID, draft, pedantic=pedantic)
-    name = rules.name(draft.get("name", ""))
+    name = draft.get("name", "")
+    _check_name(name, rules.spec, errors.CONSUMER_NAME_SEPARATOR)
     rules.texts(draft.get("description", ""), draft.get("metadata", {}))
     filters = draft.get("filter_subjects", ())
     _check_filters(rules, filters)
@@ -448,13 +457,13 @@ class _Rules:
     """Refusals and rewrites for one draft, under one error code."""
 
     def __init__(self, spec: ErrorSpec, draft: Mapping[str, object], *, pedantic: bool) -> None:
-        self._spec = spec
+        self.spec = spec
         self._draft = draft
         self._pedantic = pedantic
 
     def refuse(self, field: str, message: str, spec: ErrorSpec | None = None) -> None:
         """Refuse the configuration for ``field``."""
-        raise _invalid(spec or self._spec, field, message)
+        raise _invalid(spec or self.spec, field, message)
 
     def rewritten(self, field: str, key: str, given: _N, stored: _N) -> _N:
         """``stored``; refused when pedantic and the caller did give something else."""
@@ -481,13 +490,6 @@ class _Rules:
             self.refuse(field, "must not be negative")
         return value
 
-    def name(self, name: str) -> str:
-        """A valid name."""
-        problem = name_problem(name)
-        if problem is not None:
-            self.refuse("name", problem)
-        return name
-
     def texts(self, description: str, metadata: Mapping[str, str]) -> None:
         """Bound the description and the metadata."""
         if len(description.encode()) > DESCRIPTION_BYTES_MAX:
@@ -504,6 +506,13 @@ class _Rules:
             problem = filter_problem(one)
             if problem is not None:
                 self.refuse(f"{field}/{position}", problem)
+
+
+def _check_name(name: str, invalid: ErrorSpec, separated: ErrorSpec) -> None:
+    problem = name_problem(name)
+    if problem is not None:
+        spec = invalid if PATH_SEPARATORS.isdisjoint(name) else separated
+        raise _invalid(spec, "name", problem)
 
 
 def _invalid(spec: ErrorSpec, field: str, message: str) -> ApiError:

@@ -62,6 +62,9 @@ STREAM_UPDATE_REFUSED: Final = _variant(
 STREAM_NAME_MISMATCH: Final = _register(
     10056, "stream_name_mismatch", 422, "stream name in the body does not match the path"
 )
+STREAM_NAME_SEPARATOR: Final = _register(
+    10128, "stream_name_separator", 422, "stream name holds a path separator"
+)
 SUBJECT_OVERLAP: Final = _register(
     10065, "subject_overlap", 409, "subjects overlap with an existing stream"
 )
@@ -72,6 +75,9 @@ STREAM_LIMIT: Final = _register(10027, "stream_limit", 507, "maximum number of s
 PEDANTIC: Final = _register(10157, "pedantic", 422, "pedantic mode refuses a silent change")
 REPLICAS_UNSUPPORTED: Final = _register(
     10074, "replicas_unsupported", 422, "replicas > 1 not supported in non-clustered mode"
+)
+REPLICAS_NEGATIVE: Final = _register(
+    10133, "replicas_negative", 422, "the number of replicas is negative"
 )
 SHARDED_UNSUPPORTED: Final = _register(
     20072, "sharded_unsupported", 422, "not possible for a stream with several shards"
@@ -112,6 +118,12 @@ ROLLUP_REFUSED: Final = _register(10111, "rollup_refused", 422, "rollup not perm
 TTL_INVALID: Final = _register(10165, "ttl_invalid", 422, "invalid per-message TTL")
 TTL_DISABLED: Final = _register(10166, "ttl_disabled", 422, "per-message TTL is disabled")
 ATOMIC_DISABLED: Final = _register(10174, "atomic_disabled", 422, "atomic batches are disabled")
+WRONG_LAST_SEQUENCE_IN_BATCH: Final = _register(
+    10164,
+    "wrong_last_sequence_in_batch",
+    412,
+    "wrong last sequence: the batch itself writes before the message",
+)
 ATOMIC_UNSUPPORTED: Final = _register(
     10177, "atomic_unsupported", 422, "a header that an atomic batch cannot have"
 )
@@ -155,6 +167,9 @@ CONSUMER_UPDATE_REFUSED: Final = _variant(
     "consumer configuration change not permitted",
 )
 CONSUMER_LIMIT: Final = _register(10026, "consumer_limit", 409, "maximum consumers limit reached")
+CONSUMER_NAME_SEPARATOR: Final = _register(
+    10127, "consumer_name_separator", 422, "consumer name holds a path separator"
+)
 CONSUMER_NAME_MISMATCH: Final = _register(
     10132, "consumer_name_mismatch", 422, "name, durable_name and path differ"
 )

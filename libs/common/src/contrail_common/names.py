@@ -7,7 +7,8 @@ characters separate or match subject tokens and path segments.
 from typing import Final
 
 NAME_BYTES_MAX: Final = 255
-_FORBIDDEN: Final = frozenset(".*>/\\")
+PATH_SEPARATORS: Final = frozenset("/\\")
+_FORBIDDEN: Final = PATH_SEPARATORS | frozenset(".*>")
 
 
 def name_problem(name: str) -> str | None:

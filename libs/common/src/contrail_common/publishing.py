@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from contrail_common import errors, model
-from contrail_common.errors import ApiError
+from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
 from contrail_common.model import Expected, Headers, PublishMessage, Rollup, header_size
 from contrail_common.subjects import filter_problem, subject_problem
 from contrail_common.timeunits import NS_PER_S, parse_duration
@@ -35,7 +35,7 @@ def check_message(message: PublishMessage, payload_max: int) -> ApiError | None:
     """
     problem = subject_problem(message.subject)
     if problem is not None:
-        return ApiError(errors.INVALID_SUBJECT, problem, applied=False)
+        return _refused(errors.INVALID_SUBJECT, "subject", problem)
     if len(message.payload) > payload_max:
         return ApiError(
             errors.MESSAGE_TOO_LARGE, f"the payload exceeds {payload_max} bytes", applied=False
@@ -60,46 +60,43 @@ def interpret(message: PublishMessage) -> None:
         if lowered in _CANONICAL and values:
             asked[_CANONICAL[lowered]] = values[0]
         elif lowered.startswith(_REFUSED_PREFIXES):
-            raise ApiError(errors.FEATURE_HEADER, f"{name} is not supported", applied=False)
+            raise _refused(errors.FEATURE_HEADER, name, f"{name} is not supported")
     if not asked:
         return
     message_id = asked.pop(model.MSG_ID, None)
     if message_id:
         if len(message_id.encode()) > MSG_ID_BYTES_MAX:
-            raise ApiError(
-                errors.INVALID_FIELD,
-                f"a message id is at most {MSG_ID_BYTES_MAX} bytes",
-                applied=False,
-            )
+            detail = f"a message id is at most {MSG_ID_BYTES_MAX} bytes"
+            raise _refused(errors.INVALID_FIELD, model.MSG_ID, detail)
         message.msg_id = message_id
     rollup = asked.pop(model.ROLLUP, None)
     if rollup is not None:
         if rollup not in _ROLLUPS:
             detail = f'{model.ROLLUP} must be "sub" or "all", not {rollup[:64]!r}'
-            raise ApiError(errors.ROLLUP_REFUSED, detail, applied=False)
+            raise _refused(errors.ROLLUP_REFUSED, model.ROLLUP, detail)
         message.rollup = _ROLLUPS[rollup]
     ttl = asked.pop(model.TTL, None)
     if ttl is not None:
-        message.ttl_ns = parse_ttl(ttl) or None
+        message.ttl_ns = parse_ttl(ttl)
     if asked:
         message.expected = _expected(asked)
 
 
 def parse_ttl(text: str) -> int:
-    """Nanoseconds of a time to live, 0 for none, or TTL_NEVER; TTL_INVALID for anything else.
+    """Nanoseconds of a time to live, or TTL_NEVER; TTL_INVALID for anything else.
 
-    As JetStream has it: whole seconds, a duration from 1 s on, or ``never`` in any case.
+    As JetStream has it: whole seconds from 1 on, a duration from 1 s on, or ``never`` in any case.
     """
-    if text.lower() == "never" or text == str(model.TTL_NEVER):
+    if text.lower() == "never":
         return model.TTL_NEVER
     seconds = text.isascii() and text.isdigit()
     try:
         ttl_ns = parse_duration(f"{text}s" if seconds else text)
     except ValueError:
         ttl_ns = -1
-    if ttl_ns and ttl_ns < NS_PER_S:
+    if ttl_ns < NS_PER_S:
         detail = f'{model.TTL} is seconds, a duration of at least 1s or "never", not {text[:64]!r}'
-        raise ApiError(errors.TTL_INVALID, detail, applied=False)
+        raise _refused(errors.TTL_INVALID, model.TTL, detail)
     return ttl_ns
 
 
@@ -108,10 +105,13 @@ def _expected(asked: dict[str, str]) -> Expected:
     last_subject_seq = _sequence(asked, model.EXPECTED_LAST_SUBJECT_SEQ)
     if subject is not None:
         if last_subject_seq is None:
-            raise ApiError(errors.EXPECTED_SUBJECT_ALONE, applied=False)
+            message = f"needs {model.EXPECTED_LAST_SUBJECT_SEQ}"
+            header = model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT
+            raise _refused(errors.EXPECTED_SUBJECT_ALONE, header, message)
         problem = filter_problem(subject)
         if problem is not None:
-            raise ApiError(errors.INVALID_SUBJECT, problem, applied=False)
+            header = model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT
+            raise _refused(errors.INVALID_SUBJECT, header, problem)
     return Expected(
         stream=asked.get(model.EXPECTED_STREAM),
         last_seq=_sequence(asked, model.EXPECTED_LAST_SEQ),
@@ -126,8 +126,13 @@ def _sequence(asked: dict[str, str], header: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= _SEQUENCE_DIGITS_MAX):
-        raise ApiError(errors.INVALID_FIELD, f"{header} must be a sequence number", applied=False)
+        raise _refused(errors.INVALID_FIELD, header, f"{header} must be a sequence number")
     return int(text)
+
+
+def _refused(spec: ErrorSpec, field: str, message: str) -> ApiError:
+    """The refusal of a message for its subject or one of its headers."""
+    return ApiError(spec, message, [FieldProblem(field, message)], applied=False)
 
 
 def with_control(

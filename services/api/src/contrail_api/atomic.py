@@ -8,7 +8,7 @@ from contrail_api.candidates import Admitted
 from contrail_common import errors
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.responses import JSON, Response
-from contrail_common.errors import REGISTRY, ApiError, FieldProblem
+from contrail_common.errors import REGISTRY, ApiError, ErrorSpec, FieldProblem
 from contrail_common.link import PublishAck
 from contrail_common.message_batch import MessageBatch
 from contrail_common.texts import as_u32
@@ -54,27 +54,32 @@ def atomic_batch(asked: Admitted) -> MessageBatch:
     for at, number in enumerate(index):
         problem = _problem(batch, at, first_of_subject=number not in seen)
         if problem is not None:
-            fields = [FieldProblem(f"/messages/{at}", problem)]
-            raise ApiError(errors.ATOMIC_UNSUPPORTED, problem, fields, applied=False)
+            spec, message = problem
+            raise ApiError(spec, message, [FieldProblem(f"/messages/{at}", message)], applied=False)
         seen.add(number)
     batch.atomic = True
     return batch
 
 
-def _problem(batch: MessageBatch, at: int, *, first_of_subject: bool) -> str | None:
+def _problem(
+    batch: MessageBatch, at: int, *, first_of_subject: bool
+) -> tuple[ErrorSpec, str] | None:
     expected = (batch.expected or {}).get(at)
     rollup = (batch.rollups or {}).get(at)
     if expected is not None:
         if expected.last_msg_id is not None:
-            return "an atomic batch cannot expect a message id"
+            return errors.ATOMIC_UNSUPPORTED, "an atomic batch cannot expect a message id"
         if expected.last_seq is not None and at:
-            return "only the first message can expect a sequence of the stream"
+            message = "only the first message can expect a sequence of the stream"
+            return errors.WRONG_LAST_SEQUENCE_IN_BATCH, message
         if expected.last_subject_seq is not None and not first_of_subject:
-            return "the batch itself has an earlier message of the subject"
+            message = "the batch itself has an earlier message of the subject"
+            return errors.WRONG_LAST_SEQUENCE_IN_BATCH, message
     if rollup == "all" and at:
-        return "only the first message can replace the whole stream"
+        return errors.ROLLUP_REFUSED, "only the first message can replace the whole stream"
     if rollup is not None and not first_of_subject:
-        return "only the first message of a subject can replace the earlier ones"
+        message = "only the first message of a subject can replace the earlier ones"
+        return errors.ROLLUP_REFUSED, message
     return None
 
 

@@ -127,7 +127,7 @@ def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> Messag
         ttls = _ttls(headers.column(names.index(TTL)).each())
         if ttls is None:
             return None
-        batch.ttls = {at: ttl_ns for at, ttl_ns in enumerate(ttls) if ttl_ns} or None
+        batch.ttls = dict(enumerate(ttls)) or None
     batch.columns.headers = headers
     return batch
 

@@ -25,11 +25,17 @@ def _time_ns(value: object) -> int:
     return parse_time(value)
 
 
+def _flag(value: object) -> object:
+    return True if value == "" else value
+
+
 DURATION_SCHEMA: Final[dict[str, Any]] = {
     "anyOf": [{"type": "string", "examples": ["90s", "1h30m"]}, {"type": "integer"}],
     "description": "A duration: a Go-style string, or integer nanoseconds.",
 }
 
+Flag = Annotated[bool, BeforeValidator(_flag)]
+"""A query parameter that means true when it has no value, as in all other queries."""
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 DurationNs = Annotated[int, BeforeValidator(_duration_ns), WithJsonSchema(DURATION_SCHEMA)]
 TimeNs = Annotated[

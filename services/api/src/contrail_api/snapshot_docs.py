@@ -2,13 +2,15 @@
 
 from typing import Final
 
-from contrail_api.snapshots import SNAPSHOT_TYPE, SnapshotQuery
+from contrail_api.snapshots import ARCHIVE_TYPES, SnapshotQuery
 from contrail_api.stream_docs import CREATED
 from contrail_common import errors
 from contrail_common.edge.routing import Answered, Body, Operation
 
 _TAG: Final = "streams"
-_ARCHIVE: Final = {SNAPSHOT_TYPE: Body(shape={"type": "string", "format": "binary"})}
+_ARCHIVE: Final = {
+    form: Body(shape={"type": "string", "format": "binary"}) for form in ARCHIVE_TYPES
+}
 
 SNAPSHOT: Final = Operation(
     operation_id="snapshot_stream",
@@ -34,7 +36,8 @@ RESTORE: Final = Operation(
     summary="Restore a stream",
     description="Makes a stream out of an archive, under the name of the path, which need not be "
     "the archive's. Sequences, times, subjects, message ids and consumers are those of the "
-    "archive; the incarnation is new. The stream is there as a whole or not at all.",
+    "archive; the incarnation is new. The stream is there as a whole or not at all. The "
+    "Content-Type may be left out.",
     body=_ARCHIVE,
     answers={201: CREATED},
     errors=(
@@ -43,6 +46,7 @@ RESTORE: Final = Operation(
         errors.SUBJECT_OVERLAP,
         errors.ARCHIVE_INVALID,
         errors.STREAM_CONFIG_INVALID,
+        errors.STREAM_NAME_SEPARATOR,
         errors.STREAM_LIMIT,
         errors.OVERLOADED,
         errors.OUTCOME_UNKNOWN,

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from contrail_api.stream_json import info_response
-from contrail_common.edge.negotiation import acceptable, content_type
+from contrail_common.edge.negotiation import BYTES_TYPE, acceptable, content_type
 from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Answer, StreamResponse
@@ -17,6 +17,8 @@ from contrail_common.link import RESTORE_PIECE_BYTES_MAX, StorageLink
 from contrail_common.model import StreamInfo
 
 SNAPSHOT_TYPE: Final = "application/vnd.contrail.snapshot"
+ARCHIVE_TYPES: Final = (SNAPSHOT_TYPE, BYTES_TYPE)
+"""An archive says itself what it is, so its bytes may also come and go as just that."""
 _PIECE_BYTES: Final = RESTORE_PIECE_BYTES_MAX // 2
 
 
@@ -35,13 +37,15 @@ class Snapshots:
     async def snapshot(self, request: Request) -> Answer:
         """The stream as it is now."""
         query = parse_query(request.query_string, SnapshotQuery)
-        acceptable(request.headers.get(b"accept"), (SNAPSHOT_TYPE,))
+        form = acceptable(request.headers.get(b"accept"), ARCHIVE_TYPES)
         chunks = await self._link.snapshot(request.path_values["stream"], query.consumers)
-        return StreamResponse(200, chunks, SNAPSHOT_TYPE.encode())
+        return StreamResponse(200, chunks, form.encode())
 
     async def restore(self, request: Request) -> Answer:
         """A stream out of the body, which is taken as it comes."""
-        content_type(request.headers.get(b"content-type"), (SNAPSHOT_TYPE,))
+        given = request.headers.get(b"content-type")
+        if given is not None:
+            content_type(given, ARCHIVE_TYPES)
         token = await self._link.begin_restore(request.path_values["stream"])
         try:
             info = await self._restored(request, token)

@@ -53,7 +53,9 @@ CREATED: Final = Answered(
 _CONFIG_ERRORS: Final = (
     *BODY_ERRORS,
     errors.STREAM_CONFIG_INVALID,
+    errors.STREAM_NAME_SEPARATOR,
     errors.REPLICAS_UNSUPPORTED,
+    errors.REPLICAS_NEGATIVE,
     errors.PEDANTIC,
     errors.SUBJECT_OVERLAP,
     errors.STREAM_LIMIT,

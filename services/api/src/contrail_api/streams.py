@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError, WithJsonSchema
 from starlette.requests import Request
 
 from contrail_api import stream_docs as docs
-from contrail_api.fields import Int64, RequestModel
+from contrail_api.fields import Flag, Int64, RequestModel
 from contrail_api.merge_patch import as_document, merged, unless_overtaken
 from contrail_api.stream_config import StreamConfigBody, stream_draft
 from contrail_api.stream_json import (
@@ -40,7 +40,7 @@ from contrail_common.model import StreamConfig, StreamInfo
 
 RESOURCE: Final = "/v1/streams/{stream}"
 
-Pedantic = Annotated[bool, Query(description="Refuse a value that would be stored as another.")]
+Pedantic = Annotated[Flag, Query(description="Refuse a value that would be stored as another.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Entries of a page.")]
 PageToken = Annotated[str, Query(description="`next_page_token` of the page before.")]
 Patch = Annotated[

@@ -160,4 +160,5 @@ def _valid_name(name: str) -> bool:
 
 def _invalid(pointer: str, message: str) -> ApiError:
     fields = [FieldProblem(pointer, message)]
-    return ApiError(errors.INVALID_FIELD, f"{pointer}: {message}", fields)
+    detail = f"{pointer}: {message}" if pointer else message
+    return ApiError(errors.INVALID_FIELD, detail, fields)

@@ -10,6 +10,7 @@ from contrail_common.edge.responses import Header, Response
 from contrail_common.errors import ApiError, ErrorSpec
 
 PROBLEM_TYPE = "application/problem+json"
+READING_METHODS = frozenset({"GET", "HEAD"})
 _RETRY_AFTER_S = 1
 
 
@@ -55,7 +56,10 @@ def problem(error: ApiError) -> Problem:
 @functools.lru_cache(maxsize=1024)
 def result_problem(code: int, detail: str) -> Problem:
     """The problem of one result of a batch, from the registry code that storage answered."""
-    return problem(ApiError(errors.REGISTRY.get(code, errors.INTERNAL), detail))
+    spec = errors.REGISTRY.get(code, errors.INTERNAL)
+    # Only an unknown outcome may have had an effect.
+    applied = None if spec is errors.OUTCOME_UNKNOWN else False
+    return problem(ApiError(spec, detail, applied=applied))
 
 
 def problem_body(
@@ -63,9 +67,12 @@ def problem_body(
     *,
     instance: str | msgspec.UnsetType = msgspec.UNSET,
     request_id: str | msgspec.UnsetType = msgspec.UNSET,
+    reads: bool = False,
 ) -> bytes:
-    """The JSON document that answers a refused request."""
+    """The JSON document that answers a refused request; one that ``reads`` never had an effect."""
     answer = problem(error)
+    if reads:
+        answer.applied = False
     answer.instance = instance
     answer.request_id = request_id
     return msgspec.json.encode(answer)
@@ -92,6 +99,7 @@ def refusal(request: Request, error: ApiError, headers: tuple[Header, ...] = ())
         error,
         instance=request.raw_path.decode("latin-1"),
         request_id=request.request_id.decode("ascii"),
+        reads=request.method in READING_METHODS,
     )
     all_headers = [*problem_headers(error), *headers]
     return Response(error.spec.status, body, PROBLEM_TYPE.encode(), all_headers)

@@ -65,7 +65,12 @@ def _defaults(shape: type[msgspec.Struct]) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _flags(shape: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(one.encode_name for one in msgspec.structs.fields(shape) if one.type is bool)
+    return frozenset(
+        one.encode_name
+        for one in msgspec.structs.fields(shape)
+        # An annotated type has the bare one as its origin.
+        if getattr(one.type, "__origin__", one.type) is bool
+    )
 
 
 def duration_parameter(name: str, text: str, *, maximum_ns: int = WAIT_MAX_NS) -> int:
@@ -82,11 +87,11 @@ def duration_parameter(name: str, text: str, *, maximum_ns: int = WAIT_MAX_NS) -
 
 
 def time_parameter(name: str, text: str) -> int:
-    """Nanoseconds of the RFC 3339 time ``text``; "" is 0."""
+    """Nanoseconds of the RFC 3339 time ``text``, at least 1; "" is 0, which says no time."""
     if not text:
         return 0
     try:
-        return parse_time(text)
+        return max(1, parse_time(text))
     except ValueError as error:
         raise invalid_field(name, str(error)) from None
 

@@ -27,7 +27,7 @@ from contrail_storage.core.results import Done, Removed
 from contrail_storage.node.compactor import Compactor
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
-from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard import Shard, check_removal
 from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.shredding import Shredder
 from contrail_storage.node.streams import StreamManager, expect
@@ -104,7 +104,7 @@ class Erasures:
         Sequences are those of one shard.
         """
         first, name = shards[0], shards[0].name
-        _check_allowed(first, by_subject=not seqs)
+        check_removal(first, by_subject=not seqs)
         if self._ledger.is_full:
             raise ApiError(errors.ERASURE_LIMIT, retry_after_s=1, applied=False)
         shredded = False
@@ -293,19 +293,6 @@ class Eraser:
         if shard is None or not shard.machine.exists:
             return True  # nothing of it is current
         return await self._compactor.empty(shard)
-
-
-def _check_allowed(shard: Shard, *, by_subject: bool) -> None:
-    config = shard.machine.config
-    refusal = None
-    if config.sealed:
-        refusal = errors.STREAM_SEALED
-    elif config.deny_delete:
-        refusal = errors.DELETE_DENIED
-    elif by_subject and config.deny_purge:
-        refusal = errors.PURGE_DENIED
-    if refusal is not None:
-        raise ApiError(refusal, applied=False)
 
 
 def _ranges(shards: list[int]) -> list[tuple[bytes, bytes]]:

@@ -15,10 +15,10 @@ import msgspec
 import structlog
 
 from contrail_common import errors
+from contrail_common.config_rules import check_stream_name
 from contrail_common.errors import ApiError
 from contrail_common.link import RESTORE_PIECE_BYTES_MAX
 from contrail_common.model import StreamInfo
-from contrail_common.names import name_problem
 from contrail_storage.core import archive
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, ArchiveReader, Record
@@ -51,9 +51,7 @@ class Restores:
 
     async def begin(self, name: str) -> str:
         """A restore into the stream ``name``, which must not exist; answers its token."""
-        problem = name_problem(name)
-        if problem is not None:
-            raise ApiError(errors.STREAM_CONFIG_INVALID, problem, applied=False)
+        check_stream_name(name)
         if len(self._open) >= RESTORES_MAX:
             raise ApiError(
                 errors.OVERLOADED, "too many restores are under way", retry_after_s=5, applied=False

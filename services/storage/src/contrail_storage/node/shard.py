@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from contrail_common import errors
+from contrail_common.errors import ApiError
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.store.block_store import BlockSpan
@@ -93,3 +95,20 @@ class Shard:
             return True
         finally:
             self.listeners.discard(wake)
+
+
+def check_removal(shard: Shard, *, by_subject: bool = False) -> None:
+    """Refuse to take messages away where that is not permitted, whether they are there or not.
+
+    Raises STREAM_SEALED or DELETE_DENIED; PURGE_DENIED where they are chosen ``by_subject``.
+    """
+    config = shard.machine.config
+    refusal = None
+    if config.sealed:
+        refusal = errors.STREAM_SEALED
+    elif config.deny_delete:
+        refusal = errors.DELETE_DENIED
+    elif by_subject and config.deny_purge:
+        refusal = errors.PURGE_DENIED
+    if refusal is not None:
+        raise ApiError(refusal, applied=False)

@@ -26,7 +26,7 @@ from contrail_storage.core.results import Done, Refused, Removed, Reserved, Resu
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
-from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard import Shard, check_removal
 from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.sharded_state import (
     check_purge,
@@ -499,6 +499,7 @@ class StreamManager:
     async def delete_message(self, name: str, seq: int, part: int | None = None) -> None:
         """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""
         shard = self.shard(name, part)
+        check_removal(shard)
         async with shard.removal:
             if not shard.machine.is_live(seq) or seq > shard.written_seq:
                 raise ApiError(
