@@ -251,9 +251,9 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
         "subjects": {
             name: (
                 sid,
-                int(table.first[sid - table.base]),
-                int(table.last[sid - table.base]),
-                int(table.counts[sid - table.base]),
+                int(table.first[table.numbered.place(sid)]),
+                int(table.last[table.numbered.place(sid)]),
+                int(table.counts[table.numbered.place(sid)]),
             )
             for sid, name in table.live()
         },

@@ -92,7 +92,8 @@ class StreamAgreement(RuleBasedStateMachine):
             unsettled = machine.subjects.ids[name] in machine.subjects.unsettled
             last_seq = machine.subjects.last_seq(name)
             assert last_seq >= own[-1] if unsettled else last_seq == own[-1]
-            first = machine.subjects.first[machine.subjects.ids[name] - machine.subjects.base]
+            table = machine.subjects
+            first = table.first[table.numbered.place(table.ids[name])]
             assert first <= own[0]
 
     @precondition(lambda self: not self.entry)

@@ -71,7 +71,7 @@ def test_stream_of_which_nothing_is_left_goes_on_behind_its_last_sequence() -> N
 
 def test_messages_whose_subject_has_no_name_any_more_are_lost() -> None:
     rig = made(subjects("a", "b", "a"))
-    rig.machine.subjects.names[1] = None
+    rig.machine.subjects.numbered.texts[1] = None
     rig.machine.subjects.ids.remove("b")
     assert rig.count_anew() == (1, [(2, 2)])
     assert live(rig) == [1, 3]

@@ -145,9 +145,7 @@ def test_desk_gives_the_last_messages_and_what_came_later_and_counts_them(
         end_seq = rig.machine.counters.last_seq + 1
         table, everything = rig.machine.subjects, rig.wanted()
         last = {
-            int(table.last[sid - table.base]): sid
-            for sid, _ in table.live()
-            if int(table.last[sid - table.base]) in everything
+            table.last_of(sid): sid for sid, _ in table.live() if table.last_of(sid) in everything
         }
         if last:
             seqs = np.array(sorted(last), np.int64)

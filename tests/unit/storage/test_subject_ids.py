@@ -1,27 +1,28 @@
 """Numbers by name: those of a dict, also when names die and come again."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.core.subject_ids import SubjectIds
+from contrail_storage.core.subject_names import SubjectNames
 
 
 class Names:
-    """Names from a base on, as a table of subjects has them."""
+    """Names in their places, as a table of subjects has them."""
 
-    def __init__(self, base: int) -> None:
-        self.base = base
-        self.names: list[str | None] = []
+    def __init__(self, young: int) -> None:
+        self.numbered = SubjectNames(young)
 
 
 @given(
     st.integers(0, 20),
     st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.booleans()), max_size=80),
-    st.integers(0, 80),
+    st.sets(st.integers(0, 80)),
 )
 def test_numbers_are_those_that_a_dict_has(
-    base: int, steps: list[tuple[str, bool]], cut_at: int
+    base: int, steps: list[tuple[str, bool]], laid_out_at: set[int]
 ) -> None:
     table = Names(base)
     ids = SubjectIds(table)
@@ -31,18 +32,15 @@ def test_numbers_are_those_that_a_dict_has(
             ids.remove(name)
             del known[name]
         elif name not in known:
-            sid = table.base + len(table.names)
+            sid = table.numbered.next_id
             ids.add(name, sid)
-            table.names.append(name)
+            table.numbered.append(name)
             known[name] = sid
-        if step == cut_at:  # as when dead names at the low end are let go of
-            low = min(known.values(), default=table.base + len(table.names)) - table.base
-            low -= low % 8
-            alive = {sid - table.base for sid in known.values()}
-            table.names = [
-                one if at in alive else None for at, one in enumerate(table.names) if at >= low
-            ]
-            table.base += low
+        if step in laid_out_at:
+            live = sorted((sid, one) for one, sid in known.items())
+            sids = np.array([sid for sid, _ in live], np.int64)
+            texts = [one for _, one in live]
+            table.numbered = SubjectNames.of_live(sids, texts, table.numbered.next_id)
         assert dict(ids) == known
         assert len(ids) == len(known)
         assert {one: ids.get(one) for one in "abc"} == {one: known.get(one) for one in "abc"}
@@ -60,9 +58,9 @@ def test_table_that_was_cleared_begins_anew_at_any_number() -> None:
     table = Names(3)
     ids = SubjectIds(table)
     ids.add("a", 3)
-    table.names.append("a")
+    table.numbered.append("a")
     ids.clear()
-    table.base, table.names = 5, []
+    table.numbered = SubjectNames(5)
     ids.add("a", 5)
-    table.names.append("a")
+    table.numbered.append("a")
     assert ids["a"] == 5

@@ -47,6 +47,16 @@ class Kept:
         scan = self.store.scan
         self.table.load(scan(b"N"), scan(b"P"), scan(b"p"))
 
+    def move(self) -> None:
+        """Out of this table and into a new one, as an archive does."""
+        parts, next_id = list(self.table.parts()), self.table.next_id
+        self.table, self.store = SubjectTable(SHARD), RowStore()
+        writes = Writes()
+        for row, texts in parts:
+            self.table.restore(row, texts, writes)
+        self.table.restore_next_id(next_id, writes)
+        self.store.write(writes.rows)
+
     def content(self) -> dict[str, tuple[int, int, int]]:
         table = self.table
         return {name: (sid, table.last_seq(name), table.count(name)) for sid, name in table.live()}
@@ -131,12 +141,109 @@ def test_dead_numbers_at_the_low_end_take_no_memory() -> None:
         if start:
             kept.remove(*names(start - PAGE, start))
     assert len(kept.table) == PAGE
-    assert len(kept.table.names) <= 4 * PAGE
+    assert kept.table.size <= 4 * PAGE
     assert len(kept.table.first) <= 8 * PAGE
     assert kept.content() == {
         name: (39 * PAGE + at, 39 * PAGE + at + 1, 1)
         for at, name in enumerate(names(39 * PAGE, 40 * PAGE))
     }
+
+
+def test_one_old_subject_does_not_keep_memory_for_all_that_came_and_went_behind_it() -> None:
+    kept = Kept()
+    kept.add("old", *names(0, PAGE))
+    for start in range(PAGE, 60 * PAGE, PAGE):
+        kept.add(*names(start, start + PAGE))
+        kept.remove(*names(start - PAGE, start))
+        assert kept.table.size <= 4 * PAGE
+        assert len(kept.table.first) <= 8 * PAGE
+        assert kept.table.ids["old"] == 0
+    assert len(kept.table) == PAGE + 1
+    before = kept.content()
+    assert before["old"] == (0, 1, 1)
+    kept.restart()
+    assert kept.content() == before
+    assert kept.table.size == PAGE + 1
+
+
+def test_subjects_far_apart_take_memory_for_themselves_alone() -> None:
+    kept = Kept()
+    stay: list[str] = []
+    for start in range(0, 40 * PAGE, PAGE):
+        kept.add(*names(start, start + PAGE))
+        stay.append(f"s.{start}")
+        kept.remove(*names(start + 1, start + PAGE))
+    assert sorted(kept.content()) == sorted(stay)
+    assert kept.table.size <= 2 * PAGE
+    kept.add(*stay)
+    assert all(kept.table.count(name) == 2 for name in stay)
+    kept.restart()
+    assert kept.table.size == len(stay)
+    assert all(kept.table.count(name) == 2 for name in stay)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.lists(st.integers(0, 30), min_size=1, max_size=6)),
+        st.tuples(st.just("remove"), st.integers(1, 8)),
+        st.tuples(st.sampled_from(["keep last", "restart", "clear", "restore"]), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_table_agrees_with_a_dict_however_subjects_come_and_go(
+    steps: list[tuple[str, list[int] | int | None]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject_table, "PAGE", 4)
+        patch.setattr(subject_table, "PART", 3)
+        patch.setattr(subject_table, "_DELTA_ROWS_MAX", 3)
+        _agrees(steps)
+
+
+def _agrees(steps: list[tuple[str, list[int] | int | None]]) -> None:
+    kept = Kept()
+    held: dict[str, list[int]] = {}
+    sids: dict[str, int] = {}
+    next_id = 0
+    for what, argument in steps:
+        if what == "add" and isinstance(argument, list):
+            for at, number in enumerate(argument, kept.seq + 1):
+                held.setdefault(f"s.{number}", []).append(at)
+            kept.add(*[f"s.{number}" for number in argument])
+        elif what == "remove" and isinstance(argument, int):
+            gone = list(held)[:argument]
+            if gone:
+                kept.remove(*gone)
+            for name in gone:
+                held[name].pop(0)
+        elif what == "keep last":
+            gone = [name for name in list(held)[:-1] for _ in held[name]]
+            if gone:
+                kept.remove(*gone)
+            held = dict(list(held.items())[-1:])
+        elif what == "clear":
+            kept.clear()
+            held = {}
+        elif what == "restart":
+            kept.restart()
+        elif what == "restore":
+            kept.move()
+        held = {name: seqs for name, seqs in held.items() if seqs}
+        sids = {name: sid for name, sid in sids.items() if name in held}
+        for name in sorted(held.keys() - sids.keys(), key=lambda one: kept.table.ids[one]):
+            assert kept.table.ids[name] >= next_id
+            sids[name] = kept.table.ids[name]
+            next_id = sids[name] + 1
+        table = kept.table
+        assert table.next_id >= next_id
+        expected = {name: (sids[name], seqs[-1], len(seqs)) for name, seqs in held.items()}
+        assert kept.content() == expected
+        assert dict(table.ids) == sids
+        assert all(table.name(sid) == name for name, sid in sids.items())
+        assert table.size <= max(2 * len(held), len(held) + 4) + 31
 
 
 def test_reader_goes_on_with_the_list_of_names_that_it_took() -> None:

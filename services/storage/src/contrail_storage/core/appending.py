@@ -127,7 +127,7 @@ class Appender:
         sids = np.array(sorted(newest), np.uint32)
         kept = [np.count_nonzero(numbers[newest[sid] :] == sid) for sid in sids.tolist()]
         table = self._machine.subjects
-        held = table.counts[sids.astype(np.int64) - table.base].astype(np.int64)
+        held = table.counts[table.numbered.places(sids)].astype(np.int64)
         older = held - np.array(kept, np.int64)
         below = np.array([first_seq + newest[sid] for sid in sids.tolist()], np.int64)
         self._machine.remover.replace_older(sids, older, below, index, now_ns, writes)
@@ -424,11 +424,7 @@ class _Batch:
         if within:
             return max(within)
         return max(
-            (
-                int(subjects.last[sid - subjects.base])
-                for sid, name in subjects.live()
-                if matches(pattern, name)
-            ),
+            (subjects.last_of(sid) for sid, name in subjects.live() if matches(pattern, name)),
             default=0,
         )
 
@@ -440,7 +436,7 @@ class _Batch:
         if not is_wildcard(pattern):
             return table.ids.get(pattern) in table.unsettled
         return any(
-            int(table.last[sid - table.base]) == last_seq and matches(pattern, table.name(sid))
+            table.last_of(sid) == last_seq and matches(pattern, table.name(sid))
             for sid in table.unsettled
         )
 

@@ -44,11 +44,6 @@ from contrail_storage.core.results import Writes
 HASH_KEY_BYTES: Final = 32
 _SEQ_MAX: Final = 1 << 62
 _NUMBER_MAX: Final = 0xFFFF_FFFF
-SPREAD_MAX: Final = 1 << 24
-SPREAD_EACH: Final = 64
-"""Numbers of subjects, live or not, from the first live one on, with so many more for each: a table
-of subjects holds a place (28 bytes) for every number between.
-"""
 _GIVEN_MAX: Final = 1 << 31
 """Of numbers that are counted on: above it there is room for as many again."""
 _SUBJECT_ROW_BYTES: Final = 24
@@ -75,7 +70,7 @@ class ArchiveCheck:
         self._names: set[str] = set()
         self._numbers: list[I64Array] = [np.zeros(0, np.int64)]
         self._rows: list[tuple[I64Array, I64Array, I64Array]] = []
-        self._first_subject = self._next_subject = 0
+        self._next_subject = 0
         self._page = self._exempt_page = -1
         self._deadline = (0, 0)
         self._id_seq = self._id_time_ns = 0
@@ -147,22 +142,14 @@ class ArchiveCheck:
         last = np.frombuffer(rows, np.int64, count, 12 * count)
         counts = np.frombuffer(rows, np.uint32, count, 20 * count).astype(np.int64)
         _need(bool((np.diff(numbers, prepend=self._next_subject - 1) > 0).all()), "subjects")
-        if not self._names:
-            self._first_subject = int(numbers[0])
         self._next_subject = int(numbers[-1]) + 1
         _need(self._next_subject <= self.header.next_subject, "subjects")
         _need(int(first.min()) >= 1 and int(counts.min()) >= 1, "subjects")
         for name in subjects.names:
             _need(name not in self._names and subject_problem(name) is None, "a subject's name")
             self._names.add(name)
-        self._check_spread(self._next_subject)
         self._numbers.append(numbers)
         self._rows.append((first, last, counts))
-
-    def _check_spread(self, next_subject: int) -> None:
-        spread = next_subject - self._first_subject if self._names else 0
-        if spread > SPREAD_MAX + SPREAD_EACH * len(self._names):
-            raise ArchiveError("the subjects of the stream are numbered too far apart")
 
     def _take_deleted(self, deleted: DeletedPages) -> None:
         self._page = self._check_pages(deleted.pages, self._page, "deleted sequences")
@@ -255,7 +242,6 @@ class ArchiveCheck:
     def _messages(self) -> "_Blocks":
         if self._blocks is None:
             header, deleted = self.header, self._deleted
-            self._check_spread(header.next_subject)
             span = header.last_seq + 1 - header.first_seq
             _need(deleted.total == deleted.count(header.first_seq, header.last_seq), "deletions")
             _need(deleted.total == span - header.messages, "the number of messages")

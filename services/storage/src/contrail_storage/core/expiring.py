@@ -170,7 +170,7 @@ class Expirer:
         machine = self._machine
         table = machine.subjects
         sids, counts = np.unique(due.sids, return_counts=True)
-        at = sids.astype(np.int64) - table.base
+        at = table.numbered.places(sids)
         newest = table.last[at]
         asks = (table.counts[at] > counts) & np.isin(newest, due.seqs)
         older = np.array([previous.get(sid, 0) for sid in sids[asks].tolist()], object)

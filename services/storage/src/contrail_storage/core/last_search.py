@@ -31,11 +31,12 @@ def search_last(
     table, counters = machine.subjects, machine.counters
     wanted = np.array(sorted(sids)[:SUBJECTS_MAX], np.int64)
     newest: dict[int, int] = {}
-    seq = int(table.last[wanted - table.base].max())
+    seq = int(table.last[table.numbered.places(wanted)].max())
     stop_seq = max(seq - seqs_max, counters.first_seq - 1)
     left = wanted
     while len(left):
-        seq = machine.deleted.previous_live(min(seq, int(table.last[left - table.base].max())))
+        highest_seq = int(table.last[table.numbered.places(left)].max())
+        seq = machine.deleted.previous_live(min(seq, highest_seq))
         if seq <= stop_seq:
             break
         low_seq, found = _newest_in_run(machine, left, stop_seq + 1, seq)
@@ -48,7 +49,7 @@ def search_last(
         left = left[:0]
     settled = np.array(sorted(newest), np.int64)
     exact = np.array([newest[sid] for sid in settled.tolist()], np.int64)
-    bounds = np.minimum(table.last[left - table.base], seq)
+    bounds = np.minimum(table.last[table.numbered.places(left)], seq)
     table.settle(
         np.concatenate((settled, left)),
         np.concatenate((exact, bounds)),

@@ -66,9 +66,10 @@ class Recount:
     """
 
     def __init__(self, machine: "StreamMachine") -> None:
-        size = len(machine.subjects.names)
+        size = machine.subjects.size
+        texts = machine.subjects.numbered.texts
         self._machine = machine
-        self._known = np.array([name is not None for name in machine.subjects.names], np.bool_)
+        self._known = np.array([name is not None for name in texts], np.bool_)
         self._counts = np.zeros(size, np.uint32)
         self._first = np.zeros(size, np.int64)
         self._last = np.zeros(size, np.int64)
@@ -85,29 +86,29 @@ class Recount:
         start = max(self._next_seq - facts.base_seq, 0)
         if start >= len(facts.sizes):
             return
-        sids = facts.subject_ids[start:].astype(np.int64) - self._machine.subjects.base
+        at = self._machine.subjects.numbered.places(facts.subject_ids[start:])
         seqs = np.arange(facts.base_seq + start, facts.end_seq)
         live = self._machine.deleted.are_live(seqs)
-        known = (sids >= 0) & (sids < len(self._known))
-        known[known] = self._known[sids[known]]
+        known = (at >= 0) & (at < len(self._known))
+        known[known] = self._known[at[known]]
         kept = live & known
-        self._count(sids[kept], seqs[kept])
+        self._count(at[kept], seqs[kept])
         # Before the first message that is kept they get marks that are trimmed away again.
         self._lose(seqs[live & ~known])
         self._bytes += int(facts.sizes[start:][kept].sum())
         self._next_seq = facts.end_seq
         self._last_time_ns = max(self._last_time_ns, int(facts.times_ns[-1]))
 
-    def _count(self, sids: I64Array, seqs: I64Array) -> None:
+    def _count(self, at: I64Array, seqs: I64Array) -> None:
         if not len(seqs):
             return
         self._messages += len(seqs)
         self._first_seq = self._first_seq or int(seqs[0])
-        fresh = self._counts[sids] == 0
+        fresh = self._counts[at] == 0
         # Assignment with repeated indexes keeps the last value.
-        self._first[sids[fresh][::-1]] = seqs[fresh][::-1]
-        self._last[sids] = seqs
-        np.add.at(self._counts, sids, np.uint32(1))
+        self._first[at[fresh][::-1]] = seqs[fresh][::-1]
+        self._last[at] = seqs
+        np.add.at(self._counts, at, np.uint32(1))
 
     def _pass(self, end_seq: int) -> None:
         """What lies below ``end_seq`` and was not given is lost, unless it was deleted."""

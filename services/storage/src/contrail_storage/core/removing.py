@@ -80,7 +80,7 @@ class Remover:
         most = self._most_of_a_subject()
         if most is not None:
             table = machine.subjects
-            over = np.flatnonzero(table.counts > most)[:_SUBJECTS_MAX] + table.base
+            over = table.numbered.numbers(np.flatnonzero(table.counts > most)[:_SUBJECTS_MAX])
             removed += self._keep_subject_limit(
                 over.astype(np.uint32),
                 most,
@@ -115,7 +115,7 @@ class Remover:
     ) -> int:
         """Remove the oldest of each of ``sids`` (ascending) that has more than ``most``."""
         table = self._machine.subjects
-        excess = table.counts[sids.astype(np.int64) - table.base].astype(np.int64) - most
+        excess = table.counts[table.numbered.places(sids)].astype(np.int64) - most
         over = excess > 0
         if not over.any():
             return 0
@@ -349,11 +349,11 @@ class Remover:
         table = machine.subjects
         known = {sid for name in subjects if (sid := table.ids.get(name)) is not None}
         sids = np.array(sorted(known), np.uint32)
-        at = sids.astype(np.int64) - table.base
+        at = table.numbered.places(sids)
         sids = sids[table.first[at] < to_seq]
         if not len(sids):
             return Removed(0)
-        quota = table.counts[sids.astype(np.int64) - table.base].astype(np.int64)
+        quota = table.counts[table.numbered.places(sids)].astype(np.int64)
         chosen = self._oldest(sids, quota, to_seq, min(messages_max, REMOVED_MAX))
         self._take(chosen, sids, index, now_ns, writes)
         machine.write_counters(writes)
@@ -381,7 +381,7 @@ class Remover:
     def _oldest(self, sids: U32Array, quota: I64Array, to_seq: int, messages_max: int) -> _Chosen:
         machine = self._machine
         table = machine.subjects
-        first = table.first[sids.astype(np.int64) - table.base].copy()
+        first = table.first[table.numbered.places(sids)].copy()
         seq = max(int(first.min()), machine.counters.first_seq)
         to_seq = min(to_seq, machine.counters.last_seq + 1)
         stop_seq = min(to_seq, seq + SEARCH_SEQS)
@@ -471,7 +471,7 @@ class Remover:
 
     def _check_last(self, sid: int, index: int, writes: Writes) -> None:
         table = self._machine.subjects
-        at = sid - table.base
+        at = table.numbered.place(sid)
         if at >= 0 and table.counts[at] and not self._machine.is_live(int(table.last[at])):
             table.unsettled.add(sid)
             search_last(self._machine, [sid], APPLY_SEQS, index, writes)

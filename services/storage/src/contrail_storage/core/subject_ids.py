@@ -7,17 +7,18 @@ for all of them, and which of the eight it is the list of names tells.
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
+from contrail_storage.core.subject_names import SubjectNames
+
 _GROUP: Final = 8
 
 
 class Named(Protocol):
-    """Names in the order of their numbers, the first of which is ``base``.
+    """Where the names are.
 
     Where a name stands twice near by, the one behind counts: its subject died and came again.
     """
 
-    base: int
-    names: list[str | None]
+    numbered: SubjectNames
 
 
 class SubjectIds(Mapping[str, int]):
@@ -29,11 +30,11 @@ class SubjectIds(Mapping[str, int]):
         self._newest = 0
 
     def __getitem__(self, name: str) -> int:
-        base = self._table.base
-        low = self._groups[name] * _GROUP - base
-        near = self._table.names[max(low, 0) : low + _GROUP]
+        names = self._table.numbered
+        low = names.place_from(self._groups[name] * _GROUP)
+        near = names.texts[low : low + _GROUP]
         near.reverse()
-        return base + max(low, 0) + len(near) - 1 - near.index(name)
+        return names.number(low + len(near) - 1 - near.index(name))
 
     def __contains__(self, name: object) -> bool:
         return name in self._groups

@@ -8,14 +8,17 @@ In rows the ``last`` of an unsettled subject stands below zero.
 
 A subject gets a number (sid) with its first message and keeps it while it has messages; numbers
 ascend and are never used again, so a number in an old block can't come to mean another subject.
-Memory: the name, one dict slot, and 32 bytes; dead numbers at the low end are let go.
+Memory: the name, one dict slot, and 32 bytes. A number has a place in the arrays
+(``core.subject_names``); when half of the places are dead they are laid out anew, so that memory
+follows the live subjects, however far apart their numbers are.
 
-``names`` is only ever appended to or replaced by a new list, so a reader in another thread may go
-on using the list (and ``base``) that it took: names of subjects that died meanwhile still stand.
+``names`` is only ever appended to or replaced, so a reader in another thread may go on using what
+it took (and ``base``): names of subjects that died meanwhile still stand.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -24,6 +27,7 @@ from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
 from contrail_storage.core.subject_ids import SubjectIds
+from contrail_storage.core.subject_names import SubjectNames
 
 PAGE: Final = 1_024
 PART: Final = 256
@@ -37,12 +41,11 @@ _ONE: Final = struct.Struct("<IqqI")
 
 
 class SubjectTable:
-    """State per subject of one shard; ``base`` is the number that index 0 of the arrays means."""
+    """State per subject of one shard; the arrays go by the places of ``numbered``."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self.base = 0
-        self.names: list[str | None] = []
+        self.numbered = SubjectNames(0)
         self.ids = SubjectIds(self)
         self.first = np.zeros(PAGE, np.int64)
         self.last = np.zeros(PAGE, np.int64)
@@ -60,29 +63,50 @@ class SubjectTable:
     @property
     def next_id(self) -> int:
         """The number that the next new subject gets."""
-        return self.base + len(self.names)
+        return self.numbered.next_id
+
+    @property
+    def base(self) -> int:
+        """The number of the first of ``names``."""
+        return self.numbered.base
+
+    @property
+    def names(self) -> Sequence[str | None]:
+        """Names by number from ``base`` on, where it is known."""
+        return self.numbered.texts if self.numbered.all_in_a_row else self.numbered
+
+    @property
+    def size(self) -> int:
+        """How many places there are; the arrays may be longer."""
+        return len(self.numbered.texts)
 
     def name(self, sid: int) -> str:
         """Name of the subject numbered ``sid``, which must be live."""
-        name = self.names[sid - self.base]
+        name = self.numbered.texts[self.numbered.place(sid)]
         assert name is not None, f"subject {sid} is gone"
         return name
+
+    def last_of(self, sid: int) -> int:
+        """Sequence of the last message of the subject numbered ``sid``, which must be live."""
+        return int(self.last[self.numbered.place(sid)])
 
     def last_seq(self, subject: str) -> int:
         """Sequence of the subject's last message, 0 when it has none."""
         sid = self.ids.get(subject)
-        return 0 if sid is None else int(self.last[sid - self.base])
+        return 0 if sid is None else self.last_of(sid)
 
     def count(self, subject: str) -> int:
         """Number of the subject's messages."""
         sid = self.ids.get(subject)
-        return 0 if sid is None else int(self.counts[sid - self.base])
+        return 0 if sid is None else int(self.counts[self.numbered.place(sid)])
 
     def live(self) -> Iterable[tuple[int, str]]:
         """(sid, name) of every subject that has messages."""
         # Asking for each number by its name would cost ten times as much.
-        live = np.flatnonzero(self.counts[: len(self.names)]).tolist()
-        return ((self.base + at, self.name(self.base + at)) for at in live)
+        live = np.flatnonzero(self.counts[: self.size])
+        texts = self.numbered.texts
+        sids = self.numbered.numbers(live).tolist()
+        return zip(sids, (name for at in live.tolist() if (name := texts[at])), strict=True)
 
     def number(self, subject: str, writes: Writes) -> int:
         """The subject's number, given now when it is new."""
@@ -90,21 +114,21 @@ class SubjectTable:
         if sid is None:
             sid = self.next_id
             self.ids.add(subject, sid)
-            self.names.append(subject)
+            self.numbered.append(subject)
             self._grow()
             writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), subject.encode())
         return sid
 
     def _grow(self) -> None:
         size = len(self.first)
-        if len(self.names) > size:
+        if self.size > size:
             self.first = np.concatenate((self.first, np.zeros(size, np.int64)))
             self.last = np.concatenate((self.last, np.zeros(size, np.int64)))
             self.counts = np.concatenate((self.counts, np.zeros(size, np.uint32)))
 
     def add_one(self, sid: int, seq: int, index: int, writes: Writes) -> None:
         """Count one message of ``sid`` with sequence ``seq``."""
-        at = sid - self.base
+        at = self.numbered.place(sid)
         if self.counts[at] == 0:
             self.first[at] = seq
         self.last[at] = seq
@@ -119,7 +143,7 @@ class SubjectTable:
 
     def add_all(self, sids: U32Array, seqs: I64Array, index: int, writes: Writes) -> None:
         """Count messages with the sequences ``seqs``, which ascend."""
-        at = sids.astype(np.int64) - self.base
+        at = self.numbered.places(sids)
         # Assignment with repeated indexes keeps the last value: backwards that is the first
         # sequence of a subject, forwards its last.
         fresh = self.counts[at] == 0
@@ -143,12 +167,11 @@ class SubjectTable:
         ``last`` are the new last sequences, by number, of subjects that lose theirs and have more.
         """
         for sid, seq in (last or {}).items():
-            self.last[sid - self.base] = seq
-        touched, counts = np.unique(sids.astype(np.int64) - self.base, return_counts=True)
+            self.last[self.numbered.place(sid)] = seq
+        touched, counts = np.unique(self.numbered.places(sids), return_counts=True)
         self.counts[touched] -= counts.astype(np.uint32)
         self.first[touched] = np.maximum(self.first[touched], floor_seq)
-        for at in touched[self.counts[touched] == 0]:
-            self._forget(int(at), writes)
+        self._forget(touched[self.counts[touched] == 0], writes)
         self._delta(touched, index, writes)
         self._trim()
 
@@ -159,13 +182,12 @@ class SubjectTable:
 
         ``first`` are the new lower bounds of the first sequences of ``sids``.
         """
-        at = sids.astype(np.int64) - self.base
-        touched, counts = np.unique(gone.astype(np.int64) - self.base, return_counts=True)
+        at = self.numbered.places(sids)
+        touched, counts = np.unique(self.numbered.places(gone), return_counts=True)
         moved = at[first > self.first[at]]
         self.first[at] = np.maximum(self.first[at], first)
         self.counts[touched] -= counts.astype(np.uint32)
-        for dead in touched[self.counts[touched] == 0]:
-            self._forget(int(dead), writes)
+        self._forget(touched[self.counts[touched] == 0], writes)
         changed = np.union1d(touched, moved)
         if len(changed):
             self._delta(changed, index, writes)
@@ -179,15 +201,14 @@ class SubjectTable:
         No live message is below ``floor_seq``. Answers the subjects that have lost their last
         message and have others; they are unsettled from here on.
         """
-        at = sids.astype(np.int64) - self.base
+        at = self.numbered.places(sids)
         touched, counts = np.unique(at, return_counts=True)
         oldest, newest = at[self.first[at] == seqs], at[self.last[at] == seqs]
         self.counts[touched] -= counts.astype(np.uint32)
         self.first[oldest] += 1
         self.first[touched] = np.maximum(self.first[touched], floor_seq)
-        for dead in touched[self.counts[touched] == 0]:
-            self._forget(int(dead), writes)
-        lost: list[int] = (newest[self.counts[newest] > 0] + self.base).tolist()
+        self._forget(touched[self.counts[touched] == 0], writes)
+        lost: list[int] = self.numbered.numbers(newest[self.counts[newest] > 0]).tolist()
         self.unsettled.update(lost)
         self._delta(touched, index, writes)
         self._trim()
@@ -197,14 +218,14 @@ class SubjectTable:
         self, sid: int, seq: int, floor_seq: int, index: int, writes: Writes
     ) -> list[int]:
         """Take one message away as :meth:`take_out` does; arrays of one cost several times more."""
-        at = sid - self.base
+        at = self.numbered.place(sid)
         left = int(self.counts[at]) - 1
         first = int(self.first[at])
         self.counts[at] = left
         self.first[at] = max(first + (first == seq), floor_seq)
         lost: list[int] = []
         if not left:
-            self._forget(at, writes)
+            self._forget_one(at, sid, writes)
         elif int(self.last[at]) == seq:
             lost.append(sid)
             self.unsettled.add(sid)
@@ -217,16 +238,16 @@ class SubjectTable:
     ) -> None:
         """Set ``last`` of unsettled subjects: of the first ``found`` exact, of others a bound."""
         self.unsettled.difference_update(sids[:found].tolist())
-        at = sids - self.base
+        at = self.numbered.places(sids)
         self.last[at] = last
         self._delta(at, index, writes)
 
     def remove_one(self, sid: int, seq: int, previous_seq: int, index: int, writes: Writes) -> None:
         """Take the message ``seq`` away; ``previous_seq`` is the last older one of its subject."""
-        at = sid - self.base
+        at = self.numbered.place(sid)
         self.counts[at] -= 1
         if self.counts[at] == 0:
-            self._forget(at, writes)
+            self._forget_one(at, sid, writes)
         elif self.last[at] == seq:
             self.last[at] = previous_seq
         elif self.first[at] == seq:
@@ -239,8 +260,7 @@ class SubjectTable:
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
-        self.base = self.next_id
-        self.names = []
+        self.numbered = SubjectNames(self.next_id)
         self.ids.clear()
         self.unsettled.clear()
         self.first = np.zeros(PAGE, np.int64)
@@ -249,43 +269,50 @@ class SubjectTable:
         self._dirty_pages.clear()
         self._delta_bytes = self._delta_rows = self._dead = 0
         # Keeps the next number above all earlier ones over a restart.
-        writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW), self._base_row())
+        self._put_next_id(writes)
 
-    def _base_row(self) -> bytes:
-        return self.base.to_bytes(4, "little")
+    def _put_next_id(self, writes: Writes) -> None:
+        key = keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW)
+        writes.put(key, self.next_id.to_bytes(4, "little"))
 
-    def _forget(self, at: int, writes: Writes) -> None:
-        name = self.names[at]
+    def _forget(self, dead: I64Array, writes: Writes) -> None:
+        for at, sid in zip(dead.tolist(), self.numbered.numbers(dead).tolist(), strict=True):
+            self._forget_one(at, sid, writes)
+
+    def _forget_one(self, at: int, sid: int, writes: Writes) -> None:
+        name = self.numbered.texts[at]
         assert name is not None
         self.ids.remove(name)
-        self.unsettled.discard(self.base + at)
+        self.unsettled.discard(sid)
         self._dead += 1
-        writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard, self.base + at))
-        if at == len(self.names) - 1:
-            writes.put(
-                keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW),
-                self.next_id.to_bytes(4, "little"),
-            )
+        writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard, sid))
+        if sid == self.next_id - 1:
+            self._put_next_id(writes)
 
     def _trim(self) -> None:
-        # When half of the numbers are dead: let go of their names, and of the low end's arrays.
-        if self._dead < PAGE or self._dead * 2 < len(self.names):
-            return
-        live = np.flatnonzero(self.counts[: len(self.names)])
-        low = int(live[0]) if len(live) else len(self.names)
-        low -= low % PAGE
-        kept = self.counts[low:] > 0
-        self.names = [
-            name if alive else None
-            for name, alive in zip(self.names[low:], kept.tolist(), strict=False)
-        ]
-        self.first, self.last = self.first[low:].copy(), self.last[low:].copy()
-        self.counts = self.counts[low:].copy()
-        self.base += low
-        self._dead = 0
-        if not len(self.first):
-            self.first, self.last = np.zeros(PAGE, np.int64), np.zeros(PAGE, np.int64)
-            self.counts = np.zeros(PAGE, np.uint32)
+        if self._dead >= PAGE and self._dead * 2 >= self.size:
+            self._lay_out()
+
+    def _lay_out(self, next_id: int | None = None) -> None:
+        """Let go of the places of dead subjects; new ones are numbered from ``next_id`` on."""
+        live = np.flatnonzero(self.counts[: self.size])
+        sids = self.numbered.numbers(live)
+        next_id = next_id or self.next_id
+        texts = list(compress(self.numbered.texts, self.counts.tolist()))
+        self.numbered = SubjectNames.of_live(sids, texts, next_id)
+        at = self.numbered.places(sids)
+        columns = self.first[live], self.last[live], self.counts[live]
+        self._make_arrays()
+        self.first[at], self.last[at], self.counts[at] = columns
+        self._dead = self.size - len(live)
+
+    def _make_arrays(self) -> None:
+        room = PAGE
+        while room < self.size:
+            room *= 2
+        self.first = np.zeros(room, np.int64)
+        self.last = np.zeros(room, np.int64)
+        self.counts = np.zeros(room, np.uint32)
 
     # Persistence: a delta row with each entry, folded into pages when the deltas outgrow them. ----
 
@@ -293,7 +320,7 @@ class SubjectTable:
         if len(touched) == 1:
             self._delta_of_one(int(touched[0]), index, writes)
             return
-        sids = (touched + self.base).astype(np.uint32)
+        sids = self.numbered.numbers(touched).astype(np.uint32)
         row = b"".join(
             (
                 sids.tobytes(),
@@ -306,7 +333,7 @@ class SubjectTable:
         self._write_delta(row, index, writes)
 
     def _delta_of_one(self, at: int, index: int, writes: Writes) -> None:
-        sid, last = self.base + at, int(self.last[at])
+        sid, last = self.numbered.number(at), int(self.last[at])
         last = -last if sid in self.unsettled else last
         row = _ONE.pack(sid, int(self.first[at]), last, int(self.counts[at]))
         self._dirty_pages.add(sid // PAGE)
@@ -329,7 +356,7 @@ class SubjectTable:
     def _stored_last(self, at: I64Array) -> I64Array:
         last = self.last[at]
         if self.unsettled:
-            for place, sid in enumerate((at + self.base).tolist()):
+            for place, sid in enumerate(self.numbered.numbers(at).tolist()):
                 if sid in self.unsettled:
                     last[place] = -last[place]
         return last
@@ -343,62 +370,58 @@ class SubjectTable:
         self._delta_bytes = self._delta_rows = 0
 
     def _write_page(self, page: int, writes: Writes) -> None:
-        start = page * PAGE - self.base
-        low, high = max(start, 0), min(start + PAGE, len(self.names))
+        low = self.numbered.place_from(page * PAGE)
+        high = self.numbered.place_from((page + 1) * PAGE)
+        # Dead ones are left out: which of them have places depends on when the arrays were made.
+        live = np.flatnonzero(self.counts[low:high]) + low
         key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
-        if low >= high or not self.counts[low:high].any():
-            writes.delete(key)
+        if len(live):
+            writes.put(key, self._row(live))
         else:
-            writes.put(key, self._row(np.arange(low, high)))
+            writes.delete(key)
 
     def _row(self, at: I64Array) -> bytes:
-        sids = (at + self.base).astype(np.uint32)
+        sids = self.numbered.numbers(at).astype(np.uint32)
         columns = sids, self.first[at], self._stored_last(at), self.counts[at]
         return b"".join([column.tobytes() for column in columns])
 
     def recount(self, first: I64Array, last: I64Array, counts: U32Array, writes: Writes) -> None:
-        """Take what was counted, by number from ``base`` on, in the place of what stands here."""
-        size = len(self.names)
+        """Take what was counted, by place, for what stands here."""
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
+        size = self.size
         self.first[:size], self.last[:size], self.counts[:size] = first, last, counts
-        alive = (counts > 0).tolist()
-        self.names = [
-            name if lives else None for name, lives in zip(self.names, alive, strict=True)
-        ]
-        self.ids.clear()
-        for at, name in enumerate(self.names):
-            if name is not None:
-                self.ids.add(name, self.base + at)
         self.unsettled.clear()
         self._dirty_pages.clear()
         self._delta_bytes = self._delta_rows = 0
-        self._dead = size - len(self.ids)
-        for name, sid in self.ids.items():
+        self._lay_out()
+        self.ids.clear()
+        for sid, name in self.live():
+            self.ids.add(name, sid)
             writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
-        for page in {sid // PAGE for sid in self.ids.values()}:
+        for page in {sid // PAGE for sid, _ in self.live()}:
             self._write_page(page, writes)
-        key = keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW)
-        writes.put(key, self.next_id.to_bytes(4, "little"))
+        self._put_next_id(writes)
 
     # Archives ------------------------------------------------------------------------------------
 
     def parts(self) -> Iterator[tuple[bytes, list[str]]]:
         """All live subjects by number, some at a time: their rows (as a page's) and names."""
-        live = np.flatnonzero(self.counts[: len(self.names)])
+        live = np.flatnonzero(self.counts[: self.size])
         for start in range(0, len(live), PART):
             at = live[start : start + PART]
-            yield self._row(at), [self.name(self.base + one) for one in at.tolist()]
+            yield self._row(at), [self.name(sid) for sid in self.numbered.numbers(at).tolist()]
 
     def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
         """Take up subjects of another table; their numbers are above all that stand here."""
         sids = np.frombuffer(row, np.uint32, len(names))
-        if not self.names:
-            self.base = int(sids[0]) - int(sids[0]) % PAGE
-        self._extend(int(sids[-1]) + 1)
+        if not self.size:
+            self.numbered = SubjectNames(int(sids[0]))
+        self.numbered = self.numbered.extended(sids.astype(np.int64), names)
+        while len(self.first) < self.size:
+            self._grow()
         for sid, name in zip(sids.tolist(), names, strict=True):
-            self.names[sid - self.base] = name
             self.ids.add(name, sid)
             writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
         self._load_row(row)
@@ -407,16 +430,8 @@ class SubjectTable:
 
     def restore_next_id(self, next_id: int, writes: Writes) -> None:
         """Number new subjects from ``next_id`` on, which is above all that stand here."""
-        if not self.names:
-            self.base = next_id
-        self._extend(next_id)
-        key = keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW)
-        writes.put(key, next_id.to_bytes(4, "little"))
-
-    def _extend(self, next_id: int) -> None:
-        self.names.extend([None] * (next_id - self.next_id))
-        while len(self.first) < len(self.names):
-            self._grow()
+        self._lay_out(next_id)
+        self._put_next_id(writes)
 
     # Loading -------------------------------------------------------------------------------------
 
@@ -437,17 +452,12 @@ class SubjectTable:
                 found.append((sid, value.decode()))
         if found:
             next_id = max(next_id, found[-1][0] + 1)
-        self.base = found[0][0] - found[0][0] % PAGE if found else next_id
-        self.names = [None] * (next_id - self.base)
         for sid, name in found:
-            self.names[sid - self.base] = name
             self.ids.add(name, sid)
-        size = PAGE
-        while size < len(self.names):
-            size *= 2
-        self.first = np.zeros(size, np.int64)
-        self.last = np.zeros(size, np.int64)
-        self.counts = np.zeros(size, np.uint32)
+        live = np.array([sid for sid, _ in found], np.int64)
+        self.numbered = SubjectNames.of_live(live, [name for _, name in found], next_id)
+        self._make_arrays()
+        self._dead = self.size - len(found)
         for _, row in pages:
             self._load_row(row)
         for key, row in deltas:
@@ -462,8 +472,9 @@ class SubjectTable:
         first = np.frombuffer(row, np.int64, count, 4 * count)
         last = np.frombuffer(row, np.int64, count, 12 * count)
         counts = np.frombuffer(row, np.uint32, count, 20 * count)
-        kept = (sids >= self.base) & (sids < self.next_id)
-        at = sids[kept].astype(np.int64) - self.base
+        at = self.numbered.places(sids)
+        kept = (at >= 0) & (at < self.size)
+        at = at[kept]
         if self.unsettled:
             self.unsettled.difference_update(sids[kept].tolist())
         self.unsettled.update(sids[kept & (last < 0)].tolist())

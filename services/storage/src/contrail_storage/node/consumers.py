@@ -115,7 +115,7 @@ class ConsumerManager:
                 await self._streams.settle_last(shard)  # until then it may be an upper bound
                 table = shard.machine.subjects
                 found = SubjectFilter(config.filter_subjects).subjects(table)
-                return max((int(table.last[sid - table.base]) for sid, _ in found), default=0)
+                return max((table.last_of(sid) for sid, _ in found), default=0)
             case _:
                 return 0
 
@@ -123,7 +123,8 @@ class ConsumerManager:
         """The command that makes a consumer of the last messages as they are now."""
         await self._streams.settle_last(shard)  # until then some may be upper bounds
         table = shard.machine.subjects
-        at = SubjectFilter(config.filter_subjects).numbers(table) - table.base
+        sids = SubjectFilter(config.filter_subjects).numbers(table)
+        at = table.numbered.places(sids)
         if len(at) > SUBJECTS_MAX:
             message = f"matches {len(at)} subjects; last_per_subject takes at most {SUBJECTS_MAX}"
             raise ApiError(
@@ -135,8 +136,8 @@ class ConsumerManager:
         end_seq = shard.machine.counters.last_seq + 1
         if not len(at):
             return cmd.PutConsumer(config, end_seq)
-        at = at[np.argsort(table.last[at])]
-        pinned = Pinned(table.last[at], (at + table.base).astype(np.uint32), end_seq)
+        order = np.argsort(table.last[at])
+        pinned = Pinned(table.last[at[order]], sids[order].astype(np.uint32), end_seq)
         return cmd.PutConsumer(config, int(pinned.seqs[0]), pinned.encode(), end_seq)
 
     async def info(self, stream: str, name: str) -> ConsumerInfo:

@@ -287,8 +287,8 @@ def _messages_max(shard: Shard) -> int:
 def _still_open(shard: Shard, sids: I64Array, seq: int) -> I64Array:
     """Those of the subjects that have messages, and may have one up to ``seq``."""
     table = shard.machine.subjects
-    at = sids - table.base
-    inside = (at >= 0) & (at < len(table.names))
+    at = table.numbered.places(sids)
+    inside = (at >= 0) & (at < table.size)
     sids, at = sids[inside], at[inside]
     oldest = np.maximum(table.first[at], shard.machine.counters.first_seq)
     return sids[(table.counts[at] > 0) & (oldest <= seq)]
@@ -306,7 +306,7 @@ def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
     seqs, sids = (np.concatenate(each) for each in zip(*kept, strict=True))
     table = machine.subjects
     sids, counts = np.unique(sids, return_counts=True)
-    at = sids - table.base
+    at = table.numbered.places(sids)
     goes = np.isin(table.last[at], seqs)
     marking = nothing
     if machine.config.subject_delete_marker_ttl_ns > 0:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from contrail_common.subjects import is_wildcard, matches_any
 from contrail_common.texts import I64Array, U32Array
+from contrail_storage.core.subject_names import SubjectNames
 from contrail_storage.core.subject_table import SubjectTable
 
 FILTERS_MAX: Final = 8
@@ -17,20 +18,21 @@ FILTERS_MAX: Final = 8
 class SubjectLookup:
     """Which subject numbers match, as of one moment; good in any thread.
 
-    ``matches[at]`` is of the number ``base + at``. Numbers that have no place there do not match.
+    ``matches`` go by the places of ``numbered``. Numbers that have none there do not match.
     """
 
-    __slots__ = ("base", "matches")
+    __slots__ = ("matches", "numbered")
 
-    def __init__(self, base: int, matches: NDArray[np.bool_]) -> None:
-        self.base = base
+    def __init__(self, numbered: SubjectNames, matches: NDArray[np.bool_]) -> None:
+        self.numbered = numbered
         self.matches = matches
 
-    def select(self, sids: U32Array) -> NDArray[np.bool_]:
+    def select(self, sids: I64Array | U32Array) -> NDArray[np.bool_]:
         """Which of the numbers match."""
         if not len(self.matches):
             return np.zeros(len(sids), np.bool_)
-        at = sids - np.uint32(self.base)  # wraps around to behind the end for a lower number
+        # Below zero wraps around to behind the end.
+        at = self.numbered.places(sids).view(np.uint64)
         found: NDArray[np.bool_] = self.matches.take(at, mode="clip")
         found &= at < len(self.matches)
         return found
@@ -46,7 +48,7 @@ class SubjectFilter:
         self.patterns = tuple(pattern for pattern in patterns if pattern != ">")
         if len(self.patterns) < len(patterns):
             self.patterns = ()
-        self._base = 0
+        self._numbered = SubjectNames(0)
         self._seen = 0
         self._mask = np.zeros(64, np.bool_)
 
@@ -56,25 +58,31 @@ class SubjectFilter:
         return not self.patterns
 
     def _catch_up(self, table: SubjectTable) -> None:
-        if self._base != table.base:
-            # The table let go of dead numbers (or was cleared): realign by starting over.
-            self._base, self._seen = table.base, 0
-            self._mask = np.zeros(64, np.bool_)
-        total = len(table.names)
+        if self._numbered is not table.numbered:
+            self._move(table)
+        total = table.size
         if total > len(self._mask):
             grown = np.zeros(max(total, 2 * len(self._mask)), np.bool_)
             grown[: self._seen] = self._mask[: self._seen]
             self._mask = grown
         for at in range(self._seen, total):
-            name = table.names[at]
+            name = table.numbered.texts[at]
             self._mask[at] = name is not None and matches_any(self.patterns, name)
         self._seen = total
+
+    def _move(self, table: SubjectTable) -> None:
+        """Take what is known of numbers to the places that they have now."""
+        before = SubjectLookup(self._numbered, self._mask[: self._seen])
+        next_sid = self._numbered.number(self._seen)
+        self._numbered = table.numbered
+        self._seen = self._numbered.place_from(next_sid)
+        self._mask = before.select(self._numbered.numbers(np.arange(self._seen)))
 
     def lookup(self, table: SubjectTable) -> SubjectLookup:
         """What is to be asked about messages that are in blocks now."""
         self._catch_up(table)
         # What is seen stands; more come behind it, or into another array.
-        return SubjectLookup(self._base, self._mask[: self._seen])
+        return SubjectLookup(self._numbered, self._mask[: self._seen])
 
     def select(self, table: SubjectTable, sids: U32Array) -> NDArray[np.bool_]:
         """Which of the numbers match; numbers that the table no longer knows do not."""
@@ -87,7 +95,7 @@ class SubjectFilter:
             return [] if sid is None else [(sid, self.patterns[0])]
         self._catch_up(table)
         return (
-            [(sid, name) for sid, name in table.live() if self._mask[sid - table.base]]
+            [(sid, name) for sid, name in table.live() if self._mask[table.numbered.place(sid)]]
             if (self.patterns)
             else list(table.live())
         )
@@ -100,13 +108,13 @@ class SubjectFilter:
         if len(self.patterns) == 1 and not is_wildcard(self.patterns[0]):
             sid = table.ids.get(self.patterns[0], -1)
             return np.array([sid] if sid >= from_sid else [], np.int64)
-        low = max(from_sid - table.base, 0)
-        total = len(table.names)
+        low = table.numbered.place_from(from_sid)
+        total = table.size
         wanted = table.counts[low:total] > 0
         if self.patterns:
             self._catch_up(table)
             wanted &= self._mask[low:total]
-        return np.flatnonzero(wanted) + (table.base + low)
+        return table.numbered.numbers(np.flatnonzero(wanted) + low)
 
 
 class FilterCache:

@@ -186,9 +186,9 @@ class _Search:
         table = shard.machine.subjects
         first_seq = shard.machine.counters.first_seq
         while True:
-            at = self._open - table.base
-            self._open = self._open[(at >= 0) & (at < len(table.names))]
-            at = self._open - table.base
+            at = table.numbered.places(self._open)
+            inside = (at >= 0) & (at < table.size)
+            self._open, at = self._open[inside], at[inside]
             oldest = np.maximum(table.first[at], first_seq)
             kept = (table.counts[at] > 0) & (oldest <= self.seq)
             self._open = self._open[kept]
@@ -196,7 +196,7 @@ class _Search:
                 self.seq = min(self.seq, int(table.last[at[kept]].max()))
                 return True
             found = wanted.numbers(table, self._next_sid)
-            found = found[table.first[found - table.base] <= self._point_seq]
+            found = found[table.first[table.numbered.places(found)] <= self._point_seq]
             self._open = found[: self._subjects_max]
             if not len(self._open):
                 return False

@@ -149,9 +149,8 @@ class Reader:
         if block is None or not machine.is_live(seq):
             return 0
         sid = int(block.subject_ids[seq - block.base_seq])
-        floor_seq = max(
-            int(machine.subjects.first[sid - machine.subjects.base]), machine.counters.first_seq
-        )
+        table = machine.subjects
+        floor_seq = max(int(table.first[table.numbered.place(sid)]), machine.counters.first_seq)
         while block is not None and seq > floor_seq:
             stop = min(seq, block.last_seq + 1) - block.base_seq
             wanted = block.subject_ids[:stop] == sid
@@ -236,7 +235,7 @@ class Reader:
         if subject_filter.matches_all:
             return from_seq
         table = shard.machine.subjects
-        at = subject_filter.numbers(table) - table.base
+        at = table.numbered.places(subject_filter.numbers(table))
         first = table.first[at[table.last[at] >= from_seq]]
         if not len(first):
             return max(from_seq, shard.written_seq + 1)
@@ -253,7 +252,7 @@ class Reader:
         if subject_filter.matches_all:
             return to_seq - low + 1 - machine.deleted.count(low, to_seq)
         table = machine.subjects
-        at = subject_filter.numbers(table) - table.base
+        at = table.numbered.places(subject_filter.numbers(table))
         first, last = table.first[at], table.last[at]
         inside = (first >= low) & (last <= to_seq)
         total = int(table.counts[at[inside]].sum())
@@ -261,20 +260,19 @@ class Reader:
         at, first, last = at[across], first[across], last[across]
         if not len(at):
             return total
-        sids = at + table.base
         bottom_seq, top_seq = int(first.min()), int(last.max())
         if top_seq <= to_seq and low - bottom_seq < top_seq - low:
             # All of these that the table counts, less those below.
             everything = int(table.counts[at].sum())
-            return total + everything - await self._count_of(shard, sids, bottom_seq, low - 1)
-        return total + await self._count_of(shard, sids, low, min(top_seq, to_seq))
+            return total + everything - await self._count_of(shard, at, bottom_seq, low - 1)
+        return total + await self._count_of(shard, at, low, min(top_seq, to_seq))
 
-    async def _count_of(self, shard: Shard, sids: I64Array, from_seq: int, to_seq: int) -> int:
-        """Live messages of the subjects numbered ``sids`` in ``from_seq`` .. ``to_seq``."""
+    async def _count_of(self, shard: Shard, places: I64Array, from_seq: int, to_seq: int) -> int:
+        """Live messages of the subjects at ``places`` in ``from_seq`` .. ``to_seq``."""
         machine = shard.machine
-        base = int(sids[0])
-        wanted = np.zeros(int(sids[-1]) - base + 2, np.bool_)  # the last stands for all others
-        wanted[sids - base] = True
+        numbered = machine.subjects.numbered  # the table may lay out its places anew meanwhile
+        wanted = np.zeros(int(places[-1]) + 2, np.bool_)  # the last stands for all others
+        wanted[places] = True
         total, seq = 0, from_seq
         while seq <= to_seq:
             block = await self.block_at(shard, seq)
@@ -285,7 +283,7 @@ class Reader:
             count = min(seq, to_seq + 1) - low
             if count <= 0:
                 continue
-            at = block.subject_ids[low - block.base_seq :][:count].astype(np.int64) - base
+            at = numbered.places(block.subject_ids[low - block.base_seq :][:count])
             found = wanted[np.where((at >= 0) & (at < len(wanted)), at, -1)]
             live = machine.deleted.live_mask(low, count)
             total += int(np.count_nonzero(found if live is None else found & live))

@@ -6,7 +6,7 @@ Work on blocks (store reads, decoding, Arrow) runs in worker threads; the loop p
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 import msgspec
@@ -254,7 +254,7 @@ class _Unit(NamedTuple):
     """Of which block, from which sequence on, how many."""
     live: list[NDArray[np.bool_] | None]
     lookup: SubjectLookup | None
-    names: list[str | None]
+    names: Sequence[str | None]
     base: int
     moment: tuple[int, int]
     """First sequence and number of deleted ones: while they stay, nothing has changed."""
@@ -357,7 +357,7 @@ class _ArrowEncoder:
         schema: bytes = self._schema.serialize().to_pybytes()
         return schema
 
-    def batch(self, picked: Picked, names: list[str | None], base: int) -> Chunk | Pieces:
+    def batch(self, picked: Picked, names: Sequence[str | None], base: int) -> Chunk | Pieces:
         return self._batches.message(picked, names, base)
 
     def tail(self, messages: int) -> bytes:
@@ -375,7 +375,7 @@ class _RecordEncoder:
     def head(self) -> bytes:
         return b""
 
-    def batch(self, picked: Picked, names: list[str | None], base: int) -> bytes:
+    def batch(self, picked: Picked, names: Sequence[str | None], base: int) -> bytes:
         parts: list[bytes] = []
         for block, positions in picked.by_run():
             for position in positions.tolist():

@@ -131,7 +131,7 @@ class ShardedConsumers:
         """Time and sequence of the newest message that matches; (0, 0) when there is none."""
         table = shard.machine.subjects
         found = SubjectFilter(config.filter_subjects).subjects(table)
-        seq = max((int(table.last[sid - table.base]) for sid, _ in found), default=0)
+        seq = max((table.last_of(sid) for sid, _ in found), default=0)
         block = await self._reader.block_at(shard, seq) if seq else None
         if block is None or not block.base_seq <= seq <= block.last_seq:
             return 0, 0
