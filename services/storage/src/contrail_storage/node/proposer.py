@@ -38,6 +38,8 @@ from contrail_storage.node.message_ids import hash_id, hash_ids
 ENTRY_BYTES_MAX: Final = 256 * 1024
 OUTSTANDING_BYTES_MAX: Final = 4 << 20
 """Half of what a group takes: an entry has up to 4 MiB, and none is to be refused for its size."""
+WHOLE_BYTES_MAX: Final = BLOCK_BYTES_MAX * 3 // 2
+"""A request up to here has a larger block to itself: to cut it copies what is cut off."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 UNWRITTEN_BYTES_MAX: Final = 32 << 20
 _ENTRIES_IN_FLIGHT: Final = 2
@@ -303,7 +305,8 @@ class _AppendBuilder:
             return request.taken > 0
         if request.firsts:
             room = min(room, request.stop_before(self.count) - start)
-        if not start and request.count <= room and self.bytes + request.size <= BLOCK_BYTES_MAX:
+        whole_max = BLOCK_BYTES_MAX if self.count else WHOLE_BYTES_MAX
+        if not start and request.count <= room and self.bytes + request.size <= whole_max:
             self._add(request, 0, request.count, request.size)
             return True
         before = request.bytes_before(start)

@@ -1,0 +1,28 @@
+"""Where the proposer cuts requests into commands, each of which becomes a block."""
+
+import pytest
+
+from contrail_storage.node import proposer as proposing
+from tests.unit.storage.test_proposer import Bench, messages, payloads_of, run
+
+
+@pytest.mark.parametrize(
+    ("before", "more", "commands"), [(0, 0, [4]), (0, 1, [2, 2]), (1, 0, [3, 2])]
+)
+def test_request_is_cut_above_its_own_bound_or_where_it_fills_a_block_up(
+    before: int, more: int, commands: list[int]
+) -> None:
+    async def scene() -> None:
+        bench = Bench()
+        overhead = 32 + len("a")
+        size = proposing.WHOLE_BYTES_MAX // 4 - overhead
+        if before:
+            bench.proposer.append(1, messages(before))
+        request = [*messages(3, size=size), *messages(1, size=size + more)]
+        answers = bench.proposer.append(1, request)
+        await bench.commit_all()
+        found = [len(payloads_of(each)) for one in bench.decoded for _, each in one.commands]
+        assert found == commands
+        assert [result.seq for result in await answers] == list(range(before + 1, before + 5))
+
+    run(scene())
