@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from contrail_client import Contrail
 from tests.support.servers import ServerProcess
 
 T = TypeVar("T")
 
 DEADLINE_S = 60.0
 CHUNK = 65_536
+_numbers = itertools.count(1)
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
@@ -22,6 +25,14 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
             return await work
 
     return asyncio.run(within_time())
+
+
+def new_stream(url: str, **config: Any) -> str:
+    """A stream of a test's own, which captures what lies below its name; answers the name."""
+    name = f"L{next(_numbers)}"
+    with Contrail(url) as client:
+        client.ensure_stream(name, {"subjects": [f"{name}.>"], **config})
+    return name
 
 
 def keep_port(server: ServerProcess) -> None:

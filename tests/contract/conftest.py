@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.servers import ServerProcess
+
 _numbers = itertools.count(1)
 
 
@@ -73,6 +75,13 @@ class Stream:
         """The stream's state."""
         state: dict[str, Any] = self.client.get(self.path).json()["state"]
         return state
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that the tests of the client share; none of them ends it."""
+    with ServerProcess(tmp_path_factory.mktemp("live") / "data") as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """The `contrail` command against a real server: what it prints, and how it ends."""
 
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,10 @@ from typer.testing import CliRunner, Result
 
 from contrail_client import Contrail, Message
 from contrail_client.cli.main import app
+from tests.contract.client_rig import new_stream
 from tests.support.servers import ServerProcess
 
 TIMEOUT_S = 60.0
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that the tests of this module share."""
-    with ServerProcess(tmp_path_factory.mktemp("live") / "data") as running:
-        yield running
 
 
 class Shell:
@@ -74,10 +65,7 @@ class Shell:
 @pytest.fixture
 def shell(live: ServerProcess) -> Shell:
     """The command with a stream that captures what lies below its name."""
-    name = f"C{next(_numbers)}"
-    with Contrail(live.url) as client:
-        client.ensure_stream(name, {"subjects": [f"{name}.>"]})
-    return Shell(live.url, name)
+    return Shell(live.url, new_stream(live.url))
 
 
 def test_stream_is_made_shown_changed_and_removed(shell: Shell) -> None:

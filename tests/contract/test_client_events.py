@@ -22,13 +22,6 @@ TIMEOUT_S = 60.0
 PAUSE_S = 0.02
 
 
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that the tests of this module share."""
-    with ServerProcess(tmp_path_factory.mktemp("live") / "data") as running:
-        yield running
-
-
 @contextmanager
 def changing(url: str, stream: str) -> Iterator[None]:
     """Change a stream again and again, so that who begins to listen hears of it."""

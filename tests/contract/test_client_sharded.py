@@ -1,34 +1,21 @@
 """The client over streams with several shards: pulled, pushed, and in order."""
 
 import asyncio
-import itertools
-from collections.abc import Iterator
 
 import pytest
 
-from contrail_client import AsyncContrail, AsyncOrderedReader, Contrail, Gap, Message
+from contrail_client import AsyncContrail, AsyncOrderedReader, Gap, Message
 from contrail_client.models import Delivered
-from tests.contract.client_rig import cable_to, finish
+from tests.contract.client_rig import cable_to, finish, new_stream
 from tests.support.servers import ServerProcess
 
 SHARDS = 4
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that the tests of this module share."""
-    with ServerProcess(tmp_path_factory.mktemp("live") / "data") as running:
-        yield running
 
 
 @pytest.fixture
 def stream(live: ServerProcess) -> str:
     """A stream of the test's own; it captures what lies below its name."""
-    name = f"H{next(_numbers)}"
-    with Contrail(live.url) as client:
-        client.ensure_stream(name, {"subjects": [f"{name}.>"], "shards": SHARDS, "shard_by": [2]})
-    return name
+    return new_stream(live.url, shards=SHARDS, shard_by=[2])
 
 
 async def fill(client: AsyncContrail, stream: str, first: int, count: int) -> None:

@@ -1,8 +1,6 @@
 """Push subscriptions against a real server: acknowledging, credit, sharing, coming back."""
 
 import asyncio
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,26 +16,14 @@ from contrail_client import (
     NotFound,
     SubscriptionEnded,
 )
-from tests.contract.client_rig import cable_to, finish, keep_port
+from tests.contract.client_rig import cable_to, finish, keep_port, new_stream
 from tests.support.servers import ServerProcess
-
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that the tests of this module share."""
-    with ServerProcess(tmp_path_factory.mktemp("live") / "data") as running:
-        yield running
 
 
 @pytest.fixture
 def stream(live: ServerProcess) -> str:
     """A stream of the test's own; it captures what lies below its name."""
-    name = f"S{next(_numbers)}"
-    with Contrail(live.url) as client:
-        client.ensure_stream(name, {"subjects": [f"{name}.>"]})
-    return name
+    return new_stream(live.url)
 
 
 async def prepare(

@@ -3,7 +3,6 @@
 The quick suite takes every rare call and a part of the others, the slow one takes every call.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.crash.disk import Kill, Plan
 from tests.crash.script import script
-from tests.crash.trials import Trial, calls_of, kill_points, sample
+from tests.crash.trials import Trial, broken_promises, kill_points, sample, undisturbed
 from tests.crash.zygote import Job, Zygote
 
 SEED: Final = 20_250
@@ -20,47 +19,14 @@ POINTS_MIN: Final = 350
 HANG_S: Final = 0.05
 
 
-def whole_run(
-    zygote: Zygote,
-    area: Path,
-    seed: int = SEED,
-    *,
-    successors: bool = False,
-    node_keys: tuple[bytes, ...] = (),
-) -> dict[str, list[str]]:
-    """The calls of a run that nothing disturbs."""
-    trial = Trial(zygote, area / "whole", seed, node_keys=node_keys)
-    ended = trial.live(Job(steps=script(seed), end="stop", successors=successors))
-    trial.look()
-    assert trial.verdict() == []
-    return calls_of(ended)
-
-
-def broken_promises(
-    zygote: Zygote,
-    area: Path,
-    points: Sequence[Kill],
-    *,
-    seed: int = SEED,
-    power_cuts: bool = False,
-    successors: bool = False,
-    node_keys: tuple[bytes, ...] = (),
-) -> list[str]:
-    """Kill a run at each of the points and look at what is left."""
-    found = []
-    for at, kill in enumerate(points):
-        trial = Trial(zygote, area / f"{at}", seed, power_cuts=power_cuts, node_keys=node_keys)
-        plan = Plan(seed=seed, kill=kill)
-        trial.live(Job(steps=script(seed), end="stop", successors=successors, plan=plan))
-        trial.look()
-        found += [f"seed {seed}, {kill}: {problem}" for problem in trial.verdict()]
-    return found
+def job(seed: int = SEED, *, successors: bool = False) -> Job:
+    return Job(steps=script(seed), end="stop", successors=successors)
 
 
 def test_undisturbed_run_keeps_its_promises_and_makes_every_kind_of_call(
     zygote: Zygote, area: Path
 ) -> None:
-    calls = whole_run(zygote, area)
+    calls = undisturbed(zygote, area, job(), SEED)
     assert len(kill_points(calls)) >= POINTS_MIN
     assert {lane: set(kinds) for lane, kinds in calls.items()} == {
         "log": {"create", "write", "sync", "unlink"},
@@ -77,26 +43,33 @@ def test_undisturbed_run_keeps_its_promises_and_makes_every_kind_of_call(
 def test_sampled_crash_points_lose_renumber_and_double_nothing(
     zygote: Zygote, area: Path, power_cuts: bool, successors: bool, stride: int
 ) -> None:
-    calls = whole_run(zygote, area, successors=successors)
+    run = job(successors=successors)
+    calls = undisturbed(zygote, area, run, SEED)
     points = sample(kill_points(calls), calls, stride)
-    assert broken_promises(zygote, area, points, power_cuts=power_cuts, successors=successors) == []
+    assert broken_promises(zygote, area, run, SEED, points, power_cuts=power_cuts) == []
 
 
 def test_sampled_crash_points_of_an_encrypted_folder_lose_and_double_nothing(
     zygote: Zygote, area: Path
 ) -> None:
-    calls = whole_run(zygote, area, node_keys=NODE_KEYS)
+    calls = undisturbed(zygote, area, job(), SEED, node_keys=NODE_KEYS)
     assert calls["files"][:5] == ["sync", "create", "write", "sync", "rename"]  # the first data key
     points = sample(kill_points(calls), calls, 41)
-    assert broken_promises(zygote, area, points, power_cuts=True, node_keys=NODE_KEYS) == []
+    problems = broken_promises(
+        zygote, area, job(), SEED, points, power_cuts=True, node_keys=NODE_KEYS
+    )
+    assert problems == []
 
 
 @pytest.mark.slow
 def test_every_crash_point_of_an_encrypted_folder_loses_and_doubles_nothing(
     zygote: Zygote, area: Path
 ) -> None:
-    points = kill_points(whole_run(zygote, area, node_keys=NODE_KEYS))
-    assert broken_promises(zygote, area, points, power_cuts=True, node_keys=NODE_KEYS) == []
+    points = kill_points(undisturbed(zygote, area, job(), SEED, node_keys=NODE_KEYS))
+    problems = broken_promises(
+        zygote, area, job(), SEED, points, power_cuts=True, node_keys=NODE_KEYS
+    )
+    assert problems == []
 
 
 @pytest.mark.slow
@@ -106,11 +79,9 @@ def test_every_crash_point_of_an_encrypted_folder_loses_and_doubles_nothing(
 def test_every_crash_point_loses_renumbers_and_doubles_nothing(
     zygote: Zygote, area: Path, power_cuts: bool, successors: bool, seed: int
 ) -> None:
-    points = kill_points(whole_run(zygote, area, seed, successors=successors))
-    problems = broken_promises(
-        zygote, area, points, seed=seed, power_cuts=power_cuts, successors=successors
-    )
-    assert problems == []
+    run = job(seed, successors=successors)
+    points = kill_points(undisturbed(zygote, area, run, seed))
+    assert broken_promises(zygote, area, run, seed, points, power_cuts=power_cuts) == []
 
 
 def crash_twice(
@@ -131,7 +102,7 @@ def crash_twice(
 def test_crash_while_recovering_from_a_crash_loses_nothing(
     zygote: Zygote, area: Path, stride: int, deep: int
 ) -> None:
-    points = kill_points(whole_run(zygote, area))[5::stride]
+    points = kill_points(undisturbed(zygote, area, job(), SEED))[5::stride]
     problems = []
     for at, first in enumerate(points):
         second = Kill("log", 1 + at % deep, torn=at % 2 == 0)

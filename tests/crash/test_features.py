@@ -4,16 +4,14 @@ Each run is made twice: with writes to the store soon after the log's, as a node
 longest time in between, so that many entries share a batch and blocks wait while others go.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from contrail_storage.node.write_behind import HOLD_S
-from tests.crash.disk import Kill, Plan
 from tests.crash.features import features
-from tests.crash.trials import Trial, calls_of, kill_points
+from tests.crash.trials import broken_promises, kill_points, undisturbed
 from tests.crash.zygote import HELD_S, Job, Zygote
 
 SEED: Final = 20_270
@@ -21,42 +19,15 @@ NODE_KEYS: Final = (bytes(range(32)),)
 POINTS_MIN: Final = 350
 
 
-def whole_run(
-    zygote: Zygote, area: Path, hold_s: float, node_keys: tuple[bytes, ...] = ()
-) -> dict[str, list[str]]:
-    """The calls of a run that nothing disturbs."""
-    trial = Trial(zygote, area / "whole", SEED, node_keys=node_keys)
-    ended = trial.live(Job(steps=features(SEED), end="stop", hold_s=hold_s))
-    trial.look()
-    assert trial.verdict() == []
-    return calls_of(ended)
-
-
-def broken_promises(
-    zygote: Zygote,
-    area: Path,
-    points: Sequence[Kill],
-    hold_s: float,
-    *,
-    power_cuts: bool = False,
-    node_keys: tuple[bytes, ...] = (),
-) -> list[str]:
-    """Kill a run at each of the points and look at what is left."""
-    found = []
-    for at, kill in enumerate(points):
-        trial = Trial(zygote, area / f"{at}", SEED, power_cuts=power_cuts, node_keys=node_keys)
-        plan = Plan(seed=SEED, kill=kill)
-        trial.live(Job(steps=features(SEED), end="stop", hold_s=hold_s, plan=plan))
-        trial.look()
-        found += [f"{kill}: {problem}" for problem in trial.verdict()]
-    return found
+def job(hold_s: float) -> Job:
+    return Job(steps=features(SEED), end="stop", hold_s=hold_s)
 
 
 @pytest.mark.parametrize("hold_s", [HOLD_S, HELD_S], ids=["soon", "held"])
 def test_undisturbed_run_over_all_rules_keeps_its_promises(
     zygote: Zygote, area: Path, hold_s: float
 ) -> None:
-    assert len(kill_points(whole_run(zygote, area, hold_s))) >= POINTS_MIN
+    assert len(kill_points(undisturbed(zygote, area, job(hold_s), SEED))) >= POINTS_MIN
 
 
 @pytest.mark.parametrize(
@@ -85,8 +56,10 @@ def test_crash_anywhere_keeps_the_rules_of_streams(
     node_keys: tuple[bytes, ...],
     stride: int,
 ) -> None:
-    points = kill_points(whole_run(zygote, area, hold_s, node_keys))[::stride]
+    run = job(hold_s)
+    calls = undisturbed(zygote, area, run, SEED, node_keys=node_keys)
+    points = kill_points(calls)[::stride]
     found = broken_promises(
-        zygote, area, points, hold_s, power_cuts=power_cuts, node_keys=node_keys
+        zygote, area, run, SEED, points, power_cuts=power_cuts, node_keys=node_keys
     )
     assert found == []

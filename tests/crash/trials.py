@@ -106,6 +106,37 @@ def sample(points: Sequence[Kill], calls: dict[str, list[str]], stride: int) -> 
     return rare + rest[::stride]
 
 
+def undisturbed(
+    zygote: Zygote, area: Path, job: Job, seed: int, *, node_keys: tuple[bytes, ...] = ()
+) -> dict[str, list[str]]:
+    """The calls of a life that nothing disturbs; it keeps its promises."""
+    trial = Trial(zygote, area / "whole", seed, node_keys=node_keys)
+    ended = trial.live(job)
+    trial.look()
+    assert trial.verdict() == []
+    return calls_of(ended)
+
+
+def broken_promises(
+    zygote: Zygote,
+    area: Path,
+    job: Job,
+    seed: int,
+    points: Sequence[Kill],
+    *,
+    power_cuts: bool = False,
+    node_keys: tuple[bytes, ...] = (),
+) -> list[str]:
+    """Live a life once for each of the points, killed there, and look at what is left."""
+    found = []
+    for at, kill in enumerate(points):
+        trial = Trial(zygote, area / f"{at}", seed, power_cuts=power_cuts, node_keys=node_keys)
+        trial.live(msgspec.structs.replace(job, plan=Plan(seed=seed, kill=kill)))
+        trial.look()
+        found += [f"seed {seed}, {kill}: {problem}" for problem in trial.verdict()]
+    return found
+
+
 class Tried(Protocol):
     """A run that ends at ``kill``, or whole, and what follows: problems, the whole run's calls."""
 

@@ -24,7 +24,7 @@ from contrail_common.model import ConsumerConfig, ConsumerInfo, StoredMessage
 from contrail_gateway.core.session import OUTSTANDING_MAX
 from tests.unit.api.edge_rig import Edge
 
-SOON_S = 10.0
+SOON_S = 60.0
 SUB = {"op": "sub", "id": 1, "sid": "s", "stream": "S", "consumer": "c", "credit": {"msgs": 9}}
 PUB = {"op": "pub", "id": 1, "subject": "a.b", "data": "x"}
 

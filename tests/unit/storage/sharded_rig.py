@@ -1,31 +1,19 @@
 """A node in this process with a stream of several shards, and what is read of it."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from contrail_common.link import RangeRequest
 from contrail_common.model import PublishMessage, StoredMessage, StreamConfig
-from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.node.node import StorageNode
+from tests.unit.storage.restore_rig import PATIENCE_S, running
 
-PATIENCE_S = 60.0
 SHARDS = 4
 CONFIG = StreamConfig(name="S", subjects=("a.>",), shards=SHARDS, shard_by=(2,))
 Scene = Callable[[StorageNode, LocalLink], Coroutine[Any, Any, None]]
-
-
-@contextlib.asynccontextmanager
-async def running(data_dir: Path) -> AsyncIterator[StorageNode]:
-    node = StorageNode.open(NodeOptions(data_dir, merge_blocks=4), SingleMemberGroups())
-    await node.start()
-    try:
-        yield node
-    finally:
-        await node.stop()
 
 
 def play(data_dir: Path, scene: Scene, config: StreamConfig | None = CONFIG) -> None:

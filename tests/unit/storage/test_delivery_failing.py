@@ -316,9 +316,11 @@ def test_desk_of_a_new_leader_goes_on_where_the_machine_stands() -> None:
         await desk.record()
         desk.desk.close()
         desk.desk = desk.new_desk()
+        desk.log_ns += SECOND_NS // 2
         result = await desk.pull(10)
         assert [facts(each) for each in result.deliveries] == [(3, 3, 1, 1), (4, 4, 1, 0)]
-        desk.log_ns += SECOND_NS
+        await desk.record()
+        desk.log_ns += SECOND_NS // 2
         assert await desk.pull_seqs(2) == [1, 2]
         assert seqs_of((await desk.pull(1)).deliveries) == []
 

@@ -1,9 +1,6 @@
 """Restores on a node: whole or not at all, wherever a crash or a caller ends them."""
 
 import asyncio
-import contextlib
-import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,31 +9,26 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, PullRequest, ReplayRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.core import key_layout as keys
 from contrail_storage.core.archive import ArchiveReader
-from contrail_storage.node import restore, snapshot
+from contrail_storage.node import snapshot
 from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.node.node import StorageNode
 from contrail_storage.node.restore import RESTORES_MAX, Restores
 from contrail_storage.node.snapshot import SNAPSHOTS_MAX
 from tests.unit.storage.machine_rig import picture
+from tests.unit.storage.restore_rig import (
+    PATIENCE_S,
+    PIECE,
+    RestoreCrashes,
+    archive_of,
+    restored,
+    rows_of_shards,
+    running,
+    send,
+)
 
-PATIENCE_S = 60.0
-PIECE = 2_500
 KEY = bytes([7]) * 32
 CONFIG = StreamConfig(name="S", subjects=("a.>",), compression="zstd")
-
-
-@contextlib.asynccontextmanager
-async def running(data_dir: Path, *node_keys: bytes) -> AsyncIterator[StorageNode]:
-    options = NodeOptions(data_dir, node_keys=node_keys, merge_blocks=4)
-    node = StorageNode.open(options, SingleMemberGroups())
-    await node.start()
-    try:
-        yield node
-    finally:
-        await node.stop()
 
 
 async def fill(link: LocalLink) -> None:
@@ -58,24 +50,9 @@ async def fill(link: LocalLink) -> None:
     await link.acknowledge("S", "c", [ack], True)
 
 
-async def archive_of(link: LocalLink, name: str = "S") -> bytes:
-    return b"".join([chunk async for chunk in await link.snapshot(name, True)])
-
-
 async def messages_of(link: LocalLink) -> bytes:
     chunks = await link.replay(ReplayRequest(stream="S", format="msgpack"))
     return b"".join([chunk async for chunk in chunks])
-
-
-async def send(link: LocalLink, token: str, data: bytes, start: int = 0) -> None:
-    for at in range(start, len(data), PIECE):
-        await link.append_restore(token, at, data[at : at + PIECE])
-
-
-async def restored(link: LocalLink, data: bytes, name: str = "S") -> None:
-    token = await link.begin_restore(name)
-    await send(link, token, data)
-    await link.commit_restore(token)
 
 
 def known(node: StorageNode) -> dict[str, object]:
@@ -93,52 +70,15 @@ def known(node: StorageNode) -> dict[str, object]:
     return found
 
 
-def rows_of_streams(node: StorageNode) -> list[bytes]:
-    """Keys of all rows that belong to some stream's shard."""
-    found: list[bytes] = []
-    for kind in keys.SHARD_KINDS:
-        found += node._disk.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
-    return found
-
-
 @pytest.mark.parametrize("node_keys", [(), (KEY,)], ids=["plain", "encrypted"])
 def test_crash_at_any_point_leaves_the_whole_stream_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node_keys: tuple[bytes, ...]
 ) -> None:
-    monkeypatch.setattr(restore, "_PART_BYTES", 4_000)
-    images: list[tuple[Path, bool]] = []
-
-    def crash(data_dir: Path, whole: bool) -> None:
-        # What a killed process leaves: no more of the store than was flushed, all of the log.
-        image = tmp_path / f"image-{len(images)}"
-        shutil.copytree(data_dir, image)
-        images.append((image, whole))
-
     async def source() -> tuple[bytes, dict[str, object], bytes]:
         async with running(tmp_path / "source") as node:
             link = LocalLink(node)
             await fill(link)
             return await archive_of(link), known(node), await messages_of(link)
-
-    async def target(data: bytes, flushed_at: int) -> None:
-        data_dir = tmp_path / f"target-{flushed_at}"
-        async with running(data_dir, *node_keys) as node:
-            link, listing = LocalLink(node), node.streams._list
-
-            async def seen(name: str, subjects: tuple[str, ...]) -> None:
-                crash(data_dir, True)
-                await listing(name, subjects)
-
-            monkeypatch.setattr(node.streams, "_list", seen)
-            token = await link.begin_restore("S")
-            for number, at in enumerate(range(0, len(data), PIECE)):
-                await link.append_restore(token, at, data[at : at + PIECE])
-                if number == flushed_at:
-                    await node.checkpoint()
-                if number % 3 == 0:
-                    crash(data_dir, False)
-            await link.commit_restore(token)
-            crash(data_dir, True)
 
     async def look(image: Path, whole: bool, data: bytes, before: dict[str, object]) -> None:
         async with asyncio.timeout(PATIENCE_S), running(image, *node_keys) as node:
@@ -146,7 +86,7 @@ def test_crash_at_any_point_leaves_the_whole_stream_or_nothing(
             if not whole:
                 assert node.streams.names() == []
                 await node.until_written()
-                assert rows_of_streams(node) == []
+                assert rows_of_shards(node) == []
                 await restored(link, data)
             assert known(node) == before
             assert await messages_of(link) == messages
@@ -159,11 +99,9 @@ def test_crash_at_any_point_leaves_the_whole_stream_or_nothing(
             assert ack.results[0].seq == 271
 
     data, before, messages = asyncio.run(source())
-    assert len(data) > 8 * PIECE
-    for flushed_at in (-1, 1, 5):
-        asyncio.run(target(data, flushed_at))
-    assert {whole for _, whole in images} == {True, False}
-    for image, whole in images:
+    crashes = RestoreCrashes(tmp_path, monkeypatch, *node_keys)
+    crashes.provoke(data, flushed_at=(-1, 1, 5))
+    for image, whole in crashes.images:
         asyncio.run(look(image, whole, data, before))
 
 
@@ -251,7 +189,7 @@ def test_caller_that_leaves_and_one_that_is_out_of_step_restore_nothing(tmp_path
         with pytest.raises(ApiError) as over:
             await link.commit_restore(token)
         assert over.value.spec is errors.BAD_REQUEST
-        assert rows_of_streams(node) == []
+        assert rows_of_shards(node) == []
         assert node.meta.streams == {}
 
     play(tmp_path, scene)

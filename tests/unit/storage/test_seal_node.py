@@ -1,9 +1,8 @@
 """A whole node over an encrypted folder and with compressed streams, in this process."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,22 +25,11 @@ from contrail_storage.node.checkpointer import DataLostError
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import RocksStore
+from tests.unit.storage.restore_rig import PATIENCE_S, running
 
-PATIENCE_S = 20.0
 FIRST, SECOND = bytes([1]) * 32, bytes([2]) * 32
 STREAM = StreamConfig(name="SecretStreamName", subjects=("secret.subject.>",))
 CODEC_AT = 3
-
-
-@contextlib.asynccontextmanager
-async def running(data_dir: Path, *node_keys: bytes) -> AsyncIterator[StorageNode]:
-    options = NodeOptions(data_dir, node_keys=node_keys, merge_blocks=4)
-    node = StorageNode.open(options, SingleMemberGroups())
-    await node.start()
-    try:
-        yield node
-    finally:
-        await node.stop()
 
 
 def play(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from contrail_common.link import AckItem, PullRequest, RangeRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.partition import shard_of
 from contrail_storage.core import archive
-from contrail_storage.core import key_layout as keys
 from contrail_storage.core.archive import (
     ArchiveHeader,
     ArchiveReader,
@@ -25,12 +23,18 @@ from contrail_storage.core.archive import (
     Subjects,
     decoded,
 )
-from contrail_storage.node import restore
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import StorageNode
-from tests.unit.storage.sharded_rig import CONFIG, PATIENCE_S, SHARDS, message, read_all, running
+from tests.unit.storage.restore_rig import (
+    PATIENCE_S,
+    RestoreCrashes,
+    archive_of,
+    restored,
+    rows_of_shards,
+    running,
+)
+from tests.unit.storage.sharded_rig import CONFIG, SHARDS, message, read_all
 
-PIECE = 3_000
 STREAM = msgspec.structs.replace(CONFIG, compression="zstd", max_msgs=10_000)
 
 
@@ -50,17 +54,6 @@ async def fill(link: LocalLink) -> None:
     await link.acknowledge("S", "c", acks, True)
 
 
-async def archive_of(link: LocalLink) -> bytes:
-    return b"".join([chunk async for chunk in await link.snapshot("S", True)])
-
-
-async def restored(link: LocalLink, data: bytes) -> None:
-    token = await link.begin_restore("S")
-    for at in range(0, len(data), PIECE):
-        await link.append_restore(token, at, data[at : at + PIECE])
-    await link.commit_restore(token)
-
-
 async def known(link: LocalLink) -> dict[str, Any]:
     """What a reader and a consumer see of the stream."""
     info, consumer = await link.stream_info("S"), await link.consumer_info("S", "c")
@@ -71,50 +64,15 @@ async def known(link: LocalLink) -> dict[str, Any]:
     }
 
 
-def rows_of_shards(node: StorageNode) -> list[bytes]:
-    found: list[bytes] = []
-    for kind in keys.SHARD_KINDS:
-        found += node._disk.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
-    return found
-
-
 def test_crash_at_any_point_leaves_all_shards_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore, "_PART_BYTES", 4_000)
-    images: list[tuple[Path, bool]] = []
-
-    def crash(data_dir: Path, whole: bool) -> None:
-        image = tmp_path / f"image-{len(images)}"
-        shutil.copytree(data_dir, image)
-        images.append((image, whole))
-
     async def source() -> tuple[bytes, dict[str, Any]]:
         async with running(tmp_path / "source") as node:
             link = LocalLink(node)
             await fill(link)
             before = await known(link)
             return await archive_of(link), before
-
-    async def target(data: bytes, flushed_at: int) -> None:
-        data_dir = tmp_path / f"target-{flushed_at}"
-        async with running(data_dir) as node:
-            link, listing = LocalLink(node), node.streams._list
-
-            async def seen(name: str, subjects: tuple[str, ...]) -> None:
-                crash(data_dir, True)
-                await listing(name, subjects)
-
-            monkeypatch.setattr(node.streams, "_list", seen)
-            token = await link.begin_restore("S")
-            for number, at in enumerate(range(0, len(data), PIECE)):
-                await link.append_restore(token, at, data[at : at + PIECE])
-                if number == flushed_at:
-                    await node.checkpoint()
-                if number % 3 == 0:
-                    crash(data_dir, False)
-            await link.commit_restore(token)
-            crash(data_dir, True)
 
     async def look(image: Path, whole: bool, data: bytes, before: dict[str, Any]) -> None:
         async with asyncio.timeout(PATIENCE_S), running(image) as node:
@@ -136,11 +94,9 @@ def test_crash_at_any_point_leaves_all_shards_or_nothing(
             reader.finish()
 
     data, before = asyncio.run(source())
-    assert len(data) > 8 * PIECE
-    for flushed_at in (-1, 4):
-        asyncio.run(target(data, flushed_at))
-    assert {whole for _, whole in images} == {True, False}
-    for image, whole in images:
+    crashes = RestoreCrashes(tmp_path, monkeypatch)
+    crashes.provoke(data, flushed_at=(-1, 4))
+    for image, whole in crashes.images:
         asyncio.run(look(image, whole, data, before))
 
 

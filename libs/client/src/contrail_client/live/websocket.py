@@ -70,6 +70,8 @@ async def open_socket(options: Options) -> Socket:
     except InvalidURI as error:
         raise ValueError(f"{options.url!r} is not the address of a server") from error
     except InvalidHandshake as error:
+        if isinstance(error.__cause__, EOFError):  # it closed the connection instead of answering
+            raise Unreachable(f"{options.url}: {error.__cause__}") from error
         raise UnexpectedAnswer(f"no WebSocket at {options.url}: {error}") from error
     except (OSError, EOFError, ConnectionClosed) as error:  # TimeoutError is an OSError
         raise Unreachable(f"{options.url}: {error or type(error).__name__}") from error
