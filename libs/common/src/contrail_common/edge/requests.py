@@ -127,6 +127,11 @@ class Request:
         """Whether the body has a content coding (RFC 9110 section 8.4); none is understood here."""
         return self.headers.get(b"content-encoding", _IDENTITY).lower() != _IDENTITY
 
+    @property
+    def waits_to_be_asked(self) -> bool:
+        """Whether the client sends its body after 100 Continue only (RFC 9110 section 10.1.1)."""
+        return self.headers.get(b"expect", b"").lower() == b"100-continue"
+
     # Body ----------------------------------------------------------------------------------------
     async def body(self, limit: int, too_large: ErrorSpec = errors.BODY_TOO_LARGE) -> bytes:
         """The whole body; ``too_large`` as soon as it is known to exceed ``limit`` bytes."""
