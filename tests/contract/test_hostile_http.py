@@ -33,6 +33,27 @@ def refused(connection: RawConnection, status: int) -> RawAnswer:
     return answer
 
 
+# Expectations ------------------------------------------------------------------------------------
+EDGES = 4
+"""Processes of the split form that may be asked; whoever is asked, all behave the same."""
+
+
+@pytest.mark.parametrize("expectation", ["100-continue", "100-Continue", "something-else"])
+def test_body_that_follows_an_expectation_is_taken_by_every_process(
+    server: ServerProcess, stream: Stream, expectation: str
+) -> None:
+    target = f"/v1/subjects/{stream.subject()}/messages"
+    for number in range(1, EDGES + 1):
+        with RawConnection(server.url) as connection:
+            lines = [f"Expect: {expectation}", "Content-Length: 2", "Connection: close"]
+            connection.request("POST", target, *lines, body=b"hi")
+            answer = connection.answer()
+            if answer is not None and answer.status == 100:
+                answer = connection.answer()
+            assert answer is not None
+            assert (answer.status, answer.json()["seq"]) == (201, number)
+
+
 # Requests that are no HTTP -----------------------------------------------------------------------
 @pytest.mark.parametrize(
     "request_bytes",

@@ -154,6 +154,22 @@ def test_header_that_cannot_be_honoured_is_422(
     assert stream.state()["messages"] == 0
 
 
+def test_body_with_a_content_coding_is_415_and_not_stored(stream: Stream) -> None:
+    target = f"/v1/subjects/{stream.subject()}/messages"
+    coded, plain = {"content-encoding": "gzip"}, {"content-encoding": "Identity"}
+    as_json = {**coded, "content-type": "application/json"}
+    refused = [
+        stream.client.post(target, content=b"x", headers=coded),
+        stream.client.post(target, content=iter([b"x"]), headers=coded),
+        stream.client.post(f"{stream.path}/messages", content=b"x", headers=as_json),
+        stream.client.put(stream.path, content=b"x", headers=as_json),
+    ]
+    for answer in refused:
+        assert assert_problem(answer, 415, 20033)["applied"] is False
+    assert stream.client.post(target, content=b"x", headers=plain).json()["seq"] == 1
+    assert stream.client.post(target, headers=coded).json()["seq"] == 2
+
+
 # Message headers ---------------------------------------------------------------------------------
 def test_message_headers_travel_both_ways(stream: Stream) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

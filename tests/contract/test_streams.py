@@ -378,6 +378,14 @@ def test_purge_of_an_unknown_stream_is_404(unused: Stream) -> None:
     assert_problem(unused.client.post(f"{unused.path}/purge"), 404, 10059)
 
 
+def test_seal_of_another_version_is_412(stream: Stream) -> None:
+    stale = {"if-match": stream.client.get(stream.path).headers["etag"]}
+    stream.configure(description="newer")
+    assert_problem(stream.client.post(f"{stream.path}/seal", headers=stale), 412, 20043)
+    current = {"if-match": stream.client.get(stream.path).headers["etag"]}
+    assert stream.client.post(f"{stream.path}/seal", headers=current).status_code == 200
+
+
 def test_sealed_stream_takes_and_gives_up_nothing(stream: Stream) -> None:
     stream.fill(2)
     answer = stream.client.post(f"{stream.path}/seal")

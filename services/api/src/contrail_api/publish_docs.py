@@ -134,7 +134,12 @@ PUBLISH: Final = Operation(
         ),
         202: Answered(description="Taken without a promise (`ack=none`)."),
     },
-    errors=(errors.NO_STREAM_FOR_SUBJECT, errors.SHARDED_UNSUPPORTED, *_MESSAGE_ERRORS),
+    errors=(
+        errors.NO_STREAM_FOR_SUBJECT,
+        errors.UNSUPPORTED_MEDIA,
+        errors.SHARDED_UNSUPPORTED,
+        *_MESSAGE_ERRORS,
+    ),
 )
 
 _RESULTS: Final = {

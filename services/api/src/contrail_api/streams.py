@@ -164,9 +164,11 @@ class StreamRoutes:
 
     async def seal_stream(self, request: Request, stream: StreamName) -> KitResponse:
         """Close a stream for good: no message comes, ages out or is removed."""
+        wanted = preconditions(kit_request(request))
 
         async def read_and_write() -> StreamInfo:
             current = await self._link.stream_info(stream)
+            wanted.check(current.version)
             config = sealed(current.config)
             info, _ = await self._link.put_stream(config, "put", current.version, False)
             return info

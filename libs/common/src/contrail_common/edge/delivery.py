@@ -39,7 +39,7 @@ class Wire:
             if self._request.body_pending:
                 headers.append((b"connection", b"close"))
                 # A client that waits for 100 Continue never sends what was refused.
-                self._to_discard = b"expect" not in self._request.headers
+                self._to_discard = not self._request.waits_to_be_asked
             await self._send({**message, "headers": headers})
         elif self._to_discard and not message.get("more_body", False):
             await self._send({**message, "more_body": True})

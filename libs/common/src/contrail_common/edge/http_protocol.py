@@ -285,7 +285,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return None
         if not target.direct.takes(request.headers.get(b"content-type"), int(length)):
             return None
-        if self.expect_100_continue or self.parser.should_upgrade():
+        if self.expect_100_continue or self.parser.should_upgrade() or request.is_coded:
             return None
         try:
             request.hold(int(length))

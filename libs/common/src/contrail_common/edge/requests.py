@@ -18,6 +18,7 @@ REQUEST_KEY: Final = "contrail.request"
 
 _T = TypeVar("_T")
 
+_IDENTITY: Final = b"identity"
 _id_prefix: Final = secrets.token_hex(4)
 _id_counter: Final = itertools.count(1)
 
@@ -121,12 +122,23 @@ class Request:
         """Whether bytes of the body may still be on their way."""
         return not self._body_done
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether the body has a content coding (RFC 9110 section 8.4); none is understood here."""
+        return self.headers.get(b"content-encoding", _IDENTITY).lower() != _IDENTITY
+
+    @property
+    def waits_to_be_asked(self) -> bool:
+        """Whether the client sends its body after 100 Continue only (RFC 9110 section 10.1.1)."""
+        return self.headers.get(b"expect", b"").lower() == b"100-continue"
+
     # Body ----------------------------------------------------------------------------------------
     async def body(self, limit: int, too_large: ErrorSpec = errors.BODY_TOO_LARGE) -> bytes:
         """The whole body; ``too_large`` as soon as it is known to exceed ``limit`` bytes."""
         self.check_declared_length(limit, too_large)
         if self._body_done:
             return b""
+        self._check_coding()
         first, more = await self._next_chunk(limit, too_large)
         if not more:
             return first
@@ -141,6 +153,8 @@ class Request:
         """The body as it arrives; each chunk counts as in flight until :meth:`consumed`."""
         self.check_declared_length(limit)
         left, more = limit, not self._body_done
+        if more:
+            self._check_coding()
         while more:
             chunk, more = await self._next_chunk(left, errors.BODY_TOO_LARGE)
             left -= len(chunk)
@@ -159,6 +173,12 @@ class Request:
         declared = self.headers.get(b"content-length")
         if declared is not None and int(declared) > limit:
             raise ApiError(too_large, f"the body exceeds {limit} bytes", applied=False)
+
+    def _check_coding(self) -> None:
+        # Stored as it came, a coded payload would reach readers who are not told how to read it.
+        if self.is_coded:
+            detail = "a body must have no Content-Encoding"
+            raise ApiError(errors.UNSUPPORTED_MEDIA, detail, applied=False)
 
     async def _next_chunk(self, limit: int, too_large: ErrorSpec) -> tuple[bytes, bool]:
         message = await self.receive()

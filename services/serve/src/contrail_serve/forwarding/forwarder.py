@@ -86,7 +86,7 @@ class Forwarder(Collector):
 
     async def _forward(self, request: Request) -> Answer:
         self._check_first_hop(request)
-        waits_to_be_asked = b"expect" in request.headers
+        waits_to_be_asked = request.waits_to_be_asked
         length = int(request.headers.get(b"content-length", b"0"))
         chunked = b"transfer-encoding" in request.headers
         body = None
