@@ -167,7 +167,16 @@ class Replayer:
         try:
             return self._blocks.view_many(number, bases)
         except (BlockCorruptError, StoreCorruptError) as error:
-            raise _DamagedError(bases[0], error) from error
+            raise _DamagedError(self._unreadable(number, bases), error) from error
+
+    def _unreadable(self, number: int, bases: list[int]) -> int:
+        """Which of blocks that were read together it is."""
+        for base in bases:
+            try:
+                self._blocks.view_many(number, [base])
+            except (BlockCorruptError, StoreCorruptError):
+                return base
+        return bases[0]
 
     def _encoded(self, unit: "_Unit", views: list[BlockView], encoder: "Encoder") -> "_Made":
         """In a thread."""
@@ -178,7 +187,7 @@ class Replayer:
         try:
             picked = open_picked(self._reader.opener, pick(runs, unit.live, unit.lookup))
         except ContentBrokenError as error:
-            raise _DamagedError(unit.bases[0], error) from error
+            raise _DamagedError(error.base_seq or unit.bases[0], error) from error
         if not picked.count:
             return _Made(None, 0)
         return _Made(encoder.batch(picked, unit.names, unit.base), picked.count)
