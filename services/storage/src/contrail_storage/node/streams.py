@@ -500,7 +500,7 @@ class StreamManager:
         """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""
         shard = self.shard(name, part)
         async with shard.removal:
-            if not shard.machine.is_live(seq) or seq > shard.written_seq:
+            if not shard.machine.is_live(seq) or seq > shard.applied_seq:
                 raise ApiError(
                     errors.SEQUENCE_NOT_FOUND, f"sequence {seq} not found", applied=False
                 )
