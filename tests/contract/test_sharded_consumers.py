@@ -1,5 +1,6 @@
 """Consumers of streams with several shards, over HTTP and over sockets."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -171,6 +172,24 @@ def test_heartbeat_tells_the_position_in_each_shard(server: ServerProcess, shard
         assert beat["last_stream_seq"] == max(max(seqs) for seqs in places.values())
         expected = {str(shard): [len(seqs), seqs[-1]] for shard, seqs in places.items()}
         assert {key: pair for key, pair in beat["shards"].items() if pair != [0, 0]} == expected
+
+
+def test_heartbeat_of_a_pull_tells_the_position_in_each_shard(sharded: Stream) -> None:
+    fill(sharded, 18)
+    consumer = sharded.consumer(ack_policy="none")
+    pulled = sharded.client.post(f"{consumer}/next", json={"batch": 18}).json()["messages"]
+    places = by_shard(pulled)
+    answer = sharded.client.post(
+        f"{consumer}/next",
+        json={"expires": "500ms", "idle_heartbeat": "100ms"},
+        headers={"Accept": "application/x-ndjson"},
+    )
+    beat = json.loads(answer.text.splitlines()[0])
+    assert beat["hb"] is True
+    assert beat["last_consumer_seq"] == len(pulled)
+    assert beat["last_stream_seq"] == max(max(seqs) for seqs in places.values())
+    expected = {str(shard): [len(seqs), max(seqs)] for shard, seqs in places.items()}
+    assert {key: pair for key, pair in beat["shards"].items() if pair != [0, 0]} == expected
 
 
 @pytest.mark.parametrize("form", [JSON, MSGPACK])

@@ -4,6 +4,7 @@ The dead process has reported every call that returned, and every file has a sec
 the data, so the files can be laid out as the disk may hold them: bytes behind the last sync are
 gone, kept in part, or zeros, with or without the room made ahead of them; names created, replaced
 or removed since the last sync of their directory are as before, or, up to some point, as after.
+Folders that were renamed go back, the newest first, as far as no sync of a folder has confirmed it.
 The store's files are its own business: it has no log here, and syncs what it flushes itself.
 """
 
@@ -50,6 +51,8 @@ class PowerCut:
         self._data_dir = data_dir
         self._shadow = shadow
         self._directories: dict[str, _Directory] = {}
+        self._moved: list[tuple[str, str]] = []
+        """Folders renamed since the last sync of any: a file system's journal has one order."""
         shadow.mkdir()
         for path in _own_files(data_dir):
             self._adopt(path)
@@ -74,6 +77,11 @@ class PowerCut:
         if change.kind == "directory-synced":
             path = "" if change.path == "." else change.path
             self._directories.setdefault(path, _Directory()).sync()
+            self._moved.clear()
+            return
+        if change.kind == "renamed" and (self._data_dir / change.target).is_dir():
+            self._move(change.path, change.target)
+            self._moved.append((change.path, change.target))
             return
         directory, name = self._find(change.path)
         match change.kind:
@@ -87,16 +95,26 @@ class PowerCut:
                 _, target = self._find(change.target)
                 directory.change({name: None, target: directory.names[name]})
 
+    def _move(self, path: str, target: str) -> None:
+        self._directories = {
+            target + where[len(path) :] if f"{where}/".startswith(f"{path}/") else where: directory
+            for where, directory in self._directories.items()
+        }
+
     def cut(self, chance: random.Random) -> None:
         """Lay the files out as the disk may hold them after the power went."""
         for path in _own_files(self._data_dir):
             path.unlink()
         for parent, directory in self._directories.items():
+            if not (self._data_dir / parent).is_dir():
+                continue  # removed with all that was in it
             names = dict(directory.durable)
             for change in directory.unsynced[: chance.randint(0, len(directory.unsynced))]:
                 _update(names, change)
             for name, inode in names.items():
                 (self._data_dir / parent / name).write_bytes(_survivor(inode, chance))
+        for path, target in self._moved[chance.randint(0, len(self._moved)) :][::-1]:
+            (self._data_dir / target).rename(self._data_dir / path)
 
 
 def _survivor(inode: _Inode, chance: random.Random) -> bytes:

@@ -123,7 +123,7 @@ def rot_in_the_log(folder: Path, chance: random.Random) -> str:
 
 
 def missing_segment(folder: Path, chance: random.Random) -> str:
-    return damage.remove(chance.choice(segments(folder)[:-1]))
+    return damage.remove(chance.choice(segments(folder)))
 
 
 def all_segments_missing(folder: Path, _chance: random.Random) -> str:

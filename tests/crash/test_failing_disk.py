@@ -50,6 +50,7 @@ CASES: Final = [
     ("log", "write", errno.ENOSPC, 1, 2, 9),
     ("log", "create", errno.ENOSPC, 1, 1, 1),
     ("log", "create", errno.ENOSPC, 2, 3, 2),
+    ("log", "rename", errno.EIO, 1, 1, 3),
     ("log", "unlink", errno.EIO, 1, 1, 1),
     ("files", "create", errno.EMFILE, 1, 1, 2),
     ("files", "write", errno.ENOSPC, 1, 1, 1),

@@ -206,6 +206,26 @@ def test_deleted_stream_ends_its_replays(tmp_path: Path, monkeypatch: pytest.Mon
     play(tmp_path, scene)
 
 
+@pytest.mark.parametrize("base_seq", [1, 201, 401, 601, 801])
+def test_damage_in_a_unit_is_reported_with_the_block_that_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base_seq: int
+) -> None:
+    monkeypatch.setattr(replay, "_ALL", replay._Bounds(100 * BLOCK, 1 << 20))
+
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        shard = node.streams.shard("S")
+        key = keys.large_key(keys.BLOCK, shard.machine.shard, base_seq)
+        value = node._store.get(key)
+        assert value is not None
+        node._store.write([("put", key, value[:-5] + b"?" + value[-4:])])
+        with pytest.raises(ApiError) as damaged:
+            await rows_of(await link.replay(ReplayRequest(stream="S")))
+        assert damaged.value.spec is errors.DATA_LOST
+        assert shard.damaged.startswith(f"block {base_seq}: ")
+
+    play(tmp_path, scene)
+
+
 @pytest.mark.parametrize("subject", ["", "k.3"])
 def test_damage_is_reported_where_it_lies_and_not_before(tmp_path: Path, subject: str) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:

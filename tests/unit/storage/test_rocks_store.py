@@ -298,3 +298,30 @@ def test_store_is_written_anew_in_pieces_and_gives_up_when_it_is_closed(
     threading.Timer(0.1, store.close).start()
     with pytest.raises(StoreClosedError):
         store.rewrite([(b"k0", b"k9")], 30.0)
+
+
+def test_copy_of_a_store_is_durable_where_nothing_can_be_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RocksStore.open(tmp_path / "store")
+    store.write(rows(20))
+    store.flush()
+    store.close()
+    synced: set[str] = set()
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    def refused(*_: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "link", refused)
+    RocksStore.clone(tmp_path / "store", tmp_path / "copy")
+    assert synced == {path.name for path in (tmp_path / "copy").iterdir()}
+    assert any(name.endswith(".sst") for name in synced)
+    copy = RocksStore.open(tmp_path / "copy")
+    assert copy.get(b"k000007") == b"v" * 100
+    copy.close()

@@ -12,7 +12,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.blocks import encode_block
 from contrail_common.errors import ApiError
-from contrail_common.link import PullRequest, RangeRequest
+from contrail_common.link import PullRequest, RangeRequest, ReplayRequest
 from contrail_common.message_batch import MessageBatch
 from contrail_common.model import ConsumerConfig, PublishMessage, message_size
 from contrail_storage.core.key_layout import BLOCK, large_key
@@ -410,6 +410,12 @@ def test_content_under_a_wrong_key_is_damage_that_the_scrub_finds(tmp_path: Path
                 node._disk.write([operation])
                 await node.scrubber.round()
                 assert ("stream S" not in node.readiness()) == deleted
+            shard = node.streams.shard("S")
+            shard.damaged = ""
+            with pytest.raises(ApiError):
+                async for _ in await link.replay(ReplayRequest(stream="S")):
+                    pass
+            assert shard.damaged.startswith("block 3: ")
             with pytest.raises(ApiError) as refused:
                 await link.get_message("S", 1)
             assert refused.value.spec is errors.DATA_LOST

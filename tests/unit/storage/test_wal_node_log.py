@@ -118,7 +118,7 @@ def test_idle_log_adds_an_empty_batch_so_that_rot_in_the_last_entry_shows(disk: 
     while node.log.stats.batches_written < 3:
         disk.syncing.wait(0.001)
     node.log.close()
-    (path,) = disk.durable_names
+    (path,) = disk.segments
     content = disk.names[path].content
     content[content.index(b"precious")] ^= 1
     assert Node(disk).log.recovery.rot is not None
@@ -128,7 +128,7 @@ def test_closed_log_has_a_successor_behind_the_last_entry(disk: SimDisk) -> None
     node = Node(disk).start()
     node.put(1, 1, b"precious")
     node.log.close()
-    (path,) = disk.durable_names
+    (path,) = disk.segments
     content = disk.names[path].content
     content[content.index(b"precious")] ^= 1
     assert Node(disk).log.recovery.rot is not None
@@ -238,7 +238,7 @@ def test_failed_file_is_not_touched_again(disk: SimDisk, node: Node) -> None:
     disk.fail("sync")
     node.log.append(1, 1, 1, b"lost")
     node.loop.run_until(lambda: bool(node.failures))
-    (failed,) = disk.names
+    (failed,) = disk.segments
     before = bytes(disk.names[failed].content)
     disk.heal()
     node.log.recover()
@@ -332,7 +332,7 @@ def test_segment_that_vanished_from_the_middle_is_rot(disk: SimDisk) -> None:
 
 def test_torn_tail_is_cut_and_said(disk: SimDisk, node: Node) -> None:
     node.put(1, 1, b"acked")
-    (inode,) = disk.names.values()
+    (inode,) = disk.segments.values()
     inode.content[inode.end : inode.end + 12] = b"half a batch"
     reopened = Node(disk).start()
     tail = reopened.log.recovery.torn_tail
@@ -347,7 +347,7 @@ def test_torn_tail_is_cut_and_said(disk: SimDisk, node: Node) -> None:
 
 def test_room_made_ahead_is_no_torn_tail(disk: SimDisk, node: Node) -> None:
     node.put(1, 1, b"acked")
-    (inode,) = disk.names.values()
+    (inode,) = disk.segments.values()
     assert inode.content.endswith(bytes(QUIET.ahead_bytes - 1000))
     reopened = Node(disk)
     assert (reopened.log.recovery.torn_tail, reopened.log.recovery.rot) == (None, None)
@@ -370,7 +370,7 @@ def test_zeros_in_the_place_of_a_batch_with_a_sound_one_behind_it_are_rot(
     disk: SimDisk, node: Node
 ) -> None:
     node.put(1, 1, b"first")
-    (inode,) = disk.names.values()
+    (inode,) = disk.segments.values()
     begin = inode.end
     node.put(1, 2, b"second")
     end = inode.end
@@ -383,6 +383,7 @@ def test_what_a_killed_process_wrote_is_synced_before_it_counts(disk: SimDisk, n
     node.put(1, 1)
     disk.sync_lies = True
     node.put(1, 2)
+    disk.sync_lies = False
     Node(disk)
     assert Node(disk.survivor()).held[1].last_index == 2
 

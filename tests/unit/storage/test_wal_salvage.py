@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.wal import Files
+from contrail_storage.wal.newest import NEWEST_NAME
 from contrail_storage.wal.node_log import LogOptions, NodeLog
 from contrail_storage.wal.salvage import SalvagedGroup, begin_anew, salvage
 from tests.unit.storage.wal_disk import HandLoop, SimDisk
@@ -48,7 +50,7 @@ def check(group: int, held: SalvagedGroup, applied: int) -> None:
 
 
 LOG: Final = written()
-NAMES: Final = sorted(LOG.names)
+NAMES: Final = sorted(LOG.segments)
 
 
 def copy_of_log() -> SimDisk:
@@ -105,6 +107,17 @@ def test_nothing_is_lost_where_the_store_is_ahead_of_the_damage() -> None:
 def test_log_that_is_gone_leaves_doubt() -> None:
     found = salvaged(SimDisk(), {0: 4, 1: 0})
     assert [(held.end, held.lost) for held in found.values()] == [(4, True), (0, True)]
+
+
+@pytest.mark.parametrize("spoil", ["newest segment", "its record"])
+def test_newest_segment_that_may_be_missing_leaves_doubt(spoil: str) -> None:
+    disk = copy_of_log()
+    assert [held.lost for held in salvaged(disk, {}).values()] == [False] * 2
+    if spoil == "newest segment":
+        del disk.names[max(disk.segments)]
+    else:
+        disk.names[ROOT / NEWEST_NAME].content[-1] ^= 1
+    assert [held.lost for held in salvaged(disk, {}).values()] == [True] * 2
 
 
 def test_log_begun_anew_stands_where_the_store_does(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ class SimDisk(Files):
         self.sync_gate.set()
         self.syncing = threading.Event()
 
+    @property
+    def segments(self) -> dict[Path, Inode]:
+        """The files of the log, by path."""
+        return {path: inode for path, inode in self.names.items() if path.suffix == ".wal"}
+
     def fail(self, call: str, number: int = errno.EIO) -> None:
         """Let `call` (write, sync, create) fail with an error number until `heal`."""
         self.failing[call] = number

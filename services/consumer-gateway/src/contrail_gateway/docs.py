@@ -36,7 +36,8 @@ NEXT: Final = Operation(
     summary="Pull messages",
     description="A long poll of at most 60s, by default 5s, that answers as soon as there is "
     "something. `acks` of an earlier batch are applied first and answered in `ack_results`; then "
-    "an empty poll is 200 without messages. `idle_heartbeat` needs `Accept: application/x-ndjson`.",
+    "an empty poll is 200 without messages. `idle_heartbeat` needs `Accept: application/x-ndjson`; "
+    "of a stream with several shards a heartbeat has `shards`, each with its two sequences.",
     query=PullQuery,
     body={JSON_TYPE: Body(shape=PullBody, example={"batch": 100, "expires": "30s"})},
     body_required=False,

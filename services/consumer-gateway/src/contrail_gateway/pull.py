@@ -60,11 +60,16 @@ class PullQuery(msgspec.Struct):
 
 
 class Heartbeat(msgspec.Struct):
-    """A line of an NDJSON pull: nothing came for a while; how far the consumer has delivered."""
+    """A line of an NDJSON pull: nothing came for a while; how far the consumer has delivered.
+
+    ``shards`` has the consumer sequence and the stream sequence in each shard, where there are
+    several; the two numbers are their sum and the highest of them then.
+    """
 
     hb: bool
     last_consumer_seq: int
     last_stream_seq: int
+    shards: dict[int, tuple[int, int]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class PullStatus(msgspec.Struct):
@@ -210,8 +215,14 @@ class Pulls:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _heartbeat_line(self, pull: _Pull) -> bytes:
-        delivered = (await self._link.consumer_info(pull.stream, pull.consumer)).delivered
-        return _line(Heartbeat(True, delivered.consumer_seq, delivered.stream_seq))
+        info = await self._link.consumer_info(pull.stream, pull.consumer)
+        beat = Heartbeat(True, info.delivered.consumer_seq, info.delivered.stream_seq)
+        if info.shards:
+            beat.shards = {
+                one.shard: (one.delivered.consumer_seq, one.delivered.stream_seq)
+                for one in info.shards
+            }
+        return _line(beat)
 
     def _last_lines(self, pull: _Pull, result: PullResult) -> bytes:
         sign = self._signer(pull, result)

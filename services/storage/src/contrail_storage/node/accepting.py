@@ -9,6 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -49,6 +50,7 @@ from contrail_storage.store.rocks_store import (
     RocksStore,
     StoreCorruptError,
     StoreError,
+    StoreFailedError,
     StoreMissingError,
     StoreStalledError,
 )
@@ -73,6 +75,14 @@ _GROUPS: Final = (0, 1)
 _META, _SHARDS = _GROUPS
 _BATCH_BYTES: Final = 4 << 20
 _STALL_WAIT_S: Final = 0.01
+_UNMADE: Final = (
+    "what can be read cannot be written beside the damaged files, which are as they were;"
+    " once the disk takes it, start again with accept_data_loss"
+)
+_UNSWITCHED: Final = (
+    "what can be read is written, but does not take the place of the damaged files yet;"
+    " start again with accept_data_loss"
+)
 _log = structlog.get_logger("contrail.accepting")
 
 
@@ -133,19 +143,25 @@ def has_unreadable_rows(store: Store, keyring: Keyring | None) -> bool:
 def accept_data_loss(folder: Folder, damage: Exception | None) -> None:
     """Make the folder one that opens. ``damage`` is why it does not, None for rows that rotted.
 
-    Raises DataLostError where nothing sensible can be kept, KeysRefusedError, NodeFileDamagedError
-    or OSError; then nothing has changed.
+    Raises DataLostError where nothing sensible can be kept, KeysRefusedError, NodeFileDamagedError,
+    or OSError where the disk fails; then nothing has changed, unless the text says otherwise.
     """
     keyring = _keyring_of(folder)
     try:
         _make(folder, damage, keyring)
-    except BaseException:
-        discard_unfinished(folder.data_dir)
+    except BaseException as error:
+        with suppress(OSError):  # the next start does it
+            discard_unfinished(folder.data_dir)
+        if isinstance(error, (OSError, StoreFailedError)) and not isinstance(error, DAMAGED):
+            raise OSError(f"{_UNMADE}: {error}") from error
         raise
     finally:
         if keyring is not None:
             keyring.close()
-    aside = switch(folder.files, folder.data_dir)
+    try:
+        aside = switch(folder.files, folder.data_dir)
+    except OSError as error:
+        raise OSError(f"{_UNSWITCHED}: {error}") from error
     _log.critical("data_loss_accepted", damaged_files=str(aside), reason=_reason(damage))
 
 

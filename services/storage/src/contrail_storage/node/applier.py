@@ -144,7 +144,7 @@ class Applier:
             self._tell(writes, entry.time_ns, shard)
             if not existed and shard.machine.exists and not shard.machine.counters.messages:
                 # Numbering may begin above 1: nothing below waits to be written.
-                shard.written_seq = shard.machine.counters.last_seq
+                shard.applied_seq = shard.machine.counters.last_seq
         return results
 
     def _tell(self, writes: Writes, time_ns: int, shard: Shard | None = None) -> None:

@@ -130,14 +130,14 @@ class Compactor:
         return _Alive(span, live)
 
     def _settled_below(self, shard: Shard) -> int:
-        """Blocks that end here or below are written, wait for no merge, and are not the last.
+        """Blocks that end here or below are applied, wait for no merge, and are not the last.
 
         The last one stays whole, so that the directory ends where the stream does.
         """
         directory = self._blocks.directory(shard.machine.shard)
         runs = [run.base_seqs[0] for run in shard.small_runs.values()]
         last = directory.span(len(directory) - 1).base_seq
-        return min(last, shard.written_seq + 1, *runs)
+        return min(last, shard.applied_seq + 1, *runs)
 
     async def _make_room(self, shard: Shard, found: _Alive) -> bool:
         """Drop or cut a block if that is worth it; False when it changed meanwhile."""

@@ -293,7 +293,7 @@ class Desk:
         room = self._room()
         while room > 0 and not batch.full:
             position = self._catch_up()
-            if position > self.shard.written_seq:
+            if position > self.shard.applied_seq:
                 return
             block = await self.reader.block_at(self.shard, position)
             if block is None:
@@ -538,7 +538,7 @@ class Desk:
     # Counting ------------------------------------------------------------------------------------
 
     async def num_pending(self) -> int:
-        """Messages that match and were not yet delivered, as of what is written."""
+        """Messages that match and were not yet delivered, as of what is applied."""
         async with self._lock:
             return await self._count_pending()
 
@@ -556,17 +556,17 @@ class Desk:
 
     async def _count_from(self, low: int) -> int:
         # Counted once, then kept up: new messages are added as they come, deliveries taken off.
-        machine, written_seq = self.shard.machine, self.shard.written_seq
+        machine, applied_seq = self.shard.machine, self.shard.applied_seq
         if self._filter.matches_all:
-            return await self._count_in(low, written_seq)
+            return await self._count_in(low, applied_seq)
         if self._counted_to < 0 or self._deletions != machine.deletions:
             self._deletions = machine.deletions
-            self._count = await self._count_in(low, written_seq)
+            self._count = await self._count_in(low, applied_seq)
         else:
             begin = max(self._counted_to + 1, low)
-            self._count += await self._count_in(begin, written_seq)
+            self._count += await self._count_in(begin, applied_seq)
         if self.position == low:  # otherwise deliveries were undone meanwhile: count anew
-            self._counted_to = written_seq
+            self._counted_to = applied_seq
         return self._count
 
     async def _count_in(self, low: int, high: int) -> int:

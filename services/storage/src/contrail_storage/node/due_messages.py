@@ -172,14 +172,14 @@ class DueMessages:
         """Whether the oldest message that ages is past ``max_age``."""
         machine = shard.machine
         max_age_ns = machine.config.max_age_ns
-        if not max_age_ns or shard.stay_below > shard.written_seq:
+        if not max_age_ns or shard.stay_below > shard.applied_seq:
             return False
         seq, time_ns = shard.oldest
         if not machine.is_live(seq) or seq < shard.stay_below:
             from_seq = max(shard.stay_below, machine.counters.first_seq)
-            seq = first_outside((machine.deleted, machine.exempt), from_seq, shard.written_seq)
+            seq = first_outside((machine.deleted, machine.exempt), from_seq, shard.applied_seq)
             shard.stay_below = seq
-            block = await self._reader.block_at(shard, seq) if seq <= shard.written_seq else None
+            block = await self._reader.block_at(shard, seq) if seq <= shard.applied_seq else None
             if block is None or block.base_seq > seq:
                 return False
             time_ns = int(block.times_ns[seq - block.base_seq])
@@ -194,12 +194,12 @@ class DueMessages:
         room = _messages_max(shard)
         parts: list[Part] = []
         seq = shard.oldest[0]
-        while room and seq <= shard.written_seq and len(parts) < _BLOCKS_MAX:
+        while room and seq <= shard.applied_seq and len(parts) < _BLOCKS_MAX:
             block = await self._reader.block_at(shard, seq)
             if block is None or not shard.machine.exists:
                 break
-            written = min(block.count, shard.written_seq + 1 - block.base_seq)
-            old = int(np.searchsorted(block.times_ns[:written], limit_ns, side="right"))
+            applied = min(block.count, shard.applied_seq + 1 - block.base_seq)
+            old = int(np.searchsorted(block.times_ns[:applied], limit_ns, side="right"))
             positions = _ageing(shard, block, max(seq - block.base_seq, 0), old)[:room]
             parts.append((block, positions))
             room -= len(positions)

@@ -138,7 +138,7 @@ class Erasures:
         """Delete those of ``seqs`` (ascending) that are still there."""
         if len(seqs) > ERASE_SEQS_MAX:
             raise ApiError(errors.INVALID_FIELD, f"at most {ERASE_SEQS_MAX} sequences")
-        last_seq = shard.written_seq
+        last_seq = shard.applied_seq
         if seqs[0] < 1 or seqs[-1] > last_seq:
             wrong = seqs[0] if seqs[0] < 1 else seqs[-1]
             raise ApiError(

@@ -134,8 +134,8 @@ class LastReader:
             token = decode_state(request.token, LastToken)
             if token.request != digest or len(token.gaps) > self._bounds.subjects:
                 raise ApiError(errors.BAD_REQUEST, "the page token is not of this read")
-            return _Search.resume(token, shard.written_seq, self._bounds.subjects)
-        point_seq = shard.written_seq
+            return _Search.resume(token, shard.applied_seq, self._bounds.subjects)
+        point_seq = shard.applied_seq
         if request.up_to_seq:
             point_seq = min(point_seq, request.up_to_seq)
         if request.up_to_time_ns:
@@ -166,9 +166,9 @@ class _Search:
         self.seq = point_seq
 
     @classmethod
-    def resume(cls, token: LastToken, written_seq: int, subjects_max: int) -> "_Search":
+    def resume(cls, token: LastToken, applied_seq: int, subjects_max: int) -> "_Search":
         """The pass where a page left it."""
-        search = cls(token.request, min(token.point_seq, written_seq), subjects_max)
+        search = cls(token.request, min(token.point_seq, applied_seq), subjects_max)
         search._next_sid = token.next_sid
         search._open = np.cumsum(np.array(token.gaps, np.int64))
         search.seq = min(token.seq, search._point_seq)

@@ -48,8 +48,8 @@ def load_shard(scan: Scan, number: int, blocks: BlockStore) -> Shard:
     pages = scan(keys.shard_key(keys.BLOCK_PAGE, number))
     blocks.load_directory(number, pages, scan(keys.shard_key(keys.BLOCK_INDEX, number)))
     # Without a stream it holds what a crash left of a restore: the other parts are in the log.
-    written_seq = max(blocks.directory(number).end_seq - 1, machine.counters.last_seq)
-    return Shard(machine, written_seq)
+    applied_seq = max(blocks.directory(number).end_seq - 1, machine.counters.last_seq)
+    return Shard(machine, applied_seq)
 
 
 def stored_machines(applier: Applier) -> dict[int, StreamMachine]:

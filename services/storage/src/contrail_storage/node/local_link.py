@@ -295,7 +295,7 @@ class LocalLink:
         """How far this node is."""
         parts = self._parts(stream, shard)
         group = VOLATILE_GROUP if parts[0].volatile else SHARD_GROUP
-        last_seq = max(one.written_seq for one in parts)
+        last_seq = max(one.applied_seq for one in parts)
         return ReadPosition(last_seq, self._node.groups[group].applied_index)
 
     async def subject_counts(

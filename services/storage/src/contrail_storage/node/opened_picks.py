@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from contrail_common.blocks import Block, BlockView, MessageColumns
 from contrail_storage.node.picking import Picked, Run
-from contrail_storage.seal.content import ContentOpener
+from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 
 
 def open_picked(opener: ContentOpener, picked: Picked) -> Picked:
@@ -36,7 +36,11 @@ def _opened(
     sealed = MessageColumns(
         block.count, block.offsets.tobytes(), bytes(block.payload), None, block.seals
     )
-    columns, gone = opener.columns(sealed, positions.tolist())
+    try:
+        columns, gone = opener.columns(sealed, positions.tolist())
+    except ContentBrokenError as error:
+        error.base_seq = block.base_seq
+        raise
     plain = Block(block.base_seq, block.times_ns, block.subject_ids, columns)
     left = np.setdiff1d(positions, np.array(gone, np.intp), assume_unique=True)
     return Run(BlockView.of(plain), low, stop), left

@@ -1,4 +1,4 @@
-"""Reading messages of a shard by sequence, time and subject, up to what is written."""
+"""Reading messages of a shard by sequence, time and subject, up to what is applied."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -92,10 +92,10 @@ class Reader:
     def select(
         self, shard: Shard, block: Block, from_seq: int, subject_filter: SubjectFilter
     ) -> Found:
-        """Which messages of ``block`` from ``from_seq`` on are live, written, and match."""
+        """Which messages of ``block`` from ``from_seq`` on are live, applied, and match."""
         machine = shard.machine
         low = max(from_seq, block.base_seq, machine.counters.first_seq) - block.base_seq
-        high = min(block.last_seq, shard.written_seq) + 1 - block.base_seq
+        high = min(block.last_seq, shard.applied_seq) + 1 - block.base_seq
         next_seq = block.base_seq + max(high, 0)
         if low >= high:
             return Found(block, np.zeros(0, np.intp), max(next_seq, from_seq))
@@ -134,7 +134,7 @@ class Reader:
 
     async def get(self, shard: Shard, seq: int) -> StoredMessage:
         """One message (MESSAGE_NOT_FOUND)."""
-        if shard.machine.is_live(seq) and seq <= shard.written_seq:
+        if shard.machine.is_live(seq) and seq <= shard.applied_seq:
             block = await self.block_of(shard, seq)
             if block is not None and shard.machine.is_live(seq):
                 message = self.message(shard, block, seq - block.base_seq)
@@ -192,11 +192,11 @@ class Reader:
             if not shard.machine.exists:
                 raise ApiError(errors.STREAM_NOT_FOUND)
             from_seq = next_seq
-        pending = await self.count(shard, next_seq, shard.written_seq, subject_filter)
+        pending = await self.count(shard, next_seq, shard.applied_seq, subject_filter)
         return RangeResult(messages, next_seq, pending)
 
     async def collect(self, shard: Shard, request: RangeRequest) -> tuple[list[StoredMessage], int]:
-        """Messages from ``from_seq`` on, as far as they are written, and the next sequence."""
+        """Messages from ``from_seq`` on, as far as they are applied, and the next sequence."""
         wanted = self.filter_of(shard, (request.subject,) if request.subject else ())
         return await self._collect(shard, request.from_seq, wanted, request)
 
@@ -212,7 +212,7 @@ class Reader:
                 # Looking into the table costs as much as some blocks where there are many subjects.
                 next_seq = self._skip(shard, next_seq, subject_filter)
             block = None
-            if next_seq <= shard.written_seq:
+            if next_seq <= shard.applied_seq:
                 block = await self.block_at(shard, next_seq)
             if block is None or not shard.machine.exists:
                 return messages, next_seq
@@ -231,20 +231,20 @@ class Reader:
             next_seq = block.last_seq + 1
 
     def _skip(self, shard: Shard, from_seq: int, subject_filter: SubjectFilter) -> int:
-        """The first sequence from ``from_seq`` on that may match; behind the written when none."""
+        """The first sequence from ``from_seq`` on that may match; behind the applied when none."""
         if subject_filter.matches_all:
             return from_seq
         table = shard.machine.subjects
         at = table.numbered.places(subject_filter.numbers(table))
         first = table.first[at[table.last[at] >= from_seq]]
         if not len(first):
-            return max(from_seq, shard.written_seq + 1)
+            return max(from_seq, shard.applied_seq + 1)
         return max(from_seq, int(first.min()))
 
     async def count(
         self, shard: Shard, from_seq: int, to_seq: int, subject_filter: SubjectFilter
     ) -> int:
-        """Live messages that match from ``from_seq`` to ``to_seq`` (inclusive, written)."""
+        """Live messages that match from ``from_seq`` to ``to_seq`` (inclusive, applied)."""
         machine = shard.machine
         low = max(from_seq, machine.counters.first_seq)
         if low > to_seq:
@@ -291,7 +291,7 @@ class Reader:
 
     async def newest_from(self, shard: Shard, subject_filter: SubjectFilter, count: int) -> int:
         """The sequence from which on ``count`` live messages match; 0 when there are no more."""
-        seq = shard.written_seq
+        seq = shard.applied_seq
         while seq >= shard.machine.counters.first_seq:
             block = await self.block_below(shard, seq)
             if block is None:

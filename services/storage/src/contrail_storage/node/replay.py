@@ -58,7 +58,7 @@ class Replayer:
         machine = shard.machine
         assert machine.record is not None
         low = max(request.from_seq, machine.counters.first_seq)
-        high = min(request.to_seq or shard.written_seq, shard.written_seq)
+        high = min(request.to_seq or shard.applied_seq, shard.applied_seq)
         if request.start_time_ns:
             low = max(low, await self._reader.seq_of_time(shard, request.start_time_ns))
         if request.end_time_ns:
@@ -105,11 +105,11 @@ class Replayer:
             if not request.clamp:
                 raise ApiError(errors.REPLAY_GONE, f"the first kept sequence is {first_seq}")
             low = first_seq
-        if request.to_seq > shard.written_seq:
+        if request.to_seq > shard.applied_seq:
             raise ApiError(
-                errors.REPLAY_AHEAD, f"applied up to {shard.written_seq}", retry_after_s=1
+                errors.REPLAY_AHEAD, f"applied up to {shard.applied_seq}", retry_after_s=1
             )
-        return low, request.to_seq or shard.written_seq
+        return low, request.to_seq or shard.applied_seq
 
     async def stream(
         self, shard: Shard, request: ReplayRequest, low: int, high: int
@@ -167,7 +167,16 @@ class Replayer:
         try:
             return self._blocks.view_many(number, bases)
         except (BlockCorruptError, StoreCorruptError) as error:
-            raise _DamagedError(bases[0], error) from error
+            raise _DamagedError(self._unreadable(number, bases), error) from error
+
+    def _unreadable(self, number: int, bases: list[int]) -> int:
+        """Which of blocks that were read together it is."""
+        for base in bases:
+            try:
+                self._blocks.view_many(number, [base])
+            except (BlockCorruptError, StoreCorruptError):
+                return base
+        return bases[0]
 
     def _encoded(self, unit: "_Unit", views: list[BlockView], encoder: "Encoder") -> "_Made":
         """In a thread."""
@@ -178,7 +187,7 @@ class Replayer:
         try:
             picked = open_picked(self._reader.opener, pick(runs, unit.live, unit.lookup))
         except ContentBrokenError as error:
-            raise _DamagedError(unit.bases[0], error) from error
+            raise _DamagedError(error.base_seq or unit.bases[0], error) from error
         if not picked.count:
             return _Made(None, 0)
         return _Made(encoder.batch(picked, unit.names, unit.base), picked.count)

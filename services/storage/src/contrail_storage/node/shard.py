@@ -1,4 +1,4 @@
-"""One stream shard on this node: its machine, what is written of it, and who waits for more."""
+"""One stream shard on this node: its machine, what is applied of it, and who waits for more."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,14 +35,14 @@ def volatile_first(shards: "list[Shard]") -> "list[Shard]":
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """Runtime of one shard. Readers see messages up to ``written_seq``, the last one applied.
+    """Runtime of one shard. Readers see messages up to ``applied_seq``, the last one applied.
 
     Every live message below ``stay_below`` is one that no age removes; ``oldest`` are the sequence
     and the time of the first other one, when it was last looked for.
     """
 
     machine: StreamMachine
-    written_seq: int
+    applied_seq: int
     damaged: str = ""
     listeners: set[Listener] = field(default_factory=set)
     removal: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -65,10 +65,10 @@ class Shard:
         """The stream's name."""
         return self.machine.config.name
 
-    def advance(self, written_seq: int) -> None:
-        """Messages up to ``written_seq`` are applied: wake who waits for them."""
-        if written_seq > self.written_seq:
-            self.written_seq = written_seq
+    def advance(self, applied_seq: int) -> None:
+        """Messages up to ``applied_seq`` are applied: wake who waits for them."""
+        if applied_seq > self.applied_seq:
+            self.applied_seq = applied_seq
             self.notify()
 
     def notify(self) -> None:

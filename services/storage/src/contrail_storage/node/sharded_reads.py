@@ -1,6 +1,6 @@
 """Reading a stream with several shards as one: merged by time, in the order of each shard.
 
-A reader's place is a cursor, the next sequence of each shard. Every read is up to what was written
+A reader's place is a cursor, the next sequence of each shard. Every read is up to what was applied
 of all shards when it began, so that what it gives by time is whole: what comes later is later.
 """
 
@@ -104,7 +104,7 @@ class ShardedReader:
         total = 0
         for shard, next_seq in zip(shards, cursor.next_seqs, strict=True):
             wanted = self._reader.filter_of(shard, (subject,) if subject else ())
-            total += await self._reader.count(shard, next_seq, shard.written_seq, wanted)
+            total += await self._reader.count(shard, next_seq, shard.applied_seq, wanted)
         return total
 
     # Subjects ------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class ShardedReader:
         digest = hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=8).digest()
         found = concerned(shards, request.subject)
         if not request.token:
-            return _LastPlace(digest, [shard.written_seq for shard in found], 0, "")
+            return _LastPlace(digest, [shard.applied_seq for shard in found], 0, "")
         place = decode_state(request.token, _LastPlace)
         if place.request != digest or len(place.points) != len(found):
             raise ApiError(errors.BAD_REQUEST, "the page token is not of this read")
@@ -172,7 +172,7 @@ class ShardedReader:
         if request.from_seq or request.to_seq:
             raise shard_needed(len(shards))
         found = concerned(shards, request.subject)
-        pinned = [(shard, shard.written_seq) for shard in found if shard.written_seq]
+        pinned = [(shard, shard.applied_seq) for shard in found if shard.applied_seq]
         total = sum(shard.machine.counters.messages for shard, _ in pinned)
         splits: list[ReplaySplit] = []
         for shard, to_seq in pinned:
@@ -216,7 +216,7 @@ class _Run:
         self._reader = reader
         self._shard = shard
         self._asked = asked
-        self._end_seq = shard.written_seq + 1
+        self._end_seq = shard.applied_seq + 1
         self._read_to = self.next_seq
         self._ahead: list[StoredMessage] = []
 

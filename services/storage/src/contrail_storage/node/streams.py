@@ -501,7 +501,7 @@ class StreamManager:
         shard = self.shard(name, part)
         check_removal(shard)
         async with shard.removal:
-            if not shard.machine.is_live(seq) or seq > shard.written_seq:
+            if not shard.machine.is_live(seq) or seq > shard.applied_seq:
                 raise ApiError(
                     errors.SEQUENCE_NOT_FOUND, f"sequence {seq} not found", applied=False
                 )

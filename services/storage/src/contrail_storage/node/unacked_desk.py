@@ -79,7 +79,7 @@ class UnackedDesk(Desk):
         # Nothing may be awaited behind the last look at what is new, or a wake would be missed.
         while not batch.full:
             position = self._catch_up()
-            if position > self.shard.written_seq:
+            if position > self.shard.applied_seq:
                 return
             block = await self.reader.block_at(self.shard, position)
             if block is None:

@@ -30,6 +30,9 @@ from contrail_storage.seal.subject_keys import SubjectKey, SubjectKeys
 class ContentBrokenError(BlockCorruptError):
     """Sealed content does not open, and not because its key was destroyed."""
 
+    base_seq = 0
+    """Of the block, where one of several is meant."""
+
 
 def seal_columns(
     columns: MessageColumns, index: Sequence[int], keys: Sequence[SubjectKey]

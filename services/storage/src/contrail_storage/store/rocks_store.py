@@ -169,7 +169,7 @@ class RocksStore:
     def clone(path: Path, target: Path) -> None:
         """Make a copy of a store that nobody has open; its tables, which never change, are linked.
 
-        Raises OSError.
+        Where they cannot be they are copied, durably as the rest. Raises OSError.
         """
         target.mkdir(parents=True)
         for file in path.iterdir():
@@ -179,6 +179,7 @@ class RocksStore:
                     continue
             if file.is_file() and file.name != "LOCK":
                 shutil.copyfile(file, target / file.name)
+                _sync(target / file.name)
 
     @staticmethod
     def repair(path: Path) -> None:
@@ -512,6 +513,11 @@ def _options(options: StoreOptions) -> Options:
     # Blocks come compressed, or encrypted and incompressible, from above.
     rocks.set_compression_type(DBCompressionType.none())
     return rocks
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 @contextmanager

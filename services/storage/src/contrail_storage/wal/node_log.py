@@ -19,7 +19,8 @@ from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.files import AppendHandle, Files
 from contrail_storage.wal.log_options import LogOptions, LogStats
-from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, replay
+from contrail_storage.wal.newest import missing_newest, note_newest
+from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
 from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
 _MAX_SEGMENTS: Final = 64
@@ -134,14 +135,17 @@ class NodeLog:
 
         The caller holds the lock of the node's data; `keep_from` are the applied indexes that
         the store holds per group. With `recovery.rot` set the log cannot be started. With `sealer`
-        it is an encrypted one. Raises OSError, and UnsupportedVersionError for a newer
-        release's log.
+        it is an encrypted one. Raises OSError, NodeFileDamagedError, and UnsupportedVersionError
+        for a newer release's log.
         """
         files = files or Files()
         files.make_directory(directory)
         segments = list_segments(files, directory)
         log = cls(directory, files, options or LogOptions(), segments, sealer)
         log._take_over(replay(files, directory, segments, keep_from or {}, sealer))
+        missing = missing_newest(files, directory, segments)
+        if missing and log.recovery.rot is None:
+            log.recovery.rot = Rot(missing, 0, "the newest segment is missing")
         if begin and log.recovery.rot is None:
             log.begin_segment()
         return log
@@ -363,6 +367,7 @@ class NodeLog:
             self._segments.append(segment)
         self._files.sync_directory(self._directory)
         self._put(segment, b"".join(head))
+        note_newest(self._files, self._directory, segment)
         with self._lock:
             self._needs_successor = True
             self._count_segments()

@@ -13,6 +13,8 @@ from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import Batch, MalformedRecordError, Record, RecordKind, Seal
 from contrail_storage.wal.files import Files
+from contrail_storage.wal.newest import missing_newest, note_newest
+from contrail_storage.wal.node_file import NodeFileDamagedError
 from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
 
@@ -57,7 +59,16 @@ def salvage(
         reader.next_segment = segment.number + 1
         data = files.read(directory / segment.name)
         reader.read(segment, data, limit, sealer)
+    if _newest_may_be_missing(files, directory, segments):
+        reader.doubt()
     return reader.finish()
+
+
+def _newest_may_be_missing(files: Files, directory: Path, segments: list[Segment]) -> bool:
+    try:
+        return bool(missing_newest(files, directory, segments))
+    except NodeFileDamagedError:
+        return True
 
 
 def begin_anew(
@@ -86,6 +97,7 @@ def begin_anew(
     finally:
         handle.close()
     files.sync_directory(directory)
+    note_newest(files, directory, segment)
 
 
 class _Reader:
