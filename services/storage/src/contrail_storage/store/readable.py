@@ -1,11 +1,16 @@
 """What can still be read of a store some of whose blocks have rotted."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, TypeVar
 
-from contrail_common.blocks import BlockCorruptError
+from contrail_common.blocks import BlockCorruptError, decode_block
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
+from contrail_storage.store.blob_files import StrayBlobs
+from contrail_storage.store.block_codecs import BLOCK_CODECS
+from contrail_storage.store.block_store import index_row, span_of
 from contrail_storage.store.rocks_store import RocksStore, StoreCorruptError
 
 _OTHER_KINDS: Final = (keys.APPLIED, keys.shard_key(keys.ERASURE, META_SHARD), b"K")
@@ -18,13 +23,47 @@ Row = TypeVar("Row")
 Check = Callable[[bytes, bytes], None]
 """Raises StoreCorruptError or BlockCorruptError for a (key, value) that is not what was written."""
 
+Opened = Callable[[bytes, bytes], bytes]
+"""What a (key, value) is once it is no longer sealed. Raises StoreCorruptError."""
+
+
+class StrayRows:
+    """Rows out of the files that a store keeps beside its tables, where it cannot read them."""
+
+    def __init__(self, folder: Path, opened: Opened) -> None:
+        self._blobs = StrayBlobs(folder)
+        self._opened = opened
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """Keys, ascending, under which a value was ever written that may still be there."""
+        return self._blobs.keys(prefix)
+
+    def find(self, key: bytes, index: bytes | None) -> bytes | None:
+        """The newest value under ``key``; of a block the one that its index row is of, if known.
+
+        A value is only ever put again while it is current, so the newest file has the newest.
+        """
+        wanted = index
+        if index is not None:
+            wanted = self._opened(keys.BLOCK_INDEX + key[1:], index)
+        for value in self._blobs.values(key):
+            with suppress(StoreCorruptError, BlockCorruptError):
+                plain = self._opened(key, value)
+                if key[:1] != keys.BLOCK:
+                    return value
+                block = decode_block(plain, BLOCK_CODECS)
+                if wanted in (None, index_row(span_of(block))):
+                    return value
+        return None
+
 
 class ReadableRows:
     """The rows of a store that read back; what does not is passed over, and noted by shard."""
 
-    def __init__(self, store: RocksStore, check: Check) -> None:
+    def __init__(self, store: RocksStore, check: Check, stray: StrayRows | None = None) -> None:
         self._store = store
         self._check = check
+        self._stray = stray
         self.unreadable: dict[int, set[bytes]] = {}
         """Kinds of rows that are incomplete, by shard."""
 
@@ -48,7 +87,8 @@ class ReadableRows:
         return found
 
     def _keys(self, prefix: bytes) -> Iterator[bytes]:
-        return self._walk(prefix, self._store.scan_keys, lambda key: key, lambda: None)
+        yield from self._walk(prefix, self._store.scan_keys, lambda key: key, lambda: None)
+        yield from self._astray(prefix)
 
     def _scan(self, prefix: bytes, number: int, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self._walk(
@@ -60,10 +100,43 @@ class ReadableRows:
                 self._note(number, kind)
             else:
                 yield key, value
+        for key in self._astray(prefix):
+            found = self._found_astray(key)
+            if found is None:
+                self._note(number, kind)
+            else:
+                yield key, found
+
+    def _astray(self, prefix: bytes) -> list[bytes]:
+        """Keys of rows that are there, and whose values the store cannot read."""
+        candidates = self._stray.keys(prefix) if self._stray is not None else []
+        return [key for key in candidates if self._is_astray(key)]
+
+    def _is_astray(self, key: bytes) -> bool:
+        try:
+            self._store.get(key)
+        except StoreCorruptError:
+            return True
+        return False
 
     def _walk(
         self,
         prefix: bytes,
+        scan: Callable[[bytes, bytes], Iterator[Row]],
+        key_of: Callable[[Row], bytes],
+        on_gap: Callable[[], None],
+    ) -> Iterator[Row]:
+        """What a scan gives that stops for nothing, but for what is astray."""
+        start = prefix
+        for key in self._astray(prefix):
+            yield from self._walk_between(start, key, scan, key_of, on_gap)
+            start = key + b"\0"
+        yield from self._walk_between(start, keys.prefix_end(prefix), scan, key_of, on_gap)
+
+    def _walk_between(
+        self,
+        start: bytes,
+        stop: bytes,
         scan: Callable[[bytes, bytes], Iterator[Row]],
         key_of: Callable[[Row], bytes],
         on_gap: Callable[[], None],
@@ -73,7 +146,7 @@ class ReadableRows:
         Which keys cannot be read is not known, so ever more of them are passed over until it goes
         on.
         """
-        start, stop, skip = prefix, keys.prefix_end(prefix), 1
+        skip = 1
         while start < stop:
             last = start
             try:
@@ -98,11 +171,21 @@ class ReadableRows:
                 if value is not None:
                     self._check(key, value)
             except (StoreCorruptError, BlockCorruptError):
-                value = None
+                value = self._found_astray(key)
             if value is None:
                 self._note(number, keys.BLOCK)
             else:
                 yield key, value
+
+    def _found_astray(self, key: bytes) -> bytes | None:
+        if self._stray is None:
+            return None
+        index = None
+        try:
+            index = self._store.get(keys.BLOCK_INDEX + key[1:])
+            return self._stray.find(key, index)
+        except StoreCorruptError:
+            return self._stray.find(key, None)
 
     def _keys_of(self, kind: bytes, number: int) -> Iterator[bytes]:
         return self._keys(keys.shard_key(kind, number))
