@@ -12,11 +12,16 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
-from contrail_storage.store.rocks_store import Operation, RocksStore, StoreFailedError
+from contrail_storage.store.rocks_store import (
+    Operation,
+    RocksStore,
+    StoreFailedError,
+    StoreOptions,
+)
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
 from contrail_storage.wal.files import AppendHandle, Files, UpdateHandle
 from tests.crash.history import ChangeKind, FileChange
@@ -271,6 +276,10 @@ class CountedStore(RocksStore):
         self._step("flush")
         super().flush()
 
+    def _put_some_again(self, database: Any, keys: list[bytes]) -> bool:
+        self._step("write")
+        return super()._put_some_again(database, keys)
+
     def _step(self, call: str) -> None:
         try:
             self.switch.step("store", call)
@@ -281,12 +290,13 @@ class CountedStore(RocksStore):
 class StoreOpener:
     """Opens stores whose writes and flushes a switch counts, and keeps the last one."""
 
-    def __init__(self, switch: Switch) -> None:
+    def __init__(self, switch: Switch, apart_bytes_min: int) -> None:
         self._switch = switch
+        self._options = StoreOptions(apart_bytes_min=apart_bytes_min)
         self.store: CountedStore
 
     def __call__(self, path: Path) -> CountedStore:
-        self.store = CountedStore.open_reading(path)
+        self.store = CountedStore.open_reading(path, self._options)
         self.store.switch = self._switch
         return self.store
 

@@ -4,6 +4,7 @@ Without it a start is refused and changes nothing; after it every start serves.
 """
 
 import itertools
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -148,6 +149,11 @@ def any_table(folder: Path, chance: random.Random) -> Path:
     return damage.some_file(folder, "store/*.sst", chance)
 
 
+def any_blob(folder: Path, chance: random.Random) -> Path:
+    """A file of blocks that stand apart from the tables."""
+    return damage.some_file(folder, "store/*.blob", chance)
+
+
 def manifest(folder: Path) -> Path:
     return damage.newest_file(folder, "store/MANIFEST-*")
 
@@ -163,7 +169,20 @@ STORE_DAMAGE: Final = [
     pytest.param(lambda d, c: damage.flip_bit(manifest(d), c), id="bit of the manifest"),
     pytest.param(lambda d, c: damage.remove(manifest(d)), id="missing manifest"),
     pytest.param(lambda d, c: damage.remove(d / "store/CURRENT"), id="missing CURRENT"),
+    pytest.param(lambda d, c: damage.remove(any_blob(d, c)), id="missing blocks"),
+    pytest.param(lambda d, c: damage.cut_end(any_blob(d, c), c), id="cut blocks"),
 ]
+
+
+def manifest_missing(folder: Path, _chance: random.Random) -> str:
+    return damage.remove(manifest(folder))
+
+
+def manifest_empty(folder: Path, _chance: random.Random) -> str:
+    os.truncate(manifest(folder), 0)
+    return "manifest emptied"
+
+
 CONFIGURATIONS_GONE: Final = "neither its name nor its configuration can be read"
 
 
@@ -182,6 +201,15 @@ def test_of_a_damaged_store_what_can_be_read_is_served_as_it_was(
             assert messages.items() <= before[name].items()
 
 
+@pytest.mark.parametrize("spoil", [manifest_missing, manifest_empty])
+@pytest.mark.parametrize("archive", ["stored", "sealed"])
+def test_blocks_beside_the_tables_are_found_though_the_store_lost_their_place(
+    spoil: Spoil, archive: str, request: pytest.FixtureRequest
+) -> None:
+    damaged: Damaged = request.getfixturevalue(archive)
+    assert shown(damaged.accepted(damaged.spoiled(spoil))) == shown(damaged.before)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -197,8 +225,8 @@ def test_damage_beside_the_messages_loses_none(stored: Damaged, spoil: Spoil) ->
 
 
 def rotten_block(folder: Path, chance: random.Random) -> str:
-    # The first table begins with the large blocks of one stream.
-    return damage.flip_bit(min(folder.glob("store/*.sst")), chance, 40_000, 120_000)
+    # The first of these files begins with the large blocks of one stream.
+    return damage.flip_bit(min(folder.glob("store/*.blob")), chance, 40_000, 120_000)
 
 
 def test_messages_of_a_rotten_block_become_deleted_and_the_rest_is_served(
@@ -218,10 +246,13 @@ def test_messages_of_a_rotten_block_become_deleted_and_the_rest_is_served(
         assert shown(stored.seen(stored.live(folder, look=True))) == shown(after)
 
 
-def test_flipped_bits_of_tables_take_what_they_hit_and_nothing_else(stored: Damaged) -> None:
+@pytest.mark.parametrize("any_file", [any_table, any_blob])
+def test_flipped_bits_of_a_store_take_what_they_hit_and_nothing_else(
+    stored: Damaged, any_file: Callable[[Path, random.Random], Path]
+) -> None:
     before = shown(stored.before)
     for _ in range(8):
-        folder = stored.spoiled(lambda d, c: damage.flip_bit(any_table(d, c), c))
+        folder = stored.spoiled(lambda d, c: damage.flip_bit(any_file(d, c), c))
         ended = stored.live(folder, look=True, accept=True)
         if refusals(ended):
             assert CONFIGURATIONS_GONE in stored.refused(folder, accept=True)

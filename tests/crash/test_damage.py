@@ -97,6 +97,11 @@ def any_table(data_dir: Path, chance: random.Random) -> Path:
     return damage.some_file(data_dir, "store/*.sst", chance)
 
 
+def any_blob(data_dir: Path, chance: random.Random) -> Path:
+    """A file of blocks that stand apart from the tables."""
+    return damage.some_file(data_dir, "store/*.blob", chance)
+
+
 def last_segment(data_dir: Path) -> Path:
     return damage.newest_file(data_dir, "wal/*.wal")
 
@@ -126,6 +131,8 @@ def manifest(data_dir: Path) -> Path:
             1,
             id="missing first segment",
         ),
+        pytest.param(lambda d, c: damage.remove(any_blob(d, c)), 3, id="missing blocks"),
+        pytest.param(lambda d, c: damage.cut_end(any_blob(d, c), c), 3, id="cut blocks"),
     ],
 )
 def test_damage_to_a_needed_file_is_noticed(stored: Archive, spoil: Spoil, times: int) -> None:
@@ -133,15 +140,18 @@ def test_damage_to_a_needed_file_is_noticed(stored: Archive, spoil: Spoil, times
 
 
 def test_flipped_bits_of_tables_are_never_served(stored: Archive) -> None:
-    found = faults(stored, lambda d, c: damage.flip_bit(any_table(d, c), c), 16, must_notice=False)
-    assert found == []
+    for any_file in (any_table, any_blob):
+        found = faults(
+            stored, lambda d, c, f=any_file: damage.flip_bit(f(d, c), c), 16, must_notice=False
+        )
+        assert found == []
 
 
 def test_flipped_bit_inside_a_message_block_stops_its_stream_only(stored: Archive) -> None:
     def spoil(data_dir: Path, chance: random.Random) -> str:
         # The first file begins with the large blocks of one stream.
-        table = min(data_dir.glob("store/*.sst"))
-        return damage.flip_bit(table, chance, 40_000, 120_000)
+        first = min(data_dir.glob("store/*.blob"))
+        return damage.flip_bit(first, chance, 40_000, 120_000)
 
     for _ in range(4):
         done, said, problems = stored.spoil(spoil)

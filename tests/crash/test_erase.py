@@ -108,4 +108,4 @@ def test_messages_that_were_not_erased_are_found_by_the_search(zygote: Zygote, a
     ended = trial.live(Job(steps=steps[:before], end="stop"))
     wanted = [Invoked(999, Erase("ORDERS", [3, 5, 20]))]
     found = left_over(trial.data_dir, erased_texts([*ended.records, *wanted]))
-    assert any(".sst" in one for one in found)
+    assert any(".blob" in one for one in found)

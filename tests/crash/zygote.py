@@ -56,6 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     merge_blocks: int = 4
     page_blocks: int = 4
     hold_s: float = write_behind.HOLD_S
+    apart_bytes_min: int = 256
     mutant: str = ""
     accept: bool = False
 
@@ -163,7 +164,7 @@ async def _live(job: Job, reporter: Reporter) -> None:
     if job.mutant:
         MUTANTS[job.mutant]()
     root = Path(job.data_dir)
-    opener = StoreOpener(switch)
+    opener = StoreOpener(switch, job.apart_bytes_min)
     files = CountedFiles(switch, root, reporter)
     idle_s = 0.0 if job.successors else _NEVER_S
     options = NodeOptions(

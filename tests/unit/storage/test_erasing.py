@@ -1,6 +1,7 @@
 """Erased bytes are in no file of a node: looked for in every file under its folder."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from contrail_common.errors import ApiError
 from contrail_common.link import PullRequest, RangeRequest
 from contrail_common.model import Compression, ConsumerConfig, PublishMessage, StreamConfig
 from contrail_storage.node.local_link import LocalLink
+from contrail_storage.store.rocks_store import RocksStore, StoreOptions
 from contrail_storage.wal.files import AppendHandle, Files
 from tests.unit.storage.erase_rig import (
     NODE_KEY,
@@ -57,17 +59,21 @@ def test_erased_messages_leave_the_log_alone_that_holds_them(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("node_keys", [(), (NODE_KEY,)], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("apart_bytes_min", [32 << 10, 100], ids=["in_tables", "apart"])
 def test_erased_messages_leave_tables_blocks_and_names(
-    tmp_path: Path, node_keys: tuple[bytes, ...], compression: Compression
+    tmp_path: Path, node_keys: tuple[bytes, ...], compression: Compression, apart_bytes_min: int
 ) -> None:
+    opened = partial(RocksStore.open_reading, options=StoreOptions(apart_bytes_min=apart_bytes_min))
+
     async def scenario() -> None:
-        options: Any = {"node_keys": node_keys, "merge_blocks": 4}
+        options: Any = {"node_keys": node_keys, "merge_blocks": 4, "open_store": opened}
         async with running(tmp_path, **options) as (node, link):
             await make(link, compression=compression)
             await fill(link)
             await node.checkpoint()
             await link.publish("S", [secret(number) for number in range(41, 60)])
             assert bool(found(tmp_path, traces(7) + traces(45))) == (not node_keys)
+            assert any((tmp_path / "store").glob("*.blob")) == (apart_bytes_min == 100)
             await erased(link, "S", [7, 45])
             assert found(tmp_path, traces(7) + traces(45)) == {}
         # Closed, opened and flushed again, nothing of it comes back.

@@ -50,9 +50,9 @@ def test_batch_is_applied_in_order(store: RocksStore) -> None:
 
 def test_values_that_are_read_once_are_not_kept_in_the_cache(tmp_path: Path) -> None:
     store = RocksStore.open(tmp_path / "once")
-    store.write(rows(20, os.urandom(100_000)))
+    store.write(rows(100, os.urandom(20_000)))
     store.flush()
-    keys = [key for _, key, *_ in rows(20)]
+    keys = [key for _, key, *_ in rows(100)]
     before = store.stats["block_cache_bytes"]
     assert store.get_once([*keys, b"none"]) == [*store.get_once(keys), None]
     assert store.stats["block_cache_bytes"] - before < 100_000
@@ -283,7 +283,7 @@ def test_scan_may_end_before_files_are_removed_and_is_ended_if_it_does_not(
 def test_store_is_written_anew_in_pieces_and_gives_up_when_it_is_closed(
     store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("contrail_storage.store.rocks_store._PIECE_BYTES", 1)
+    monkeypatch.setattr("contrail_storage.store.rewriting._PIECE_BYTES", 1)
     for at in range(5):
         store.write([("put", b"k%d%02d" % (at, n), b"old" * 50) for n in range(50)])
         store.flush()

@@ -148,3 +148,9 @@ def test_hard_state_keeps_term_and_vote() -> None:
     assert (record.group, record.term, codec.voted_for(record)) == (3, 9, "nöde")
     record = next(codec.records(memoryview(codec.hard_state_record(3, 9, None))))
     assert codec.voted_for(record) is None
+
+
+def test_header_of_a_batch_in_parts_is_that_of_the_parts_together() -> None:
+    parts = [b"one", b"", b"three" * 1_000]
+    assert codec.batch_header(SALT, 7, *parts) == codec.batch_header(SALT, 7, b"".join(parts))
+    assert codec.batch_header(SALT, 7) == codec.batch_header(SALT, 7, b"")

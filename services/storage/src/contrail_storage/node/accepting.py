@@ -44,7 +44,7 @@ from contrail_storage.seal.keyring import KEYS_NAME, Keyring, KeysRefusedError, 
 from contrail_storage.store.block_codecs import BLOCK_CODECS, codec_of
 from contrail_storage.store.block_store import BlockStore, index_row, span_of
 from contrail_storage.store.checkpoint import Checkpoint, newest_record
-from contrail_storage.store.readable import ReadableRows
+from contrail_storage.store.readable import ReadableRows, StrayRows
 from contrail_storage.store.rocks_store import (
     Operation,
     RocksStore,
@@ -216,18 +216,24 @@ def _make_identity(folder: Folder, making: Path, keyring: Keyring | None) -> Non
 # The store --------------------------------------------------------------------------------------
 
 
-def _readable(store: RocksStore, keyring: Keyring | None) -> ReadableRows:
-    def opened(key: bytes, value: bytes) -> bytes:
-        if keyring is not None:
-            try:
-                value = keyring.open(value, key)
-            except SealBrokenError as error:
-                raise StoreCorruptError(str(error)) from error
-        if key[:1] == keys.BLOCK:
-            decode_block(value, BLOCK_CODECS)
-        return value
+def _readable(
+    store: RocksStore, keyring: Keyring | None, folder: Path | None = None
+) -> ReadableRows:
+    """What reads back of a store; what does not may be in files of ``folder`` all the same."""
 
-    return ReadableRows(store, opened)
+    def opened(key: bytes, value: bytes) -> bytes:
+        try:
+            return value if keyring is None else keyring.open(value, key)
+        except SealBrokenError as error:
+            raise StoreCorruptError(str(error)) from error
+
+    def checked(key: bytes, value: bytes) -> bytes:
+        plain = opened(key, value)
+        if key[:1] == keys.BLOCK:
+            decode_block(plain, BLOCK_CODECS)
+        return plain
+
+    return ReadableRows(store, checked, StrayRows(folder, opened) if folder is not None else None)
 
 
 def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
@@ -236,19 +242,15 @@ def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
     if not source.exists():
         return True
     repaired = making / "repaired"
+    store, whole = _open_damaged(source, repaired)
     try:
-        store = RocksStore.open_reading(source)
-    except StoreError:
-        RocksStore.clone(source, repaired)
-        RocksStore.repair(repaired)
-        store = RocksStore.open_reading(repaired)
-    try:
-        rows = _readable(store, keyring)
-        for _ in () if repaired.exists() else rows.rows():
-            pass
-        whole = not rows.unreadable and not repaired.exists()
+        if whole:
+            rows = _readable(store, keyring)
+            for _ in rows.rows():
+                pass
+            whole = not rows.unreadable
         if not whole:
-            _copy(rows, folder.open_store(target))
+            _copy(_readable(store, keyring, source), folder.open_store(target))
     finally:
         store.close()
     if whole:
@@ -256,6 +258,20 @@ def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
     elif repaired.exists():
         shutil.rmtree(repaired)
     return not whole
+
+
+def _open_damaged(source: Path, repaired: Path) -> tuple[RocksStore, bool]:
+    """The store for reading, or a repaired copy of it, and whether all its files are there."""
+    try:
+        return RocksStore.open_reading(source), True
+    except StoreError:
+        pass
+    try:
+        return RocksStore.open_reading(source, with_gaps=True), False
+    except StoreError:
+        RocksStore.clone(source, repaired)
+        RocksStore.repair(repaired)
+        return RocksStore.open_reading(repaired, with_gaps=True), False
 
 
 def _copy(rows: ReadableRows, target: RocksStore) -> None:

@@ -40,6 +40,7 @@ from contrail_storage.node.proposer import EntryContext, Proposer
 from contrail_storage.node.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.readiness import problems_of
+from contrail_storage.node.reclaimer import Reclaimer
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.restore import Restores
 from contrail_storage.node.scrubber import Scrubber
@@ -284,7 +285,8 @@ class StorageNode:
             self.streams.shards, self.blocks, self.applier, self._options.room
         )
         self.eraser = self._make_eraser()
-        for work in (self.scrubber, self.compactor, self.eraser, self.shredder):
+        reclaimer = Reclaimer(self._disk)
+        for work in (self.scrubber, self.compactor, self.eraser, self.shredder, reclaimer):
             self._spawn(work.run())
         limit = self._options.checkpoint_bytes
         self._spawn(by_size(lambda: self.log.stats.size_bytes, limit, self.checkpoint))

@@ -9,7 +9,7 @@ its row.
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -104,6 +104,11 @@ class StoredDirectory:
                 bases.append(base_seq)
                 values.append(value)
         self.spans = np.concatenate([_overlaid(listed, over), _spans(bases, values)])
+
+    def index_rows(self) -> Iterator[tuple[int, bytes]]:
+        """The first sequence of each block, and its row as if it had one."""
+        for base_seq, *rest in self.spans.tolist():
+            yield base_seq, INDEX_ROW.pack(*rest)
 
 
 def page_rows(shard: int, at: PageRange, pages: Rows, rows: Rows) -> list[Row]:

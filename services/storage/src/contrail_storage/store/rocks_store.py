@@ -1,4 +1,4 @@
-"""The node's RocksDB: one family, no log of its own, errors in our own words.
+"""The node's RocksDB: one family, large values apart, no log of its own, errors in our own words.
 
 Durability is the write-ahead log's business: what is written here may be lost until `flush` has
 returned, but never in part. There is one column family because a flush covers one family only,
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Final, Literal, Self, TypeVar
 
 from rocksdict import (
     AccessType,
@@ -31,7 +31,34 @@ from rocksdict import (
     WriteOptions,
 )
 
+from contrail_storage.store.blob_files import SUFFIX as BLOB_SUFFIX
+from contrail_storage.store.rewriting import Rewriter, blob_files_of
+from contrail_storage.store.store_errors import (
+    StoreClosedError,
+    StoreCorruptError,
+    StoreError,
+    StoreFailedError,
+    StoreLockedError,
+    StoreMissingError,
+    StoreScanCutError,
+    StoreStalledError,
+)
 from contrail_storage.wal.files import Files
+
+__all__ = [
+    "Operation",
+    "RocksStore",
+    "StoreClosedError",
+    "StoreCorruptError",
+    "StoreError",
+    "StoreFailedError",
+    "StoreLockedError",
+    "StoreMissingError",
+    "StoreOptions",
+    "StoreScanCutError",
+    "StoreStalledError",
+    "StoreView",
+]
 
 Operation = (
     tuple[Literal["put"], bytes, bytes]
@@ -43,18 +70,19 @@ Value = TypeVar("Value")
 MIB: Final = 1 << 20
 _SCAN_ROWS: Final = 256
 _SCAN_BYTES: Final = 4 * MIB
-_REWRITE_WAIT_S: Final = 60.0
-_PIECE_BYTES: Final = 256 * MIB
-_REWRITE_ROUNDS: Final = 3
-_REWRITE_STEP_S: Final = 0.01
+_WAIT_STEP_S: Final = 0.01
+_MOVED_TOGETHER: Final = 8
 _FAMILY: Final = "default"
-_RUNNING: Final = "rocksdb.num-running-compactions"
+_LASTING_SUFFIXES: Final = (".sst", BLOB_SUFFIX)
+_LASTING: Final = tuple(f"*{suffix}" for suffix in _LASTING_SUFFIXES)
 _CURRENT: Final = "CURRENT"
 _MISSING_PREFIX: Final = "IO error: No such file"
 _STALL_PREFIX: Final = "Result incomplete:"
 _PROPERTIES: Final = {
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
     "sst_bytes": "rocksdb.total-sst-files-size",
+    "apart_bytes": "rocksdb.live-blob-file-size",
+    "apart_garbage_bytes": "rocksdb.live-blob-file-garbage-size",
     "live_bytes": "rocksdb.estimate-live-data-size",
     "level0_files": "rocksdb.num-files-at-level0",
     "pending_compaction_bytes": "rocksdb.estimate-pending-compaction-bytes",
@@ -65,41 +93,9 @@ _PROPERTIES: Final = {
 }
 
 
-class StoreError(Exception):
-    """An operation on the store did not succeed."""
-
-
-class StoreStalledError(StoreError):
-    """RocksDB asked for patience; nothing was written. Build the same batch again later."""
-
-
-class StoreFailedError(StoreError):
-    """The disk failed, or the store could not be opened. Reopen it and replay the log."""
-
-
-class StoreLockedError(StoreFailedError):
-    """Another process has the store open."""
-
-
-class StoreCorruptError(StoreError):
-    """Stored bytes are not what was written."""
-
-
-class StoreMissingError(StoreFailedError):
-    """A file of the store is missing."""
-
-
-class StoreScanCutError(StoreError):
-    """The scan was ended, because it kept files that had to go."""
-
-
-class StoreClosedError(StoreError):
-    """The store was closed."""
-
-
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Bounds of memory, files and background work."""
+    """Bounds of memory, files and background work; the size from which values stand apart."""
 
     write_buffer_bytes: int = 64 * MIB
     write_buffers: int = 4
@@ -107,6 +103,7 @@ class StoreOptions:
     target_file_bytes: int = 64 * MIB
     max_open_files: int = 512
     background_jobs: int = 2
+    apart_bytes_min: int = 32 << 10
 
 
 class RocksStore:
@@ -115,11 +112,13 @@ class RocksStore:
     def __init__(self, database: Rdict) -> None:
         self._database: Rdict | None = database
         self._passing_by: Rdict | None = _passing_by(database)
-        self._reading: Path | None = None
+        self._reading: tuple[Path, StoreOptions] | None = None
         self._write_options = WriteOptions()
         # The published stub calls this a method; it is a property.
         setattr(self._write_options, "disable_wal", True)  # noqa: B010
         self._write_options.no_slowdown = True
+        self._writing = threading.Lock()
+        self._rewriting = threading.Lock()
         self._gate = threading.Condition()
         self._users = 0
         self._closing = False
@@ -129,51 +128,56 @@ class RocksStore:
     def open(cls, path: Path, options: StoreOptions | None = None) -> Self:
         """Open the store, creating it if there is none.
 
-        Raises StoreLockedError, StoreCorruptError or StoreFailedError.
+        Raises StoreLockedError, StoreCorruptError, StoreMissingError or StoreFailedError.
         """
         try:
             Files().make_directory(path)
         except OSError as error:
             raise StoreFailedError(str(error)) from error
         with _own_errors():
-            return cls(Rdict(str(path), _options(options or StoreOptions()), {}))
+            return cls(_whole(Rdict(str(path), _options(options or StoreOptions()), {})))
 
     @classmethod
-    def open_reading(cls, path: Path) -> Self:
+    def open_reading(
+        cls, path: Path, options: StoreOptions | None = None, *, with_gaps: bool = False
+    ) -> Self:
         """Open a store without changing a file, until :meth:`begin_writing`; a new one is made.
 
-        Takes no lock. Errors as those of :meth:`open`.
+        Takes no lock. Errors as those of :meth:`open`; a store ``with_gaps`` may lack files of
+        values, each of which is then a StoreCorruptError when it is read.
         """
+        options = options or StoreOptions()
         if not (path / _CURRENT).exists():
-            if next(path.glob("*.sst"), None) is not None:
+            if any(next(path.glob(pattern), None) for pattern in _LASTING):
                 raise StoreCorruptError(f"{path.name} has tables and no {_CURRENT}")
-            return cls.open(path)
+            return cls.open(path, options)
         with _own_errors():
-            options = _options(StoreOptions())
-            store = cls(Rdict(str(path), options, {}, access_type=AccessType.read_only()))
-        store._reading = path
+            database = Rdict(str(path), _options(options), {}, access_type=AccessType.read_only())
+            store = cls(database if with_gaps else _whole(database))
+        store._reading = path, options
         return store
 
     def begin_writing(self) -> None:
         """Take the lock and go on as :meth:`open` does; for the one thread that knows the store."""
-        path, self._reading = self._reading, None
-        if path is not None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
             with _own_errors():
                 assert self._database is not None
                 self._passing_by = None
                 self._database.close()
-                self._database = Rdict(str(path), _options(StoreOptions()), {})
+                path, options = reading
+                self._database = Rdict(str(path), _options(options), {})
                 self._passing_by = _passing_by(self._database)
 
     @staticmethod
     def clone(path: Path, target: Path) -> None:
-        """Make a copy of a store that nobody has open; its tables, which never change, are linked.
+        """Make a copy of a store that nobody has open; what never changes is linked.
 
         Where they cannot be they are copied, durably as the rest. Raises OSError.
         """
         target.mkdir(parents=True)
         for file in path.iterdir():
-            if file.suffix == ".sst":
+            if file.suffix in _LASTING_SUFFIXES:
                 with suppress(OSError):
                     os.link(file, target / file.name)
                     continue
@@ -185,7 +189,9 @@ class RocksStore:
     def repair(path: Path) -> None:
         """Make a store openable that is not: with the tables that are whole, without the others.
 
-        Rows of those are missing then, and older ones may stand in their place. Raises StoreError.
+        Rows of those are missing then, and older ones may stand in their place; values that were
+        apart from the tables do not read back (StoreCorruptError), and their files are lost once
+        the store is opened for writing. Raises StoreError.
         """
         with _own_errors():
             Rdict.repair(str(path), _options(StoreOptions()))
@@ -204,7 +210,7 @@ class RocksStore:
         }
         for operation in operations:
             actions[operation[0]](*operation[1:])
-        with self._using() as database:
+        with self._writing, self._using() as database:
             database.write(batch, self._write_options)
 
     def get(self, key: bytes) -> bytes | None:
@@ -270,30 +276,60 @@ class RocksStore:
 
         On return nothing that was overwritten or deleted there before the last `flush` is in any
         file. Scans that keep old files have ``patience_s`` to end, then they are ended. Blocks.
-        Raises StoreFailedError when some file stays.
+        Raises StoreFailedError when some file stays, StoreCorruptError when one is damaged.
         """
-        with self._using() as database:
-            for piece in _pieces(database.live_files(), ranges):
-                self._rewrite_piece(database, piece)
+        with self._rewriting, self._using() as database:
+            rewriter = self._rewriter(database)
+            rewriter.rewrite(ranges)
             self._wait_for_scans(patience_s)
-            self._wait_until(lambda: not _unneeded_files(database), "removal of files")
+            rewriter.wait_for_removals()
 
-    def _rewrite_piece(self, database: Rdict, piece: tuple[bytes, bytes]) -> None:
-        # Without compactions of its own no file can come that was made of older ones.
-        database.set_options({"disable_auto_compactions": "true"})
+    def reclaim(self) -> int:
+        """Write a few files anew of which most is not needed, or that are many and small.
+
+        Answers their bytes. Nothing is done while `rewrite` is under way. Blocks; errors as those
+        of `rewrite`.
+        """
+        if not self._rewriting.acquire(blocking=False):
+            return 0
         try:
-            self._wait_until(lambda: not database.property_int_value(_RUNNING), "compaction")
-            _write_anew(database, piece)
+            with self._using() as database:
+                return self._rewriter(database).reclaim()
         finally:
-            database.set_options({"disable_auto_compactions": "false"})
+            self._rewriting.release()
 
-    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _REWRITE_WAIT_S
-        while not condition():
+    def _rewriter(self, database: Rdict) -> Rewriter:
+        options = CompactOptions()
+        options.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
+        return Rewriter(
+            database,
+            lambda start, stop: database.compact_range(start, stop, options),
+            lambda keys: self._put_again(database, keys),
+            self._check_open,
+        )
+
+    def _put_again(self, database: Rdict, keys: Sequence[bytes]) -> None:
+        for at in range(0, len(keys), _MOVED_TOGETHER):
+            some = list(keys[at : at + _MOVED_TOGETHER])
+            while not self._put_some_again(database, some):
+                time.sleep(_WAIT_STEP_S)
             self._check_open()
-            if time.monotonic() > deadline:
-                raise StoreFailedError(f"{what}: not done within {_REWRITE_WAIT_S} s")
-            time.sleep(_REWRITE_STEP_S)
+        self.flush()
+
+    def _put_some_again(self, database: Rdict, keys: list[bytes]) -> bool:
+        """Put the values of ``keys`` again where there are any; False while the store stalls."""
+        batch = WriteBatch(raw_mode=True)
+        with self._writing:  # what is read is still current when it is written
+            values: list[bytes | None] = database.get(keys)  # type: ignore[assignment, arg-type]
+            for key, value in zip(keys, values, strict=True):
+                if value is not None:
+                    batch.put(key, value)
+            try:
+                with _own_errors():
+                    database.write(batch, self._write_options)
+            except StoreStalledError:
+                return False
+        return True
 
     def _check_open(self) -> None:
         if self._closing:
@@ -305,7 +341,7 @@ class RocksStore:
         deadline = time.monotonic() + patience_s
         while scans and time.monotonic() < deadline:
             self._check_open()
-            time.sleep(_REWRITE_STEP_S)
+            time.sleep(_WAIT_STEP_S)
             with self._gate:
                 scans = [scan for scan in scans if scan in self._scans]
         for scan in scans:
@@ -430,51 +466,24 @@ class StoreView:
             yield from chunk
 
 
-def _pieces(
-    files: list[dict[str, Any]], ranges: Sequence[tuple[bytes, bytes]]
-) -> Iterator[tuple[bytes, bytes]]:
-    """``ranges`` in pieces of not much more than ``_PIECE_BYTES`` of files.
+def _whole(database: Rdict) -> Rdict:
+    """The database, once its files of values are found there and complete.
 
-    RocksDB's own compactions have their turn in between, so that writes need not wait.
+    RocksDB looks at its tables when it opens, and at these when it reads them.
     """
-    for start, stop in ranges:
-        at, size = start, 0
-        for one in sorted(files, key=lambda file: file["start_key"]):
-            if not _overlaps(one, start, stop):
-                continue
-            if size >= _PIECE_BYTES and one["start_key"] > at:
-                yield at, one["start_key"]
-                at, size = one["start_key"], 0
-            size += one["size"]
-        yield at, stop
-
-
-def _write_anew(database: Rdict, piece: tuple[bytes, bytes]) -> None:
-    before = {one["name"] for one in database.live_files()}
-    options = CompactOptions()
-    options.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
-    wanted = [piece]
-    for _ in range(_REWRITE_ROUNDS):
-        for start, stop in wanted:
-            database.compact_range(start, stop, options)
-        # A failed compaction says nothing: only its files tell. A file that has keys on both sides
-        # of a piece and none in it is passed over, and then asked for by its own keys.
-        old = [one for one in database.live_files() if one["name"] in before]
-        wanted = [(one["start_key"], one["end_key"]) for one in old if _overlaps(one, *piece)]
-        if not wanted:
-            return
-    raise StoreFailedError(f"{len(wanted)} files were not written anew")
-
-
-def _overlaps(file: dict[str, Any], start: bytes, stop: bytes) -> bool:
-    return bool(file["start_key"] < stop and file["end_key"] >= start)
-
-
-def _unneeded_files(database: Rdict) -> set[str]:
-    """Tables on the disk that the store no longer uses."""
-    # Listed before they are asked for: what is made in between is not unneeded.
-    found = {entry.name for entry in Path(database.path()).glob("*.sst")}
-    return found - {Path(one["name"]).name for one in database.live_files()}
+    folder = Path(database.path())
+    try:
+        for file in blob_files_of(database):
+            size = (folder / file.name).stat().st_size
+            if size != file.size:
+                raise StoreCorruptError(f"{file.name} has {size} bytes instead of {file.size}")
+    except FileNotFoundError as error:
+        database.close()
+        raise StoreMissingError(str(error)) from error
+    except StoreCorruptError:
+        database.close()
+        raise
+    return database
 
 
 def _passing_by(database: Rdict) -> Rdict:
@@ -510,6 +519,9 @@ def _options(options: StoreOptions) -> Options:
     rocks.set_bytes_per_sync(MIB)
     rocks.set_keep_log_file_num(2)
     rocks.set_max_log_file_size(4 * MIB)
+    # Written once by a flush, and by no compaction: those move what names them.
+    rocks.set_enable_blob_files(True)
+    rocks.set_min_blob_size(options.apart_bytes_min)
     # Blocks come compressed, or encrypted and incompressible, from above.
     rocks.set_compression_type(DBCompressionType.none())
     return rocks
@@ -540,6 +552,8 @@ def _own_error(text: str) -> StoreError:
         return StoreCorruptError(text)
     if text.startswith("IO error:") and f"{os.sep}LOCK" in text:
         return StoreLockedError(text)
+    if text.startswith(_MISSING_PREFIX) and BLOB_SUFFIX in text:
+        return StoreCorruptError(text)
     if text.startswith(_MISSING_PREFIX):
         return StoreMissingError(text)
     return StoreFailedError(text)

@@ -82,6 +82,10 @@ class SealedStore:
         """Write the files of ``ranges`` anew, with what is current in them alone."""
         self._store.rewrite(ranges, patience_s)
 
+    def reclaim(self) -> int:
+        """Write a few files anew of which most is not needed any more; answers their bytes."""
+        return self._store.reclaim()
+
     @property
     def stats(self) -> dict[str, int]:
         """The figures of the store below."""

@@ -96,11 +96,14 @@ class UnsupportedVersionError(ValueError):
     """The log was written by a newer release; reading on could cut good data."""
 
 
-def batch_header(salt: bytes, number: int, body: bytes, *, sealed: bool = False) -> bytes:
-    """Return the bytes that go before `body` to make it WAL batch `number`."""
+def batch_header(salt: bytes, number: int, *body: bytes, sealed: bool = False) -> bytes:
+    """Return the bytes that go before `body`, given in parts, to make it WAL batch `number`."""
     version = SEALED_VERSION if sealed else PLAIN_VERSION
-    head = _BATCH.pack(salt, number, len(body), version)
-    return head + _CRC.pack(crc32c(body, crc32c(head)))
+    head = _BATCH.pack(salt, number, sum(map(len, body)), version)
+    crc = crc32c(head)
+    for part in body:
+        crc = crc32c(part, crc)
+    return head + _CRC.pack(crc)
 
 
 def record_header(kind: RecordKind, group: int, index: int, term: int, data_length: int) -> bytes:

@@ -7,7 +7,7 @@ batch (group commit).
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
 _MAX_SEGMENTS: Final = 64
 _JOIN_TIMEOUT_S: Final = 30.0
+_APART_BYTES: Final = 16 << 10
 
 OnDurable = Callable[[int, int], None]
 
@@ -314,7 +315,7 @@ class NodeLog:
         """Write one batch and sync it (the log's own thread), then report what is durable."""
         if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
-        self._put(self._segments[-1], b"".join(batch.parts))
+        self._put(self._segments[-1], batch.parts)
         for group, index in batch.highest.items():
             self._segments[-1].note(group, index)
         with self._lock:
@@ -326,17 +327,22 @@ class NodeLog:
         if marks:
             self._tell(partial(self._report_durable, marks))
 
-    def _put(self, segment: Segment, body: bytes) -> None:
+    def _put(self, segment: Segment, parts: Sequence[bytes]) -> None:
         assert self._handle is not None
         sealer = self._sealer
         if sealer is not None:
-            body = codec.sealed_body(body, codec.Seal(sealer, segment.salt, self._next_batch))
-        header = codec.batch_header(segment.salt, self._next_batch, body, sealed=sealer is not None)
-        self._handle.write([header, body])
+            body = b"".join(parts)
+            parts = [codec.sealed_body(body, codec.Seal(sealer, segment.salt, self._next_batch))]
+        elif sum(map(len, parts)) < len(parts) * _APART_BYTES:
+            parts = [b"".join(parts)]  # a system call with many small parts costs more than a copy
+        header = codec.batch_header(
+            segment.salt, self._next_batch, *parts, sealed=sealer is not None
+        )
+        self._handle.write([header, *parts])
         started = time.perf_counter()
         self._handle.sync()
         elapsed = time.perf_counter() - started
-        size = len(header) + len(body)
+        size = len(header) + sum(map(len, parts))
         segment.size += size
         self._next_batch += 1
         stats = self.stats
@@ -366,7 +372,7 @@ class NodeLog:
         with self._lock:
             self._segments.append(segment)
         self._files.sync_directory(self._directory)
-        self._put(segment, b"".join(head))
+        self._put(segment, head)
         note_newest(self._files, self._directory, segment)
         with self._lock:
             self._needs_successor = True
@@ -516,6 +522,8 @@ class NodeLog:
                 for group, state in self._groups.items()
                 if group in blockers and state.position == state.durable.position
             }
+        if not quiet:
+            return  # busy groups move on by themselves
         keep_from.update({group: applied.get(group, 0) for group in quiet})
         copies = [Segment(part.number, part.first_batch, part.salt) for part in segments]
         found = replay(self._files, self._directory, copies, keep_from, self._sealer).recovery

@@ -1,0 +1,48 @@
+"""Room of values that the store keeps apart from its tables and that nothing needs any more."""
+
+import asyncio
+from typing import Final, Protocol
+
+import structlog
+
+from contrail_storage.store.rocks_store import StoreClosedError, StoreError
+
+_PAUSE_S: Final = 60.0
+_BYTES_S: Final = 16 << 20
+_log = structlog.get_logger("contrail.reclaim")
+
+
+class ReclaimableStore(Protocol):
+    """What is needed of the store."""
+
+    def reclaim(self) -> int:
+        """Write a few files anew of which most is not needed any more; answers their bytes."""
+        ...
+
+
+class Reclaimer:
+    """Has files written anew of which most is garbage, and many small ones together.
+
+    A file whose values are all gone goes by itself, which is the lot of most: this is for those in
+    which streams that keep their messages stand beside streams that do not.
+    """
+
+    def __init__(self, store: ReclaimableStore, pause_s: float = _PAUSE_S) -> None:
+        self.reclaimed_bytes = 0
+        self._store = store
+        self._pause_s = pause_s
+
+    async def run(self) -> None:
+        """Reclaim until cancelled, at no more than 16 MiB/s."""
+        size = 0
+        while True:
+            await asyncio.sleep(size / _BYTES_S if size else self._pause_s)
+            try:
+                size = await asyncio.to_thread(self._store.reclaim)
+            except StoreClosedError:
+                return
+            except StoreError as error:
+                # Not a reason to end a node that serves: the store is larger than it need be.
+                _log.warning("reclaim_failed", error=str(error))
+                size = 0
+            self.reclaimed_bytes += size

@@ -1,0 +1,145 @@
+"""Files in which the store keeps large values apart from its tables, read without the store.
+
+Needed where the store itself gives no answer: which of these files hold a key, and what still
+stands in them when the tables that named it are gone. The layout is version 1 of RocksDB's blob
+log (``db/blob/blob_log_format.h``), little-endian:
+
+    file   = magic u32, version u32, 22 bytes | records | footer of 32 bytes
+    record = key size u64, value size u64, expiration u64, header crc u32, crc u32 | key | value
+
+A crc is a masked crc32c: that of the header covers its first 24 bytes, the other key and value.
+"""
+
+import re
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from crc32c import crc32c
+
+SUFFIX: Final = ".blob"
+_MAGIC: Final = 0x248F37
+_VERSION: Final = 1
+_START: Final = struct.Struct("<II")
+_START_BYTES: Final = 30
+_FOOTER_BYTES: Final = 32
+_RECORD: Final = struct.Struct("<QQQII")
+_CHECKED_BYTES: Final = 24
+_KEY_BYTES_MAX: Final = 4_096
+_MASK_DELTA: Final = 0xA282EAD8
+_U32: Final = 0xFFFFFFFF
+_LISTED: Final = re.compile(
+    r"^blob_file_number: (\d+) total_blob_count: \d+ total_blob_bytes: (\d+) "
+    r".*garbage_blob_bytes: (\d+)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(slots=True, frozen=True)
+class BlobFile:
+    """A file that the store uses: bytes of its records, and of those that nothing needs."""
+
+    name: str
+    record_bytes: int
+    garbage_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.records_end + _FOOTER_BYTES
+
+    @property
+    def records_end(self) -> int:
+        """Offset behind the last record."""
+        return _START_BYTES + self.record_bytes
+
+
+@dataclass(slots=True, frozen=True)
+class BlobRecord:
+    """Where the value of ``key`` stands in a file."""
+
+    key: bytes
+    offset: int
+    size: int
+
+
+def listed_files(text: str) -> list[BlobFile]:
+    """The files in RocksDB's property ``rocksdb.sstables``, which lists them behind the tables."""
+    return [
+        BlobFile(f"{int(number):06d}{SUFFIX}", int(total), int(garbage))
+        for number, total, garbage in _LISTED.findall(text)
+    ]
+
+
+def records_of(path: Path) -> Iterator[BlobRecord]:
+    """The records of a file, in order, up to its end or to the first that is not sound.
+
+    Raises OSError.
+    """
+    with path.open("rb", buffering=0) as file:
+        size = path.stat().st_size
+        if file.read(_START.size) != _START.pack(_MAGIC, _VERSION):
+            return
+        offset = _START_BYTES
+        while (record := _record_at(file, offset, size)) is not None:
+            yield record
+            offset = record.offset + record.size
+
+
+def _record_at(file: BinaryIO, offset: int, size: int) -> BlobRecord | None:
+    file.seek(offset)
+    head = file.read(_RECORD.size)
+    if len(head) < _RECORD.size:
+        return None
+    key_size, value_size, _, head_crc, _ = _RECORD.unpack(head)
+    value_offset = offset + _RECORD.size + key_size
+    sound = head_crc == _masked(crc32c(head[:_CHECKED_BYTES])) and key_size <= _KEY_BYTES_MAX
+    if not sound or value_offset + value_size > size:
+        return None
+    return BlobRecord(file.read(key_size), value_offset, value_size)
+
+
+def _masked(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & _U32
+
+
+class StrayBlobs:
+    """The values in all files of a folder by their keys, whether anything names them or not.
+
+    For folders whose tables were lost. Takes about 300 bytes a value; reads nothing before it is
+    asked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._keys: list[bytes] = []
+        self._found: dict[bytes, list[tuple[str, BlobRecord]]] | None = None
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """Keys that begin with ``prefix``, ascending."""
+        self._index()
+        start = bisect_left(self._keys, prefix)
+        return [*takewhile(lambda key: key.startswith(prefix), islice(self._keys, start, None))]
+
+    def values(self, key: bytes) -> Iterator[bytes]:
+        """What was ever written under ``key`` and still stands in a file, newest file first.
+
+        Unchecked: values may be damaged, or have been replaced or deleted.
+        """
+        for name, record in self._index().get(key, ()):
+            with (self._folder / name).open("rb") as file:
+                file.seek(record.offset)
+                yield file.read(record.size)
+
+    def _index(self) -> dict[bytes, list[tuple[str, BlobRecord]]]:
+        if self._found is None:
+            self._found = {}
+            for path in sorted(self._folder.glob(f"*{SUFFIX}"), reverse=True):
+                for record in records_of(path):
+                    self._found.setdefault(record.key, []).append((path.name, record))
+            self._keys = sorted(self._found)
+        return self._found

@@ -1,0 +1,33 @@
+"""What can be wrong with the store, in our own words."""
+
+
+class StoreError(Exception):
+    """An operation on the store did not succeed."""
+
+
+class StoreStalledError(StoreError):
+    """RocksDB asked for patience; nothing was written. Build the same batch again later."""
+
+
+class StoreFailedError(StoreError):
+    """The disk failed, or the store could not be opened. Reopen it and replay the log."""
+
+
+class StoreLockedError(StoreFailedError):
+    """Another process has the store open."""
+
+
+class StoreCorruptError(StoreError):
+    """Stored bytes are not what was written."""
+
+
+class StoreMissingError(StoreFailedError):
+    """A file of the store is missing."""
+
+
+class StoreScanCutError(StoreError):
+    """The scan was ended, because it kept files that had to go."""
+
+
+class StoreClosedError(StoreError):
+    """The store was closed."""

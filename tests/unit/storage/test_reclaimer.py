@@ -1,0 +1,27 @@
+"""Files that are mostly garbage are written anew, again and again, and nothing ends the node."""
+
+import asyncio
+
+from contrail_storage.node.reclaimer import Reclaimer
+from contrail_storage.store.rocks_store import StoreClosedError, StoreFailedError
+
+
+class ScriptedStore:
+    """A store whose answers are given."""
+
+    def __init__(self, answers: list[int | Exception]) -> None:
+        self.answers = answers
+
+    def reclaim(self) -> int:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_reclaiming_goes_on_after_a_failure_and_ends_with_the_store() -> None:
+    store = ScriptedStore([7, StoreFailedError("disk"), 0, 5, StoreClosedError("closed"), 1])
+    reclaimer = Reclaimer(store, pause_s=0.0)
+    asyncio.run(reclaimer.run())
+    assert reclaimer.reclaimed_bytes == 12
+    assert store.answers == [1]
