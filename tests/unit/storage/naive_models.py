@@ -526,12 +526,12 @@ class NaiveConsumer:
         settled = set()
         for seq in seqs:
             self.consumer_seq += 1
+            self.stream_seq = max(self.stream_seq, seq)
             if seq in self.pending:
                 item = self.pending[seq]
                 item.attempts += 1
                 item.deadline_ns = now_ns + self.ack_wait_ns(item.attempts)
             elif seq >= self.next_seq:
-                self.stream_seq = max(self.stream_seq, seq)
                 if self.config.ack_policy == "none":
                     settled.add(seq)
                 elif seq not in self.settled_ahead:

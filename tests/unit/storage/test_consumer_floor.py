@@ -66,3 +66,14 @@ def test_what_was_settled_above_the_lowest_pending_is_let_go_of() -> None:
     assert len(consumer._ascending or ()) < 4_000
     consumer.change(cmd.Acknowledge(1, 1, [1]), 0, Writes())
     assert consumer.floor.stream_seq == consumer.delivered.stream_seq
+
+
+def test_delivery_that_a_purge_overtook_counts_and_the_floor_is_at_it() -> None:
+    consumer = ConsumerMachine.create(SHARD, 1, consumer_config("c"), 1, 0, 1)
+    consumer.change(cmd.Deliver(1, 1, [1], 2), 0, Writes())
+    consumer.change(Trimmed(13), 0, Writes())
+    consumer.change(cmd.Deliver(1, 1, [2, 3], 4), 0, Writes())
+    assert not consumer.pending
+    assert (consumer.delivered.consumer_seq, consumer.delivered.stream_seq) == (3, 3)
+    assert (consumer.floor.consumer_seq, consumer.floor.stream_seq) == (3, 3)
+    assert consumer.next_seq == 13

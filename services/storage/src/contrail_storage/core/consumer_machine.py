@@ -178,12 +178,12 @@ class ConsumerMachine:
         for seq in deliver.seqs:
             # Every delivery that was sent has its number, also one that was settled meanwhile.
             consumer_seq += 1
+            stream_seq = max(stream_seq, seq)
             pending = self.pending.get(seq)
             if pending is not None:
                 pending.attempts += 1
                 pending.deadline_ns = self._deadline_ns(time_ns, pending.attempts)
             elif seq >= self.next_seq:
-                stream_seq = max(stream_seq, seq)
                 if not explicit:
                     settled.append(seq)
                 elif seq not in self.acked_ahead:
