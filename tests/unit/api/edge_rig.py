@@ -66,6 +66,7 @@ class LinkDouble:
 
     def __init__(self) -> None:
         self.published: list[list[PublishMessage]] = []
+        self._last_seq = 0
         self.pulls: list[PullRequest] = []
         self.pull_results: list[PullResult] = []
         self.acked: list[AckItem] = []
@@ -87,6 +88,13 @@ class LinkDouble:
         if failure is not None:
             raise failure
 
+    def _stored(self, messages: list[PublishMessage]) -> int:
+        """Keep messages; answers the sequence of the first."""
+        first = self._last_seq + 1
+        self._last_seq += len(messages)
+        self.published.append(messages)
+        return first
+
     async def stream_for_subject(self, subject: str) -> str:
         if not subject.startswith("a."):
             raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
@@ -100,16 +108,14 @@ class LinkDouble:
     async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
         self._fail()
         self._check_captured(stream, messages)
-        first = sum(map(len, self.published)) + 1
-        self.published.append(list(messages))
+        first = self._stored(list(messages))
         return PublishAck(
             stream or "S", [PubResult(first + at) for at in range(len(messages))], "fsync"
         )
 
     async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
         self._fail()
-        first = sum(map(len, self.published)) + 1
-        self.published.append(messages_of(batch))
+        first = self._stored(messages_of(batch))
         results = [PubResult(first, count=batch.count)] if batch.count else []
         return PublishAck(stream, results, "fsync")
 
@@ -118,8 +124,7 @@ class LinkDouble:
     ) -> None:
         self._fail()
         self._check_captured(stream, messages)
-        seq = sum(map(len, self.published)) + 1
-        self.published.append(list(messages))
+        seq = self._stored(list(messages))
         results = [PubResult(seq + at) for at in range(len(messages))]
         outcome = PublishAck(stream or "S", results, "fsync")
         if self.outcomes is None:

@@ -1,40 +1,17 @@
 """The HTTP protocol on real sockets: deadlines, caps and what a connection may hold."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from contrail_common.edge.server import EdgeServer, make_server
 from tests.unit.api.edge_rig import Edge
+from tests.unit.api.edge_serving import SOON_S, serving, wait_until
 
-SOON_S = 5.0
 HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PUBLISH = b"POST /v1/subjects/a.b/messages HTTP/1.1\r\nHost: localhost\r\n"
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """Look again and again until ``condition`` holds."""
-    async with asyncio.timeout(SOON_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def serving(edge: Edge) -> AsyncIterator[tuple[int, EdgeServer]]:
-    """Serve ``edge`` on a free port until the block ends; answers the port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = make_server(edge.app, edge.settings, [listener])
-    task = asyncio.create_task(server.serve())
-    await wait_until(lambda: server.started)
-    try:
-        yield listener.getsockname()[1], server
-    finally:
-        server.should_exit = True
-        await task
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

@@ -5,8 +5,7 @@ import base64
 import contextlib
 import json
 import os
-import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -16,38 +15,16 @@ from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
 
 from contrail_common import errors
-from contrail_common.edge.server import EdgeServer, make_server
 from contrail_common.edge.websocket import CloseCode
 from contrail_common.errors import ApiError
 from contrail_common.link import Delivery, PullResult
 from contrail_common.model import ConsumerConfig, ConsumerInfo, StoredMessage
 from contrail_gateway.core.session import OUTSTANDING_MAX
 from tests.unit.api.edge_rig import Edge
+from tests.unit.api.edge_serving import SOON_S, serving, wait_until
 
-SOON_S = 60.0
 SUB = {"op": "sub", "id": 1, "sid": "s", "stream": "S", "consumer": "c", "credit": {"msgs": 9}}
 PUB = {"op": "pub", "id": 1, "subject": "a.b", "data": "x"}
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """Look again and again until ``condition`` holds."""
-    async with asyncio.timeout(SOON_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def serving(edge: Edge) -> AsyncIterator[tuple[int, EdgeServer]]:
-    """Serve ``edge`` on a free port until the block ends; answers the port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = make_server(edge.app, edge.settings, [listener])
-    task = asyncio.create_task(server.serve())
-    await wait_until(lambda: server.started)
-    try:
-        yield listener.getsockname()[1], server
-    finally:
-        server.should_exit = True
-        await task
 
 
 @contextlib.asynccontextmanager
@@ -55,7 +32,9 @@ async def talking(port: int) -> AsyncIterator[ClientConnection]:
     """A client that has read ``info``."""
     url = f"ws://127.0.0.1:{port}/v1/ws"
     form = [Subprotocol("contrail.v1.json")]
-    async with connect(url, subprotocols=form, compression=None, close_timeout=0.1) as opened:
+    async with connect(
+        url, subprotocols=form, compression=None, close_timeout=0.1, ping_interval=None
+    ) as opened:
         assert (await frame(opened))["op"] == "info"
         yield opened
 

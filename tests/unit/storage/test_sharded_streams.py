@@ -130,7 +130,9 @@ def test_crash_at_any_entry_leaves_the_stream_whole_before_or_after(
                 log: Proposer, shard: int, one: cmd.Command, size: int = 256
             ) -> "asyncio.Future[Result]":
                 future = propose(log, shard, one, size)
-                future.add_done_callback(lambda _: crash(data_dir, during))
+                # Of the call that asked for it: what is done later may end amid the next one.
+                asked = during
+                future.add_done_callback(lambda _: crash(data_dir, asked))
                 return future
 
             monkeypatch.setattr(Proposer, "command", command)

@@ -373,6 +373,7 @@ class ClientConnection(FramedConnection):
             if self._hello.proof_sent and not self._hello.done:
                 reason = "the storage refused the cluster secret, or ended"
             self.opened.set_exception(HandshakeError(reason))
+            self.opened.exception()  # who waited for it may have given up: that is no news
         self.closed.set_result(None)
         self._channel.lost(self, reason)
 
