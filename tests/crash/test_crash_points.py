@@ -29,7 +29,7 @@ def test_undisturbed_run_keeps_its_promises_and_makes_every_kind_of_call(
     calls = undisturbed(zygote, area, job(), SEED)
     assert len(kill_points(calls)) >= POINTS_MIN
     assert {lane: set(kinds) for lane, kinds in calls.items()} == {
-        "log": {"create", "write", "sync", "unlink"},
+        "log": {"create", "write", "sync", "rename", "unlink"},
         "files": {"create", "write", "sync", "rename", "unlink"},
         "store": {"write", "flush"},
     }

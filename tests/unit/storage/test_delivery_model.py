@@ -132,7 +132,7 @@ class Story:
             return
         desk, pending = rig.desk, rig.consumer.pending
         assert await desk.num_pending() == len(self.fresh())
-        watched = set(desk.deadlines)
+        watched = set(desk.deadlines._heap)
         for seq, item in pending.items():
             assert seq in desk.in_flight or (item.deadline_ns, seq) in watched
         if not desk.in_flight:

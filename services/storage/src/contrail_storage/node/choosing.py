@@ -40,6 +40,11 @@ class Batch:
         self._bytes_max = request.max_bytes or PULL_BYTES_MAX
         self._strict = request.max_bytes > 0
 
+    @property
+    def seqs(self) -> list[int]:
+        """Sequences of what was chosen."""
+        return [item.seq for item in self.chosen]
+
     def take(self, item: Chosen, size: int) -> bool:
         """Take ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
         if self.full:

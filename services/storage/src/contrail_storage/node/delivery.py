@@ -7,7 +7,6 @@ once and are joined into one command; with ``max_deliver`` they leave after thei
 
 import asyncio
 import contextlib
-import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,11 +26,11 @@ from contrail_storage.core.results import Refused, Result
 from contrail_storage.node.choosing import PULL_BYTES_MAX, Batch, Chosen, without_payload
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.reader import Found, Reader
+from contrail_storage.node.redeliveries import Redeliveries
 from contrail_storage.node.shard import Shard
 
 JOIN_S: Final = 0.005
 _JOIN_AGAIN_S: Final = 0.1
-_STALE_DEADLINES_MAX: Final = 4_096
 
 Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 
@@ -54,7 +53,7 @@ class Desk:
     consumer_seq: int = 0
     in_flight: set[int] = field(default_factory=set)
     waiters: deque[asyncio.Event] = field(default_factory=deque)
-    deadlines: list[tuple[int, int]] = field(default_factory=list)
+    deadlines: Redeliveries = field(init=False)
     last_active_s: float = 0.0
     closed: bool = False
     _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
@@ -74,6 +73,7 @@ class Desk:
         self.position = self.consumer.next_seq
         self.consumer_seq = self.consumer.delivered.consumer_seq
         self._top_seq = self.consumer.delivered.stream_seq
+        self.deadlines = Redeliveries(self.consumer)
         self.touch()
         self.shard.listeners.add(self.wake)
         self.reconfigured()
@@ -95,7 +95,7 @@ class Desk:
 
     def _look_again(self) -> None:
         """Take the deadlines from the machine, and let the first waiting pull look."""
-        self._rebuild_deadlines()
+        self.deadlines.rebuild()
         self._arm_deadline()
         self.wake()
 
@@ -144,6 +144,9 @@ class Desk:
             self.touch()
             if not self.closed:
                 self.wake()
+        return await self._answer(found)
+
+    async def _answer(self, found: list[Delivery] | DeliveryColumns) -> PullResult:
         shard, consumer = self.shard.machine.shard, self.consumer
         address = (shard, consumer.consumer_id, consumer.epoch)
         if isinstance(found, DeliveryColumns):
@@ -212,10 +215,10 @@ class Desk:
             try:
                 await self._choose(batch)
                 pending = await self._count_pending() if batch.chosen else 0
-                committed = self._record([chosen.seq for chosen in batch.chosen])
+                committed = self._record(batch.seqs)
             except BaseException:
                 # Also when the pull was cancelled: what it would have got is for the next one.
-                self._undo([chosen.seq for chosen in batch.chosen])
+                self._undo(batch.seqs)
                 raise
             deliveries = self._to_deliveries(batch.chosen, pending)
         if batch.too_large:
@@ -224,7 +227,7 @@ class Desk:
             try:
                 result = await asyncio.shield(committed)
             except asyncio.CancelledError:
-                self._give_back([chosen.seq for chosen in batch.chosen])
+                self._give_back(batch.seqs)
                 raise
             if isinstance(result, Refused):
                 raise ApiError(errors.CONSUMER_DELETED)
@@ -243,7 +246,7 @@ class Desk:
         """Choose expired deliveries again, ascending; answers those that had their last chance."""
         exhausted: list[int] = []
         limit = self.consumer.config.max_deliver
-        for seq in self._take_due():
+        for seq in self.deadlines.take_due(self.log_time_ns(), self.in_flight):
             if batch.full:
                 break
             block = await self.reader.block_at(self.shard, seq)
@@ -262,19 +265,8 @@ class Desk:
             if batch.take(chosen, int(block.sizes()[position])):
                 self.in_flight.add(seq)
         if batch.full:
-            self._rebuild_deadlines()  # some may be due still
+            self.deadlines.rebuild()  # some may be due still
         return exhausted
-
-    def _take_due(self) -> list[int]:
-        """Pending sequences whose deadline passed and that are not on their way, ascending."""
-        now_ns = self.log_time_ns()
-        due: set[int] = set()
-        while self.deadlines and self.deadlines[0][0] <= now_ns:
-            deadline_ns, seq = heapq.heappop(self.deadlines)
-            pending = self.consumer.pending.get(seq)
-            if pending and pending.deadline_ns == deadline_ns and seq not in self.in_flight:
-                due.add(seq)
-        return sorted(due)
 
     def _room(self) -> int:
         limit = self.consumer.config.max_ack_pending
@@ -431,22 +423,12 @@ class Desk:
             self._undo(seqs)
             return
         self.in_flight.difference_update(seqs)
-        for seq in seqs:
-            pending = self.consumer.pending.get(seq)
-            if pending is not None:
-                heapq.heappush(self.deadlines, (pending.deadline_ns, seq))
-        if len(self.deadlines) > 2 * len(self.consumer.pending) + _STALE_DEADLINES_MAX:
-            # Acknowledged deliveries leave their deadlines behind: begin again without them.
-            self._rebuild_deadlines()
+        self.deadlines.note(seqs)
         self._arm_deadline()
         if self._held_back and not self.in_flight:
             self._send_soon(JOIN_S)
         if not self.consumer.pending.keys() >= set(seqs):
             self.wake()  # messages that went away before they were recorded leave room
-
-    def _rebuild_deadlines(self) -> None:
-        self.deadlines = [(item.deadline_ns, seq) for seq, item in self.consumer.pending.items()]
-        heapq.heapify(self.deadlines)
 
     def _undo(self, seqs: list[int]) -> None:
         """Deliveries that were chosen but not recorded are to be chosen again."""
@@ -478,33 +460,27 @@ class Desk:
 
     def postponed(self, seqs: list[int]) -> None:
         """Deadlines of ``seqs`` moved (nak, in_progress)."""
-        for seq in seqs:
-            pending = self.consumer.pending.get(seq)
-            if pending is not None:
-                heapq.heappush(self.deadlines, (pending.deadline_ns, seq))
+        self.deadlines.note(seqs)
         self._arm_deadline()
 
     def _arm_deadline(self) -> None:
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
-        if self.closed or not self.deadlines:
+        earliest_ns = self.deadlines.earliest_ns()
+        if self.closed or earliest_ns is None:
             return
-        delay_s = max((self.deadlines[0][0] - self.log_time_ns()) / 1e9, 0.001)
+        delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, 0.001)
         loop = asyncio.get_running_loop()
         self._deadline_timer = loop.call_later(delay_s, self._deadline_passed)
 
     def _deadline_passed(self) -> None:
         self._deadline_timer = None
-        while self.deadlines:
-            deadline_ns, seq = self.deadlines[0]
-            pending = self.consumer.pending.get(seq)
-            if pending is not None and pending.deadline_ns == deadline_ns:
-                break
-            heapq.heappop(self.deadlines)
-        if not self.deadlines:
+        self.deadlines.drop_stale()
+        earliest_ns = self.deadlines.earliest_ns()
+        if earliest_ns is None:
             return
-        if self.deadlines[0][0] > self.log_time_ns():
+        if earliest_ns > self.log_time_ns():
             self._arm_deadline()
             return
         limit = self.consumer.config.max_deliver
@@ -532,7 +508,7 @@ class Desk:
 
     def _exhausted(self, done: "asyncio.Future[Result]") -> None:
         if done.cancelled() or done.exception() is not None:
-            self._rebuild_deadlines()
+            self.deadlines.rebuild()
         self._arm_deadline()
 
     # Counting ------------------------------------------------------------------------------------

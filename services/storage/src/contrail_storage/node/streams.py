@@ -337,9 +337,7 @@ class StreamManager:
     async def delete(self, name: str) -> None:
         """Remove a stream with all it holds (STREAM_NOT_FOUND)."""
         async with self._lock:
-            entry = self._meta.streams.get(name)
-            if entry is None or entry.stage != "listed":
-                raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
+            entry = self.entry(name)
             unlist = cmd.UnlistStream(name)
             expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
             with _begun():
@@ -463,15 +461,19 @@ class StreamManager:
                 return await self._purge_subjects(shard, SubjectFilter((subject,)), to_seq, keep)
             if keep:
                 to_seq = _keep_from(shard, keep)
-            removed = 0
-            while True:
-                trim = cmd.Trim(to_seq, _SLICE_MESSAGES)
-                number = shard.machine.shard
-                with _begun(removed > 0):
-                    result = expect(await self._shard_log.command(number, trim), Removed)
-                removed += result.count
-                if not result.more:
-                    return removed
+            return await self._in_slices(shard, cmd.Trim(to_seq, _SLICE_MESSAGES), _COMMAND_BYTES)
+
+    async def _in_slices(
+        self, shard: Shard, command: cmd.StreamCommand, size: int, removed: int = 0
+    ) -> int:
+        """Propose a command until it leaves nothing over; answers ``removed`` and what it took."""
+        while True:
+            with _begun(removed > 0):
+                done = await self._shard_log.command(shard.machine.shard, command, size)
+                result = expect(done, Removed)
+            removed += result.count
+            if not result.more:
+                return removed
 
     async def _purge_subjects(
         self, shard: Shard, subjects: SubjectFilter, to_seq: int, keep: int
@@ -485,14 +487,7 @@ class StreamManager:
             some = names[start : start + _PURGED_SUBJECTS]
             purge = cmd.PurgeSubjects(some, to_seq, _SLICE_MESSAGES)
             size = sum(map(len, some)) + _COMMAND_BYTES
-            more = True
-            while more:
-                number = shard.machine.shard
-                with _begun(removed > 0):
-                    command = self._shard_log.command(number, purge, size)
-                    result = expect(await command, Removed)
-                removed += result.count
-                more = result.more
+            removed = await self._in_slices(shard, purge, size, removed)
         shard.notify()  # where a consumer's pending messages went there is room
         return removed
 

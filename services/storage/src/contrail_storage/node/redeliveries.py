@@ -1,0 +1,58 @@
+"""When the pending deliveries of a consumer are due again."""
+
+import heapq
+from collections.abc import Container, Iterable
+from typing import Final
+
+from contrail_storage.core.consumer_machine import ConsumerMachine
+
+_STALE_MAX: Final = 4_096
+
+
+class Redeliveries:
+    """Deadlines of what is pending, the earliest first.
+
+    Whatever was acknowledged or postponed leaves its deadline behind, until that is met or so many
+    are stale that all are taken anew.
+    """
+
+    def __init__(self, consumer: ConsumerMachine) -> None:
+        self._consumer = consumer
+        self._heap: list[tuple[int, int]] = []
+
+    def rebuild(self) -> None:
+        """Take all from the machine."""
+        pending = self._consumer.pending
+        self._heap = [(item.deadline_ns, seq) for seq, item in pending.items()]
+        heapq.heapify(self._heap)
+
+    def note(self, seqs: Iterable[int]) -> None:
+        """The deadlines of ``seqs`` are others now."""
+        for seq in seqs:
+            pending = self._consumer.pending.get(seq)
+            if pending is not None:
+                heapq.heappush(self._heap, (pending.deadline_ns, seq))
+        if len(self._heap) > 2 * len(self._consumer.pending) + _STALE_MAX:
+            self.rebuild()
+
+    def take_due(self, now_ns: int, in_flight: Container[int]) -> list[int]:
+        """Pending sequences whose deadline passed and that are not ``in_flight``, ascending."""
+        due: set[int] = set()
+        while self._heap and self._heap[0][0] <= now_ns:
+            deadline_ns, seq = heapq.heappop(self._heap)
+            if self._stands(deadline_ns, seq) and seq not in in_flight:
+                due.add(seq)
+        return sorted(due)
+
+    def earliest_ns(self) -> int | None:
+        """When to look again, None for never. Nothing need be due then."""
+        return self._heap[0][0] if self._heap else None
+
+    def drop_stale(self) -> None:
+        """Let go of those before the first that stands."""
+        while self._heap and not self._stands(*self._heap[0]):
+            heapq.heappop(self._heap)
+
+    def _stands(self, deadline_ns: int, seq: int) -> bool:
+        pending = self._consumer.pending.get(seq)
+        return pending is not None and pending.deadline_ns == deadline_ns
