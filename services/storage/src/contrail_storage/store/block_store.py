@@ -10,7 +10,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -45,7 +45,7 @@ class BlockSource(Protocol):
         ...
 
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As :meth:`get_many`, of values that are not worth a place in the store's cache."""
+        """As :meth:`get_many`, past the store's cache and its own checksums."""
         ...
 
 
@@ -387,13 +387,26 @@ class BlockStore:
             found[base] = decode_block(data, BLOCK_CODECS)
         return [block for block in found.values() if block is not None]
 
-    def view_many(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
+    def view_surely(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
         """As :meth:`load_many`, for scans that pass on most of what they see as it is."""
+        return self._views(shard, base_seqs, self._source.get_many)
+
+    def view_many(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
+        """As :meth:`view_surely`, with the checksums of blocks alone.
+
+        A table that rotted may lead to no block or to another one: compare what is in it.
+        """
+        return self._views(shard, base_seqs, self._source.get_once)
+
+    def _views(
+        self,
+        shard: int,
+        base_seqs: Sequence[int],
+        get: Callable[[Sequence[bytes]], list[bytes | None]],
+    ) -> list[BlockView]:
         held = [self._unwritten.get((shard, base)) for base in base_seqs]
         missing = [base for base, block in zip(base_seqs, held, strict=True) if block is None]
-        values = iter(
-            self._source.get_once([keys.large_key(keys.BLOCK, shard, base) for base in missing])
-        )
+        values = iter(get([keys.large_key(keys.BLOCK, shard, base) for base in missing]))
         views: list[BlockView] = []
         for base, block in zip(base_seqs, held, strict=True):
             if block is not None:
