@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -264,5 +264,29 @@ def test_reader_that_stands_still_has_but_a_few_units_read_for_it(
         assert gate.reads <= 1 + replay._AHEAD
         await chunks.aclose()  # type: ignore[attr-defined]
         assert gate.reads <= 1 + replay._AHEAD
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("wrong", ["none", "another", "rotten"])
+def test_what_a_rotten_table_leads_to_is_read_again_with_all_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await node.until_written()
+        right = node.blocks._source.get_unverified
+        asked: list[int] = []
+
+        def get_unverified(keys: Sequence[bytes]) -> list[bytes | None]:
+            asked.append(len(keys))
+            found = right(keys)
+            if wrong == "another":
+                return found[::-1] if len(found) > 1 else [None]
+            return [None if wrong == "none" or one is None else one[:-1] + b"?" for one in found]
+
+        monkeypatch.setattr(node.blocks._source, "get_unverified", get_unverified)
+        found = await rows_of(await link.replay(ReplayRequest(stream="S", format="arrow")), "arrow")
+        assert found == expected(range(1, LAST + 1))
+        assert asked
 
     play(tmp_path, scene)

@@ -156,7 +156,13 @@ class Replayer:
 
     def _make(self, number: int, unit: "_Unit", encoder: "Encoder") -> "_Made":
         """Read and encode; in a thread."""
-        views = self._view(number, unit.bases)
+        try:
+            views = self._blocks.view_many(number, unit.bases)
+        except (BlockCorruptError, StoreCorruptError) as error:
+            raise BlockMissingError("to be read again, with all checks") from error
+        for view, last_time_ns in zip(views, unit.last_times_ns, strict=True):
+            if int(view.times_ns[-1]) != last_time_ns:
+                raise BlockMissingError(f"block {view.base_seq} is another one")
         for place, first_seq, count in unit.wanted:
             view = views[place]
             if first_seq < view.base_seq or first_seq + count > view.last_seq + 1:
@@ -165,7 +171,7 @@ class Replayer:
 
     def _view(self, number: int, bases: list[int]) -> list[BlockView]:
         try:
-            return self._blocks.view_many(number, bases)
+            return self._blocks.view_surely(number, bases)
         except (BlockCorruptError, StoreCorruptError) as error:
             raise _DamagedError(self._unreadable(number, bases), error) from error
 
@@ -265,6 +271,8 @@ class _Unit(NamedTuple):
     lookup: SubjectLookup | None
     names: Sequence[str | None]
     base: int
+    last_times_ns: list[int]
+    """Of each block, as the directory has it; none where the blocks were read first."""
     moment: tuple[int, int]
     """First sequence and number of deleted ones: while they stay, nothing has changed."""
 
@@ -293,7 +301,9 @@ class _Scan:
     def unit(self, seq: int) -> _Unit:
         """What comes next from ``seq`` on; errors as :meth:`choose`."""
         extents = self._directory.extents_from(seq, self._high, *self._bounds)
-        return self.choose([base for base, _ in extents], extents, seq)
+        unit = self.choose([base for base, _ in extents], extents, seq)
+        spans = map(self._directory.span, map(self._directory.position, unit.bases))
+        return unit._replace(last_times_ns=[span.last_time_ns for span in spans])
 
     def choose(self, bases: list[int], extents: list[tuple[int, int]], seq: int) -> _Unit:
         """What of blocks with such ``extents`` (first sequence, count) is to be given out now.
@@ -324,6 +334,7 @@ class _Scan:
             None if self._filter.matches_all else self._filter.lookup(machine.subjects),
             machine.subjects.names,
             machine.subjects.base,
+            [],
             (first_seq, deleted.total),
         )
 

@@ -9,7 +9,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -49,6 +49,10 @@ class BlockSource(Protocol):
 
         The store's own cache keeps none of them: what is read again is in that of decoded blocks.
         """
+        ...
+
+    def get_unverified(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As :meth:`get_once`, past the store's own checksums."""
         ...
 
 
@@ -430,13 +434,26 @@ class BlockStore:
             found[base] = decode_block(data, BLOCK_CODECS)
         return [block for block in found.values() if block is not None]
 
-    def view_many(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
+    def view_surely(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
         """As :meth:`load_many`, for scans that pass on most of what they see as it is."""
+        return self._views(shard, base_seqs, self._source.get_once)
+
+    def view_many(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
+        """As :meth:`view_surely`, with the checksums of blocks alone.
+
+        A table that rotted may lead to no block or to another one: compare what is in it.
+        """
+        return self._views(shard, base_seqs, self._source.get_unverified)
+
+    def _views(
+        self,
+        shard: int,
+        base_seqs: Sequence[int],
+        get: Callable[[Sequence[bytes]], list[bytes | None]],
+    ) -> list[BlockView]:
         held = [self._unwritten.get((shard, base)) for base in base_seqs]
         missing = [base for base, block in zip(base_seqs, held, strict=True) if block is None]
-        values = iter(
-            self._source.get_once([keys.large_key(keys.BLOCK, shard, base) for base in missing])
-        )
+        values = iter(get([keys.large_key(keys.BLOCK, shard, base) for base in missing]))
         views: list[BlockView] = []
         for base, block in zip(base_seqs, held, strict=True):
             if block is not None:
