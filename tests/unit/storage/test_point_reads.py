@@ -1,6 +1,7 @@
 """Blocks for single messages: read together, and each for itself when something is wrong."""
 
 import asyncio
+import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec
@@ -10,7 +11,7 @@ import pytest
 from contrail_common.blocks import Block, BlockCorruptError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.node.point_reads import TURN_BLOCKS, PointReads
-from contrail_storage.store.block_store import BlockMissingError, BlockStore
+from contrail_storage.store.block_store import BlockMissingError, BlockStore, span_of
 from contrail_storage.store.rocks_store import StoreCorruptError, StoreFailedError
 from tests.unit.storage.test_block_store import SHARD, HeldSource, block_of
 
@@ -19,11 +20,12 @@ P = ParamSpec("P")
 
 
 class TurnSource(HeldSource):
-    """Rows of two shards; keeps which blocks were read together."""
+    """Rows of two shards; keeps which blocks were read together, and which again."""
 
     def __init__(self, *base_seqs: int) -> None:
         super().__init__()
         self.turns: list[list[int]] = []
+        self.again: list[int] = []
         self.corrupt: set[bytes] = set()
         self.failed = False
         for base_seq in base_seqs:
@@ -35,6 +37,10 @@ class TurnSource(HeldSource):
         return super().get(key)
 
     def get_once(self, wanted: Sequence[bytes]) -> list[bytes | None]:
+        self.again += [keys.last_number(key, 8) for key in wanted]
+        return super().get_once(wanted)
+
+    def get_unverified(self, wanted: Sequence[bytes]) -> list[bytes | None]:
         self.turns.append([keys.last_number(key, 8) for key in wanted])
         if self.failed:
             raise StoreFailedError("the disk is gone")
@@ -94,6 +100,20 @@ async def test_what_was_read_is_in_memory_from_then_on() -> None:
     store = BlockStore(TurnSource(1))
     found = await PointReads(store).block(SHARD, 1)
     assert store.recall(SHARD, 1) is found
+
+
+@on_a_loop
+async def test_block_is_read_again_only_where_it_is_not_the_one_of_the_directory() -> None:
+    source = TurnSource(1, 2, 3)
+    store = BlockStore(source)
+    for base_seq, behind_ns in ((1, 0), (2, 1), (3, 0)):
+        span = span_of(block_of(base_seq, b""))
+        later = dataclasses.replace(span, last_time_ns=span.last_time_ns + behind_ns)
+        store.directory(SHARD).append(later)
+    points = PointReads(store)
+    found = await asyncio.gather(*(points.block(SHARD, base_seq) for base_seq in (1, 2, 3)))
+    assert [block.base_seq for block in found] == [1, 2, 3]
+    assert source.again == [2]
 
 
 @pytest.mark.parametrize("fault", ["missing", "rotten block", "rotten value"])

@@ -117,7 +117,7 @@ class LastReader:
             return []
         if sid is None or sid in table.unsettled:
             return None
-        seq = int(table.last[sid - table.base])
+        seq = table.last_of(sid)
         block = await self._reader.block_of(shard, seq)
         if block is None or not machine.is_live(seq):
             return None

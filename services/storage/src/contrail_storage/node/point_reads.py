@@ -46,7 +46,9 @@ class PointReads:
                 bases = list(islice(self._asked[shard], TURN_BLOCKS))
                 found: list[Block | Exception]
                 try:
-                    found = await loop.run_in_executor(None, self._blocks.load_each, shard, bases)
+                    times = self._blocks.directory(shard).last_times_ns(bases)
+                    load = self._blocks.load_each
+                    found = await loop.run_in_executor(None, load, shard, bases, times)
                 except Exception as error:
                     found = [error] * len(bases)
                 waiting = self._asked.pop(shard)

@@ -77,7 +77,8 @@ class Reader:
                 if of_seq is not None:
                     return await self._points.block(number, base_seq)
                 bases = directory.run_from(position, _RUN_BLOCKS, _RUN_BYTES)
-                return await asyncio.to_thread(self._blocks.load_run, number, bases)
+                times = directory.last_times_ns(bases)
+                return await asyncio.to_thread(self._blocks.load_run, number, bases, times)
             except BlockMissingError:
                 continue  # merged or trimmed while we asked: look again
             except (BlockCorruptError, StoreCorruptError) as error:

@@ -9,8 +9,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -117,6 +116,14 @@ class Directory:
     def base_seq(self, position: int) -> int:
         """The first sequence of the block at ``position``."""
         return self._bases[self._start + position]
+
+    def last_times_ns(self, base_seqs: Iterable[int]) -> list[int]:
+        """The times of the last messages of the blocks that begin there; -1 where none does."""
+        places = [(base, bisect_left(self._bases, base, self._start)) for base in base_seqs]
+        return [
+            self._times[at] if at < len(self._bases) and self._bases[at] == base else -1
+            for base, at in places
+        ]
 
     def position(self, seq: int) -> int:
         """Position of the first block that ends above ``seq``; ``len`` when there is none."""
@@ -365,44 +372,56 @@ class BlockStore:
                 self._remember(key, block, replace=False)
         return block
 
-    def load_run(self, shard: int, base_seqs: Sequence[int]) -> Block:
+    def load_run(self, shard: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]) -> Block:
         """The first of the blocks; the others are read along, for those that come next.
 
-        Blocks; errors as :meth:`load`, of the first alone.
+        As :meth:`load_each`; raises what is wrong with the first.
         """
-        discards = self._discards
-        wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
-        first, *others = self._source.get_once(wanted)
-        if first is None:
-            raise BlockMissingError(f"block {base_seqs[0]} of shard {shard} is not in the store")
-        block = decode_block(first, BLOCK_CODECS)
-        found = [(base_seqs[0], block)]
-        for base_seq, data in zip(base_seqs[1:], others, strict=True):
-            with suppress(BlockCorruptError):  # whoever wants it will see
-                if data is not None:
-                    found.append((base_seq, decode_block(data, BLOCK_CODECS)))
-        if discards == self._discards:
-            for base_seq, one in reversed(found):
-                self._remember((shard, base_seq), one, replace=False)
-        return block
+        first = self.load_each(shard, base_seqs, last_times_ns)[0]
+        if isinstance(first, Exception):
+            raise first
+        return first
 
-    def load_each(self, shard: int, base_seqs: Sequence[int]) -> list[Block | Exception]:
+    def load_each(
+        self, shard: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]
+    ) -> list[Block | Exception]:
         """The blocks, each by itself: one of UNREADABLE stands for what cannot be read.
 
-        Blocks; raises the store's other errors.
+        They are read with their own checksums alone; what does not end at its time, as the
+        directory has it, is read again with those of the store. Blocks; raises the store's other
+        errors.
         """
         discards = self._discards
-        found: list[Block | Exception] = []
-        for base_seq, data in zip(base_seqs, self._stored(shard, base_seqs), strict=True):
+        found: list[Block | Exception] = list(self._unverified(shard, base_seqs))
+        doubtful = [
+            at
+            for at, (block, time_ns) in enumerate(zip(found, last_times_ns, strict=True))
+            if not (isinstance(block, Block) and int(block.times_ns[-1]) == time_ns)
+        ]
+        again = [base_seqs[at] for at in doubtful]
+        for at, data in zip(doubtful, self._stored(shard, again), strict=True):
             try:
-                found.append(_decoded(shard, base_seq, data))
+                found[at] = _decoded(shard, base_seqs[at], data)
             except UNREADABLE as error:
-                found.append(error)
+                found[at] = error
         if discards == self._discards:
-            for base_seq, block in zip(base_seqs, found, strict=True):
+            for base_seq, block in reversed(list(zip(base_seqs, found, strict=True))):
                 if isinstance(block, Block):
                     self._remember((shard, base_seq), block, replace=False)
         return found
+
+    def _unverified(self, shard: int, base_seqs: Sequence[int]) -> Iterator[Block | Exception]:
+        wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
+        try:
+            values = self._source.get_unverified(wanted)
+        except StoreCorruptError as error:
+            yield from [error] * len(base_seqs)
+            return
+        for base_seq, data in zip(base_seqs, values, strict=True):
+            try:
+                yield _decoded(shard, base_seq, data)
+            except UNREADABLE as error:
+                yield error
 
     def _stored(self, shard: int, base_seqs: Sequence[int]) -> list[_Stored]:
         wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
