@@ -19,9 +19,10 @@ it took (and ``base``): names of subjects that died meanwhile still stand.
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
@@ -424,7 +425,7 @@ class SubjectTable:
         for sid, name in zip(sids.tolist(), names, strict=True):
             self.ids.add(name, sid)
             writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
-        self._load_row(row)
+        self._load_rows([row])
         for page in np.unique(sids // PAGE).tolist():
             self._write_page(page, writes)
 
@@ -458,26 +459,34 @@ class SubjectTable:
         self.numbered = SubjectNames.of_live(live, [name for _, name in found], next_id)
         self._make_arrays()
         self._dead = self.size - len(found)
-        for _, row in pages:
-            self._load_row(row)
-        for key, row in deltas:
-            sids = self._load_row(row)
+        self._load_rows(row for _, row in pages)
+        delta_rows = list(deltas)
+        if delta_rows:
+            sids = self._load_rows(row for _, row in delta_rows)
             self._dirty_pages.update(np.unique(sids // PAGE).tolist())
-            self._delta_bytes += len(row)
-            self._delta_rows = max(self._delta_rows, keys.last_number(key, 4))
+            self._delta_bytes = sum(len(row) for _, row in delta_rows)
+            self._delta_rows = keys.last_number(delta_rows[-1][0], 4)
 
-    def _load_row(self, row: bytes) -> U32Array:
-        count = len(row) // _ONE.size
-        sids = np.frombuffer(row, np.uint32, count)
-        first = np.frombuffer(row, np.int64, count, 4 * count)
-        last = np.frombuffer(row, np.int64, count, 12 * count)
-        counts = np.frombuffer(row, np.uint32, count, 20 * count)
+    def _load_rows(self, rows: Iterable[bytes]) -> U32Array:
+        """Take up rows, of which a later one counts; answers the numbers in them."""
+        parts: list[list[npt.NDArray[Any]]] = [[], [], [], []]
+        for row in rows:
+            count = len(row) // _ONE.size
+            parts[0].append(np.frombuffer(row, np.uint32, count))
+            parts[1].append(np.frombuffer(row, np.int64, count, 4 * count))
+            parts[2].append(np.frombuffer(row, np.int64, count, 12 * count))
+            parts[3].append(np.frombuffer(row, np.uint32, count, 20 * count))
+        if not parts[0]:
+            return np.zeros(0, np.uint32)
+        sids, first, last, counts = map(np.concatenate, parts)
         at = self.numbered.places(sids)
         kept = (at >= 0) & (at < self.size)
         at = at[kept]
         if self.unsettled:
             self.unsettled.difference_update(sids[kept].tolist())
-        self.unsettled.update(sids[kept & (last < 0)].tolist())
-        last = np.abs(last)
+        # Of a number that stands several times the last value is kept.
         self.first[at], self.last[at], self.counts[at] = first[kept], last[kept], counts[kept]
+        unsettled = at[self.last[at] < 0]
+        self.unsettled.update(self.numbered.numbers(unsettled).tolist())
+        self.last[unsettled] = np.abs(self.last[unsettled])
         return sids
