@@ -71,10 +71,10 @@ def test_damaged_block_answers_data_lost_and_spares_the_other_stream(tmp_path: P
     with ServerProcess(tmp_path / "data") as server:
         fill(server)
         server.stop()
-        table = max(server.data_dir.glob("store/*.sst"), key=lambda path: path.stat().st_size)
-        # The second of the blocks: the first shares its checksum with what a start reads.
-        middle = table.stat().st_size // 2
-        damage.flip_bit(table, random.Random(SEED), middle - PAYLOAD_BYTES, middle + PAYLOAD_BYTES)
+        blocks = max(server.data_dir.glob("store/*.blob"), key=lambda path: path.stat().st_size)
+        # The second of the blocks.
+        middle = blocks.stat().st_size // 2
+        damage.flip_bit(blocks, random.Random(SEED), middle - PAYLOAD_BYTES, middle + PAYLOAD_BYTES)
         server.start()
         with Contrail(server.url, retries=Retries(attempts=1)) as client:
             with pytest.raises(ApiProblem) as caught:

@@ -8,6 +8,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
+from contrail_storage.node import delivery
 from tests.unit.storage.desk_rig import (
     SECOND_NS,
     DeskRig,
@@ -100,7 +101,11 @@ def test_two_pulls_never_get_the_same_message_though_nothing_is_committed() -> N
     run(scene())
 
 
-def test_deliveries_of_several_pulls_are_recorded_as_one_command() -> None:
+def test_deliveries_of_several_pulls_are_recorded_as_one_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "JOIN_S", 60.0)  # however long the pulls take
+
     async def scene() -> None:
         desk = rig()
         desk.late = True
