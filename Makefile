@@ -12,7 +12,7 @@ MEMBERS := libs/common libs/client services/storage services/replicator services
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-# auto: one more than there are cores. Who has no test left takes half of another's.
+# auto: one for each core. Who has no test left takes half of another's.
 WORKERS ?= auto
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 CHECKS := check-code check-types

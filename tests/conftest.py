@@ -35,13 +35,13 @@ WORKERS_MAX = 8
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are cores, since tests also wait: for servers, disks, deadlines.
+    """As many workers as there are cores: more would make tests wait longer than they allow for.
 
     Each starts servers of its own, so there are not many where there are many cores.
     """
     linux = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
-    return min(cores + 1, WORKERS_MAX)
+    return min(cores, WORKERS_MAX)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
