@@ -96,7 +96,7 @@ class SubjectFilter:
         self._catch_up(table)
         return (
             [(sid, name) for sid, name in table.live() if self._mask[table.numbered.place(sid)]]
-            if (self.patterns)
+            if self.patterns
             else list(table.live())
         )
 
