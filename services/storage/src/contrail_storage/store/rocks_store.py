@@ -73,8 +73,6 @@ _SCAN_BYTES: Final = 4 * MIB
 _WAIT_STEP_S: Final = 0.01
 _MOVED_TOGETHER: Final = 8
 _FAMILY: Final = "default"
-_READ_TOGETHER: Final = 4
-"""Blocks of 128 KiB that are read in one call: half of what the allocator maps."""
 _LASTING_SUFFIXES: Final = (".sst", BLOB_SUFFIX)
 _LASTING: Final = tuple(f"*{suffix}" for suffix in _LASTING_SUFFIXES)
 _CURRENT: Final = "CURRENT"
@@ -235,7 +233,8 @@ class RocksStore:
         """As `get_many`, of values that are not worth a place in the cache."""
         with self._using():
             assert self._passing_by is not None
-            return _few_by_few(self._passing_by, keys)
+            found: list[bytes | None] = self._passing_by.get(list(keys))  # type: ignore[assignment]
+            return found
 
     def get_unverified(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """As `get_once`, past RocksDB's checksums too: for values that have their own.
@@ -244,7 +243,8 @@ class RocksStore:
         """
         with self._using():
             assert self._unverified is not None
-            return _few_by_few(self._unverified, keys)
+            found: list[bytes | None] = self._unverified.get(list(keys))  # type: ignore[assignment]
+            return found
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) in key order from `start` up to but not including `stop`.
@@ -496,18 +496,6 @@ def _whole(database: Rdict) -> Rdict:
         database.close()
         raise
     return database
-
-
-def _few_by_few(handle: Rdict, keys: Sequence[bytes]) -> list[bytes | None]:
-    """The values of `keys`, of which each is large.
-
-    RocksDB reads those of one call into one buffer. One of some MiB is mapped by the allocator for
-    that call alone, and the kernel clears each page of it: that costs three times the reading.
-    """
-    found: list[bytes | None] = []
-    for start in range(0, len(keys), _READ_TOGETHER):
-        found += handle.get(list(keys[start : start + _READ_TOGETHER]))  # type: ignore[arg-type]
-    return found
 
 
 def _passing_by(database: Rdict, *, verified: bool = True) -> Rdict:
