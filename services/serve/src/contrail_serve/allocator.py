@@ -16,7 +16,7 @@ _MMAP_THRESHOLD: Final = -3
 
 KEPT_BYTES: Final = 32 << 20
 """Free memory at the end of a heap that is not given back."""
-MAPPED_FROM_BYTES: Final = 1 << 20
+MAPPED_FROM_BYTES: Final = 8 << 20
 """What is larger, tables of many subjects for one, is given back as soon as it is free."""
 
 _OWN_WORDS: Final = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
