@@ -48,8 +48,9 @@ async def restored(link: LocalLink, data: bytes, name: str = "S") -> None:
     await link.commit_restore(token)
 
 
-def rows_of_shards(node: StorageNode) -> list[bytes]:
-    """Keys of all rows that belong to some stream's shard."""
+async def rows_of_shards(node: StorageNode) -> list[bytes]:
+    """Keys of all rows that belong to some stream's shard, once what is applied is written."""
+    await node.until_written()
     found: list[bytes] = []
     for kind in keys.SHARD_KINDS:
         found += node._disk.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))

@@ -85,8 +85,7 @@ def test_crash_at_any_point_leaves_the_whole_stream_or_nothing(
             link = LocalLink(node)
             if not whole:
                 assert node.streams.names() == []
-                await node.until_written()
-                assert rows_of_shards(node) == []
+                assert await rows_of_shards(node) == []
                 await restored(link, data)
             assert known(node) == before
             assert await messages_of(link) == messages
@@ -189,7 +188,7 @@ def test_caller_that_leaves_and_one_that_is_out_of_step_restore_nothing(tmp_path
         with pytest.raises(ApiError) as over:
             await link.commit_restore(token)
         assert over.value.spec is errors.BAD_REQUEST
-        assert rows_of_shards(node) == []
+        assert await rows_of_shards(node) == []
         assert node.meta.streams == {}
 
     play(tmp_path, scene)

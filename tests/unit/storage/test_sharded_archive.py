@@ -79,8 +79,7 @@ def test_crash_at_any_point_leaves_all_shards_or_nothing(
             link = LocalLink(node)
             if not whole:
                 assert node.streams.names() == []
-                await node.until_written()
-                assert rows_of_shards(node) == []
+                assert await rows_of_shards(node) == []
                 await restored(link, data)
             assert await known(link) == before
             part = shard_of("a.1", SHARDS, (2,))
@@ -194,8 +193,7 @@ def test_archive_whose_shards_are_not_one_stream_restores_nothing(tmp_path: Path
                 while node.restores._open:
                     await asyncio.sleep(0)
                 assert node.meta.streams == {}, name
-                await node.until_written()
-                assert rows_of_shards(node) == [], name
+                assert await rows_of_shards(node) == [], name
             await restored(link, changed_archive(data, lambda shards: shards))
             assert (await link.stream_info("S")).state.messages == 224
 

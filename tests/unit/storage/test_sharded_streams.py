@@ -13,12 +13,12 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
 from contrail_common.partition import shard_of
 from contrail_storage.core import commands as cmd
-from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.results import Result
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import StorageNode
 from contrail_storage.node.proposer import Proposer
+from tests.unit.storage.restore_rig import rows_of_shards
 from tests.unit.storage.sharded_rig import (
     CONFIG,
     PATIENCE_S,
@@ -37,13 +37,6 @@ def shards_of(node: StorageNode) -> list[tuple[StreamConfig, int, int]]:
     return [(one.config, one.version, one.part) for one in records if one is not None]
 
 
-def rows_of_shards(node: StorageNode) -> list[bytes]:
-    found: list[bytes] = []
-    for kind in keys.SHARD_KINDS:
-        found += node._disk.scan_keys(keys.shard_key(kind, 1), keys.prefix_end(kind))
-    return found
-
-
 def test_all_shards_have_one_configuration_and_version(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         info = await link.stream_info("S")
@@ -58,8 +51,7 @@ def test_all_shards_have_one_configuration_and_version(tmp_path: Path) -> None:
         assert refused.value.spec is errors.PRECONDITION_FAILED
         await link.delete_stream("S")
         assert node.applier.shards == {}
-        await node.until_written()
-        assert rows_of_shards(node) == []
+        assert await rows_of_shards(node) == []
 
     play(tmp_path, scene)
 
@@ -151,8 +143,7 @@ def test_crash_at_any_entry_leaves_the_stream_whole_before_or_after(
             if not node.streams.names():
                 assert node.meta.streams == {}
                 assert node.applier.shards == {}
-                await node.until_written()
-                assert rows_of_shards(node) == []
+                assert await rows_of_shards(node) == []
                 assert during != "update"
                 await link.put_stream(CONFIG, "create", None, False)
                 await fill(link, 3)
