@@ -42,7 +42,7 @@ def test_log_that_is_not_synced_is_reported_as_lost_messages(zygote: Zygote, are
 
 def test_commit_before_the_sync_is_reported_as_lost_messages(zygote: Zygote, area: Path) -> None:
     problems = []
-    for number in range(17, 57, 4):
+    for number in range(16, 38):  # the first messages
         trial = Trial(zygote, area / f"{number}", SEED)
         plan = Plan(seed=SEED, kill=Kill("log", number), linger_s=HANG_S)
         trial.live(Job(steps=script(SEED), groups="eager", plan=plan))
