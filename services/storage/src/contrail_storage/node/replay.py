@@ -179,7 +179,7 @@ class Replayer:
         """Which of blocks that were read together it is."""
         for base in bases:
             try:
-                self._blocks.view_many(number, [base])
+                self._blocks.view_surely(number, [base])
             except (BlockCorruptError, StoreCorruptError):
                 return base
         return bases[0]
@@ -302,8 +302,7 @@ class _Scan:
         """What comes next from ``seq`` on; errors as :meth:`choose`."""
         extents = self._directory.extents_from(seq, self._high, *self._bounds)
         unit = self.choose([base for base, _ in extents], extents, seq)
-        spans = map(self._directory.span, map(self._directory.position, unit.bases))
-        return unit._replace(last_times_ns=[span.last_time_ns for span in spans])
+        return unit._replace(last_times_ns=self._directory.last_times_ns(unit.bases))
 
     def choose(self, bases: list[int], extents: list[tuple[int, int]], seq: int) -> _Unit:
         """What of blocks with such ``extents`` (first sequence, count) is to be given out now.
