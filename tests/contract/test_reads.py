@@ -21,7 +21,17 @@ def test_raw_read_has_the_payload_and_the_facts_in_headers(stream: Stream) -> No
     assert answer.headers["nats-subject"] == stream.subject("x.y")
     assert answer.headers["nats-sequence"] == "1"
     assert answer.headers["nats-time-stamp"].endswith("Z")
+    assert answer.headers["content-type"] == "application/octet-stream"
+
+
+def test_raw_read_has_the_content_type_of_the_publish_and_cannot_run_as_a_page(
+    stream: Stream,
+) -> None:
+    stream.publish(b"<script>alert(1)</script>", Content_Type="text/html")
+    answer = stream.client.get(f"{stream.path}/messages/1")
+    assert answer.headers["content-type"] == "text/html"
     assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-security-policy"] == "sandbox"
 
 
 def test_json_read_has_the_message(stream: Stream) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_api.message_headers import from_request, to_response
+from contrail_api.message_headers import from_request, payload_type, to_response
 from contrail_common.edge.message_items import header_problem
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers, StoredMessage
@@ -22,7 +22,37 @@ def received(headers: dict[str, str]) -> Headers | None:
 
 
 def test_request_without_message_headers_gives_none() -> None:
-    assert received({"Host": "localhost", "Content-Type": "text/plain", "Nat": "x"}) is None
+    assert received({"Host": "localhost", "Content-Length": "3", "Nat": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/octet-stream", "application/x-www-form-urlencoded", ""]
+)
+def test_content_type_that_says_nothing_is_not_stored(kind: str) -> None:
+    assert received({"Content-Type": kind}) is None
+
+
+def test_content_type_of_the_payload_is_stored_unless_the_message_names_its_own() -> None:
+    assert received({"Content-Type": "text/csv"}) == {"Content-Type": ["text/csv"]}
+    both = {"Content-Type": "text/csv", "Msg-Header-Content-Type": "text/html"}
+    assert (
+        received(both) == received(dict(reversed(both.items()))) == {"Content-Type": ["text/html"]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("headers", "kind"),
+    [
+        (None, "application/octet-stream"),
+        ({"Content-Type": ["text/csv; header=present"]}, "text/csv; header=present"),
+        ({"content-type": ["text/csv"]}, "text/csv"),
+        ({"Content-Type": [""]}, "application/octet-stream"),
+        ({"Content-Type": ["text/csv\r\nSet-Cookie: a=b"]}, "application/octet-stream"),
+        ({"Content-Type": ["text/ünknown"]}, "application/octet-stream"),
+    ],
+)
+def test_raw_message_has_the_type_it_was_published_with(headers: Headers | None, kind: str) -> None:
+    assert payload_type(StoredMessage(1, "s", 1, headers, b"")) == kind.encode()
 
 
 def test_prefix_is_taken_off_and_the_name_stored_in_title_case() -> None:

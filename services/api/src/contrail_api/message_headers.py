@@ -2,7 +2,8 @@
 
 ``Nats-*`` headers travel under their own names, ``Idempotency-Key`` is ``Nats-Msg-Id``,
 ``traceparent`` and ``tracestate`` are kept, every other message header travels as
-``Msg-Header-<Name>``.
+``Msg-Header-<Name>``.  A Content-Type that tells something about the payload is kept as well, and
+is the Content-Type of the raw message when it is read.
 """
 
 import functools
@@ -22,7 +23,13 @@ _PREFIX: Final = b"msg-header-"
 _NATS: Final = b"nats-"
 _IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _TRACE: Final = (b"traceparent", b"tracestate")
-_LEADING: Final = (_PREFIX, _NATS, _IDEMPOTENCY_KEY, *_TRACE)
+_CONTENT_TYPE: Final = b"content-type"
+_LEADING: Final = (_PREFIX, _NATS, _IDEMPOTENCY_KEY, *_TRACE, _CONTENT_TYPE)
+CONTENT_TYPE: Final = "Content-Type"
+"""The message header that says what the payload is."""
+BYTES_TYPE: Final = b"application/octet-stream"
+_UNTOLD: Final = frozenset({BYTES_TYPE, b"application/x-www-form-urlencoded", b""})
+"""Types that say nothing: any bytes, and what ``curl -d`` sends with every body."""
 
 _PLAIN_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _EXTENDED: Final = re.compile(rb"(?i:utf-8)'[A-Za-z0-9-]*'((?:[\x21-\x24\x26\x2b\x2d\x2e\x30-\x39"
@@ -43,8 +50,12 @@ def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
     Nats-Msg-Id disagree.
     """
     headers: Headers | None = None
+    kind = b""
     for name, value in raw_headers:
         if name.startswith(_LEADING):
+            if name.startswith(_CONTENT_TYPE):
+                kind = value if name == _CONTENT_TYPE else kind
+                continue
             if headers is None:
                 headers = {}
             stored, text = _stored_header(name, value)
@@ -54,6 +65,10 @@ def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
                     raise invalid_field("Idempotency-Key", "disagrees with Nats-Msg-Id")
             else:
                 values.append(text)
+    if kind not in _UNTOLD:
+        headers = {} if headers is None else headers
+        # Msg-Header-Content-Type is meant for the message alone, so it goes first.
+        headers.setdefault(CONTENT_TYPE, [_text("Content-Type", kind)])
     return headers
 
 
@@ -116,6 +131,16 @@ def to_response(stream: str, stored: StoredMessage) -> list[Header]:
         own = lowered.startswith("nats-") and lowered not in _METADATA
         sent.extend(_sent(name if own else PREFIX + name, values))
     return sent
+
+
+def payload_type(stored: StoredMessage) -> bytes:
+    """The Content-Type of a raw message: the one it was published with, where it can be sent."""
+    for name, values in (stored.headers or {}).items():
+        # JSON and WebSocket store names as they are given, in any case.
+        value = next(iter(values), "")
+        if name.lower() == "content-type" and value and _PLAIN_VALUE.fullmatch(value):
+            return value.encode()
+    return BYTES_TYPE
 
 
 def _sent(name: str, values: list[str]) -> list[Header]:

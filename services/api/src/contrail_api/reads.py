@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from contrail_api.message_headers import to_response
+from contrail_api.message_headers import payload_type, to_response
 from contrail_api.tail import Tail
 from contrail_common import errors
 from contrail_common.edge.messages import Message, message_json, messages_json, payload_form
@@ -29,7 +29,11 @@ from contrail_common.timeunits import INT64_MAX
 
 RANGE_LIMIT_MAX: Final = 10_000
 RANGE_BYTES_MAX: Final = 16 << 20
-_BYTES: Final = b"application/octet-stream"
+_INERT: Final = [
+    (b"x-content-type-options", b"nosniff"),
+    # A page that somebody published must not run scripts with the origin of this server.
+    (b"content-security-policy", b"sandbox"),
+]
 _SEQ_DIGITS_MAX: Final = 19
 
 Payload = Annotated[str, msgspec.Meta(description="`base64` shows every payload as data_base64.")]
@@ -177,9 +181,8 @@ class Reads:
         stored = await self._link.get_message(stream, seq, one_shard(query.shard))
         if names_json(request.headers.get(b"accept")):
             return json_response(200, message_json(stream, stored, base64=base64), position)
-        headers = to_response(stream, stored) + position
-        headers.append((b"x-content-type-options", b"nosniff"))
-        return Response(200, stored.payload, _BYTES, headers)
+        headers = to_response(stream, stored) + position + _INERT
+        return Response(200, stored.payload, payload_type(stored), headers)
 
     async def delete(self, request: Request) -> Answer:
         """Make one message unreadable."""
