@@ -198,7 +198,7 @@ def test_an_unknown_stream_is_refused_by_name(server: ReplayServer) -> None:
 def test_a_server_that_is_not_there_is_named_after_the_retries(server: ReplayServer) -> None:
     reader = Reader(server)
     server.close()
-    with pytest.raises(UnavailableError, match=r"http://127\.0\.0\.1:\d+: ConnectionRefused"):
+    with pytest.raises(UnavailableError, match=r"http://127\.0\.0\.1:\d+: connection refused"):
         reader.client.plan()
     assert len(reader.pauses) == 3
 

@@ -8,6 +8,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from contrail_spark.client import ReplayClient
+from contrail_spark.errors import message_first
 from contrail_spark.options import ReplayOptions
 from contrail_spark.plan import ReplayPlan, Split
 from contrail_spark.schema import arrow_schema, conform
@@ -43,5 +44,6 @@ class ContrailBatchReader(DataSourceReader):
             return
         client = ReplayClient(self._options)
         schema = arrow_schema(self._schema)
-        for batch in client.read(self._plan, partition.split, tuple(schema.names)):
-            yield conform(batch, schema)
+        with message_first():
+            for batch in client.read(self._plan, partition.split, tuple(schema.names)):
+                yield conform(batch, schema)

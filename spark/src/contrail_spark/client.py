@@ -76,7 +76,8 @@ class _Retries:
 
     def pause_after(self, interruption: _InterruptedError) -> None:
         if self.failed >= self.allowed:
-            raise UnavailableError(f"{interruption} ({self.failed + 1} attempts)") from interruption
+            tries = "1 attempt" if not self.failed else f"{self.failed + 1} attempts"
+            raise UnavailableError(f"{interruption} ({tries})") from interruption
         backoff = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**self.failed)
         jittered = backoff * random.uniform(0.5, 1.0)
         self.failed += 1
@@ -166,7 +167,7 @@ class ReplayClient:
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise _InterruptedError(f"{what}: the answer is not JSON: {error}") from error
         except (OSError, http.client.HTTPException) as error:
-            raise _InterruptedError(f"{what} at {self._options.url}: {error!r}") from error
+            raise _InterruptedError(f"{what} at {self._options.url}: {_reason(error)}") from error
         finally:
             connection.close()
 
@@ -187,7 +188,7 @@ class ReplayClient:
             # What ends the body in HTTP: a server that is left before it sees a broken connection.
             response.read(1)
         except (OSError, http.client.HTTPException, pa.ArrowException) as error:
-            raise _InterruptedError(f"{what} at {self._options.url}: {error!r}") from error
+            raise _InterruptedError(f"{what} at {self._options.url}: {_reason(error)}") from error
         finally:
             connection.close()
 
@@ -217,6 +218,12 @@ class ReplayClient:
         if kind != accept:
             raise ProtocolError(f"{what}: {accept} was asked for, {kind} came")
         return response
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in words; the name of the error where it says nothing else."""
+    said = error.strerror if isinstance(error, OSError) else None
+    return (said or str(error) or type(error).__name__).lower()
 
 
 def _end_of(batch: pa.RecordBatch, position: int, split: Split) -> int:

@@ -1,5 +1,9 @@
 """What a read of a stream can fail with; every message is a sentence for the person who ran it."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ContrailSparkError(Exception):
     """Base of all errors that the data source raises itself."""
@@ -39,3 +43,17 @@ class UnavailableError(ContrailSparkError):
 
 class ProtocolError(ContrailSparkError):
     """The server's answer does not follow the replay contract."""
+
+
+@contextmanager
+def message_first() -> Iterator[None]:
+    """Let Spark report an error of ours by its message, without a traceback before it.
+
+    Spark formats what a Python worker raises, by default with the whole traceback in front of the
+    message.  The worker ends with the error, so the variable hides no other traceback.
+    """
+    try:
+        yield
+    except ContrailSparkError:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise

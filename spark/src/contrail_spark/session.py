@@ -20,6 +20,8 @@ from typing import Final
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from contrail_spark.source import ContrailDataSource
+
 JAVA_MINIMUM: Final = 17
 VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
 PROBE_TIMEOUT_S: Final = 30
@@ -98,6 +100,17 @@ def cluster_session(
     return session
 
 
+def register(session: SparkSession) -> None:
+    """Make ``format("contrail")`` known to a session that was built without this module.
+
+    Spark looks for data sources with the Python that PYSPARK_PYTHON names, or else with the first
+    ``python3`` on PATH, which need not be the one that runs the job.  This hands over the source
+    together with the Python that runs now, unless PYSPARK_PYTHON asks for another.
+    """
+    session.sparkContext.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    session.dataSource.register(ContrailDataSource)
+
+
 def prepare_environment(address: str) -> Java:
     """Set what a JVM started by this process, and its Python workers, inherit; the Java to start.
 
@@ -132,11 +145,16 @@ def shut_down(session: SparkSession) -> None:
 
 
 def _session(app_name: str, master: str, address: str, settings: Mapping[str, str]) -> SparkSession:
+    # A JVM that runs already, such as one of spark-submit, does not see what is set here.
+    started_elsewhere = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
     prepare_environment(address)
     builder = SparkSession.Builder().master(master).appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    if started_elsewhere:
+        register(session)
+    return session
 
 
 def _address_towards(master: str) -> str:

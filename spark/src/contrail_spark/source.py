@@ -5,6 +5,7 @@ from pyspark.sql.types import StructType
 
 from contrail_spark.batch import ContrailBatchReader
 from contrail_spark.client import ReplayClient
+from contrail_spark.errors import message_first
 from contrail_spark.options import parse_options
 from contrail_spark.plan import ReplayPlan
 from contrail_spark.schema import checked_projection, spark_schema
@@ -19,7 +20,8 @@ class ContrailDataSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._parsed = parse_options(options)
+        with message_first():
+            self._parsed = parse_options(options)
         self._plan: ReplayPlan | None = None
 
     @classmethod
@@ -32,13 +34,15 @@ class ContrailDataSource(DataSource):
 
         Spark pickles this object afterwards, and the plan reaches every later call with it.
         """
-        schema = spark_schema(self._parsed.columns)
-        self._plan = ReplayClient(self._parsed).plan()
-        return schema
+        with message_first():
+            schema = spark_schema(self._parsed.columns)
+            self._plan = ReplayClient(self._parsed).plan()
+            return schema
 
     def reader(self, schema: StructType) -> ContrailBatchReader:
         """A reader of the pinned splits.  With ``.schema(...)`` given, Spark skips ``schema``."""
-        projection = checked_projection(schema, self._parsed.columns)
-        if self._plan is None:
-            self._plan = ReplayClient(self._parsed).plan()
-        return ContrailBatchReader(self._parsed, self._plan, projection)
+        with message_first():
+            projection = checked_projection(schema, self._parsed.columns)
+            if self._plan is None:
+                self._plan = ReplayClient(self._parsed).plan()
+            return ContrailBatchReader(self._parsed, self._plan, projection)
