@@ -224,16 +224,16 @@ def _node(given: Mapping[str, Any], default: str) -> str:
 
 
 def _data(given: Mapping[str, Any]) -> dict[str, Any]:
-    file, text = given.get("encryption_key_file"), given.get("encryption_key")
+    file, text = _file(given, "encryption_key_file"), given.get("encryption_key")
     keys: tuple[bytes, ...] = ()
     if file is not None:
-        keys = read_encryption_keys(Path(file))
+        keys = read_encryption_keys(file)
     elif text is not None:
         keys = _encryption_keys(str(text), "CONTRAIL_ENCRYPTION_KEY")
     return {
-        "data_dir": Path(given.get("data_dir", "contrail-data")),
+        "data_dir": _file(given, "data_dir") or Path("contrail-data"),
         "encryption_keys": keys,
-        "encryption_key_file": None if file is None else Path(file),
+        "encryption_key_file": file,
         "memory_max_bytes": _number(
             given, "memory_max_bytes", quarter_of_memory(), 0, _MEMORY_BYTES_MAX
         ),
@@ -254,7 +254,7 @@ def _encryption_keys(text: str, source: str) -> tuple[bytes, ...]:
 
 
 def _token(given: Mapping[str, Any]) -> str | None:
-    path = given.get("token_file")
+    path = _file(given, "token_file")
     token = given.get("token") if path is None else _read(path, "token file")
     if token is not None and (not token or not str(token).isascii() or " " in str(token)):
         raise SettingsError("a token is a non-empty line of ASCII without spaces")
@@ -262,7 +262,7 @@ def _token(given: Mapping[str, Any]) -> str | None:
 
 
 def _cluster_secret(given: Mapping[str, Any]) -> bytes:
-    path = given.get("cluster_secret_file")
+    path = _file(given, "cluster_secret_file")
     secret = given.get("cluster_secret") if path is None else _read(path, "cluster secret file")
     if secret is None:
         raise SettingsError(
@@ -275,9 +275,21 @@ def _cluster_secret(given: Mapping[str, Any]) -> bytes:
     return encoded
 
 
-def _read(path: Any, what: str) -> str:
+def _file(given: Mapping[str, Any], name: str) -> Path | None:
+    """The path that a setting names; an empty one would be the current folder."""
+    path = given.get(name)
+    if path is None:
+        return None
+    if not str(path).strip():
+        raise SettingsError(f"{name} is empty: name a path, or leave the setting out")
+    return Path(path)
+
+
+def _read(path: Path, what: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8").strip()
+    except IsADirectoryError as error:
+        raise SettingsError(f"the {what} cannot be read: {path} is a folder") from error
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the {what} cannot be read: {error}") from error
 
