@@ -5,6 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.installed
+LOCK ?= requirements.lock
 MEMBERS := libs/common libs/client services/storage services/replicator services/api \
 	services/consumer-gateway services/serve spark
 
@@ -95,16 +96,16 @@ clean: ## remove .venv and caches
 
 # setuptools goes first: three packages ship as source, and building them must not fetch an unpinned one.
 # Their wheels are unpacked at once; compressing Spark's jars for that takes longer than anything else here.
-$(STAMP): requirements.lock $(MEMBERS:%=%/pyproject.toml)
+$(STAMP): $(LOCK) $(MEMBERS:%=%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || { \
 		echo "Contrail needs Python 3.11 to 3.14; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
 		echo "Name another one: make install PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV); echo "Python's venv module is missing (Debian: apt install python3-venv)." >&2; exit 1; }
 	@echo "Installing into $(VENV) (the first time: about 700 MB, a few minutes) ..."
-	@sed -n '/^setuptools==/,/# via/p' requirements.lock > $(VENV)/build.txt
+	@sed -n '/^setuptools==/,/# via/p' $(LOCK) > $(VENV)/build.txt
 	@$(PIP) install --require-hashes --no-deps -r $(VENV)/build.txt
 	@$(PIP) install --require-hashes --no-deps --no-build-isolation --use-pep517 --no-compile \
-		--config-settings=--build-option=--compression=stored -r requirements.lock
+		--config-settings=--build-option=--compression=stored -r $(LOCK)
 	@$(PIP) install --no-deps --no-build-isolation $(MEMBERS:%=-e %)
 	@touch $@

@@ -1,4 +1,4 @@
-"""Status 0 when the service of this container answers; for HEALTHCHECK."""
+"""Status 0 when the service of this container answers and can write its folder; for HEALTHCHECK."""
 
 import os
 import socket
@@ -28,7 +28,12 @@ def address(service: str) -> str | None:
 
 
 def main() -> int:
-    """Ask once; the reason of a failure goes to stderr, where `docker inspect` shows it."""
+    """Look once; the reason of a failure goes to stderr, where `docker inspect` shows it."""
+    folder = os.environ.get("CONTRAIL_DATA_DIR", ".")
+    # A mount may belong to another user, or be read-only. A full disk is for /readyz to tell.
+    if not os.access(folder, os.W_OK | os.X_OK):
+        print(f"{folder}: user {os.getuid()} cannot write here", file=sys.stderr)
+        return 1
     url = address(os.environ["SERVICE"])
     if url is None:
         return 0

@@ -24,6 +24,7 @@ POLL_S = 0.2
 TOKEN = "the-token-of-a-test"
 LIMIT = 1_000
 ENTRYPOINT = here(["/bin/sh", "/opt/contrail/deploy/container/start"])
+LISTENING = "0A"
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -34,6 +35,18 @@ class Daemon:
     process: "subprocess.Popen[bytes]"
     environment: dict[str, str]
     log: Path
+
+    def listening_ports(self) -> set[int]:
+        """The TCP ports on which the process takes connections, as the kernel lists them."""
+        files = Path(f"/proc/{self.process.pid}/fd").iterdir()
+        own = {os.readlink(file) for file in files}
+        tables = (Path("/proc/net") / name for name in ("tcp", "tcp6"))
+        rows = [row.split() for table in tables for row in table.read_text().splitlines()[1:]]
+        return {
+            int(row[1].rpartition(":")[2], 16)
+            for row in rows
+            if row[3] == LISTENING and f"socket:[{row[9]}]" in own
+        }
 
     def await_health(self) -> None:
         """Wait until the image's health check is content."""
@@ -119,6 +132,15 @@ def test_flights_of_a_running_server_are_reported_by_executors_of_a_cluster(
     assert {"report.md", "spark.log"} <= {file.name for file in (tmp_path / "reports").iterdir()}
     assert list((worker.log.parent / "spark-work").glob("app-*/0/stderr"))
     assert guarded.alive
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel shows no socket table")
+def test_a_master_takes_jobs_on_its_own_port_alone(daemons: tuple[str, Daemon, Daemon]) -> None:
+    address, master, _ = daemons
+    port = int(address.rpartition(":")[2])
+    page = int(master.environment["SPARK_MASTER_WEBUI_PORT"])
+    assert master.listening_ports() == {port, page}
 
 
 @pytest.mark.spark

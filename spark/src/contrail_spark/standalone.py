@@ -28,6 +28,8 @@ _CLASSES: Final = {
     "master": "org.apache.spark.deploy.master.Master",
     "worker": "org.apache.spark.deploy.worker.Worker",
 }
+_MASTER_OPTIONS: Final = "-Dspark.master.rest.enabled=false"
+"""Otherwise Spark takes jobs on port 6066 as well, on every address and from anybody."""
 _WORKER_OPTIONS: Final = "-Dspark.worker.cleanup.enabled=true"
 """Spark would keep the files of every application for ever; with this, for a week."""
 
@@ -44,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     home = Path(pyspark.__file__).parent
     os.environ["SPARK_HOME"] = str(home)
+    os.environ.setdefault("SPARK_MASTER_OPTS", _MASTER_OPTIONS)
     os.environ.setdefault("SPARK_WORKER_OPTS", _WORKER_OPTIONS)
     command = [str(home / "bin" / "spark-class"), *spark_arguments(options)]
     sys.stdout.flush()

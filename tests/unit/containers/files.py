@@ -25,33 +25,33 @@ class Instruction:
 
 
 @cache
-def stages() -> list[list[Instruction]]:
-    """The instructions of each stage; the first of a stage is FROM."""
+def stages() -> dict[str, list[Instruction]]:
+    """The instructions of each stage by its name; the first of a stage is FROM."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    found: list[list[Instruction]] = []
+    found: dict[str, list[Instruction]] = {}
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         name, _, rest = line.partition(" ")
         if name == "FROM":
-            found.append([])
-        found[-1].append(Instruction(name, rest.strip()))
+            stage = found.setdefault(rest.split()[-1], [])
+        stage.append(Instruction(name, rest.strip()))
     return found
 
 
-def texts(stage: int, name: str) -> list[str]:
+def texts(stage: str, name: str) -> list[str]:
     """The texts of all instructions called ``name`` of a stage."""
     return [each.text for each in stages()[stage] if each.name == name]
 
 
-def image_environment() -> dict[str, str]:
+def image_environment(image: str = "service") -> dict[str, str]:
     """What ENV sets in the image, as it is written."""
-    words = [word for text in texts(-1, "ENV") for word in shlex.split(text)]
-    return dict(word.split("=", 1) for word in words)
+    lines = texts("runtime", "ENV") + texts(image, "ENV")
+    return dict(word.split("=", 1) for text in lines for word in shlex.split(text))
 
 
-def health_command() -> list[str]:
+def health_command(image: str = "service") -> list[str]:
     """The image's health check, to be run with the files of this checkout."""
-    [text] = texts(-1, "HEALTHCHECK")
+    [text] = texts(image, "HEALTHCHECK")
     return here(json.loads(text.partition("CMD ")[2]))
 
 

@@ -39,6 +39,7 @@ def secrets(tmp_path: Path) -> Path:
 def effective(service: str, secrets: Path) -> ProcessSettings:
     """The settings with which the service's process would start."""
     environment = image_environment() | services()[service]["environment"]
+    assert environment.pop("SERVICE") == service
     found = {
         name: str(value).replace(SECRETS, f"{secrets}/") for name, value in environment.items()
     }
@@ -64,7 +65,7 @@ def test_the_schema_refuses_what_is_not_of_the_format(key: str, value: Any) -> N
 @pytest.mark.parametrize("name", services())
 def test_a_container_can_do_no_more_than_it_needs(name: str) -> None:
     service = services()[name]
-    assert service["user"] == texts(1, "USER")[0]
+    assert service["user"] == texts("runtime", "USER")[0]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -72,13 +73,18 @@ def test_a_container_can_do_no_more_than_it_needs(name: str) -> None:
     places = [place.partition(":")[0] for place in service["tmpfs"]]
     places += [volume.split(":")[1] for volume in service.get("volumes", [])]
     assert sorted(places) == ["/data", "/tmp"]
+    # The folder of the image belongs to the service's user; one in memory belongs to root.
+    assert all("mode=1777" in place for place in service["tmpfs"] if place != "/tmp")
+    assert not any("uid=" in place for place in service["tmpfs"]), "podman refuses it"
 
 
 @pytest.mark.parametrize("name", LONG_RUNNING)
 def test_a_service_is_restarted_and_checked_as_its_image_is(name: str) -> None:
     service = services()[name]
     assert service["restart"] == "unless-stopped"
-    assert here(service["healthcheck"]["test"][1:]) == health_command()
+    assert here(service["healthcheck"]["test"][1:]) == health_command(service["build"]["target"])
+    [check] = texts(service["build"]["target"], "HEALTHCHECK")
+    assert f"--start-period={service['healthcheck']['start_period']}" in check
 
 
 def test_the_demonstration_runs_once_and_only_when_asked_for() -> None:
@@ -96,8 +102,14 @@ def test_what_a_service_refers_to_exists(name: str) -> None:
     for other, how in service.get("depends_on", {}).items():
         assert how == {"condition": "service_healthy"}
         assert "test" in services()[other]["healthcheck"]
-    built_for = service["build"]["args"]["SERVICE"]
-    assert service["image"] == f"contrail-{built_for}"
+    target = service["build"]["target"]
+    assert service["image"] == {"service": "contrail", "spark": "contrail-spark"}[target]
+    assert set(service["networks"]) <= set(compose()["networks"])
+
+
+def test_what_is_submitted_to_spark_reaches_the_api_and_no_other_service() -> None:
+    reachable = {name for name, each in services().items() if "spark" in each["networks"]}
+    assert reachable == {"spark-master", "spark-worker", "demo", "api"}
 
 
 @pytest.mark.parametrize("name", services())

@@ -14,7 +14,7 @@ from tests.checks.repository import ROOT
 from tests.support.servers import STOP_S, free_port
 from tests.unit.containers.files import health_command, here, texts
 
-ENTRYPOINT = here(json.loads(texts(-1, "ENTRYPOINT")[0]))
+ENTRYPOINT = here(json.loads(texts("runtime", "ENTRYPOINT")[0]))
 
 
 def environment(**variables: object) -> dict[str, str]:
@@ -34,6 +34,7 @@ def health(settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
 def test_a_service_starts_in_place_answers_its_health_check_and_stops(
     service: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "data").mkdir()
     settings = environment(
         SERVICE=service,
         CONTRAIL_PORT=free_port(),
@@ -60,11 +61,18 @@ def test_a_service_that_does_not_answer_is_unhealthy_and_says_where() -> None:
     assert f"127.0.0.1:{port}/livez" in answer.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_unhealthy(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    answer = health(environment(SERVICE="flights", CONTRAIL_DATA_DIR=missing))
+    assert answer.returncode == 1
+    assert str(missing) in answer.stderr
+
+
 def test_a_job_is_healthy_because_it_runs() -> None:
     assert health(environment(SERVICE="flights")).returncode == 0
 
 
-def test_an_image_built_for_an_unknown_service_says_so() -> None:
+def test_an_unknown_service_is_refused() -> None:
     answer = subprocess.run(
         ENTRYPOINT,
         env=environment(SERVICE="apis"),
