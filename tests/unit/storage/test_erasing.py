@@ -46,13 +46,28 @@ def test_erased_messages_leave_the_log_alone_that_holds_them(tmp_path: Path) -> 
             assert all(name.endswith(".wal") for name in found(tmp_path, traces(7)))
             receipt = await erased(link, "S", [7, 9])
             assert (receipt.status, receipt.messages) == ("done", 2)
-            assert [(one.node, one.status) for one in receipt.replicas] == [
-                (node.identity.node_id, "done")
-            ]
+            assert [(one.node, one.status) for one in receipt.replicas] == [("n1", "done")]
             assert found(tmp_path, traces(7) + traces(9)) == {}
             assert found(tmp_path, traces(8))
             assert await seqs_of(link) == [seq for seq in range(1, 41) if seq not in (7, 9)]
             assert (await link.get_message("S", 8)).payload == secret(8).payload
+
+    asyncio.run(scenario())
+
+
+def test_answers_call_a_node_by_the_name_it_was_started_with(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, name="alpha") as (_, link):
+            await make(link)
+            await fill(link)
+            receipt = await erased(link, "S", [7])
+            assert [one.node for one in receipt.replicas] == ["alpha"]
+            assert (await link.stream_info("S")).leader == "alpha"
+        async with running(tmp_path, name="beta") as (_, link):
+            assert [one.node for one in (await link.erasure(receipt.erasure_id, 0)).replicas] == [
+                "beta"
+            ]
+            assert (await link.stream_info("S")).leader == "beta"
 
     asyncio.run(scenario())
 

@@ -120,6 +120,7 @@ def _open_node(settings: NodeSettings) -> StorageNode:
     data_dir = settings.data_dir
     options = NodeOptions(
         data_dir,
+        settings.node,
         node_keys=settings.encryption_keys,
         memory_max_bytes=settings.memory_max_bytes,
         accept_data_loss=settings.accept_data_loss,

@@ -79,6 +79,7 @@ class Erasures:
     def __init__(
         self,
         node_id: str,
+        name: str,
         ledger: ErasureLedger,
         streams: StreamManager,
         reader: Reader,
@@ -91,6 +92,7 @@ class Erasures:
         self.asked = asyncio.Event()
         self._changed = asyncio.Event()
         self._node_id = node_id
+        self._name = name
         self._ledger = ledger
         self._streams = streams
         self._reader = reader
@@ -191,7 +193,9 @@ class Erasures:
         if found is None:
             raise ApiError(errors.ERASURE_NOT_FOUND, f"there is no erasure {erasure_id}")
         replicas = [
-            ReplicaErasure(node, "done" if done_ns else "pending")
+            ReplicaErasure(
+                self._name if node == self._node_id else node, "done" if done_ns else "pending"
+            )
             for node, done_ns in found.replicas.items()
         ]
         return ErasureReceipt(

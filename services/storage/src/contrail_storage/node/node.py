@@ -243,7 +243,7 @@ class StorageNode:
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
         self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing)
         self.streams = StreamManager(
-            self.identity.node_id,
+            self._options.name,
             self.meta,
             shards,
             self.meta_log,
@@ -295,6 +295,7 @@ class StorageNode:
     def _make_eraser(self) -> Eraser:
         erasures = Erasures(
             self.identity.node_id,
+            self._options.name,
             self.meta.erasures,
             self.streams,
             self.reader,
@@ -568,7 +569,7 @@ class StorageNode:
         _log.info("log recovered")
 
     def _tell(self, kind: AdvisoryType) -> None:
-        advisory = Advisory(type=kind, server=self.identity.node_id)
+        advisory = Advisory(type=kind, server=self._options.name)
         self.advisories.tell([advisory], self._log_time_ns())
 
     @property

@@ -22,12 +22,14 @@ _SEGMENT_BYTES: Final = 16 << 20
 class NodeOptions:
     """Where a node keeps its data, and bounds that tests make small.
 
+    ``name`` is what people call the node, in answers as in logs; it may change from start to start.
     ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
     ``memory_max_bytes`` bounds what all streams in memory take. ``accept_data_loss`` opens a
     damaged folder with what can be read of it.
     """
 
     data_dir: Path
+    name: str = "n1"
     node_keys: tuple[bytes, ...] = ()
     log: LogOptions = field(default_factory=lambda: LogOptions(_SEGMENT_BYTES, keep_bytes=0))
     checkpoint_bytes: int = 64 << 20

@@ -74,7 +74,7 @@ class StreamManager:
 
     def __init__(
         self,
-        node_id: str,
+        node: str,
         meta: MetaMachine,
         shards: dict[int, Shard],
         meta_log: Proposer,
@@ -83,7 +83,7 @@ class StreamManager:
         *,
         encrypts: bool,
     ) -> None:
-        self._node_id = node_id
+        self._node = node
         self._encrypts = encrypts
         self._meta = meta
         self._shards = shards
@@ -175,7 +175,7 @@ class StreamManager:
             state=state,
             incarnation=record.incarnation,
             version=record.version,
-            leader=self._node_id,
+            leader=self._node,
             durability=shard.durability,
             data_loss=shard.machine.loss,
         )
