@@ -28,7 +28,9 @@ def run(examples: list[str], url: str, folder: Path) -> str:
     """What the examples print in one shell in which any failure ends the script."""
     script = "\n".join(examples).replace("localhost:7420", urlsplit(url).netloc)
     # A tail has no end; what it has to show at once is enough.
-    script = re.sub(r"^curl -N (.*?)(?: +#.*)?$", r"curl -N -m 2 \1 || test $? = 28", script, flags=re.M)
+    script = re.sub(
+        r"^curl -N (.*?)(?: +#.*)?$", r"curl -N -m 2 \1 || test $? = 28", script, flags=re.M
+    )
     command = f"set -eu\n{STRICT}contrail() {{ '{sys.executable}' -m contrail_client \"$@\"; }}\n"
     done = subprocess.run(
         ["sh", "-c", f"export CONTRAIL_URL={url}\n{command}{script}"],

@@ -233,7 +233,7 @@ def test_a_check_tells_what_was_found_and_what_was_due() -> None:
 
 def test_every_suggestion_asks_the_server_that_runs() -> None:
     commands = [suggestion.command for suggestion in suggestions("http://127.0.0.1:7999")]
-    assert all("http://127.0.0.1:7999/v1/" in command for command in commands)
+    assert all("http://127.0.0.1:7999" in command for command in commands)
 
 
 def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:

@@ -70,12 +70,9 @@ def test_a_container_can_do_no_more_than_it_needs(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-    places = [place.partition(":")[0] for place in service["tmpfs"]]
-    places += [volume.split(":")[1] for volume in service.get("volumes", [])]
-    assert sorted(places) == ["/data", "/tmp"]
-    # The folder of the image belongs to the service's user; one in memory belongs to root.
-    assert all("mode=1777" in place for place in service["tmpfs"] if place != "/tmp")
-    assert not any("uid=" in place for place in service["tmpfs"]), "podman refuses it"
+    # Where no volume is named, /data is the image's own: in memory it would be root's under podman.
+    assert [place.partition(":")[0] for place in service["tmpfs"]] == ["/tmp"]
+    assert {volume.split(":")[1] for volume in service.get("volumes", [])} <= {"/data"}
 
 
 @pytest.mark.parametrize("name", LONG_RUNNING)

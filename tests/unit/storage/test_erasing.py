@@ -39,7 +39,7 @@ async def seqs_of(link: LocalLink, stream: str = "S") -> list[int]:
 
 def test_erased_messages_leave_the_log_alone_that_holds_them(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as (node, link):
+        async with running(tmp_path) as (_, link):
             await make(link)
             await fill(link)
             # The store has flushed nothing yet: the log has it all.

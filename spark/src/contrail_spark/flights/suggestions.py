@@ -1,6 +1,11 @@
 """Commands that work as they stand against the server of the demonstration."""
 
+import os
+import shlex
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from contrail_spark.flights.stream import STREAM
 
@@ -13,11 +18,21 @@ class Suggestion:
     command: str
 
 
+_CONTRAIL: Final = Path(sys.executable).with_name("contrail")
+
+
+def _program(path: Path) -> str:
+    """How a shell in this folder starts it."""
+    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    return shlex.quote(shown)
+
+
 def suggestions(url: str) -> list[Suggestion]:
     """What to try next, in an order in which each command finds what it needs."""
     stream = f"{url}/v1/streams/{STREAM}"
     # Each answer ends with a line feed, so that the prompt does not stand behind it.
     get = "curl -sw '\\n'"
+    python, contrail = _program(Path(sys.executable)), _program(_CONTRAIL)
     put = "curl -so /dev/null -X PUT -H 'Content-Type: application/json'"
     return [
         Suggestion("What the stream holds", f"{get} {stream}"),
@@ -40,5 +55,15 @@ def suggestions(url: str) -> list[Suggestion]:
         Suggestion(
             "Replay a range in bulk (Arrow, NDJSON or msgpack)",
             f"curl -sH 'Accept: application/x-ndjson' '{stream}/replay?from_seq=1&to_seq=3'",
+        ),
+        Suggestion(
+            "The same on the command line",
+            f"{contrail} stream info {STREAM} --server {url} && "
+            f"{contrail} pub notes.hello 'Hello again' --server {url}",
+        ),
+        Suggestion(
+            "And in Python",
+            f'{python} -c "from contrail_client import Contrail; '
+            f"print(Contrail('{url}').get_stream('{STREAM}').state)\"",
         ),
     ]

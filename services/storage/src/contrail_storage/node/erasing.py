@@ -79,7 +79,6 @@ class Erasures:
     def __init__(
         self,
         node_id: str,
-        name: str,
         ledger: ErasureLedger,
         streams: StreamManager,
         reader: Reader,
@@ -92,7 +91,6 @@ class Erasures:
         self.asked = asyncio.Event()
         self._changed = asyncio.Event()
         self._node_id = node_id
-        self._name = name
         self._ledger = ledger
         self._streams = streams
         self._reader = reader
@@ -194,7 +192,8 @@ class Erasures:
             raise ApiError(errors.ERASURE_NOT_FOUND, f"there is no erasure {erasure_id}")
         replicas = [
             ReplicaErasure(
-                self._name if node == self._node_id else node, "done" if done_ns else "pending"
+                self._streams.node if node == self._node_id else node,
+                "done" if done_ns else "pending",
             )
             for node, done_ns in found.replicas.items()
         ]

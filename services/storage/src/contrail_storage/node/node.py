@@ -295,7 +295,6 @@ class StorageNode:
     def _make_eraser(self) -> Eraser:
         erasures = Erasures(
             self.identity.node_id,
-            self._options.name,
             self.meta.erasures,
             self.streams,
             self.reader,

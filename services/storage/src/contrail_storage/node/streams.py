@@ -83,7 +83,7 @@ class StreamManager:
         *,
         encrypts: bool,
     ) -> None:
-        self._node = node
+        self.node = node
         self._encrypts = encrypts
         self._meta = meta
         self._shards = shards
@@ -175,7 +175,7 @@ class StreamManager:
             state=state,
             incarnation=record.incarnation,
             version=record.version,
-            leader=self._node,
+            leader=self.node,
             durability=shard.durability,
             data_loss=shard.machine.loss,
         )
