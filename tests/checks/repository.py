@@ -48,7 +48,7 @@ def repository_files(root: Path = ROOT) -> Iterator[File]:
     """Yield every text file of the repository at `root`."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if _is_tracked_folder(name))
-        for name in sorted(names):
+        for name in sorted(set(names) - {".git"}):  # a worktree has a file of this name
             path = Path(folder, name)
             content = path.read_bytes()
             if b"\0" not in content:
