@@ -27,9 +27,10 @@ from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.applier import Applier
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.delivery import Desk
+from contrail_storage.node.entries import EntryContext
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
-from contrail_storage.node.proposer import EntryContext, Proposer
+from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.rocks_store import RocksStore

@@ -18,9 +18,11 @@ from contrail_common.model import Expected, PublishMessage
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import NO_ID
 from contrail_storage.core.results import Appended, Done, Refused, Result
+from contrail_storage.node import entries
 from contrail_storage.node import proposer as proposing
+from contrail_storage.node.entries import EntryContext
 from contrail_storage.node.message_ids import hash_id
-from contrail_storage.node.proposer import EntryContext, Proposer
+from contrail_storage.node.proposer import Proposer
 
 KEY = b"k" * 32
 BLOCK_MESSAGES = 2_000
@@ -329,11 +331,11 @@ def test_entry_holds_no_more_than_its_bound_or_one_large_message(
         for data, entry in zip(bench.group.entries, bench.decoded, strict=True):
             blocks = [sum(map(len, payloads_of(command))) for _, command in entry.commands]
             assert all(
-                total <= proposing.WHOLE_BYTES_MAX or len(payloads_of(command)) == 1
+                total <= entries.WHOLE_BYTES_MAX or len(payloads_of(command)) == 1
                 for total, (_, command) in zip(blocks, entry.commands, strict=True)
             )
             # It closes with the block that reaches the bound.
-            assert len(data) - max(blocks) < proposing.ENTRY_BYTES_MAX + 4_096
+            assert len(data) - max(blocks) < entries.ENTRY_BYTES_MAX + 4_096
 
     run(scene())
 
@@ -361,7 +363,7 @@ def test_headers_and_subjects_count_toward_the_bound_of_an_entry() -> None:
         heavy = [PublishMessage("s" * 1_000, {"Name": ["v" * 60_000]}, b"") for _ in range(100)]
         bench.proposer.append(1, heavy)
         await bench.commit_all()
-        assert max(map(len, bench.group.entries)) < 2 * proposing.ENTRY_BYTES_MAX
+        assert max(map(len, bench.group.entries)) < 2 * entries.ENTRY_BYTES_MAX
 
     run(scene())
 

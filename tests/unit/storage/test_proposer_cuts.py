@@ -2,7 +2,7 @@
 
 import pytest
 
-from contrail_storage.node import proposer as proposing
+from contrail_storage.node import entries
 from tests.unit.storage.test_proposer import Bench, messages, payloads_of, run
 
 
@@ -15,7 +15,7 @@ def test_request_is_cut_above_its_own_bound_or_where_it_fills_a_block_up(
     async def scene() -> None:
         bench = Bench()
         overhead = 32 + len("a")
-        size = proposing.WHOLE_BYTES_MAX // 4 - overhead
+        size = entries.WHOLE_BYTES_MAX // 4 - overhead
         if before:
             bench.proposer.append(1, messages(before))
         request = [*messages(3, size=size), *messages(1, size=size + more)]

@@ -68,7 +68,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
         return self.columns.count
 
     def sizes(self) -> I64Array:
-        """About the bytes of each message: headers and payload, and as much as any subject."""
+        """About the bytes of each message: headers and payload, and as many as any subject has."""
         return self.columns.sizes() + self._subject_size()
 
     def size(self) -> int:
@@ -76,7 +76,9 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
         return self.columns.size() + self.count * self._subject_size()
 
     def _subject_size(self) -> int:
-        return max(map(len, self.subjects), default=0)
+        if "".join(self.subjects).isascii():
+            return max(map(len, self.subjects), default=0)
+        return max(len(subject.encode()) for subject in self.subjects)
 
     def slice(self, start: int, stop: int) -> "MessageBatch":
         """The messages from position ``start`` up to ``stop``."""

@@ -4,6 +4,8 @@ A command carries no sequence numbers of its own making: ``apply`` gives those. 
 limit and duplicate is decided there too, so a command may be refused when its turn comes.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -396,6 +398,16 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 def encode_entry(entry: Entry) -> bytes:
     """The bytes that are logged and replicated."""
     return _encoder.encode(entry)
+
+
+def encode_command(command: Command) -> msgspec.Raw:
+    """The bytes of a command within an entry."""
+    return msgspec.Raw(_encoder.encode(command))
+
+
+def encode_parts(time_ns: int, commands: Sequence[tuple[int, Command | msgspec.Raw]]) -> bytes:
+    """What :func:`encode_entry` gives, of commands that may be encoded already."""
+    return _encoder.encode((time_ns, commands))
 
 
 def decode_entry(data: bytes) -> Entry:

@@ -22,7 +22,7 @@ from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Refused, Result, Writes
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.advisories import AdvisoryHub
-from contrail_storage.node.proposer import EntryContext
+from contrail_storage.node.entries import EntryContext
 from contrail_storage.node.shard import Shard, SmallRun
 from contrail_storage.node.store_writer import (
     GoneBlock,

@@ -31,7 +31,6 @@ from contrail_storage.node.streams import StreamManager, expect
 from contrail_storage.node.unacked_desk import UnackedDesk
 
 _OK: Final = AckResult()
-_ACK_BYTES: Final = 12
 REASONS_MAX: Final = 256
 REASON_CHARS_MAX: Final = 256
 """Reasons are for people: what goes beyond these bounds of one request is not logged."""
@@ -267,15 +266,14 @@ class ConsumerManager:
             number = shard.machine.shard
 
             def propose(command: cmd.StreamCommand) -> asyncio.Future[Result]:
-                return self._shard_log.command(number, command, 1024)
+                return self._shard_log.command(number, command)
 
             kind = desk_kind(consumer.config)
             desk = self._desks[key] = kind(shard, consumer, self._reader, propose, self._clock.now)
         return desk
 
     async def _propose(self, shard: Shard, command: cmd.StreamCommand) -> Result:
-        pinned = command.pinned if isinstance(command, cmd.PutConsumer) else b""
-        return await self._shard_log.command(shard.machine.shard, command, 1024 + len(pinned))
+        return await self._shard_log.command(shard.machine.shard, command)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
@@ -309,8 +307,7 @@ class ConsumerManager:
         if taken:
             desk.flush()
             command = _command(consumer, taken)
-            size = _ACK_BYTES * len(taken) + sum(map(len, command.reasons.values()))
-            applied = self._shard_log.command(shard.machine.shard, command, size)
+            applied = self._shard_log.command(shard.machine.shard, command)
             desk.track(applied)
             postponed = [item.seq for item in taken if item.kind in ("nak", "in_progress")]
             applied.add_done_callback(lambda done: desk.acknowledged(postponed, done))

@@ -22,7 +22,8 @@ from contrail_common.message_batch import MessageBatch
 from contrail_common.model import PublishMessage
 from contrail_common.texts import as_u32
 from contrail_storage.core.expiring import raised_ttls
-from contrail_storage.node.proposer import Outcome, Proposer, set_outcome, tell_each
+from contrail_storage.node.entries import Outcome, set_outcome, tell_each
+from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.shard import Shard
 from contrail_storage.seal.content import seal_columns
 from contrail_storage.seal.key_file import SubjectKeysDamagedError

@@ -24,6 +24,7 @@ from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust, Stream
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.node.choosing import PULL_BYTES_MAX, Batch, Chosen, without_payload
+from contrail_storage.node.entries import has_failed
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.reader import Found, Reader
 from contrail_storage.node.redeliveries import Redeliveries
@@ -31,6 +32,10 @@ from contrail_storage.node.shard import Shard
 
 JOIN_S: Final = 0.005
 _JOIN_AGAIN_S: Final = 0.1
+DELIVERED_MAX: Final = 10_000
+"""Deliveries of one command, as many as a pull takes: what was refused for a while adds up."""
+_LOOKED_AT: Final = 2_000
+"""Pending messages that are looked at in one go."""
 
 Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 
@@ -58,6 +63,7 @@ class Desk:
     closed: bool = False
     _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
     _joined: list[int] = field(default_factory=list)
+    _giving_up: "asyncio.Task[None] | None" = None
     _held_back: bool = False
     _top_seq: int = 0
     _join_timer: asyncio.TimerHandle | None = None
@@ -106,6 +112,8 @@ class Desk:
         for timer in (self._join_timer, self._deadline_timer):
             if timer is not None:
                 timer.cancel()
+        if self._giving_up is not None:
+            self._giving_up.cancel()
         self.wake()
 
     # Waiting -------------------------------------------------------------------------------------
@@ -246,8 +254,10 @@ class Desk:
         """Choose expired deliveries again, ascending; answers those that had their last chance."""
         exhausted: list[int] = []
         limit = self.consumer.config.max_deliver
-        for seq in self.deadlines.take_due(self.log_time_ns(), self.in_flight):
+        due = self.deadlines.take_due(self.log_time_ns(), self.in_flight)
+        for at, seq in enumerate(due):
             if batch.full:
+                self.deadlines.note(due[at:])
                 break
             block = await self.reader.block_at(self.shard, seq)
             pending = self.consumer.pending.get(seq)
@@ -264,8 +274,8 @@ class Desk:
             chosen = Chosen(seq, message, pending.attempts + 1)
             if batch.take(chosen, int(block.sizes()[position])):
                 self.in_flight.add(seq)
-        if batch.full:
-            self.deadlines.rebuild()  # some may be due still
+            else:
+                self.deadlines.note([seq])
         return exhausted
 
     def _room(self) -> int:
@@ -392,15 +402,20 @@ class Desk:
         if self._join_timer is not None:
             self._join_timer.cancel()
             self._join_timer = None
-        consumer, seqs = self.consumer, self._joined
-        if self.closed or not (seqs or (self._held_back and not self.in_flight)):
-            return None
+        future: asyncio.Future[Result] | None = None
+        while not self.closed and (self._joined or (self._held_back and not self.in_flight)):
+            future = self._send(self._joined[:DELIVERED_MAX])
+        return future
+
+    def _send(self, seqs: list[int]) -> "asyncio.Future[Result]":
+        """Propose the first of what is joined, which are ``seqs``."""
+        consumer = self.consumer
         # What the machine does not know yet must stay ahead of its position: if the command of
         # those messages is lost and this one is not, they would be skipped.
         unknown = self._fresh_in_flight().difference(seqs)
         position = min(self.position, *unknown) if unknown else self.position
         future = self.propose(Deliver(consumer.consumer_id, consumer.epoch, seqs, position))
-        self._joined = []
+        self._joined = self._joined[len(seqs) :]
         self._held_back = position < self.position
         self.track(future)
         future.add_done_callback(lambda done: self._recorded(seqs, done))
@@ -418,7 +433,7 @@ class Desk:
             await asyncio.wait(set(self._proposed))
 
     def _recorded(self, seqs: list[int], done: "asyncio.Future[Result]") -> None:
-        if done.cancelled() or done.exception() is not None:
+        if has_failed(done):
             self.consumer_seq -= len(seqs)
             self._undo(seqs)
             return
@@ -452,7 +467,7 @@ class Desk:
 
     def acknowledged(self, postponed: list[int], done: "asyncio.Future[Result]") -> None:
         """Acknowledgements were applied, or lost; the deadlines of ``postponed`` moved."""
-        if done.cancelled() or done.exception() is not None or self.closed:
+        if has_failed(done) or self.closed:
             return
         if postponed:
             self.postponed(postponed)
@@ -463,14 +478,14 @@ class Desk:
         self.deadlines.note(seqs)
         self._arm_deadline()
 
-    def _arm_deadline(self) -> None:
+    def _arm_deadline(self, soonest_s: float = 0.001) -> None:
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
         earliest_ns = self.deadlines.earliest_ns()
         if self.closed or earliest_ns is None:
             return
-        delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, 0.001)
+        delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, soonest_s)
         loop = asyncio.get_running_loop()
         self._deadline_timer = loop.call_later(delay_s, self._deadline_passed)
 
@@ -484,21 +499,26 @@ class Desk:
             self._arm_deadline()
             return
         limit = self.consumer.config.max_deliver
-        if limit > 0 and not self.waiters:
-            self._give_up(limit)
+        if limit > 0 and not self.waiters and self._giving_up is None:
+            self._giving_up = asyncio.ensure_future(self._give_up(limit))
+            self._giving_up.add_done_callback(self._gave_up)
         self.wake()
 
-    def _give_up(self, limit: int) -> None:
-        """Let go of deliveries past their last chance although nobody pulls."""
-        now_ns = self.log_time_ns()
-        over = [
-            seq
-            for seq, pending in self.consumer.pending.items()
-            if pending.deadline_ns <= now_ns and pending.attempts >= limit
-        ]
-        if over:
-            with contextlib.suppress(ApiError):  # then the next pull gives up on them
-                self._exhaust(over)
+    async def _give_up(self, limit: int) -> None:
+        """Let go of deliveries past their last chance although nobody pulls, a slice at a time."""
+        seqs = list(self.consumer.pending)
+        for start in range(0, len(seqs), _LOOKED_AT):
+            some = seqs[start : start + _LOOKED_AT]
+            over = self.deadlines.are_over(some, limit, self.log_time_ns())
+            if over:
+                await self._exhaust(over)
+            else:
+                await asyncio.sleep(0)
+
+    def _gave_up(self, done: "asyncio.Task[None]") -> None:
+        self._giving_up = None
+        if not done.cancelled() and done.exception() is not None:
+            self._arm_deadline(_JOIN_AGAIN_S)
 
     def _exhaust(self, seqs: list[int]) -> "asyncio.Future[Result]":
         consumer = self.consumer
@@ -507,9 +527,11 @@ class Desk:
         return future
 
     def _exhausted(self, done: "asyncio.Future[Result]") -> None:
-        if done.cancelled() or done.exception() is not None:
+        if has_failed(done):
             self.deadlines.rebuild()
-        self._arm_deadline()
+            self._arm_deadline(_JOIN_AGAIN_S)
+        else:
+            self._arm_deadline()
 
     # Counting ------------------------------------------------------------------------------------
 

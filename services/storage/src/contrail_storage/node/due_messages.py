@@ -36,8 +36,6 @@ _BLOCKS_MAX: Final = 64
 _SLICES_MAX: Final = 64
 """Of one shard, before it is the next one's turn."""
 _PAUSE_BLOCKS: Final = 32
-_PREVIOUS_BYTES: Final = 14
-_COMMAND_BYTES: Final = 256
 _MARKER_REASON: Final = model.MARKER_REASON.lower()
 _KV_OPERATION: Final = model.KV_OPERATION.lower()
 _UNMARKED: Final = (["DEL"], ["PURGE"])
@@ -229,9 +227,7 @@ class DueMessages:
             previous,
             choice.marking.tobytes(),
         )
-        size = len(command.seqs) + len(command.rows) + len(command.marking)
-        size += _PREVIOUS_BYTES * len(previous) + _COMMAND_BYTES
-        result = await self._shard_log.command(shard.machine.shard, command, size)
+        result = await self._shard_log.command(shard.machine.shard, command)
         shard.notify()  # where a consumer's pending messages went there is room
         return result if isinstance(result, Removed) else Removed(0)
 

@@ -215,8 +215,7 @@ class Erasures:
         for start in range(0, max(len(ids), 1), _FINISHED_TOGETHER):
             some = ids[start : start + _FINISHED_TOGETHER]
             finish = cmd.FinishErasures(some, self._node_id, self._clock_ns())
-            size = sum(map(len, some)) + 256
-            expect(await self._meta_log.command(cmd.META_SHARD, finish, size), Done)
+            expect(await self._meta_log.command(cmd.META_SHARD, finish), Done)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

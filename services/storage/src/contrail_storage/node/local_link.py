@@ -41,10 +41,10 @@ from contrail_common.model import (
 from contrail_common.subjects import overlaps
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import StreamEntry
+from contrail_storage.node.entries import Outcome
 from contrail_storage.node.last_reader import LastReader
 from contrail_storage.node.node import SHARD_GROUP, StorageNode
 from contrail_storage.node.page_tokens import decode_token, encode_token
-from contrail_storage.node.proposer import Outcome
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.sharded_publish import ShardedPublisher
 from contrail_storage.node.sharded_reads import ShardedReader, with_shard, with_shards

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 
 from contrail_common.timings import Timings
 from contrail_storage.core.key_layout import is_volatile
-from contrail_storage.node.proposer import EntryContext
+from contrail_storage.node.entries import EntryContext
 
 if TYPE_CHECKING:
     from contrail_storage.node.node import StorageNode

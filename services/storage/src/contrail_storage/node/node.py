@@ -28,6 +28,7 @@ from contrail_storage.node.compactor import Compactor
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.content_sealing import SealingLog
 from contrail_storage.node.due_messages import DueMessages
+from contrail_storage.node.entries import EntryContext
 from contrail_storage.node.erasing import Eraser, Erasures
 from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.identity import check_store_is_there, identify
@@ -36,7 +37,7 @@ from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.memory_room import MemoryRoom
 from contrail_storage.node.metrics import NodeTimings, render_metrics
 from contrail_storage.node.options import NodeOptions
-from contrail_storage.node.proposer import EntryContext, Proposer
+from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.readiness import problems_of
@@ -131,6 +132,7 @@ class StorageNode:
         self.log: NodeLog
         self._lock: FolderLock | None = None
         self.groups: dict[int, Group] = {}
+        self._proposers: dict[int, Proposer] = {}
         self.failure = ""
         self.fatal: asyncio.Future[str]
         self.timings = NodeTimings()
@@ -234,10 +236,10 @@ class StorageNode:
         for group_id in _LOGGED:
             self.groups[group_id] = self._make_group(group_id)
         self.clock = clock = LogTime(self.applier.last_entry_ns)
-        self.meta_log = self._make_proposer(self.groups[META_GROUP])
-        self.shard_log = self._make_proposer(self.groups[SHARD_GROUP])
+        self.meta_log = self._make_proposer(META_GROUP, self.groups[META_GROUP])
+        self.shard_log = self._make_proposer(SHARD_GROUP, self.groups[SHARD_GROUP])
         self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
-        self.volatile_log = self._make_proposer(self._volatile)
+        self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
@@ -339,7 +341,7 @@ class StorageNode:
             for context in contexts:
                 if isinstance(context, EntryContext):
                     context.unknown()
-                    self._proposer(group_id).settled()
+                    self._proposers[group_id].settled()
 
         return commit, lost
 
@@ -348,7 +350,7 @@ class StorageNode:
 
         def role(leads: bool) -> None:
             if not leads:
-                self._proposer(group_id).fail_all()
+                self._proposers[group_id].fail_all()
             elif group_id == SHARD_GROUP:
                 self.consumers.new_term()
             if all(group.is_leader for group in self.groups.values()):
@@ -381,7 +383,7 @@ class StorageNode:
         if own is not None:
             if self.fatal.done():
                 own.unknown()
-            self._proposer(group_id).settled()
+            self._proposers[group_id].settled()
 
     async def _mend(self) -> None:
         """Finish what a failed log left half done; should it fail again, the next term tries."""
@@ -389,19 +391,15 @@ class StorageNode:
             await self.streams.mend_all()
             await self.consumers.mend_all()
 
-    def _proposer(self, group_id: int) -> Proposer:
-        if group_id == VOLATILE_GROUP:
-            return self.volatile_log
-        return self.meta_log if group_id == META_GROUP else self.shard_log
-
-    def _make_proposer(self, group: Group) -> Proposer:
-        return Proposer(
+    def _make_proposer(self, number: int, group: Group) -> Proposer:
+        self._proposers[number] = proposer = Proposer(
             group,
             self._log_time_ns,
             self._hash_key,
             (*self._factory.refusals, NotLeadingError),
             lambda: self.applier.unwritten_bytes,
         )
+        return proposer
 
     def _log_time_ns(self) -> int:
         # Entries replayed at the start may be stamped later than the wall clock stands now.
@@ -501,9 +499,7 @@ class StorageNode:
 
     async def _until_applied(self) -> None:
         while not self.failure and (
-            self.meta_log.queued_bytes
-            or self.shard_log.queued_bytes
-            or self.volatile_log.queued_bytes
+            any(log.queued_bytes for log in self._proposers.values())
             or any(group.outstanding_bytes for group in self.groups.values())
         ):
             self._write_seen.clear()
@@ -587,7 +583,8 @@ class StorageNode:
     def readiness(self) -> dict[str, str]:
         """What is not ready, and why; empty when everything is."""
         groups, shards = self.groups.values(), self.applier.shards.values()
-        return problems_of(self.failure, groups, shards, serves=self._ready)
+        logs = self._proposers.values()
+        return problems_of(self.failure, groups, shards, logs, serves=self._ready)
 
     def metrics_text(self) -> str:
         """Prometheus text of the node's own figures."""

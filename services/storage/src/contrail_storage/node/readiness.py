@@ -2,14 +2,24 @@
 
 from collections.abc import Collection
 
+from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.raft_port import Group
 from contrail_storage.node.shard import Shard
 
 
 def problems_of(
-    failure: str, groups: Collection[Group], shards: Collection[Shard], *, serves: bool
+    failure: str,
+    groups: Collection[Group],
+    shards: Collection[Shard],
+    logs: Collection[Proposer],
+    *,
+    serves: bool,
 ) -> dict[str, str]:
-    """What is not ready, and why; ``failure`` is what ails the log or the store."""
+    """What is not ready, and why.
+
+    ``failure`` is what ails the log or the store, ``logs`` are where requests wait for them.
+    """
+    stuck = [log.problem for log in logs if log.problem]
     problems: dict[str, str] = {}
     if failure:
         problems["storage"] = failure
@@ -19,6 +29,8 @@ def problems_of(
         problems["storage"] = "recovering"
     elif not all(group.is_leader for group in groups):
         problems["storage"] = "no leader"
+    elif stuck:
+        problems["storage"] = "; ".join(stuck)
     for shard in shards:
         if shard.damaged:
             problems[f"stream {shard.name}"] = shard.damaged

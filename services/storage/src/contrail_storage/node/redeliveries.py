@@ -7,6 +7,8 @@ from typing import Final
 from contrail_storage.core.consumer_machine import ConsumerMachine
 
 _STALE_MAX: Final = 4_096
+DUE_MAX: Final = 10_000
+"""As many as a pull takes at most."""
 
 
 class Redeliveries:
@@ -35,14 +37,29 @@ class Redeliveries:
         if len(self._heap) > 2 * len(self._consumer.pending) + _STALE_MAX:
             self.rebuild()
 
-    def take_due(self, now_ns: int, in_flight: Container[int]) -> list[int]:
-        """Pending sequences whose deadline passed and that are not ``in_flight``, ascending."""
+    def take_due(self, now_ns: int, in_flight: Container[int], most: int = DUE_MAX) -> list[int]:
+        """Pending sequences whose deadline passed and that are not ``in_flight``, ascending.
+
+        No more than ``most``, those that were due first; whoever has no use for some of them gives
+        them back (:meth:`note`).
+        """
         due: set[int] = set()
-        while self._heap and self._heap[0][0] <= now_ns:
+        while len(due) < most and self._heap and self._heap[0][0] <= now_ns:
             deadline_ns, seq = heapq.heappop(self._heap)
             if self._stands(deadline_ns, seq) and seq not in in_flight:
                 due.add(seq)
         return sorted(due)
+
+    def are_over(self, seqs: Iterable[int], limit: int, now_ns: int) -> list[int]:
+        """Those of ``seqs`` whose last delivery, the ``limit``-th, was not acknowledged in time."""
+        pending = self._consumer.pending
+        return [
+            seq
+            for seq in seqs
+            if (one := pending.get(seq)) is not None
+            and one.deadline_ns <= now_ns
+            and one.attempts >= limit
+        ]
 
     def earliest_ns(self) -> int | None:
         """When to look again, None for never. Nothing need be due then."""

@@ -33,7 +33,6 @@ IDLE_S: Final = 60.0
 _PART_BYTES: Final = 256 * 1024
 _PART_RECORDS: Final = 8
 """Of small records: taking up 256 subjects takes a third of a millisecond."""
-_COMMAND_BYTES: Final = 4_096
 T = TypeVar("T")
 
 _log = structlog.get_logger("contrail.restore")
@@ -208,10 +207,9 @@ class _Restore:
         assert self._number is not None
         header = self._headers[-1]
         part = cmd.RestorePart(self._part, header.config.compression)
-        size = self._part_bytes + _COMMAND_BYTES
         self._part, self._part_bytes = [], 0
         # One at a time: parts of one entry would share the rows of its index.
-        await self._streams.restore_part(self._number + header.part, part, size)
+        await self._streams.restore_part(self._number + header.part, part)
 
     async def commit(self) -> StreamInfo:
         """Make the stream; ARCHIVE_INVALID when the archive is not whole."""

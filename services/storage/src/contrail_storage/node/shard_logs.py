@@ -11,13 +11,14 @@ from contrail_storage.core.commands import Command
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.results import Result
 from contrail_storage.node.content_sealing import SealingLog
-from contrail_storage.node.proposer import Outcome, Proposer
+from contrail_storage.node.entries import Outcome
+from contrail_storage.node.proposer import Proposer
 
 
 class ShardLog(Protocol):
     """What takes the commands of shards."""
 
-    def command(self, shard: int, command: Command, size: int = 256) -> asyncio.Future[Result]:
+    def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result."""
         ...
 
@@ -63,6 +64,6 @@ class ShardLogs:
     def _proposer(self, shard: int) -> Proposer:
         return self._volatile if is_volatile(shard) else self._durable
 
-    def command(self, shard: int, command: Command, size: int = 256) -> asyncio.Future[Result]:
+    def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result."""
-        return self._proposer(shard).command(shard, command, size)
+        return self._proposer(shard).command(shard, command)

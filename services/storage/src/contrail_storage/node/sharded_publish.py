@@ -20,7 +20,7 @@ from contrail_common.model import Expected, PublishMessage, Rollup, StreamConfig
 from contrail_common.partition import shard_of, shard_of_filter, shards_of
 from contrail_common.texts import I64Array, as_u32
 from contrail_storage.core.meta_machine import StreamEntry
-from contrail_storage.node.proposer import Outcome
+from contrail_storage.node.entries import Outcome
 from contrail_storage.node.shard_logs import PublishLog
 
 Done = Callable[[Outcome], None]

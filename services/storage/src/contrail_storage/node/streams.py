@@ -41,9 +41,7 @@ _SLICE_MESSAGES: Final = 20_000
 _SLICES_MAX: Final = 16
 """How many slices a caller waits for whose change left messages over that nobody needs."""
 _PURGED_SUBJECTS: Final = 256
-_COMMAND_BYTES: Final = 256
 _EVERYTHING: Final = 1 << 62
-_CONFIG_BYTES: Final = 4_096
 _RENEWED_TOGETHER: Final = 256
 HASH_KEY_BYTES: Final = 32
 
@@ -251,7 +249,7 @@ class StreamManager:
                 number - entry.shard,
                 record.version,
             )
-            expect(await self._shard_log.command(number, command, _CONFIG_BYTES), Done)
+            expect(await self._shard_log.command(number, command), Done)
 
         await asyncio.gather(*map(configure, behind))
 
@@ -269,7 +267,7 @@ class StreamManager:
     async def _configure(self, number: int, config: StreamConfig, incarnation: str) -> None:
         """Make the stream of a shard that has none."""
         configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
-        expect(await self._shard_log.command(number, configure, _CONFIG_BYTES), Done)
+        expect(await self._shard_log.command(number, configure), Done)
 
     async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
         volatile = config.storage == "memory"
@@ -286,7 +284,7 @@ class StreamManager:
             both = tuple(dict.fromkeys(entry.subjects + config.subjects))
             await self._list(record.config, both)
         configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key)
-        expect(await self._shard_log.command(entry.shard, configure, _CONFIG_BYTES), Done)
+        expect(await self._shard_log.command(entry.shard, configure), Done)
         with _begun():
             await self._align(entry)
             if shard.volatile or set(config.subjects) != set(entry.subjects):
@@ -332,7 +330,7 @@ class StreamManager:
     async def _list(self, config: StreamConfig, subjects: tuple[str, ...]) -> None:
         kept = config if config.storage == "memory" else None
         listing = cmd.ListStream(config.name, subjects, kept)
-        expect(await self._meta_log.command(cmd.META_SHARD, listing, _CONFIG_BYTES), Done)
+        expect(await self._meta_log.command(cmd.META_SHARD, listing), Done)
 
     async def delete(self, name: str) -> None:
         """Remove a stream with all it holds (STREAM_NOT_FOUND)."""
@@ -417,16 +415,16 @@ class StreamManager:
         check_stream_encryption(config, encrypts=self._encrypts)
         return await self._reserve(config, incarnation)
 
-    async def restore_part(self, number: int, part: cmd.RestorePart, size: int) -> None:
-        """Put a part of about ``size`` bytes into a reserved shard."""
-        expect(await self._shard_log.command(number, part, size), Done)
+    async def restore_part(self, number: int, part: cmd.RestorePart) -> None:
+        """Put a part into a reserved shard."""
+        expect(await self._shard_log.command(number, part), Done)
 
     async def finish_restore(self, number: int, finishes: list[cmd.FinishRestore]) -> StreamInfo:
         """Make the stream of shards whose parts are all there, ``number`` the first of them."""
         config = finishes[0].header.config
         # The first decides: while it is not made, the others are undone.
         for part in reversed(range(len(finishes))):
-            command = self._shard_log.command(number + part, finishes[part], _CONFIG_BYTES)
+            command = self._shard_log.command(number + part, finishes[part])
             expect(await command, Done)
         with _begun():
             await self._align(self._meta.streams[config.name])
@@ -461,15 +459,13 @@ class StreamManager:
                 return await self._purge_subjects(shard, SubjectFilter((subject,)), to_seq, keep)
             if keep:
                 to_seq = _keep_from(shard, keep)
-            return await self._in_slices(shard, cmd.Trim(to_seq, _SLICE_MESSAGES), _COMMAND_BYTES)
+            return await self._in_slices(shard, cmd.Trim(to_seq, _SLICE_MESSAGES))
 
-    async def _in_slices(
-        self, shard: Shard, command: cmd.StreamCommand, size: int, removed: int = 0
-    ) -> int:
+    async def _in_slices(self, shard: Shard, command: cmd.StreamCommand, removed: int = 0) -> int:
         """Propose a command until it leaves nothing over; answers ``removed`` and what it took."""
         while True:
             with _begun(removed > 0):
-                done = await self._shard_log.command(shard.machine.shard, command, size)
+                done = await self._shard_log.command(shard.machine.shard, command)
                 result = expect(done, Removed)
             removed += result.count
             if not result.more:
@@ -486,8 +482,7 @@ class StreamManager:
         for start in range(0, max(len(names), 1), _PURGED_SUBJECTS):
             some = names[start : start + _PURGED_SUBJECTS]
             purge = cmd.PurgeSubjects(some, to_seq, _SLICE_MESSAGES)
-            size = sum(map(len, some)) + _COMMAND_BYTES
-            removed = await self._in_slices(shard, purge, size, removed)
+            removed = await self._in_slices(shard, purge, removed)
         shard.notify()  # where a consumer's pending messages went there is room
         return removed
 

@@ -20,6 +20,7 @@ from contrail_storage.core.commands import Advance
 from contrail_storage.core.results import Result
 from contrail_storage.node.choosing import ColumnBatch
 from contrail_storage.node.delivery import JOIN_S, Desk
+from contrail_storage.node.entries import has_failed
 from contrail_storage.node.reader import Found
 
 
@@ -138,7 +139,7 @@ class UnackedDesk(Desk):
         return future
 
     def _advanced(self, done: "asyncio.Future[Result]") -> None:
-        if done.cancelled() or done.exception() is not None:
+        if has_failed(done):
             # The clients have them all the same: it is recorded with the next ones, or by the next
             # term, since it may be that this node leads no longer.
             self._unrecorded = True
