@@ -9,17 +9,19 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+import msgspec
 import pytest
 
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
 from tests.crash import damage
-from tests.crash.history import Seen, Stopped
+from tests.crash.disk import Kill, Plan
+from tests.crash.history import Purge, Returned, Seen, Step, Stopped, TakeCheckpoint, Unknown
 from tests.crash.ledger import Ledger
-from tests.crash.script import archive
-from tests.crash.trials import Trial
-from tests.crash.zygote import Job, Zygote
+from tests.crash.script import ORDERS, Writer, archive
+from tests.crash.trials import Trial, calls_of, kill_points, sample
+from tests.crash.zygote import Ended, Job, Zygote
 
 SEED: Final = 31
 SEGMENT_BYTES: Final = 8_000
@@ -66,6 +68,29 @@ class Archive:
                 said += record.unreadable.values()
         shutil.rmtree(directory)
         return done, said, trial.ledger.problems
+
+    def stop(
+        self, spoil: Spoil, steps: list[Step], kill: Kill | None = None
+    ) -> tuple[Ended, list[str], list[str]]:
+        """Damage a copy, make calls on it, maybe up to ``kill``, and look at what that leaves.
+
+        Answers the life of these calls, the streams that the look was refused, broken promises.
+        """
+        self._cases += 1
+        directory = self._directory / f"{self._cases}"
+        shutil.copytree(self._built.directory, directory)
+        trial = self._trial(directory, copy.deepcopy(self._built.ledger))
+        spoil(trial.data_dir, random.Random(SEED))
+        end: Literal["stop", "exit"] = "stop" if kill is None else "exit"
+        job = Job(steps=steps, plan=Plan(seed=SEED, kill=kill), segment_bytes=SEGMENT_BYTES)
+        ended = trial.live(msgspec.structs.replace(job, end=end))
+        looks = [trial.live(Job(look=True, segment_bytes=SEGMENT_BYTES)) for _ in range(2)]
+        records = [record for one in looks for record in one.records]
+        problems = trial.ledger.problems
+        problems += [f"does not serve: {one.reason}" for one in records if isinstance(one, Stopped)]
+        unreadable = [list(one.unreadable) for one in records if isinstance(one, Seen)]
+        shutil.rmtree(directory)
+        return ended, [name for names in unreadable for name in names], problems
 
     def _trial(self, directory: Path, ledger: Ledger) -> Trial:
         return Trial(self._zygote, directory, SEED, node_keys=self._node_keys, ledger=ledger)
@@ -157,6 +182,34 @@ def test_flipped_bit_inside_a_message_block_stops_its_stream_only(stored: Archiv
         done, said, problems = stored.spoil(spoil)
         assert problems == [], done
         assert [text.partition(":")[0] for text in said] == ["data_lost"] * 2, (done, said)
+
+
+def test_stream_that_stops_amid_a_life_cut_short_anywhere_spares_the_others(
+    stored: Archive,
+) -> None:
+    def spoil(data_dir: Path, chance: random.Random) -> str:
+        return damage.flip_bit(min(data_dir.glob("store/*.blob")), chance, 40_000, 120_000)
+
+    write = Writer(SEED + 1, all_ids=False)
+    steps: list[Step] = [
+        [write.orders(write.message("orders.0")), write.events(write.message("events.a"))],
+        [
+            Purge(ORDERS, up_to_seq=75),
+            write.events(write.message("events.b")),
+            write.orders(write.message("orders.1")),
+        ],
+        [write.events(write.message("events.c"))],
+        [TakeCheckpoint()],
+        [write.events(write.message("events.d"))],
+    ]
+    ended, refused, problems = stored.stop(spoil, steps)
+    assert (refused, problems) == ([ORDERS] * 4, [])
+    outcomes = [one.outcome for one in ended.records if isinstance(one, Returned)]
+    assert sum(isinstance(one, Unknown) for one in outcomes) in (1, 2)
+    calls = calls_of(ended)
+    for kill in sample(kill_points(calls), calls, 9):
+        _, refused, problems = stored.stop(spoil, steps, kill)
+        assert (set(refused), problems) == ({ORDERS}, []), kill
 
 
 def test_flipped_bit_of_the_log_before_its_last_batch_refuses_the_start(stored: Archive) -> None:

@@ -345,10 +345,8 @@ def test_crash_at_any_entry_leaves_a_consumer_on_all_shards_or_none(
     async def scene(node: StorageNode, link: LocalLink) -> None:
         propose, during = Proposer.command, ""
 
-        def command(
-            log: Proposer, shard: int, one: cmd.Command, size: int = 256
-        ) -> "asyncio.Future[Result]":
-            future = propose(log, shard, one, size)
+        def command(log: Proposer, shard: int, one: cmd.Command) -> "asyncio.Future[Result]":
+            future = propose(log, shard, one)
             if isinstance(one, cmd.PutConsumer | cmd.DropConsumer):
                 future.add_done_callback(lambda _: crash(tmp_path / "data", during))
             return future

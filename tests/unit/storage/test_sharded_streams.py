@@ -118,10 +118,8 @@ def test_crash_at_any_entry_leaves_the_stream_whole_before_or_after(
             link = LocalLink(node)
             propose = Proposer.command
 
-            def command(
-                log: Proposer, shard: int, one: cmd.Command, size: int = 256
-            ) -> "asyncio.Future[Result]":
-                future = propose(log, shard, one, size)
+            def command(log: Proposer, shard: int, one: cmd.Command) -> "asyncio.Future[Result]":
+                future = propose(log, shard, one)
                 # Of the call that asked for it: what is done later may end amid the next one.
                 asked = during
                 future.add_done_callback(lambda _: crash(data_dir, asked))

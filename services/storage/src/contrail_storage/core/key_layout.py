@@ -20,6 +20,7 @@ A shard whose number has the bit ``VOLATILE`` has its rows in memory, never in a
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
 | ``F`` | u32 consumer, u32 number | consumer: what it is to get first |
 | ``W`` | - | damage that was accepted |
+| ``H`` | - | why the shard stands still: what it needed of old messages does not read back |
 | ``K`` | - | second record (checkpoint) |
 """
 
@@ -44,6 +45,7 @@ CONSUMER_DELTA: Final = b"c"
 ERASURE: Final = b"E"
 PINNED: Final = b"F"
 LOSS: Final = b"W"
+STOPPED: Final = b"H"
 
 SHARD_KINDS: Final = (
     BLOCK,
@@ -62,6 +64,7 @@ SHARD_KINDS: Final = (
     CONSUMER_DELTA,
     PINNED,
     LOSS,
+    STOPPED,
 )
 """All kinds that hold state of one shard."""
 

@@ -55,6 +55,7 @@ def accept_loss(
         times=1 if machine.loss is None else machine.loss.times + 1,
     )
     writes.put(keys.shard_key(keys.LOSS, machine.shard), _encode(machine.loss))
+    writes.delete(keys.shard_key(keys.STOPPED, machine.shard))
     return Done()
 
 

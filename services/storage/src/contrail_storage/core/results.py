@@ -1,7 +1,7 @@
 """What ``apply`` answers: a result per command, rows to write, and effects for the leader."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from contrail_common.blocks import Block
 from contrail_common.model import Advisory
@@ -69,6 +69,16 @@ class Reserved:
 Result = Refused | Appended | Removed | Done | ConsumerPut | Reserved
 
 
+class Mark(NamedTuple):
+    """Where the writes of an entry stood before a command for ``shard``."""
+
+    shard: int
+    rows: int
+    blocks: int
+    trimmed: int | None
+    reached: int | None
+
+
 @dataclass(slots=True)
 class Writes:
     """Everything that one entry changes in the store: rows, new blocks, and heads to drop.
@@ -86,15 +96,23 @@ class Writes:
     dropped: list[int] = field(default_factory=list)
     advisories: list[Advisory] = field(default_factory=list)
 
-    def mark(self) -> tuple[int, int]:
-        """Where the writes stand now, for :meth:`roll_back`."""
-        return len(self.rows), len(self.blocks)
+    def mark(self, shard: int) -> Mark:
+        """Where the writes stand now, before a command for ``shard``."""
+        return Mark(
+            shard,
+            len(self.rows),
+            len(self.blocks),
+            self.trimmed.get(shard),
+            self.reached.get(shard),
+        )
 
-    def roll_back(self, mark: tuple[int, int], shard: int) -> None:
-        """Forget what was added since ``mark``, which was all for ``shard``."""
-        del self.rows[mark[0] :], self.blocks[mark[1] :]
-        self.trimmed.pop(shard, None)
-        self.reached.pop(shard, None)
+    def roll_back(self, mark: Mark) -> None:
+        """Forget what was added since ``mark``, which was all for its shard."""
+        del self.rows[mark.rows :], self.blocks[mark.blocks :]
+        for sequences, before in ((self.trimmed, mark.trimmed), (self.reached, mark.reached)):
+            sequences.pop(mark.shard, None)
+            if before is not None:
+                sequences[mark.shard] = before
         self.advisories.clear()
 
     def put(self, key: bytes, value: bytes) -> None:

@@ -169,11 +169,11 @@ class StreamMachine:
         """What blocks are made smaller with, also those of a stream that is being restored."""
         return self.restored_with if self.record is None else self.record.config.compression
 
-    def state(self) -> StreamState:
-        """The counters as a public state."""
+    def state(self, *, timed: bool = True) -> StreamState:
+        """The counters as a public state; the time of the first message is read if ``timed``."""
         counters = self.counters
         first_ts = 0
-        if counters.messages:
+        if counters.messages and timed:
             facts = self.facts_at(counters.first_seq)
             first_ts = int(facts.times_ns[counters.first_seq - facts.base_seq])
         return StreamState(
@@ -349,12 +349,12 @@ class StreamMachine:
         if isinstance(command, cmd.FinishRestore):
             return self._finish_restore(command.header, index, writes)
         self.restored_with = command.compression
-        mark = writes.mark()
+        mark = writes.mark(self.shard)
         try:
             for record in command.records:
                 take_record(self, Record(*record), index, writes)
         except (ArchiveError, BlockCorruptError) as error:
-            writes.roll_back(mark, self.shard)
+            writes.roll_back(mark)
             return Refused(errors.ARCHIVE_INVALID.code, str(error))
         return Done()
 

@@ -133,11 +133,12 @@ def read_accepting(
 
 
 def has_unreadable_rows(store: Store, keyring: Keyring | None) -> bool:
-    """Whether something in a store does not read back. Reads all of it."""
+    """Whether something in a store does not read back, or did not once. Reads all of it."""
     rows = _readable(store.below if isinstance(store, SealedStore) else store, keyring)
     for _ in rows.rows():
         pass
-    return bool(rows.unreadable)
+    stopped = store.scan_keys(keys.STOPPED, keys.prefix_end(keys.STOPPED))
+    return bool(rows.unreadable) or next(iter(stopped), None) is not None
 
 
 def accept_data_loss(folder: Folder, damage: Exception | None) -> None:
@@ -411,6 +412,8 @@ class _Accepting:
                     self._configure_anew(shard.machine, entry)
             if shard.machine.exists:
                 self._count_anew(shard.machine)
+                if shard.stopped:
+                    self._losses.known.setdefault(number, (0, []))
                 self._blocks.forget(number)
                 shard = load_shard(self._scan, number, self._blocks)
             self._applier.shards[number] = shard

@@ -10,6 +10,7 @@ from contrail_common.blocks import Block
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import (
     META_SHARD,
+    AcceptLoss,
     Command,
     ConfigureStream,
     DropStream,
@@ -22,7 +23,7 @@ from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Refused, Result, Writes
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.advisories import AdvisoryHub
-from contrail_storage.node.entries import EntryContext
+from contrail_storage.node.entries import EntryContext, Unapplied
 from contrail_storage.node.shard import Shard, SmallRun
 from contrail_storage.node.store_writer import (
     GoneBlock,
@@ -42,6 +43,7 @@ from contrail_storage.store.block_store import (
     ShardFacts,
     span_of,
 )
+from contrail_storage.store.store_errors import StoreFailedError
 
 MERGE_BLOCKS: Final = 64
 MERGE_BYTES: Final = 128 * 1024
@@ -49,6 +51,8 @@ MERGE_MESSAGES: Final = 2_000
 _SMALL_BYTES: Final = MERGE_BYTES // 4
 _SMALL_MESSAGES: Final = MERGE_MESSAGES // 4
 _MAKING: Final = (ConfigureStream, RestorePart, FinishRestore)
+_ENDING: Final = (DropStream, AcceptLoss)
+"""What a stopped shard takes: commands that need nothing of it, and end that it stands still."""
 _log = structlog.get_logger("contrail.apply")
 
 
@@ -89,6 +93,8 @@ class Applier:
         self._on_written = on_written
         self._advisories = advisories
         self._merge_blocks = merge_blocks
+        self.on_stopped: Callable[[Shard], None] = lambda shard: None
+        """Told of a shard that has just stopped: its machine may be half changed."""
         self._behind: JobSink = sink or WriteBehind(writer, blocks, self.written)
 
     def new_shard(self, number: int) -> Shard:
@@ -125,9 +131,9 @@ class Applier:
         """Hand what waits to be written to the store now."""
         self._behind.flush()
 
-    def _apply_entry(self, index: int, entry: Entry, writes: Writes) -> list[Result]:
+    def _apply_entry(self, index: int, entry: Entry, writes: Writes) -> list[Result | Unapplied]:
         self.last_entry_ns = max(self.last_entry_ns, entry.time_ns)
-        results: list[Result] = []
+        results: list[Result | Unapplied] = []
         for number, command in entry.commands:
             if number == META_SHARD:
                 results.append(self.meta.apply(command, writes))
@@ -154,19 +160,31 @@ class Applier:
 
     def _apply_to(
         self, shard: Shard, index: int, time_ns: int, command: Command, writes: Writes
-    ) -> Result:
-        if shard.damaged and not isinstance(command, DropStream):
-            return Refused(errors.DATA_LOST.code, shard.damaged)
-        mark = writes.mark()
+    ) -> Result | Unapplied:
+        if shard.stopped and not isinstance(command, _ENDING):
+            return Unapplied(shard.damaged)
+        mark = writes.mark(shard.machine.shard)
         try:
-            return shard.machine.apply(index, time_ns, command, writes)
-        except UNREADABLE as error:
-            # The machine needs a message that cannot be read back: the shard stops here, before
-            # this command took effect, and refuses all that follow.
-            writes.roll_back(mark, shard.machine.shard)
-            shard.damaged = f"messages cannot be read back: {error}"
-            _log.critical("shard damaged", shard=shard.machine.shard, reason=str(error))
-            return Refused(errors.DATA_LOST.code, shard.damaged)
+            result = shard.machine.apply(index, time_ns, command, writes)
+        except (*UNREADABLE, StoreFailedError) as error:
+            # Whether a block reads back is not a result of the command: nothing of it is written,
+            # and the shard stands still before it.
+            writes.roll_back(mark)
+            self._stop(shard, f"messages cannot be read back: {error}")
+            if not isinstance(error, StoreFailedError):
+                # Rot stays, and is written with this entry; a disk may read again after a restart.
+                row = shard.damaged.encode()
+                writes.put(keys.shard_key(keys.STOPPED, shard.machine.shard), row)
+            return Unapplied(shard.damaged)
+        if isinstance(command, AcceptLoss):
+            shard.damaged, shard.stopped = "", False
+        return result
+
+    def _stop(self, shard: Shard, reason: str) -> None:
+        shard.damaged, shard.stopped = reason, True
+        _log.critical("shard stopped", shard=shard.machine.shard, reason=reason)
+        shard.notify()
+        self.on_stopped(shard)
 
     def _fill(self, job: WriteJob, writes: Writes) -> None:
         job.rows = writes.rows

@@ -215,6 +215,8 @@ class ConsumerManager:
         """Remove the consumers that nobody used for their ``inactive_threshold``."""
         now_s = asyncio.get_running_loop().time()
         for shard in volatile_first(self._streams.shards()):
+            if shard.damaged:
+                continue
             if shard.machine.config.shards > 1:
                 await self._drop_inactive_of_all(shard, now_s)
                 continue
@@ -236,6 +238,8 @@ class ConsumerManager:
 
     async def _drop_inactive_of_all(self, shard: Shard, now_s: float) -> None:
         """The same on all shards of a stream, of which ``shard`` is one; done with the first."""
+        if any(part.damaged for part in self._streams.parts(shard.name)):
+            return
         for name in [] if shard.machine.part else sorted(shard.machine.consumer_ids):
             if self._sharded.is_idle(shard.name, name, now_s, self._clock.now()):
                 await self.delete(shard.name, name)

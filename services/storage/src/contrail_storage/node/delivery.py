@@ -396,7 +396,8 @@ class Desk:
             self._send_joined()
         except ApiError:
             # Refused for now, but the clients have them: they are recorded with the next ones.
-            self._send_soon(_JOIN_AGAIN_S)
+            if not self.shard.damaged:
+                self._send_soon(_JOIN_AGAIN_S)
 
     def _send_joined(self) -> "asyncio.Future[Result] | None":
         if self._join_timer is not None:
@@ -483,7 +484,7 @@ class Desk:
             self._deadline_timer.cancel()
             self._deadline_timer = None
         earliest_ns = self.deadlines.earliest_ns()
-        if self.closed or earliest_ns is None:
+        if self.closed or self.shard.damaged or earliest_ns is None:
             return
         delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, soonest_s)
         loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ entry is made.
 import asyncio
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
@@ -223,6 +223,13 @@ Part = tuple[int, Command | msgspec.Raw]
 """A shard and a command for it, which may be encoded already."""
 
 
+@dataclass(slots=True, frozen=True)
+class Unapplied:
+    """A command is in the log, and its shard has stopped before it: what becomes of it is open."""
+
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class EntryContext:
     """What the leader keeps of its own entry: the decoded entry, and who waits for each command."""
@@ -231,10 +238,12 @@ class EntryContext:
     waiters: list[Waiter]
     begun: float = field(default_factory=perf_counter)
 
-    def resolve(self, results: list[Result]) -> None:
+    def resolve(self, results: Sequence[Result | Unapplied]) -> None:
         """Hand out the results of the entry's commands."""
         for waiter, result in zip(self.waiters, results, strict=True):
-            if isinstance(waiter, list):
+            if isinstance(result, Unapplied):
+                _fail(waiter, ApiError(errors.OUTCOME_UNKNOWN, result.reason))
+            elif isinstance(waiter, list):
                 _resolve_append(waiter, result)
             elif not waiter.done():
                 waiter.set_result(result)
@@ -249,11 +258,15 @@ class EntryContext:
 
     def _fail(self, error: ApiError) -> None:
         for waiter in self.waiters:
-            if isinstance(waiter, list):
-                for span in waiter:
-                    span.refuse(error.spec.code, error.detail)
-            elif not waiter.done():
-                waiter.set_exception(error)
+            _fail(waiter, error)
+
+
+def _fail(waiter: Waiter, error: ApiError) -> None:
+    if isinstance(waiter, list):
+        for span in waiter:
+            span.refuse(error.spec.code, error.detail)
+    elif not waiter.done():
+        waiter.set_exception(error)
 
 
 def has_failed(done: asyncio.Future[Result]) -> bool:

@@ -1,6 +1,9 @@
 """What the store holds, taken up: applied indexes, names of streams, their machines and blocks."""
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
 
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
@@ -9,6 +12,9 @@ from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.applier import Applier
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_store import BlockStore, ShardFacts
+from contrail_storage.store.store_errors import StoreError
+
+_log = structlog.get_logger("contrail.node")
 
 Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 """All (key, value) of a store under a key prefix, in key order."""
@@ -49,10 +55,35 @@ def load_shard(scan: Scan, number: int, blocks: BlockStore) -> Shard:
     blocks.load_directory(number, pages, scan(keys.shard_key(keys.BLOCK_INDEX, number)))
     # Without a stream it holds what a crash left of a restore: the other parts are in the log.
     applied_seq = max(blocks.directory(number).end_seq - 1, machine.counters.last_seq)
-    return Shard(machine, applied_seq)
+    shard = Shard(machine, applied_seq)
+    for _, reason in scan(keys.shard_key(keys.STOPPED, number)):
+        shard.damaged, shard.stopped = reason.decode(), True
+        _log.critical("shard stands still", shard=number, reason=shard.damaged)
+    return shard
+
+
+async def take_anew(
+    shard: Shard, blocks: BlockStore, scan: Scan, until_written: Callable[[], Awaitable[None]]
+) -> None:
+    """Give a shard that stopped the state that is stored: what it has may be half changed.
+
+    Where that does not read back either, the shard keeps a state that nobody is shown.
+    """
+    await until_written()
+    number = shard.machine.shard
+    try:
+        machine = await asyncio.to_thread(
+            StreamMachine.load, number, ShardFacts(blocks, number), scan
+        )
+    except StoreError as error:
+        _log.critical("shard not taken anew", shard=number, reason=str(error))
+        return
+    if shard.stopped and shard.machine.exists:  # otherwise its stream was removed meanwhile
+        shard.machine = machine
+        shard.applied_seq = machine.counters.last_seq
 
 
 def stored_machines(applier: Applier) -> dict[int, StreamMachine]:
-    """Machines of the shards that the disk holds."""
+    """Machines of the shards that the disk holds, but for those that stand still."""
     shards = applier.shards.values()
-    return {one.machine.shard: one.machine for one in shards if not one.volatile}
+    return {one.machine.shard: one.machine for one in shards if not (one.volatile or one.stopped)}

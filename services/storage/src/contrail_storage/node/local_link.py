@@ -105,7 +105,7 @@ class LocalLink:
         for name in streams.names():
             if name <= after or not name.startswith(prefix):
                 continue
-            info = streams.whole_info(streams.parts(name))
+            info = streams.whole_info(streams.parts(name), damaged=True)
             if subject and not any(overlaps(subject, own) for own in info.config.subjects):
                 continue
             infos.append(info)
@@ -376,6 +376,7 @@ class LocalLink:
 
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
         """Consumers of a stream by name, paged."""
+        self._parts(stream, None)
         after = decode_token(token)
         infos = [
             info for info in await self._node.consumers.infos(stream) if info.config.name > after
@@ -444,5 +445,5 @@ def _outcome(stream: str, shard: Shard, results: Outcome) -> PublishOutcome:
     if isinstance(results, ApiError):
         return results
     if all(result.code == _UNKNOWN for result in results):
-        return ApiError(errors.OUTCOME_UNKNOWN)
+        return ApiError(errors.OUTCOME_UNKNOWN, results[0].detail)
     return PublishAck(stream, results, shard.durability)

@@ -32,7 +32,7 @@ from contrail_storage.node.entries import EntryContext
 from contrail_storage.node.erasing import Eraser, Erasures
 from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.identity import check_store_is_there, identify
-from contrail_storage.node.loading import load_node, stored_machines
+from contrail_storage.node.loading import load_node, stored_machines, take_anew
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.memory_room import MemoryRoom
 from contrail_storage.node.metrics import NodeTimings, render_metrics
@@ -123,6 +123,9 @@ class StorageNode:
             self._write_noted,
             self.advisories,
             options.merge_blocks,
+        )
+        self.applier.on_stopped = lambda shard: self._spawn(
+            take_anew(shard, self.blocks, self._scan, self.until_written)
         )
         self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
         opener = ContentOpener(self.subject_keys)
@@ -243,7 +246,7 @@ class StorageNode:
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
-        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing)
+        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, shards)
         self.streams = StreamManager(
             self._options.name,
             self.meta,

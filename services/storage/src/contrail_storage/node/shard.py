@@ -39,11 +39,15 @@ class Shard:
 
     Every live message below ``stay_below`` is one that no age removes; ``oldest`` are the sequence
     and the time of the first other one, when it was last looked for.
+
+    ``damaged`` says what does not read back, whoever met it: from then on nothing new is taken.
+    ``stopped``: an entry needed it, and from that one on none is applied.
     """
 
     machine: StreamMachine
     applied_seq: int
     damaged: str = ""
+    stopped: bool = False
     listeners: set[Listener] = field(default_factory=set)
     removal: asyncio.Lock = field(default_factory=asyncio.Lock)
     small_runs: dict[int, SmallRun] = field(default_factory=dict)

@@ -1,18 +1,21 @@
 """Which log a shard's entries go to: those of shards in memory have one of their own."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from contrail_common import errors
+from contrail_common.errors import ApiError
 from contrail_common.link import PubResult
 from contrail_common.message_batch import MessageBatch
 from contrail_common.model import PublishMessage
-from contrail_storage.core.commands import Command
+from contrail_storage.core.commands import Command, DropStream
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.results import Result
 from contrail_storage.node.content_sealing import SealingLog
 from contrail_storage.node.entries import Outcome
 from contrail_storage.node.proposer import Proposer
+from contrail_storage.node.shard import Shard
 
 
 class ShardLog(Protocol):
@@ -50,7 +53,14 @@ class PublishLog(Protocol):
 class ShardLogs:
     """A `ShardLog` over the proposers of both kinds of shards."""
 
-    def __init__(self, durable: Proposer, volatile: Proposer, sealing: SealingLog) -> None:
+    def __init__(
+        self,
+        durable: Proposer,
+        volatile: Proposer,
+        sealing: SealingLog,
+        shards: Mapping[int, Shard],
+    ) -> None:
+        self._shards = shards
         self._durable = durable
         self._volatile = volatile
         self._sealing = sealing
@@ -65,5 +75,11 @@ class ShardLogs:
         return self._volatile if is_volatile(shard) else self._durable
 
     def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
-        """Propose a command; the future gives its result."""
+        """Propose a command; the future gives its result.
+
+        Raises DATA_LOST for a damaged shard, whose stream can be removed and nothing else.
+        """
+        target = self._shards.get(shard)
+        if target is not None and target.damaged and not isinstance(command, DropStream):
+            raise ApiError(errors.DATA_LOST, target.damaged, applied=False)
         return self._proposer(shard).command(shard, command)

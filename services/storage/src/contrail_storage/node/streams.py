@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import msgspec
+import structlog
 
 from contrail_common import errors
 from contrail_common.config_rules import (
@@ -36,6 +37,7 @@ from contrail_storage.node.sharded_state import (
 )
 from contrail_storage.store.block_store import UNREADABLE
 
+_log = structlog.get_logger("contrail.streams")
 _ROUTES_MAX: Final = 65_536
 _SLICE_MESSAGES: Final = 20_000
 _SLICES_MAX: Final = 16
@@ -158,15 +160,21 @@ class StreamManager:
                 return entry.name
         return None
 
-    def info(self, shard: Shard) -> StreamInfo:
-        """Configuration and state of a shard's stream."""
+    def info(self, shard: Shard, *, damaged: bool = False) -> StreamInfo:
+        """Configuration and state of a shard's stream.
+
+        DATA_LOST when its first message does not read back; a ``damaged`` one is shown with what
+        is known, so without the time of that message.
+        """
         record = shard.machine.record
         assert record is not None
         try:
-            state = shard.machine.state()
+            state = shard.machine.state(timed=not (damaged and shard.damaged))
         except UNREADABLE as error:
             shard.damaged = f"the first message cannot be read back: {error}"
-            raise ApiError(errors.DATA_LOST, shard.damaged) from error
+            if not damaged:
+                raise ApiError(errors.DATA_LOST, shard.damaged) from error
+            state = shard.machine.state(timed=False)
         return StreamInfo(
             config=record.config,
             created_ns=record.created_ns,
@@ -178,12 +186,12 @@ class StreamManager:
             data_loss=shard.machine.loss,
         )
 
-    def whole_info(self, shards: list[Shard]) -> StreamInfo:
-        """Configuration of a stream and the state of all its ``shards``."""
-        info = self.info(shards[0])
+    def whole_info(self, shards: list[Shard], *, damaged: bool = False) -> StreamInfo:
+        """Configuration of a stream and the state of all its ``shards``, as :meth:`info`."""
+        info = self.info(shards[0], damaged=damaged)
         if len(shards) == 1:
             return info
-        states = [info.state, *(self.info(shard).state for shard in shards[1:])]
+        states = [info.state, *(self.info(shard, damaged=damaged).state for shard in shards[1:])]
         return msgspec.structs.replace(
             info,
             state=sum_states(states),
@@ -353,7 +361,16 @@ class StreamManager:
             await self._renew_lost()
             for entry in list(self._meta.streams.values()):
                 if not self._is_whole(entry) and entry.name not in self._restoring:
-                    await self._mend(entry)
+                    await self._mend_if_sound(entry)
+
+    async def _mend_if_sound(self, entry: StreamEntry) -> None:
+        """Mend a stream; a damaged one stays as it is, and keeps no other from being served."""
+        try:
+            await self._mend(entry)
+        except ApiError as error:
+            if error.spec not in (errors.DATA_LOST, errors.OUTCOME_UNKNOWN):
+                raise
+            _log.critical("stream not mended", stream=entry.name, reason=str(error))
 
     async def _mended(self, name: str) -> StreamEntry | None:
         """What meta knows of ``name`` when nothing of it is half done."""
