@@ -47,15 +47,17 @@ def folder(tmp_path: Path) -> Path:
     """A folder in which a byte of the oldest block of ``S`` has flipped."""
     data_dir = tmp_path / "data"
     play(data_dir, fill)
-    flipped = 0
-    for path in (data_dir / "store").iterdir():
-        content = bytearray(path.read_bytes()) if path.is_file() else bytearray()
-        if MARK in content:
-            content[content.index(MARK)] ^= 1
-            path.write_bytes(content)
-            flipped += 1
-    assert flipped == 1
+    flip(data_dir, MARK)
     return data_dir
+
+
+def flip(data_dir: Path, mark: bytes) -> None:
+    """Flip the lowest bit of the first byte of ``mark``, which one file of the store has."""
+    files = [path for path in (data_dir / "store").iterdir() if path.is_file()]
+    [path] = [path for path in files if mark in path.read_bytes()]
+    content = bytearray(path.read_bytes())
+    content[content.index(mark)] ^= 1
+    path.write_bytes(content)
 
 
 async def refusal(call: Awaitable[Any]) -> ErrorSpec:
@@ -178,28 +180,9 @@ def test_accepting_the_loss_lets_a_stopped_stream_go_on(
     play(left, once_more)
 
 
-def test_stream_whose_block_reads_back_again_goes_on_when_that_is_accepted(
-    folder: Path, tmp_path: Path
-) -> None:
-    sound = tmp_path / "sound"
-    play(sound, fill)
-    block = next(path for path in (sound / "store").iterdir() if MARK in _content(path))
-
-    async def scene(node: StorageNode, link: LocalLink) -> None:
-        await stop_stream(node, link)
-
-    play(folder, scene)
-    [rotten] = [
-        path
-        for path in (folder / "store").iterdir()
-        if path.is_file()
-        and path.stat().st_size == block.stat().st_size
-        and path.suffix == block.suffix
-    ]
-    content = bytearray(rotten.read_bytes())
-    at = block.read_bytes().index(MARK)
-    content[at] ^= 1
-    rotten.write_bytes(content)
+def test_stream_whose_block_reads_back_again_goes_on_when_that_is_accepted(folder: Path) -> None:
+    play(folder, stop_stream)
+    flip(folder, bytes([MARK[0] ^ 1]) + MARK[1:])
     play(folder, look_at_stopped)
 
     async def healed(node: StorageNode, link: LocalLink) -> None:
@@ -213,11 +196,7 @@ def test_stream_whose_block_reads_back_again_goes_on_when_that_is_accepted(
     play(folder, healed, accept_data_loss=True)
 
 
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
-
-
-def test_pull_that_waits_for_a_stream_that_stops_is_told(folder: Path) -> None:
+def test_who_waits_for_a_stream_that_stops_is_told(folder: Path) -> None:
     async def whole() -> None:
         async with asyncio.timeout(PATIENCE_S), running(folder) as node:
             link = LocalLink(node)
@@ -225,9 +204,12 @@ def test_pull_that_waits_for_a_stream_that_stops_is_told(folder: Path) -> None:
             await link.put_consumer("S", config, "create", None, False)
             pull = PullRequest(stream="S", consumer="late", expires_ns=50_000_000_000)
             waiting = asyncio.ensure_future(link.pull(pull))
+            tail = RangeRequest(stream="S", from_seq=COUNT + 1, wait_ns=50_000_000_000)
+            following = asyncio.ensure_future(link.read_range(tail))
             while not (await link.consumer_info("S", "late")).num_waiting:
                 await asyncio.sleep(0)
             assert await refusal(publish(link, "S")) is errors.OUTCOME_UNKNOWN
             assert await refusal(waiting) is errors.DATA_LOST
+            assert await refusal(following) is errors.DATA_LOST
 
     asyncio.run(whole())

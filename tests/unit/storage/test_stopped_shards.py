@@ -119,11 +119,13 @@ class ApplierRig:
         for command in commands:
             self.apply((SHARD, command))
 
-    def rot(self, *, failing: bool = False) -> None:
-        """The first block does not read back: other bytes, or an error of the disk."""
+    def rot(self, how: str = "rot") -> None:
+        """The first block does not read back: other bytes, an error of the disk, or no entry."""
         key = keys.large_key(keys.BLOCK, SHARD, 1)
-        if failing:
+        if how == "disk error":
             self.store.failing.add(key)
+        elif how == "no such block":
+            self.blocks.directory(SHARD).drop_below(BLOCK_MESSAGES + 1)
         else:
             self.store.rows[key] = self.store.rows[key][:-1] + b"\xff"
 
@@ -227,18 +229,16 @@ def is_unknown(answer: Any) -> bool:
     return {result.code for result in answer} == {errors.OUTCOME_UNKNOWN.code}
 
 
-@pytest.mark.parametrize("failing", [False, True], ids=["rot", "disk error"])
+@pytest.mark.parametrize("how", ["rot", "disk error", "no such block"])
 @pytest.mark.parametrize("name", CASES)
-def test_command_that_needs_a_rotten_block_leaves_the_shard_as_it_was(
-    name: str, failing: bool
-) -> None:
+def test_command_that_needs_a_rotten_block_leaves_the_shard_as_it_was(name: str, how: str) -> None:
     config, prepared, command = CASES[name]
 
     async def scene() -> None:
         rig = rig_of(config, prepared)
         before = rig.store.of_shard(SHARD)
         state = rig.applier.shards[SHARD].machine.counters.messages
-        rig.rot(failing=failing)
+        rig.rot(how)
         rotten = rig.store.of_shard(SHARD)
         other = append_of([Message("t", b"y")])
         answers = rig.apply((OTHER, other), (SHARD, command), (OTHER, other), (SHARD, ONE))
@@ -251,7 +251,7 @@ def test_command_that_needs_a_rotten_block_leaves_the_shard_as_it_was(
         reason = rig.applier.shards[SHARD].damaged
         assert "cannot be read back" in reason
         # Rot stays what it is; a disk may read again, so that the next start tries it.
-        kept = "" if failing else reason
+        kept = "" if how == "disk error" else reason
         assert after.pop(stopped, b"").decode() == kept
         assert after == rotten
         assert rig.stopped == [SHARD]
@@ -260,7 +260,7 @@ def test_command_that_needs_a_rotten_block_leaves_the_shard_as_it_was(
         rig.store.rows.update(before)
         rig.store.failing.clear()
         loaded = load_shard(rig.store.scan, SHARD, BlockStore(rig.store))  # type: ignore[arg-type]
-        assert (loaded.damaged, loaded.stopped) == (kept, not failing)
+        assert (loaded.damaged, loaded.stopped) == (kept, bool(kept))
         assert loaded.machine.counters.messages == state
         assert loaded.machine.counters.last_seq == LAST_SEQ
         assert rig.stopped == [SHARD]

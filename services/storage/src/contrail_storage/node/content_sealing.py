@@ -22,7 +22,7 @@ from contrail_common.message_batch import MessageBatch
 from contrail_common.model import PublishMessage
 from contrail_common.texts import as_u32
 from contrail_storage.core.expiring import raised_ttls
-from contrail_storage.node.entries import Outcome, set_outcome, tell_each
+from contrail_storage.node.entries import Outcome, not_logged, set_outcome, tell_each
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.shard import Shard
 from contrail_storage.seal.content import seal_columns
@@ -148,6 +148,9 @@ class SealingLog:
                 sealed = self._sealed(shard, one.batch)
             except ApiError as error:
                 sealed, refused = None, error
+            except Exception as error:
+                _log.exception("messages not sealed")
+                sealed, refused = None, not_logged(f"the messages cannot be sealed: {error!r}")
             if sealed is None and refused is None:
                 return
             waiting.popleft()

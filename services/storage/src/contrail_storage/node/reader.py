@@ -190,8 +190,7 @@ class Reader:
             left = deadline - asyncio.get_running_loop().time()
             if messages or left <= 0 or not await shard.wait_for_change(left):
                 break
-            if not shard.machine.exists:
-                raise ApiError(errors.STREAM_NOT_FOUND)
+            shard.check_readable()
             from_seq = next_seq
         pending = await self.count(shard, next_seq, shard.applied_seq, subject_filter)
         return RangeResult(messages, next_seq, pending)

@@ -69,6 +69,13 @@ class Shard:
         """The stream's name."""
         return self.machine.config.name
 
+    def check_readable(self) -> None:
+        """Raise STREAM_NOT_FOUND or DATA_LOST where there is nothing to read any more."""
+        if not self.machine.exists:
+            raise ApiError(errors.STREAM_NOT_FOUND)
+        if self.damaged:
+            raise ApiError(errors.DATA_LOST, self.damaged)
+
     def advance(self, applied_seq: int) -> None:
         """Messages up to ``applied_seq`` are applied: wake who waits for them."""
         if applied_seq > self.applied_seq:

@@ -76,8 +76,8 @@ class ShardedReader:
                 left = deadline - loop.time()
                 if messages or left <= 0 or not await _set_within(changed, left):
                     break
-                if not all(shard.machine.exists for shard in shards):
-                    raise ApiError(errors.STREAM_NOT_FOUND)
+                for shard in shards:
+                    shard.check_readable()
                 begin = merge.cursor()
         cursor = merge.cursor()
         pending = await self._pending(shards, cursor, request.subject)

@@ -526,7 +526,9 @@ class ShardFacts:
         self._shard = shard
 
     def facts_at(self, seq: int) -> MessageFacts:
-        """Facts of the block that holds ``seq``."""
+        """Facts of the block that holds ``seq``; raises one of UNREADABLE, or the store's error."""
         directory = self._blocks.directory(self._shard)
-        span = directory.span(directory.position(seq))
-        return facts_of(self._blocks.load(self._shard, span.base_seq))
+        position = directory.position(seq)
+        if position == len(directory) or directory.base_seq(position) > seq:
+            raise BlockMissingError(f"no block of shard {self._shard} holds sequence {seq}")
+        return facts_of(self._blocks.load(self._shard, directory.base_seq(position)))
