@@ -18,6 +18,7 @@ from contrail_common.link import AckItem, PublishOutcome, PullRequest, RangeRequ
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import StorageNode
+from contrail_storage.wal.node_log import LogOptions
 from tests.unit.storage.test_accepting_node import play, running
 
 COUNT = 2_000
@@ -213,3 +214,18 @@ def test_who_waits_for_a_stream_that_stops_is_told(folder: Path) -> None:
             assert await refusal(following) is errors.DATA_LOST
 
     asyncio.run(whole())
+
+
+def test_log_is_not_kept_for_a_stream_that_stands_still(folder: Path) -> None:
+    segment_bytes = 16_384
+
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await stop_stream(node, link)
+        for _ in range(20):
+            await link.publish("T", [PublishMessage("t", None, bytes(segment_bytes // 2))])
+        assert node.log.stats.size_bytes > 5 * segment_bytes
+        await node.checkpoint()
+        assert node.log.stats.size_bytes <= 2 * segment_bytes
+
+    play(folder, scene, log=LogOptions(segment_bytes, keep_bytes=0))
+    play(folder, look_at_stopped)
