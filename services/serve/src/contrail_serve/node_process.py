@@ -124,6 +124,7 @@ def _open_node(settings: NodeSettings) -> StorageNode:
         node_keys=settings.encryption_keys,
         memory_max_bytes=settings.memory_max_bytes,
         accept_data_loss=settings.accept_data_loss,
+        publish_timeout_s=settings.publish_timeout_s,
     )
     try:
         return StorageNode.open(options, SingleMemberGroups())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contrail_common.names import name_problem
+from contrail_common.timeunits import NS_PER_S, parse_duration
 from contrail_storage.node.physical_memory import quarter_of_memory
 from contrail_storage.seal.node_keys import NodeKeyError, parse_node_keys
 
@@ -18,6 +19,8 @@ MAX_PAYLOAD: Final = 3 << 20
 SECRET_BYTES_MIN: Final = 16
 _PORT_MAX: Final = 65_535
 _MEMORY_BYTES_MAX: Final = 1 << 50
+_PUBLISH_TIMEOUT_MIN: Final = "100ms"
+_PUBLISH_TIMEOUT_MAX: Final = "1h"
 
 _COMMON: Final = frozenset(
     {
@@ -33,6 +36,7 @@ _COMMON: Final = frozenset(
         "allowed_hosts",
         "allowed_origins",
         "max_payload",
+        "publish_timeout",
     }
 )
 _SECRET: Final = frozenset({"cluster_secret", "cluster_secret_file"})
@@ -57,7 +61,10 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """What every process has: its name, where it answers HTTP, who may call, how it logs."""
+    """What every process has: its name, where it answers HTTP, who may call, how it logs.
+
+    ``publish_timeout_s`` is how long a caller waits for the disk.
+    """
 
     node: str
     host: str
@@ -70,6 +77,7 @@ class ProcessSettings:
     allowed_hosts: frozenset[str]
     allowed_origins: frozenset[str]
     max_payload: int
+    publish_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +188,9 @@ def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> d
         "allowed_hosts": hosts if loopback else hosts | {host},
         "allowed_origins": frozenset(_listed(given, "allowed_origins")),
         "max_payload": _number(given, "max_payload", 1 << 20, 1, MAX_PAYLOAD),
+        "publish_timeout_s": _duration_s(
+            given, "publish_timeout", "30s", _PUBLISH_TIMEOUT_MIN, _PUBLISH_TIMEOUT_MAX
+        ),
     }
 
 
@@ -303,6 +314,18 @@ def _number(given: Mapping[str, Any], name: str, default: int, low: int, high: i
     if not low <= number <= high:
         raise SettingsError(f"{name} must lie between {low} and {high}, not {number}")
     return number
+
+
+def _duration_s(given: Mapping[str, Any], name: str, default: str, low: str, high: str) -> float:
+    """A duration such as ``30s``, in seconds."""
+    value = given.get(name, default)
+    try:
+        duration_ns = parse_duration(value if isinstance(value, str) else "")
+    except ValueError:
+        raise SettingsError(f"{name} must be a duration such as {default}, not {value!r}") from None
+    if not parse_duration(low) <= duration_ns <= parse_duration(high):
+        raise SettingsError(f"{name} must lie between {low} and {high}, not {value}")
+    return duration_ns / NS_PER_S
 
 
 def _flag(given: Mapping[str, Any], name: str, *, default: bool) -> bool:

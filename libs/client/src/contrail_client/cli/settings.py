@@ -23,6 +23,7 @@ _COMMON: Final[Mapping[str, Any]] = {
     "allowed_hosts": (),
     "allowed_origins": (),
     "max_payload": 1 << 20,
+    "publish_timeout": "30s",
 }
 _SECRETS: Final[Mapping[str, Any]] = {"cluster_secret": None, "cluster_secret_file": None}
 _DATA: Final[Mapping[str, Any]] = {

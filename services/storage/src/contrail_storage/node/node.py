@@ -99,6 +99,7 @@ class StorageNode:
         keyring: Keyring | None = None,
     ) -> None:
         self.identity = identity
+        self.publish_timeout_s = options.publish_timeout_s
         self._keyring = keyring
         self._options = options
         self._files = options.files or Files()

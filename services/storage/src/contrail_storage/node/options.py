@@ -25,7 +25,8 @@ class NodeOptions:
     ``name`` is what people call the node, in answers as in logs; it may change from start to start.
     ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
     ``memory_max_bytes`` bounds what all streams in memory take. ``accept_data_loss`` opens a
-    damaged folder with what can be read of it.
+    damaged folder with what can be read of it. ``publish_timeout_s`` is how long a caller waits
+    for the log at most.
     """
 
     data_dir: Path
@@ -41,5 +42,6 @@ class NodeOptions:
     erase: EraseBounds = field(default_factory=EraseBounds)
     accept_data_loss: bool = False
     memory_max_bytes: int = field(default_factory=quarter_of_memory)
+    publish_timeout_s: float = 30.0
     files: Files | None = None
     open_store: Callable[[Path], RocksStore] = RocksStore.open_reading
