@@ -28,3 +28,16 @@ def test_publish_timeout_is_a_duration(value: str | None, seconds: float) -> Non
 def test_publish_timeout_that_is_none_is_refused(value: object, problem: str) -> None:
     with pytest.raises(SettingsError, match=f"publish_timeout {problem}"):
         ServeSettings.of({"publish_timeout": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(None, 600.0), ("1s", 1.0), ("36500d", 3_153_600_000.0)]
+)
+def test_jump_of_the_clock_is_a_duration(value: str | None, seconds: float) -> None:
+    assert ServeSettings.of({"max_clock_jump": value}).max_clock_jump_s == seconds
+
+
+@pytest.mark.parametrize("value", ["999ms", "36501d", "-1d", "ever"])
+def test_jump_of_the_clock_out_of_bounds_is_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match="max_clock_jump must"):
+        ServeSettings.of({"max_clock_jump": value})

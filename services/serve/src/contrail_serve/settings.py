@@ -19,8 +19,6 @@ MAX_PAYLOAD: Final = 3 << 20
 SECRET_BYTES_MIN: Final = 16
 _PORT_MAX: Final = 65_535
 _MEMORY_BYTES_MAX: Final = 1 << 50
-_PUBLISH_TIMEOUT_MIN: Final = "100ms"
-_PUBLISH_TIMEOUT_MAX: Final = "1h"
 
 _COMMON: Final = frozenset(
     {
@@ -47,6 +45,7 @@ _DATA: Final = frozenset(
         "encryption_key_file",
         "memory_max_bytes",
         "accept_data_loss",
+        "max_clock_jump",
     }
 )
 _FLAGS: Final = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
@@ -86,6 +85,7 @@ class NodeSettings(ProcessSettings):
 
     ``encryption_key_file`` is where the keys came from, unless they came from the environment.
     ``memory_max_bytes`` bounds the streams in memory. ``accept_data_loss`` opens a damaged folder.
+    ``max_clock_jump_s`` is how far the wall clock may be ahead at a start.
     """
 
     data_dir: Path
@@ -93,6 +93,7 @@ class NodeSettings(ProcessSettings):
     encryption_key_file: Path | None
     memory_max_bytes: int
     accept_data_loss: bool
+    max_clock_jump_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,9 +189,7 @@ def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> d
         "allowed_hosts": hosts if loopback else hosts | {host},
         "allowed_origins": frozenset(_listed(given, "allowed_origins")),
         "max_payload": _number(given, "max_payload", 1 << 20, 1, MAX_PAYLOAD),
-        "publish_timeout_s": _duration_s(
-            given, "publish_timeout", "30s", _PUBLISH_TIMEOUT_MIN, _PUBLISH_TIMEOUT_MAX
-        ),
+        "publish_timeout_s": _duration_s(given, "publish_timeout", "30s", "100ms", "1h"),
     }
 
 
@@ -248,6 +247,7 @@ def _data(given: Mapping[str, Any]) -> dict[str, Any]:
         "memory_max_bytes": _number(
             given, "memory_max_bytes", quarter_of_memory(), 0, _MEMORY_BYTES_MAX
         ),
+        "max_clock_jump_s": _duration_s(given, "max_clock_jump", "10m", "1s", "36500d"),
         "accept_data_loss": _flag(given, "accept_data_loss", default=False),
     }
 

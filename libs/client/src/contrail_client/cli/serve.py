@@ -88,6 +88,13 @@ AcceptDataLoss = Annotated[
         help="Open a damaged folder with what can be read of it; for one start.",
     ),
 ]
+MaxClockJump = Annotated[
+    str | None,
+    typer.Option(
+        help="How far the clock may be ahead of the last time known before a start asks.",
+        show_default="10m",
+    ),
+]
 TokenFile = Annotated[str | None, typer.Option(help="File with the token callers must show.")]
 LogLevel = Annotated[
     str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
@@ -117,6 +124,7 @@ def serve(
     encryption_key_file: KeyFile = None,
     memory_max_bytes: MemoryMaxBytes = None,
     accept_data_loss: AcceptDataLoss = None,
+    max_clock_jump: MaxClockJump = None,
     publish_timeout: PublishTimeout = None,
     token_file: TokenFile = None,
     node: Node = None,
@@ -137,6 +145,7 @@ def serve(
         encryption_key_file=encryption_key_file,
         memory_max_bytes=memory_max_bytes,
         accept_data_loss=accept_data_loss,
+        max_clock_jump=max_clock_jump,
         publish_timeout=publish_timeout,
         token_file=token_file,
         node=node,
@@ -153,6 +162,7 @@ def storage(
     encryption_key_file: KeyFile = None,
     memory_max_bytes: MemoryMaxBytes = None,
     accept_data_loss: AcceptDataLoss = None,
+    max_clock_jump: MaxClockJump = None,
     cluster_secret_file: SecretFile = None,
     publish_timeout: PublishTimeout = None,
     token_file: TokenFile = None,
@@ -176,6 +186,7 @@ def storage(
         encryption_key_file=encryption_key_file,
         memory_max_bytes=memory_max_bytes,
         accept_data_loss=accept_data_loss,
+        max_clock_jump=max_clock_jump,
         cluster_secret_file=cluster_secret_file,
         publish_timeout=publish_timeout,
         token_file=token_file,
@@ -254,6 +265,7 @@ def show_config(
     encryption_key_file: KeyFile = None,
     memory_max_bytes: MemoryMaxBytes = None,
     accept_data_loss: AcceptDataLoss = None,
+    max_clock_jump: MaxClockJump = None,
     storage: Storage = None,
     gateways: Gateways = None,
     apis: Apis = None,
@@ -277,6 +289,7 @@ def show_config(
         encryption_key_file=encryption_key_file,
         memory_max_bytes=memory_max_bytes,
         accept_data_loss=accept_data_loss,
+        max_clock_jump=max_clock_jump,
         storage=storage,
         gateways=gateways,
         apis=apis,

@@ -32,6 +32,7 @@ _DATA: Final[Mapping[str, Any]] = {
     "encryption_key_file": None,
     "memory_max_bytes": None,
     "accept_data_loss": False,
+    "max_clock_jump": "10m",
 }
 _LINK: Final[Mapping[str, Any]] = {"storage": ("127.0.0.1:7430",), **_SECRETS}
 

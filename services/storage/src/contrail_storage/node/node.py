@@ -109,13 +109,8 @@ class StorageNode:
         self._factory = groups
         self.meta = MetaMachine()
         self.blocks = BlockStore(self._store, page_blocks=options.page_blocks)
-        self.writer = StoreWriter(
-            self._store,
-            StoreStalledError,
-            self._written_soon,
-            self._store_failed_soon,
-            self._codec_of,
-        )
+        told = self._written_soon, self._store_failed_soon
+        self.writer = StoreWriter(self._store, StoreStalledError, *told, self._codec_of)
         self.advisories = AdvisoryHub()
         self.applier = Applier(
             self.meta,
@@ -239,7 +234,7 @@ class StorageNode:
         self.writer.start()
         for group_id in _LOGGED:
             self.groups[group_id] = self._make_group(group_id)
-        self.clock = clock = LogTime(self.applier.last_entry_ns)
+        self.clock = clock = LogTime(self.applier.last_entry_ns, self._files, self._options)
         self.meta_log = self._make_proposer(META_GROUP, self.groups[META_GROUP])
         self.shard_log = self._make_proposer(SHARD_GROUP, self.groups[SHARD_GROUP])
         self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
@@ -265,6 +260,8 @@ class StorageNode:
         self._spawn(self._tick_groups())
         await self._replay()
         clock.begin_term(self.applier.last_entry_ns)
+        await clock.keep()
+        self._spawn(clock.follow())
         self._begin_volatile()
         await self.streams.mend_all()
         await self.consumers.mend_all()
@@ -494,6 +491,7 @@ class StorageNode:
         await asyncio.sleep(0)
         if not self.failure:
             await self.checkpoint()
+            await self.clock.keep()
         if self._keyring is not None:
             await asyncio.to_thread(self._keyring.close)
         await asyncio.to_thread(self.subject_keys.close)
@@ -578,17 +576,20 @@ class StorageNode:
 
     def check_serving(self, *, volatile: bool = False) -> None:
         """Raise ApiError while the node takes no writes; those of shards in memory need no log."""
-        if not self._ready or (self.failure and not (volatile and not self.fatal.done())):
+        unready = not self._ready or self.clock.doubt
+        if unready or (self.failure and not (volatile and not self.fatal.done())):
             spec = errors.STORAGE_FULL if self.disk_full else errors.STORAGE_FAILED
             if not self.failure:
                 spec = errors.NOT_READY
-            raise ApiError(spec, self.failure, retry_after_s=1, applied=False)
+            reason = self.failure or self.clock.doubt
+            raise ApiError(spec, reason, retry_after_s=1, applied=False)
 
     def readiness(self) -> dict[str, str]:
         """What is not ready, and why; empty when everything is."""
         groups, shards = self.groups.values(), self.applier.shards.values()
+        clock = {"clock": self.clock.doubt} if self.clock.doubt else {}
         logs = self._proposers.values()
-        return problems_of(self.failure, groups, shards, logs, serves=self._ready)
+        return clock | problems_of(self.failure, groups, shards, logs, serves=self._ready)
 
     def metrics_text(self) -> str:
         """Prometheus text of the node's own figures."""
