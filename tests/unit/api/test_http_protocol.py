@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-import time
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -111,7 +111,7 @@ def test_request_that_came_while_the_server_was_busy_is_answered(
                     # Beyond each of the deadlines. Sockets are read next after the timers only
                     # where what holds the loop up is itself a socket that is read.
                     client.sendall(late)
-                    time.sleep(1.2)
+                    threading.Event().wait(1.2)
                     raise ApiError(errors.OVERLOADED)
 
                 monkeypatch.setattr(edge.link, "publish_then", hold_up)
