@@ -9,12 +9,12 @@ from contrail_common.edge.document import BODY_ERRORS
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 
 
-class ReplicaErasureJson(msgspec.Struct):
-    """How far one node is; ``reason`` is why it is pending once a try failed, empty otherwise."""
+class ReplicaErasureJson(msgspec.Struct, omit_defaults=True):
+    """How far one node is; ``reason`` is why it is pending, once a try failed."""
 
     node: str
     status: Literal["pending", "done"]
-    reason: str
+    reason: str = ""
 
 
 class ErasureJson(msgspec.Struct):
@@ -36,7 +36,7 @@ _ID: Final = "9f86d081884c7d659a2feaa0c55ad015"
 
 
 def _receipt(status: Literal["pending", "done"]) -> dict[str, Body]:
-    receipt = ErasureJson(_ID, status, 2, False, [ReplicaErasureJson("n1", status, "")])
+    receipt = ErasureJson(_ID, status, 2, False, [ReplicaErasureJson("n1", status)])
     example: Any = msgspec.to_builtins(receipt)
     return {"application/json": Body(shape=ErasureJson, example=example)}
 
