@@ -1,7 +1,9 @@
 """Consumers: create, ensure, change, list, delete."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
@@ -227,3 +229,60 @@ def test_pedantic_refuses_a_silent_change(stream: Stream) -> None:
     path = f"{stream.path}/consumers/c?pedantic=true"
     assert_problem(stream.client.put(path, json={"max_deliver": 0}), 422, 10157)
     assert stream.client.put(path, json={"max_deliver": -1}).status_code == 201
+
+
+def test_changes_that_race_with_a_delete_neither_skip_messages_nor_bring_it_back(
+    stream: Stream,
+) -> None:
+    stream.fill(20)
+    path = f"{stream.path}/consumers/raced"
+
+    def patch(number: int) -> httpx.Response:
+        body = {"description": f"change {number}"}
+        return stream.client.patch(path, json=body, headers=MERGE_PATCH)
+
+    def put(number: int) -> httpx.Response:
+        return stream.client.put(path, json={"description": f"put {number}"})
+
+    def delete(_: int) -> httpx.Response:
+        return stream.client.delete(path)
+
+    with ThreadPoolExecutor(6) as pool:
+        for changes in ([patch, patch], [put, patch], [put, put]):
+            for turn in range(8):
+                etag = stream.client.put(path, json={}).headers["etag"]
+                calls = [*changes, delete, *changes]
+                answers = list(pool.map(lambda call, turn=turn: call(turn), calls))
+                statuses = {one.status_code for one in answers}
+                assert statuses <= {200, 201, 204, 404, 412}, statuses
+                left = stream.client.get(path)
+                if put not in changes:  # a PATCH changes what is there, and makes nothing
+                    assert left.status_code == 404
+                elif left.status_code == 200:
+                    assert left.json()["num_pending"] == 20
+                stale = stream.client.delete(path, headers={"if-match": etag})
+                assert stale.status_code == (404 if left.status_code == 404 else 412)
+                stream.client.delete(path)
+
+
+def test_deletes_and_changes_of_one_version_are_decided_once(stream: Stream) -> None:
+    paths = [f"{stream.path}/consumers/raced", stream.path]
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(6):
+            stream.configure()
+            for path, config in ((paths[0], {}), (paths[1], {"subjects": [f"{stream.prefix}.>"]})):
+                etag = stream.client.put(path, json=config).headers["etag"]
+
+                def change(text: str, path: str = path, etag: str = etag) -> int:
+                    body = {"description": text}
+                    headers = {**MERGE_PATCH, "if-match": etag}
+                    return stream.client.patch(path, json=body, headers=headers).status_code
+
+                def delete(_: str, path: str = path, etag: str = etag) -> int:
+                    headers = {"if-match": etag}
+                    return stream.client.delete(path, headers=headers).status_code
+
+                calls = (change, delete, change, delete)
+                found = pool.map(lambda call, text=f"{turn}": call(text), calls)
+                done = [status for status in found if status not in (412, 404)]
+                assert done in ([200], [204])

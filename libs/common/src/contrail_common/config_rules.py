@@ -25,7 +25,7 @@ from contrail_common.model import (
 )
 from contrail_common.names import PATH_SEPARATORS, name_problem
 from contrail_common.partition import POSITION_MAX, POSITIONS_MAX, SHARDS_MAX
-from contrail_common.retention_rules import check_retention_update
+from contrail_common.retention_rules import RetentionProblem, may_become
 from contrail_common.subjects import (
     RESERVED_PREFIX,
     contains,
@@ -203,24 +203,39 @@ def check_stream_create(config: StreamConfig) -> None:
 
 def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
     """Raise STREAM_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
-    check_retention_update(old, new)
+    problem = stream_update_problem(old, new)
+    if problem is not None:
+        raise problem.as_error()
+
+
+def stream_update_problem(old: StreamConfig, new: StreamConfig) -> RetentionProblem | None:
+    """What ``new`` changes that may not change in ``old``, None when it may replace it."""
+    if not may_become(old.retention, new.retention):
+        return _frozen("retention", "cannot be changed to or from workqueue")
     for field in ("name", "storage", "first_seq", "shards", "shard_by", "erasure"):
         if getattr(old, field) != getattr(new, field):
-            raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be changed")
+            return _frozen(field, "cannot be changed")
     for field in ("sealed", "deny_delete", "deny_purge"):
         if getattr(old, field) and not getattr(new, field):
-            raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be taken back")
+            return _frozen(field, "cannot be taken back")
     if old.allow_msg_ttl and not new.allow_msg_ttl:
-        raise _invalid(errors.STREAM_UPDATE_REFUSED, "allow_msg_ttl", "cannot be turned off")
+        return _frozen("allow_msg_ttl", "cannot be turned off")
+    return None
 
 
-def check_consumers_fit(config: StreamConfig, consumers: Iterable[ConsumerConfig]) -> None:
-    """Raise STREAM_UPDATE_REFUSED when one of the stream's consumers exceeds its limits."""
+def consumers_problem(
+    config: StreamConfig, consumers: Iterable[ConsumerConfig]
+) -> RetentionProblem | None:
+    """Which of a stream's consumers exceed the limits that ``config`` sets, None when none does."""
     over = [one.name for one in consumers if over_limits(one, config.consumer_limits)]
-    if over:
-        names = ", ".join(sorted(over)[:_NAMES_SHOWN])
-        message = f"change to limits violates {len(over)} consumers: {names}"
-        raise _invalid(errors.STREAM_UPDATE_REFUSED, "consumer_limits", message)
+    if not over:
+        return None
+    names = ", ".join(sorted(over)[:_NAMES_SHOWN])
+    return _frozen("consumer_limits", f"change to limits violates {len(over)} consumers: {names}")
+
+
+def _frozen(field: str, message: str) -> RetentionProblem:
+    return RetentionProblem(errors.STREAM_UPDATE_REFUSED, field, message)
 
 
 def check_stream_encryption(config: StreamConfig, *, encrypts: bool) -> None:
@@ -379,7 +394,14 @@ def over_limits(config: ConsumerConfig, limits: ConsumerLimits) -> ErrorSpec | N
 
 
 def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig) -> None:
-    """Raise CONSUMER_UPDATE_REFUSED when ``new`` changes what may not change in ``old``.
+    """Raise CONSUMER_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
+    problem = consumer_update_problem(old, new)
+    if problem is not None:
+        raise problem.as_error()
+
+
+def consumer_update_problem(old: ConsumerConfig, new: ConsumerConfig) -> RetentionProblem | None:
+    """What ``new`` changes that may not change in ``old``, None when it may replace it.
 
     The list is JetStream's, less the fields of push consumers.
     """
@@ -394,7 +416,8 @@ def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig) -> None:
     }
     for attribute, field in fixed.items():
         if getattr(old, attribute) != getattr(new, attribute):
-            raise _invalid(errors.CONSUMER_UPDATE_REFUSED, field, "cannot be changed")
+            return RetentionProblem(errors.CONSUMER_UPDATE_REFUSED, field, "cannot be changed")
+    return None
 
 
 def _check_filters(rules: "_Rules", filters: tuple[str, ...]) -> None:

@@ -19,7 +19,6 @@ from contrail_common.model import (
     AdvisoryType,
     ConsumerConfig,
     ConsumerInfo,
-    Headers,
     PublishMessage,
     StoredMessage,
     StreamConfig,
@@ -332,8 +331,8 @@ class StorageLink(Protocol):
         """Create (True) or find identical / update (False).
 
         ``create`` refuses another config under the name (STREAM_EXISTS); ``put`` updates it.
-        ``if_match`` is the config version that must stand, ``if_none`` that none may
-        (PRECONDITION_FAILED otherwise).
+        ``if_match`` is the config version that must stand (0: any), ``if_none`` that none may
+        (PRECONDITION_FAILED otherwise). All of it is decided when the change is applied.
         """
         ...
 
@@ -345,8 +344,11 @@ class StorageLink(Protocol):
         """Streams by name, those whose subjects overlap ``subject`` when given."""
         ...
 
-    async def delete_stream(self, name: str) -> None:
-        """Remove the stream with its messages and consumers (STREAM_NOT_FOUND)."""
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
+        """Remove the stream with its messages and consumers (STREAM_NOT_FOUND).
+
+        ``if_match`` is the config version that must stand (PRECONDITION_FAILED otherwise).
+        """
         ...
 
     async def purge_stream(
@@ -529,8 +531,13 @@ class StorageLink(Protocol):
         """Consumers of the stream by name."""
         ...
 
-    async def delete_consumer(self, stream: str, consumer: str) -> None:
-        """Remove the consumer; its waiting pulls end with CONSUMER_DELETED."""
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
+        """Remove the consumer; its waiting pulls end with CONSUMER_DELETED.
+
+        ``if_match`` is as with ``delete_stream``.
+        """
         ...
 
     async def pull(self, request: PullRequest) -> PullResult:
@@ -567,34 +574,3 @@ class StorageLink(Protocol):
     def metrics_text(self) -> str:
         """Prometheus exposition text of the node's own metrics."""
         ...
-
-
-__all__ = [
-    "ERASE_SEQS_MAX",
-    "RESTORE_PIECE_BYTES_MAX",
-    "AckItem",
-    "AckResult",
-    "CreateMode",
-    "DeletedRanges",
-    "Delivery",
-    "ErasureReceipt",
-    "EventsRequest",
-    "EventsResult",
-    "Headers",
-    "LastRequest",
-    "Page",
-    "PubResult",
-    "PublishAck",
-    "PullRequest",
-    "PullResult",
-    "RangeRequest",
-    "RangeResult",
-    "ReadPosition",
-    "ReplayFormat",
-    "ReplayPlan",
-    "ReplayPlanRequest",
-    "ReplayRequest",
-    "ReplaySplit",
-    "ReplicaErasure",
-    "StorageLink",
-]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
-from contrail_common.model import ConsumerConfig, Retention, StreamConfig
+from contrail_common.model import ConsumerConfig, Retention
 from contrail_common.subjects import overlaps
 
 
@@ -61,11 +61,3 @@ def collision(
 def may_become(old: Retention, new: Retention) -> bool:
     """Whether a stream may change its retention so; a workqueue stays one, and none becomes one."""
     return old == new or "workqueue" not in (old, new)
-
-
-def check_retention_update(old: StreamConfig, new: StreamConfig) -> None:
-    """Raise STREAM_UPDATE_REFUSED when the retention may not change so."""
-    if not may_become(old.retention, new.retention):
-        message = "cannot be changed to or from workqueue"
-        problem = FieldProblem("/retention", message)
-        raise ApiError(errors.STREAM_UPDATE_REFUSED, f"retention: {message}", [problem])

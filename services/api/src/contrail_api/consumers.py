@@ -128,8 +128,15 @@ class ConsumerRoutes:
     ) -> KitResponse:
         """Remove a consumer; pulls that wait on it end."""
         wanted = preconditions(kit_request(request))
-        wanted.check((await self._link.consumer_info(stream, consumer)).version)
-        await self._link.delete_consumer(stream, consumer)
+
+        async def version() -> int:
+            return (await self._link.consumer_info(stream, consumer)).version
+
+        async def read_and_remove() -> None:
+            if_match = await wanted.for_delete(version)
+            await self._link.delete_consumer(stream, consumer, if_match)
+
+        await unless_overtaken(read_and_remove)
         return answer(request, no_content())
 
     async def _version(self, stream: str, consumer: str) -> int | None:

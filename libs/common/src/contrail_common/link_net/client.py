@@ -131,9 +131,9 @@ class RemoteLink:
         """Streams by name, paged."""
         return await self._call(methods.LIST_STREAMS, subject, prefix, limit, token)
 
-    async def delete_stream(self, name: str) -> None:
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
         """Remove a stream."""
-        await self._call(methods.DELETE_STREAM, name)
+        await self._call(methods.DELETE_STREAM, name, if_match)
 
     async def purge_stream(
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
@@ -283,9 +283,11 @@ class RemoteLink:
         """Consumers of a stream by name, paged."""
         return await self._call(methods.LIST_CONSUMERS, stream, limit, token)
 
-    async def delete_consumer(self, stream: str, consumer: str) -> None:
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
         """Remove a consumer."""
-        await self._call(methods.DELETE_CONSUMER, stream, consumer)
+        await self._call(methods.DELETE_CONSUMER, stream, consumer, if_match)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""

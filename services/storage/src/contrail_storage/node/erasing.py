@@ -115,7 +115,7 @@ class Erasures:
         else:
             part = first.machine.part if len(shards) == 1 else None
             async with self._shredder.shredded(shards, subject) as shredded:
-                messages = await self._streams.purge(name, subject, 0, 0, part)
+                messages = await self._streams.purge(name, subject, 0, 0, part, shredded=shredded)
         erasure_id = secrets.token_hex(16)
         record = cmd.RecordErasure(
             erasure_id,

@@ -113,10 +113,10 @@ class LocalLink:
                 return Page(streams=infos[:limit], next_token=encode_token(infos[-2].config.name))
         return Page(streams=infos)
 
-    async def delete_stream(self, name: str) -> None:
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
         """Remove a stream."""
         self._node.check_serving()
-        await self._node.streams.delete(name)
+        await self._node.streams.delete(name, if_match)
         self._node.consumers.close_gone()
 
     async def purge_stream(
@@ -385,10 +385,12 @@ class LocalLink:
         next_token = encode_token(infos[limit - 1].config.name) if more else None
         return Page(consumers=infos[:limit], next_token=next_token)
 
-    async def delete_consumer(self, stream: str, consumer: str) -> None:
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
         """Remove a consumer."""
         self._check_writable(stream)
-        await self._node.consumers.delete(stream, consumer)
+        await self._node.consumers.delete(stream, consumer, if_match)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""

@@ -43,7 +43,14 @@ class Streams(Protocol):
         ...
 
     async def purge(
-        self, name: str, subject: str, up_to_seq: int, keep: int, part: int | None = None
+        self,
+        name: str,
+        subject: str,
+        up_to_seq: int,
+        keep: int,
+        part: int | None = None,
+        *,
+        shredded: bool = False,
     ) -> int:
         """Remove messages of a subject below a sequence."""
         ...
@@ -173,7 +180,8 @@ class Shredder:
         for some in _batches(names):
             for below_seq, subject in self._keys.remains_of(machine.shard, some, slots):
                 if below_seq:
-                    await self._streams.purge(shard.name, subject, below_seq, 0, part)
+                    name = shard.name
+                    await self._streams.purge(name, subject, below_seq, 0, part, shredded=True)
             await asyncio.sleep(0)
 
     # Subjects without messages -------------------------------------------------------------------
