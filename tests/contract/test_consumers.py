@@ -42,6 +42,50 @@ def test_put_of_what_a_get_answered_changes_nothing(stream: Stream) -> None:
     assert again.json()["config"] == shown.json()["config"]
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"ack_policy": "none"},
+        {"ack_policy": "none", "max_ack_pending": -1},
+        {"ack_policy": "all", "max_ack_pending": 7},
+        {"durable_name": None, "ack_policy": "none", "mem_storage": True, "num_replicas": 1},
+        {"deliver_policy": "by_start_sequence", "opt_start_seq": 2, "headers_only": True},
+        {"deliver_policy": "by_start_time", "opt_start_time": "2026-01-31T08:00:00.000000123Z"},
+        {"deliver_policy": "last_per_subject", "filter_subjects": ["a.>", "b"]},
+        {"metadata": {"_nats.ver": "2.12.0", "_nats.level": "2", "_nats.req.level": "1"}},
+    ],
+)
+def test_consumer_of_any_kind_is_the_same_when_it_is_sent_back(
+    stream: Stream, config: dict[str, Any]
+) -> None:
+    path = stream.consumer(**config)
+    shown = stream.client.get(path)
+    for target in (path, f"{path}?pedantic=true"):
+        again = stream.client.put(target, json=shown.json()["config"])
+        assert (again.status_code, again.headers["etag"]) == (200, shown.headers["etag"])
+        assert again.json()["config"] == shown.json()["config"]
+    changed = stream.client.patch(path, json={"description": "d"}, headers=MERGE_PATCH)
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["config"] == {**shown.json()["config"], "description": "d"}
+    assert changed.json()["config"]["metadata"].keys() <= {"_nats.req.level"}
+
+
+def test_consumer_takes_the_replicas_of_its_stream_and_mem_storage(stream: Stream) -> None:
+    """What the clients of JetStream send for ordered consumers, watches and object reads."""
+    for replicas in (0, 1):
+        path = stream.consumer(f"c{replicas}", num_replicas=replicas, mem_storage=True)
+        shown = stream.client.get(path).json()["config"]
+        assert (shown["num_replicas"], shown["mem_storage"]) == (replicas, True)
+    target = f"{stream.path}/consumers/c"
+    assert_problem(stream.client.put(target, json={"num_replicas": 2}), 422, 10126, "/num_replicas")
+    refused = stream.client.put(target, json={"num_replicas": -1})
+    assert_problem(refused, 422, 10133, "/num_replicas")
+    assert stream.client.get(target).status_code == 404
+    body = {"num_replicas": 1, "mem_storage": False}
+    assert_problem(stream.client.put(path, json=body), 409, 10052, "/mem_storage")
+    assert stream.client.put(path, json={"mem_storage": True}).json()["config"]["num_replicas"] == 0
+
+
 def test_post_without_a_name_makes_an_ephemeral(stream: Stream) -> None:
     created = stream.client.post(f"{stream.path}/consumers", json={})
     assert created.status_code == 201

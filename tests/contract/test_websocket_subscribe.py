@@ -33,6 +33,19 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.02)
 
 
+# The consumer ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ordered", [False, True])
+def test_own_consumer_has_what_jetstream_clients_ask_of_theirs(
+    talk: Talk, stream: Stream, ordered: bool
+) -> None:
+    asked = {"num_replicas": 1, "mem_storage": True}
+    answer = talk.done("sub", sid="s", stream=stream.name, ordered=ordered, credit=WHOLE, **asked)
+    config = info(stream, answer["consumer"])["config"]
+    assert {key: config[key] for key in asked} == asked
+    refused = talk.refused("sub", sid="t", stream=stream.name, num_replicas=2)
+    assert refused["name"] == "consumer_replicas_exceeded"
+
+
 # Messages ----------------------------------------------------------------------------------------
 def test_durable_consumer_is_pushed_what_it_would_be_pulled(talk: Talk, stream: Stream) -> None:
     stream.fill(3)
@@ -107,6 +120,7 @@ def test_subscription_to_what_is_new_gets_only_that(talk: Talk, stream: Stream) 
         ({"consumer": "nobody"}, "consumer_not_found"),
         ({"consumer": "c", "deliver_policy": "all"}, "invalid_field"),
         ({"consumer": "c", "ordered": True}, "invalid_field"),
+        ({"consumer": "c", "mem_storage": False}, "invalid_field"),
         ({"replay_policy": "original"}, "consumer_config_invalid"),
         ({"deliver_policy": "last_per_subject"}, "deliver_policy_invalid"),
         ({"deliver_policy": "by_start_sequence"}, "deliver_policy_invalid"),

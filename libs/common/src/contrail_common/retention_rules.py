@@ -35,6 +35,21 @@ def kind_problem(config: ConsumerConfig, retention: Retention) -> RetentionProbl
     return None
 
 
+def replicas_problem(config: ConsumerConfig, stream_replicas: int) -> RetentionProblem | None:
+    """Why a consumer cannot have so many replicas: its stream's (0 says the same) or none.
+
+    JetStream lets a consumer of a limits stream have fewer; here it is stored with its stream.
+    """
+    field, asked = "num_replicas", config.num_replicas
+    if asked in (0, stream_replicas):
+        return None
+    if asked > stream_replicas:
+        message = f"{asked} exceed the stream's {stream_replicas}"
+        return RetentionProblem(errors.CONSUMER_REPLICAS_EXCEEDED, field, message)
+    message = f"must be 0 or the stream's {stream_replicas}"
+    return RetentionProblem(errors.CONSUMER_REPLICAS_DIFFER, field, message)
+
+
 def collision(
     config: ConsumerConfig, retention: Retention, others: Iterable[ConsumerConfig]
 ) -> RetentionProblem | None:

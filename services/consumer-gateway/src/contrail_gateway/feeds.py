@@ -516,6 +516,8 @@ def _own_config(frame: Sub) -> ConsumerConfig:
         filter_subjects=tuple(frame.filter_subjects or ()),
         deliver_policy=frame.deliver_policy or "all",
         inactive_threshold_ns=_INACTIVE_NS,
+        num_replicas=frame.num_replicas or 0,
+        mem_storage=bool(frame.mem_storage),
     )
     if frame.opt_start_seq is not None:
         draft["opt_start_seq"] = frame.opt_start_seq

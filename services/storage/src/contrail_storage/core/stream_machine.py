@@ -27,7 +27,12 @@ from contrail_common.model import (
     StreamState,
 )
 from contrail_common.partition import share
-from contrail_common.retention_rules import collision, kind_problem, may_become
+from contrail_common.retention_rules import (
+    collision,
+    kind_problem,
+    may_become,
+    replicas_problem,
+)
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
@@ -482,7 +487,11 @@ class StreamMachine:
             return Refused(over.code)
         retention = self.config.retention
         others = [one.config for one in self.consumers.values() if one is not existing]
-        problem = kind_problem(config, retention) or collision(config, retention, others)
+        problem = (
+            replicas_problem(config, self.config.num_replicas)
+            or kind_problem(config, retention)
+            or collision(config, retention, others)
+        )
         if problem is None and given is not None and existing is not None and not self.part:
             # The first shard decides; what it has decided the others take over as it is.
             problem = consumer_update_problem(existing.config, config)
