@@ -41,7 +41,8 @@ def pieces_of(chunk: Chunk | Pieces) -> Pieces:
 class PubResult(msgspec.Struct, frozen=True, gc=False):
     """Outcome of one message: a sequence, or the error code and detail of its refusal.
 
-    ``code`` 0 is success. ``OUTCOME_UNKNOWN`` stands here too when a request spans several commits.
+    ``code`` 0 is success; otherwise ``seq`` means nothing. ``OUTCOME_UNKNOWN`` stands here too when
+    a request spans several commits.
     With ``count`` above 1 it is the outcome of a run of messages: when they were stored their
     sequences ascend from ``seq``, otherwise code and detail are the same for each. ``shard`` is
     where they are stored, of a stream that has several.

@@ -20,12 +20,13 @@ class Refused:
     """A refusal: an error code of the registry and a sentence.
 
     That of a configuration has the whole ``problem``: its field, and which of the errors that share
-    a code.
+    a code. ``seq`` is the message that it is about, where the answer can tell more of it.
     """
 
     code: int
     detail: str = ""
     problem: RetentionProblem | None = None
+    seq: int = 0
 
     @classmethod
     def of(cls, problem: RetentionProblem) -> "Refused":
