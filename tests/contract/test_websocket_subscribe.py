@@ -46,6 +46,47 @@ def test_own_consumer_has_what_jetstream_clients_ask_of_theirs(
     assert refused["name"] == "consumer_replicas_exceeded"
 
 
+def test_consumer_is_bound_exactly_while_a_subscription_holds_it(
+    server: ServerProcess, talk: Talk, stream: Stream
+) -> None:
+    def bound(name: str = "c") -> bool:
+        found: bool = info(stream, name)["push_bound"]
+        return found
+
+    stream.consumer()
+    stream.next(f"{stream.path}/consumers/c", no_wait=True)
+    assert not bound()  # a pull is no subscription
+    talk.done("sub", sid="s", stream=stream.name, consumer="c")
+    assert bound()  # with the answer, whichever process is asked, and without any credit
+    with Talk(server.url) as other:
+        other.done("sub", sid="t", stream=stream.name, consumer="c", credit=WHOLE)
+        talk.done("unsub", sid="s")
+        assert bound()
+        listed = stream.client.get(f"{stream.path}/consumers").json()["items"]
+        assert [one["push_bound"] for one in listed] == [True]
+    wait_until(lambda: not bound())  # the socket is closed, and nobody has said so
+    own = talk.done("sub", sid="u", stream=stream.name, ordered=True, credit=WHOLE)["consumer"]
+    assert bound(own)
+    assert not bound()
+    talk.done("sub", sid="v", stream=stream.name, consumer="c", credit=WHOLE)
+    stream.client.delete(f"{stream.path}/consumers/c")
+    assert talk.next("gone")["sid"] == "v"
+    stream.consumer()
+    assert not bound()  # it is another of the same name
+    talk.done("sub", sid="w", stream=stream.name, consumer="c", credit=WHOLE)
+    talk.done("unsub", sid="w", drain=True)
+    wait_until(lambda: not bound())
+
+
+def test_consumer_of_several_shards_is_bound_too(talk: Talk, unused: Stream) -> None:
+    assert unused.configure(shards=3).status_code == 201
+    unused.consumer()
+    talk.done("sub", sid="s", stream=unused.name, consumer="c")
+    assert info(unused)["push_bound"]
+    talk.done("unsub", sid="s")
+    wait_until(lambda: not info(unused)["push_bound"])
+
+
 # Messages ----------------------------------------------------------------------------------------
 def test_durable_consumer_is_pushed_what_it_would_be_pulled(talk: Talk, stream: Stream) -> None:
     stream.fill(3)

@@ -322,6 +322,18 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     shredded: bool = False
 
 
+class Held(Protocol):
+    """Something that is held open: an iterator without content that can be closed at any time."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Itself; it ends when there is nothing to hold any more."""
+        ...
+
+    async def aclose(self) -> None:
+        """Hold it no longer; nothing to do the second time."""
+        ...
+
+
 class StorageLink(Protocol):
     """A storage node as the edge services see it."""
 
@@ -538,6 +550,14 @@ class StorageLink(Protocol):
         """Remove the consumer; its waiting pulls end with CONSUMER_DELETED.
 
         ``if_match`` is as with ``delete_stream``.
+        """
+        ...
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Show the consumer as bound (``push_bound``) and in use while the answer is open.
+
+        It ends when the consumer is gone, and with an ApiError when the link is lost.
+        Raises STREAM_NOT_FOUND, CONSUMER_NOT_FOUND.
         """
         ...
 

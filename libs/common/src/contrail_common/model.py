@@ -219,7 +219,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration and progress of a consumer.
 
     Of a stream with several shards it is summed over ``shards``; of stream sequences, which are of
-    one shard, it has the highest.
+    one shard, it has the highest. ``push_bound``: some subscription holds it.
     """
 
     stream: str
@@ -233,6 +233,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_pending: int
     shards: list[ConsumerShardInfo] = []
+    push_bound: bool = False
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -187,6 +187,7 @@ class ConsumerInfoJson(msgspec.Struct, kw_only=True):
 
     Where the stream has several shards, ``shards`` has the progress in each; numbers and consumer
     sequences are summed over them then, and of stream sequences there is the highest.
+    ``push_bound``: a WebSocket subscription holds the consumer now.
     """
 
     stream: str
@@ -266,7 +267,7 @@ def info_json(info: ConsumerInfo) -> ConsumerInfoJson:
         num_redelivered=info.num_redelivered,
         num_waiting=info.num_waiting,
         num_pending=info.num_pending,
-        push_bound=False,
+        push_bound=info.push_bound,
         paused=False,
         shards=[
             ConsumerShardJson(

@@ -19,6 +19,7 @@ from contrail_common.link import (
     ErasureReceipt,
     EventsRequest,
     EventsResult,
+    Held,
     LastRequest,
     Page,
     PublishAck,
@@ -225,7 +226,7 @@ class RemoteLink:
         """Check the request, then stream the encoded body."""
         return await self._stream(methods.REPLAY, request)
 
-    async def _stream(self, method: Method[None], *arguments: Any) -> AsyncIterator[bytes]:
+    async def _stream(self, method: Method[None], *arguments: Any) -> "ChunkStream":
         body = encode(arguments)
         retry = _Retry(self._streams)
         while True:
@@ -288,6 +289,10 @@ class RemoteLink:
     ) -> None:
         """Remove a consumer."""
         await self._call(methods.DELETE_CONSUMER, stream, consumer, if_match)
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Hold a consumer for a subscription."""
+        return await self._stream(methods.BIND_CONSUMER, stream, consumer)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""

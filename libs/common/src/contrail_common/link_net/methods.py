@@ -148,6 +148,10 @@ ABORT_RESTORE: Final = Method(34, "abort_restore", tuple[str], NoneType, _READ)
 ERASE: Final = Method(36, "erase", tuple[str, list[int], str, int | None], ErasureReceipt, _CHANGE)
 ERASURE: Final = Method(37, "erasure", tuple[str, int], ErasureReceipt, _READ, may_wait=True)
 
+BIND_CONSUMER: Final = Method(
+    38, "bind_consumer", tuple[str, str], NoneType, OnLoss.REFUSE, may_wait=True, streams=True
+)
+
 METHODS: Final[dict[int, Method[Any]]] = {
     method.number: method
     for method in (
@@ -182,5 +186,6 @@ METHODS: Final[dict[int, Method[Any]]] = {
         READ_POSITION,
         ERASE,
         ERASURE,
+        BIND_CONSUMER,
     )
 }

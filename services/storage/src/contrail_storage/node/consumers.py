@@ -17,6 +17,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.pinned import SUBJECTS_MAX, Pinned
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Result
+from contrail_storage.node.bindings import Binding, Bindings
 from contrail_storage.node.consumer_puts import ATTEMPTS, is_settled, named
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
@@ -46,6 +47,7 @@ class ConsumerManager:
         self._reader = reader
         self._clock = clock
         self._desks: dict[tuple[int, int], Desk] = {}
+        self._bindings = Bindings()
         self._lock = asyncio.Lock()
         self._sharded = ShardedConsumers(
             streams,
@@ -159,16 +161,21 @@ class ConsumerManager:
     async def info(self, stream: str, name: str) -> ConsumerInfo:
         """Configuration and progress."""
         if self._streams.entry(stream).shards > 1:
-            return await self._sharded.desk(stream, name).info()
+            return await self._sharded_info(stream, name)
         shard = self._streams.shard(stream)
         return await self._info(shard, self._find(shard, name))
+
+    async def _sharded_info(self, stream: str, name: str) -> ConsumerInfo:
+        desk = self._sharded.desk(stream, name)
+        bound = self._bindings.holds(_key(desk.desks[0]))
+        return msgspec.structs.replace(await desk.info(), push_bound=bound)
 
     async def infos(self, stream: str) -> list[ConsumerInfo]:
         """All consumers of a stream by name."""
         shard = self._streams.parts(stream)[0]
         names = sorted(shard.machine.consumer_ids)
         if self._streams.entry(stream).shards > 1:
-            return [await self._sharded.desk(stream, name).info() for name in names]
+            return [await self._sharded_info(stream, name) for name in names]
         return [await self._info(shard, self._find(shard, name)) for name in names]
 
     async def _info(self, shard: Shard, consumer: ConsumerMachine) -> ConsumerInfo:
@@ -185,6 +192,7 @@ class ConsumerManager:
             num_redelivered=sum(1 for item in consumer.pending.values() if item.attempts > 1),
             num_waiting=len(desk.waiters),
             num_pending=await desk.num_pending(),
+            push_bound=self._bindings.holds(_key(desk)),
         )
 
     async def delete(self, stream: str, name: str, if_match: int | None = None) -> None:
@@ -215,6 +223,7 @@ class ConsumerManager:
         desk = self._desks.pop(key, None)
         if desk is not None:
             desk.close()
+        self._bindings.end(key)
 
     def close_gone(self) -> None:
         """End the desks of consumers and streams that are gone."""
@@ -250,9 +259,9 @@ class ConsumerManager:
                 threshold_ns = config.inactive_threshold_ns
                 if not threshold_ns and not config.durable:
                     threshold_ns = INACTIVE_THRESHOLD_NS
-                if not threshold_ns:
-                    continue
                 desk = self._desk(shard, consumer)
+                if not threshold_ns or self._bindings.holds(_key(desk)):
+                    continue
                 idle_ns = (now_s - desk.last_active_s) * 1e9
                 if idle_ns > threshold_ns and consumer.pending:
                     # Who holds a delivery is at work until its ack is due (JetStream's rule).
@@ -272,6 +281,8 @@ class ConsumerManager:
                 consumer = shard.machine.consumer(name)
                 if consumer is None or not shard.machine.exists:
                     continue
+                if self._bindings.holds((shard.machine.shard, consumer.consumer_id)):
+                    continue
                 if self._sharded.is_idle(shard.name, name, now_s, self._clock.now()):
                     with suppress(ApiError):
                         await self._drop_of_all(shard.name, name, consumer.version)
@@ -282,6 +293,13 @@ class ConsumerManager:
             for name in self._streams.names():
                 with suppress(ApiError):  # then the next change of a consumer mends them
                     await self._sharded.mend(self._streams.parts(name))
+
+    def bind(self, stream: str, name: str) -> Binding:
+        """Hold a consumer for a subscription; see ``StorageLink.bind_consumer``."""
+        first = self._streams.parts(stream)[0]
+        desk = self._desk(first, self._find(first, name))
+        desk.touch()
+        return self._bindings.hold(_key(desk), desk.touch)
 
     # Delivering ----------------------------------------------------------------------------------
 
@@ -365,6 +383,10 @@ class ConsumerManager:
         if item.epoch != consumer.epoch:
             return AckResult(errors.TOKEN_STALE.code, "the consumer was reset")
         return None
+
+
+def _key(desk: Desk) -> tuple[int, int]:
+    return desk.shard.machine.shard, desk.consumer.consumer_id
 
 
 def desk_kind(config: ConsumerConfig) -> type[Desk]:

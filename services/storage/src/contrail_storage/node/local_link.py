@@ -15,6 +15,7 @@ from contrail_common.link import (
     ErasureReceipt,
     EventsRequest,
     EventsResult,
+    Held,
     LastRequest,
     Page,
     Pieces,
@@ -391,6 +392,11 @@ class LocalLink:
         """Remove a consumer."""
         self._check_writable(stream)
         await self._node.consumers.delete(stream, consumer, if_match)
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Hold a consumer for a subscription."""
+        self._parts(stream, None)
+        return self._node.consumers.bind(stream, consumer)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
