@@ -196,3 +196,20 @@ def test_consumer_that_was_changed_is_not_removed_as_idle_by_what_it_was(tmp_pat
         assert consumer.config == longer
 
     play(tmp_path, scene, ONE)
+
+
+def test_purge_of_a_stream_that_was_made_anew_meanwhile_leaves_the_new_one_alone(
+    tmp_path: Path,
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await fill(link, 3)
+        old = node.streams.parts("S")
+        await link.delete_stream("S")
+        await link.put_stream(ONE, "create", None, False)
+        await fill(link, 3)
+        # As an erasure does, which has destroyed keys between finding the stream and this.
+        for subject in ("", "a.1"):
+            assert await outcome(node.streams.purge(old, subject, 0, 0)) is errors.STREAM_NOT_FOUND
+        assert (await link.stream_info("S")).state.messages == 3
+
+    play(tmp_path, scene, ONE)

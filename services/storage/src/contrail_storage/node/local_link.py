@@ -125,7 +125,8 @@ class LocalLink:
     ) -> int:
         """Remove messages, answer how many."""
         self._check_writable(name)
-        return await self._node.streams.purge(name, subject, up_to_seq, keep, shard)
+        streams = self._node.streams
+        return await streams.purge(streams.parts(name, shard), subject, up_to_seq, keep)
 
     # Messages ------------------------------------------------------------------------------------
 

@@ -487,19 +487,20 @@ class StreamManager:
 
     async def purge(
         self,
-        name: str,
+        shards: list[Shard],
         subject: str,
         up_to_seq: int,
         keep: int,
-        part: int | None = None,
         *,
         shredded: bool = False,
     ) -> int:
         """Remove messages below a sequence, all but the newest, or all; in slices.
 
-        ``shredded``: nothing opens them any more, so that no rule of the stream keeps them.
+        Of these ``shards`` of a stream, which by then may be gone (STREAM_NOT_FOUND) and its name
+        another's. ``shredded``: nothing opens the messages any more, so that no rule keeps them.
         """
-        shards = self.parts(name, part)
+        if not all(shard.machine.exists for shard in shards):
+            raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
         if len(shards) > 1:
             shards = check_purge(shards, subject, up_to_seq, keep)
         removed = 0
