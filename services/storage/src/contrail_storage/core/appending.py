@@ -412,8 +412,14 @@ class _Batch:
         if expected.last_seq is not None and expected.last_seq != last_seq:
             return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {last_seq}")
         if expected.last_id is not None and expected.last_id != self.last_id:
-            return Refused(errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID")
+            return self._wrong_last_id(last_seq)
         return None
+
+    def _wrong_last_id(self, last_seq: int) -> Refused:
+        code, detail = errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID"
+        if self.last_id == NO_ID:
+            return Refused(code, f"{detail}: the last message has none")
+        return Refused(code, detail, seq=last_seq)  # machines keep no id that could be told
 
     def _last_of(self, pattern: str) -> int:
         """Last sequence of the subject or filter, counting this batch's earlier messages."""

@@ -245,16 +245,32 @@ class Remover:
         refused = self._purge_refused()
         if refused is not None:
             return refused
-        if command.to_seq > machine.counters.last_seq:
+        to_seq = command.to_seq
+        if command.keep:
+            to_seq = min(to_seq, self._keep_from(command.keep))
+        if to_seq > machine.counters.last_seq:
             return Removed(self.purge_all(writes))
 
         def below(facts: MessageFacts, _: Live | None) -> int:
-            return command.to_seq - facts.base_seq
+            return to_seq - facts.base_seq
 
         removed = self._remove_head(below, command.messages_max, index, writes)
         if removed:
             machine.write_counters(writes)
         return Removed(removed, self._reaches(below))
+
+    def _keep_from(self, keep: int) -> int:
+        """The smallest sequence from which at most ``keep`` messages are live."""
+        counters, deleted = self._machine.counters, self._machine.deleted
+        low, high = counters.first_seq, counters.last_seq + 1
+        while low < high:
+            middle = (low + high) // 2
+            live = counters.last_seq - middle + 1 - deleted.count(middle, counters.last_seq)
+            if live > keep:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _purge_refused(self) -> Refused | None:
         config = self._machine.config
@@ -329,11 +345,17 @@ class Remover:
         self, command: cmd.PurgeSubjects, index: int, now_ns: int, writes: Writes
     ) -> Result:
         """Purge a slice of what some subjects have below a sequence."""
-        refused = self._purge_refused()
+        refused = None if command.shredded else self._purge_refused()
         if refused is not None:
             return refused
         return self._purge(
-            command.subjects, command.to_seq, command.messages_max, index, now_ns, writes
+            command.subjects,
+            command.to_seq,
+            command.messages_max,
+            index,
+            now_ns,
+            writes,
+            command.keep,
         )
 
     def _purge(
@@ -344,6 +366,7 @@ class Remover:
         index: int,
         now_ns: int,
         writes: Writes,
+        keep: int = 0,
     ) -> Removed:
         machine = self._machine
         table = machine.subjects
@@ -354,11 +377,15 @@ class Remover:
         if not len(sids):
             return Removed(0)
         quota = table.counts[table.numbered.places(sids)].astype(np.int64)
-        chosen = self._oldest(sids, quota, to_seq, min(messages_max, REMOVED_MAX))
+        excess = int(quota.sum()) - keep
+        if excess <= 0:
+            return Removed(0)
+        chosen = self._oldest(sids, quota, to_seq, min(messages_max, REMOVED_MAX, excess))
         self._take(chosen, sids, index, now_ns, writes)
         machine.write_counters(writes)
         end_seq = min(to_seq, machine.counters.last_seq + 1)
-        return Removed(len(chosen.seqs), chosen.searched_to < end_seq)
+        left = not keep or len(chosen.seqs) < excess
+        return Removed(len(chosen.seqs), left and chosen.searched_to < end_seq)
 
     def remove_oldest(
         self,

@@ -242,7 +242,7 @@ class StorageNode:
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
-        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, shards)
+        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, self.reader, shards)
         self.streams = StreamManager(
             self._options.name,
             self.meta,
