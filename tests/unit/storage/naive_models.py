@@ -507,6 +507,10 @@ class NaiveConsumer:
         for seq, item in self.pending.items():
             item.deadline_ns += self.ack_wait_ns(item.attempts) - before[seq]
 
+    def forget_all_but(self, live: set[int]) -> None:
+        """What is not in the stream is not pending either."""
+        self.pending = {seq: item for seq, item in self.pending.items() if seq in live}
+
     def forget_below(self, first_seq: int) -> None:
         """The stream now begins at ``first_seq``."""
         self.pending = {seq: item for seq, item in self.pending.items() if seq >= first_seq}

@@ -421,14 +421,22 @@ class StreamComparison(StreamAgreement):
         from_seq = consumer.next_seq
         settled = take(consumer, now_ns)
         consumer.move_floor(now_ns)
+        consumer.forget_all_but(self.live())
+        consumer.move_floor(now_ns)
         consumer.forget_below(self.naive.first_seq)
         self.naive.settle(consumer, settled or set(), interest.CHECKS_MAX)
         if isinstance(command, cmd.Advance):
             self.naive.look_again(from_seq, consumer.next_seq)
         self.do(command, self.expect(Done()))
 
-    @rule(name=st.sampled_from(NAMES), count=st.integers(0, 4), again=st.integers(0, 2))
-    def deliver(self, name: str, count: int, again: int) -> None:
+    @rule(
+        name=st.sampled_from(NAMES),
+        count=st.integers(0, 4),
+        again=st.integers(0, 2),
+        removed=st.booleans(),
+    )
+    def deliver(self, name: str, count: int, again: int, removed: bool) -> None:
+        """``removed``: also messages that went away between their delivery and its record."""
         consumer = self.naive.consumers.get(name)
         seqs: list[int] = []
         position = 1
@@ -437,13 +445,19 @@ class StreamComparison(StreamAgreement):
             position = max(consumer.next_seq, self.naive.first_seq)
             to_come = [m for m in self.naive.messages if m.seq >= position]
             fresh = [m.seq for m in to_come if consumer.matches(m.subject)][:count]
+            if removed and fresh:
+                fresh = list(range(position, fresh[-1] + 1))
             seqs += fresh
             position = fresh[-1] + 1 if fresh else position
         self.change(
             name,
             cmd.Deliver(self.consumer_id(name), 1, seqs, position),
-            lambda consumer, now_ns: consumer.deliver(now_ns, seqs, position),
+            lambda consumer, now_ns: consumer.deliver(now_ns, seqs, position) & self.live(),
         )
+
+    def live(self) -> set[int]:
+        """The sequences of the naive stream's messages."""
+        return {message.seq for message in self.naive.messages}
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(0, 4), again=maybe)
     def advance(self, name: str, count: int, again: bool) -> None:
@@ -526,6 +540,23 @@ def test_machine_is_the_naive_stream_over_any_history() -> None:
 def test_machine_is_the_naive_stream_when_pages_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     make_pages_small(monkeypatch)
     run_state_machine_as_test(StreamComparison, settings=THOROUGH)
+
+
+def test_messages_that_went_before_their_delivery_was_recorded_are_not_pending() -> None:
+    comparison = StreamComparison()
+    comparison.make(StreamConfig(name="S", subjects=("a",)), 1)
+    comparison.put_consumer_of(consumer_config("red", max_ack_pending=2), 1)
+    comparison.do(append_of([Message("a")] * 6), lambda _: None)
+    comparison.naive.append(comparison.now_ns, [Message("a")] * 6)
+    for seq in (2, 4, 5):
+        comparison.naive.delete(comparison.now_ns, seq)
+        comparison.do(cmd.DeleteMessage(seq, seq - 1), comparison.expect(Removed(1)))
+    comparison.deliver("red", 2, 0, removed=True)  # 1 to 3: one of them has gone meanwhile
+    comparison.restart()
+    comparison.deliver("red", 2, 2, removed=True)  # both again, and 4 to 6
+    comparison.restart()
+    comparison.consumers_agree()
+    assert sorted(comparison.rig.machine.consumers[1].pending) == [1, 3, 6]
 
 
 def make_pages_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,10 +43,16 @@ class Trimmed(msgspec.Struct, tag=30, array_like=True):
     first_seq: int
 
 
-class Gone(msgspec.Struct, tag=31, array_like=True):
-    """Delta: the message ``seq`` was deleted from the stream."""
+class GoneOne(msgspec.Struct, tag=31, array_like=True):
+    """Delta of earlier versions, which is only read: the message ``seq`` left the stream."""
 
     seq: int
+
+
+class Gone(msgspec.Struct, tag=33, array_like=True):
+    """Delta: the pending messages ``seqs`` left the stream."""
+
+    seqs: list[int]
 
 
 class Reconfigured(msgspec.Struct, tag=32, array_like=True):
@@ -55,7 +61,7 @@ class Reconfigured(msgspec.Struct, tag=32, array_like=True):
     config: ConsumerConfig
 
 
-Change = Deliver | Advance | Acknowledge | Exhaust | Trimmed | Gone | Reconfigured
+Change = Deliver | Advance | Acknowledge | Exhaust | Trimmed | GoneOne | Gone | Reconfigured
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -163,6 +169,9 @@ class ConsumerMachine:
                 del self.pending[seq]
             self._advance(change.first_seq)
         elif isinstance(change, Gone):
+            for seq in change.seqs:
+                self.pending.pop(seq, None)
+        elif isinstance(change, GoneOne):
             self.pending.pop(change.seq, None)
         else:
             self._reconfigure(change.config)

@@ -43,6 +43,7 @@ def accept_loss(
     record.next_consumer_id += NUMBER_STEP
     machine.write_record(writes)
     for consumer in machine.consumers.values():
+        machine.forget_gone(consumer, list(consumer.pending), now_ns, writes)
         consumer.epoch += NUMBER_STEP
         consumer.version += INDEX_STEP
         consumer.write_snapshot(writes)

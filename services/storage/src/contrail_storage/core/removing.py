@@ -516,8 +516,9 @@ class Remover:
         waiting = [consumer for consumer in machine.consumers.values() if consumer.pending]
         gone = set(seqs.tolist()) if waiting else set()
         for consumer in waiting:
-            for seq in sorted(consumer.pending.keys() & gone):
-                consumer.change(Gone(seq), now_ns, writes)
+            forgotten = sorted(consumer.pending.keys() & gone)
+            if forgotten:
+                consumer.change(Gone(forgotten), now_ns, writes)
         if int(seqs[0]) == counters.first_seq or not counters.messages:
             self.move_head(writes)
 

@@ -28,7 +28,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.appending import Appender
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, Record
-from contrail_storage.core.consumer_machine import ConsumerMachine, Reconfigured
+from contrail_storage.core.consumer_machine import ConsumerMachine, Gone, Reconfigured
 from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
 from contrail_storage.core.deadlines import Deadlines, ExemptSet
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
@@ -462,13 +462,25 @@ class StreamMachine:
             return Refused(errors.TOKEN_STALE.code)
         from_seq = consumer.next_seq
         settled = consumer.change(change, now_ns, writes)
-        # A delivery is recorded after it was sent: its message may be gone by then.
-        self._forget_trimmed(consumer, now_ns, writes)
+        if isinstance(change, cmd.Deliver):
+            self.forget_gone(consumer, change.seqs, now_ns, writes)
         if self.config.retention != "limits":
             self.interest.settled(consumer, settled, index, now_ns, writes)
             if isinstance(change, cmd.Advance):
                 self.interest.passed(from_seq, consumer, writes)
         return Done()
+
+    def forget_gone(
+        self, consumer: ConsumerMachine, seqs: Iterable[int], now_ns: int, writes: Writes
+    ) -> None:
+        """Take those of ``seqs`` off what is pending that are not in the stream.
+
+        A delivery is recorded after it was sent. What was removed in between is nobody's to take
+        off later: its removal came before the record.
+        """
+        gone = [seq for seq in seqs if seq in consumer.pending and not self.is_live(seq)]
+        if gone:
+            consumer.change(Gone(gone), now_ns, writes)
 
     def _forget_trimmed(self, consumer: ConsumerMachine, now_ns: int, writes: Writes) -> None:
         first_seq = self.counters.first_seq
