@@ -279,6 +279,7 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
                 "floor": repr(each.floor),
                 "pending": {seq: repr(item) for seq, item in each.pending.items()},
                 "acked ahead": sorted(each.acked_ahead),
+                "given up": list(each.given_up),
                 "pinned": each.pinned and (each.pinned.encode(), each.pinned.end_seq),
             }
             for number, each in machine.consumers.items()

@@ -479,6 +479,7 @@ class NaiveConsumer:
     floor: tuple[int, int] = (0, 0)
     pending: dict[int, NaivePending] = field(default_factory=dict)
     settled_ahead: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.stream_seq = self.next_seq - 1
@@ -492,7 +493,8 @@ class NaiveConsumer:
     def needs(self, message: Stored) -> bool:
         """Whether it has not settled a message that it is to have."""
         to_come = message.seq >= self.next_seq and message.seq not in self.settled_ahead
-        return self.matches(message.subject) and (to_come or message.seq in self.pending)
+        kept = message.seq in self.pending or message.seq in self.given_up
+        return self.matches(message.subject) and (to_come or kept)
 
     def ack_wait_ns(self, attempt: int) -> int:
         """The pause before the next delivery."""
@@ -502,10 +504,19 @@ class NaiveConsumer:
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         """What is pending is due as if the new waiting times had held before."""
+        if (config.max_deliver or -1) < 0 or config.max_deliver > self.config.max_deliver:
+            self.given_up.clear()
         before = {seq: self.ack_wait_ns(item.attempts) for seq, item in self.pending.items()}
         self.config = config
         for seq, item in self.pending.items():
             item.deadline_ns += self.ack_wait_ns(item.attempts) - before[seq]
+
+    def give_up(self, seqs: list[int]) -> None:
+        """Let go of deliveries; those that were the last allowed are remembered."""
+        for seq in seqs:
+            item = self.pending.pop(seq, None)
+            if item and 0 < self.config.max_deliver <= item.attempts:
+                self.given_up.add(seq)
 
     def forget_all_but(self, live: set[int]) -> None:
         """What is not in the stream is not pending either."""
@@ -561,8 +572,10 @@ class NaiveConsumer:
                 *(lower if kind == "ack" and self.config.ack_policy == "all" else []),
                 seq,
             ]:
-                if self.pending.pop(each, None) or each >= self.next_seq:
+                late = each == seq and each in self.given_up
+                if self.pending.pop(each, None) or each >= self.next_seq or late:
                     settled.add(each)
+                    self.given_up.discard(each)
                 if each >= self.next_seq:
                     self.settled_ahead.add(each)
         elif seq in self.pending:

@@ -346,7 +346,7 @@ class StreamComparison(StreamAgreement):
         backoff_ns=st.sampled_from([(), (), (2, 5)]),
         offset=st.sampled_from([-1, 0, 1, None]),
         filters=st.sampled_from([(), (), ("a",), ("a.*",), ("b", "a.>"), ("*.x",), ("c", "a.y")]),
-        max_deliver=st.sampled_from([-1, -1, 5]),
+        max_deliver=st.sampled_from([-1, -1, 1, 2]),
         policy=st.sampled_from(["all"] * 5 + ["new"]),
     )
     def put_consumer(
@@ -382,6 +382,10 @@ class StreamComparison(StreamAgreement):
             if known.config != config:
                 if known.config.filter_subjects != config.filter_subjects:
                     naive.shrink(known)
+                elif config.max_deliver < 0 or config.max_deliver > known.config.max_deliver:
+                    given_up = sorted(known.given_up & self.live())
+                    if given_up:
+                        naive.look_again(given_up[0], given_up[-1] + 1)
                 known.reconfigure(config)
                 known.version += 1
                 known.move_floor(now_ns)
@@ -508,8 +512,7 @@ class StreamComparison(StreamAgreement):
         seqs = sorted(consumer.pending)[:count] if consumer else []
 
         def take(consumer: NaiveConsumer, _now_ns: int) -> None:
-            for seq in seqs:
-                consumer.pending.pop(seq, None)
+            consumer.give_up(seqs)
 
         self.change(name, cmd.Exhaust(self.consumer_id(name), 1, seqs), take)
 

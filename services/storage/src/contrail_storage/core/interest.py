@@ -1,9 +1,9 @@
 """Interest and workqueue: messages that go once the consumers have settled them.
 
 A consumer still needs a message that its filter matches and that is pending with it, or is yet to
-be delivered and was not acknowledged ahead of that. This is JetStream's ``needAck``, with one rule
-for all ack policies: above the floor of a consumer that acknowledges all lie only such messages,
-and what it has given up, which holds no message for anybody.
+be delivered and was not acknowledged ahead of that, or that ``max_deliver`` made it give up on
+(``core.given_up``). This is JetStream's ``needAck``, with one rule for all ack policies: above the
+floor of a consumer that acknowledges all lie only such messages.
 
 What is delivered and settled is looked at in the command that settles it. What a removed consumer,
 another filter or another retention leaves over is looked at by commands of its own, a slice each.
@@ -237,6 +237,12 @@ class Interest:
             # What it has given up lies below its floor, too, and may be nobody's by now.
             from_seq = 0 if consumer.config.max_deliver > 0 else consumer.floor.stream_seq + 1
             self.look_again(from_seq, machine.counters.last_seq + 1, writes)
+
+    def look_at_given_up(self, consumer: ConsumerMachine, writes: Writes) -> None:
+        """A consumer is about to let go of what it gave up on."""
+        if self._machine.config.retention == "interest" and consumer.given_up:
+            given_up = list(consumer.given_up)
+            self.look_again(given_up[0], given_up[-1] + 1, writes)
 
     @property
     def unlooked(self) -> bool:

@@ -513,10 +513,11 @@ class Remover:
         counters = machine.counters
         machine.deletions += 1
         machine.exempt.discard_many(seqs, writes)
-        waiting = [consumer for consumer in machine.consumers.values() if consumer.pending]
-        gone = set(seqs.tolist()) if waiting else set()
-        for consumer in waiting:
-            forgotten = sorted(consumer.pending.keys() & gone)
+        consumers = [one for one in machine.consumers.values() if one.pending or one.given_up]
+        gone = set(seqs.tolist()) if consumers else set()
+        for consumer in consumers:
+            given_up = {seq for seq in gone if seq in consumer.given_up}
+            forgotten = sorted(given_up.union(consumer.pending.keys() & gone))
             if forgotten:
                 consumer.change(Gone(forgotten), now_ns, writes)
         if int(seqs[0]) == counters.first_seq or not counters.messages:

@@ -28,7 +28,12 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.appending import Appender
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, Record
-from contrail_storage.core.consumer_machine import ConsumerMachine, Gone, Reconfigured
+from contrail_storage.core.consumer_machine import (
+    ConsumerMachine,
+    Gone,
+    Reconfigured,
+    allows_more,
+)
 from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
 from contrail_storage.core.deadlines import Deadlines, ExemptSet
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
@@ -412,6 +417,8 @@ class StreamMachine:
                 if existing.config.filter_subjects != command.config.filter_subjects:
                     self.interest.forget(existing.consumer_id)
                     self.interest.look_again_without(existing, writes)
+                elif allows_more(existing.config, command.config):
+                    self.interest.look_at_given_up(existing, writes)
                 existing.change(Reconfigured(command.config), now_ns, writes)
                 self._tell_of(existing, "modify", writes)
             return ConsumerPut(existing.consumer_id, created=False)
@@ -484,6 +491,7 @@ class StreamMachine:
 
     def _forget_trimmed(self, consumer: ConsumerMachine, now_ns: int, writes: Writes) -> None:
         first_seq = self.counters.first_seq
+        consumer.given_up.trim(first_seq)
         if consumer.pending and consumer.floor.stream_seq + 1 < first_seq:
             consumer.change(ConsumerTrimmed(first_seq), now_ns, writes)
 
@@ -518,6 +526,7 @@ class StreamMachine:
             prefix = keys.small_key(keys.CONSUMER_DELTA, shard, consumer.consumer_id)
             for _, delta in scan(prefix):
                 consumer.replay(delta)
+            consumer.given_up.trim(machine.counters.first_seq)
             machine.consumer_ids[consumer.config.name] = consumer.consumer_id
         if machine.record is not None:
             machine.remover.look_for_subjects_over()
