@@ -70,6 +70,7 @@ class NaiveStream:
         self.consumers_made = 0
         self.deadlines: dict[tuple[int, int], list[int]] = {}
         self.unlooked = (0, 0)
+        self.accepted: list[tuple[str, int]] = []
 
     @property
     def first_seq(self) -> int:
@@ -137,6 +138,7 @@ class NaiveStream:
 
     def _append_all(self, now_ns: int, batch: list[Message]) -> list[Outcome]:
         batch = [self._raised(message) for message in batch]
+        self.accepted = [(each.subject, each.size) for each in self.messages]
         result = [self._append_one(now_ns, message) for message in batch]
         stored = [
             (message, seq)
@@ -201,6 +203,7 @@ class NaiveStream:
         if self._is_wanted(message.subject):
             never = message.ttl_ns == TTL_NEVER
             self.messages.append(Stored(self.last_seq, message.subject, size, now_ns, never))
+        self.accepted = self._with(self.accepted, message, size)
         self.last_time_ns = now_ns
         self.last_id = message.msg_id or ""
         if message.msg_id:
@@ -242,15 +245,33 @@ class NaiveStream:
         return None
 
     def _is_full(self, message: Message, size: int) -> bool:
-        config = self.config
-        own = sum(each.subject == message.subject for each in self.messages)
+        config, before = self.config, self.accepted
+        own = sum(subject == message.subject for subject, _ in before)
         at_limit = 0 < config.max_msgs_per_subject <= own
         if at_limit and config.discard_new_per_subject and not message.rollup:
             return True
-        more = 0 if at_limit or message.rollup else 1
-        return (more > 0 and 0 <= config.max_msgs < len(self.messages) + more) or (
-            0 <= config.max_bytes < self.bytes + size
+        after = self._with(before, message, size)
+        used, used_after = (sum(each for _, each in held) for held in (before, after))
+        return (len(before) < len(after) and 0 <= config.max_msgs < len(after)) or (
+            used < used_after and 0 <= config.max_bytes < used_after
         )
+
+    def _with(
+        self, held: list[tuple[str, int]], message: Message, size: int
+    ) -> list[tuple[str, int]]:
+        """What the stream holds, as subjects and sizes, once it has taken a message to ``held``."""
+        if message.rollup == "all":
+            held = []
+        if message.rollup == "sub":
+            held = [each for each in held if each[0] != message.subject]
+        if not self._is_wanted(message.subject):
+            return held
+        held = [*held, (message.subject, size)]
+        own = [each for each in held if each[0] == message.subject]
+        most = self.config.max_msgs_per_subject
+        for each in own[: max(len(own) - most, 0)] if most > 0 else []:
+            held.remove(each)
+        return held
 
     # Interest and workqueue ----------------------------------------------------------------------
 

@@ -378,6 +378,20 @@ class Remover:
         self._take(chosen, sids, index, now_ns, writes)
         return len(chosen.seqs)
 
+    def sizes_of_oldest(self, quota: dict[int, int]) -> dict[int, list[int]]:
+        """Sizes of the oldest messages of some subjects, by number, as many as ``quota`` says.
+
+        Fewer where they lie too far apart for one command, as in :meth:`remove_oldest`.
+        """
+        sids = np.array(sorted(quota), np.uint32)
+        counts = np.array([quota[sid] for sid in sids.tolist()], np.int64)
+        end_seq = self._machine.counters.last_seq + 1
+        chosen = self._oldest(sids, counts, end_seq, REMOVED_MAX)
+        found: dict[int, list[int]] = {sid: [] for sid in quota}
+        for sid, size in zip(chosen.sids.tolist(), chosen.sizes.tolist(), strict=True):
+            found[sid].append(size)
+        return found
+
     def _oldest(self, sids: U32Array, quota: I64Array, to_seq: int, messages_max: int) -> _Chosen:
         machine = self._machine
         table = machine.subjects

@@ -189,6 +189,12 @@ class SubjectTable:
         self.first[at] = np.maximum(self.first[at], first)
         self.counts[touched] -= counts.astype(np.uint32)
         self._forget(touched[self.counts[touched] == 0], writes)
+        # A subject's only message is its last: with a limit of one nothing is searched through.
+        alone = touched[self.counts[touched] == 1]
+        if self.unsettled:
+            bounds = np.isin(self.numbered.numbers(alone), list(self.unsettled))
+            alone = alone[~bounds]
+        self.first[alone] = self.last[alone]
         changed = np.union1d(touched, moved)
         if len(changed):
             self._delta(changed, index, writes)
