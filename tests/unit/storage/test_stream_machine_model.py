@@ -74,6 +74,9 @@ configs = st.builds(
 class StreamComparison(StreamAgreement):
     """Drives a machine, a twin whose blocks are merged otherwise, and the naive stream."""
 
+    first_number = 0
+    """Of a subject."""
+
     @rule(step_ns=st.sampled_from([0, 1, 1, 3, 4, 10, -2]))
     def let_time_pass(self, step_ns: int) -> None:
         self.close_entry()
@@ -112,6 +115,9 @@ class StreamComparison(StreamAgreement):
         self.config = replaced(config, first_seq=first_seq, shards=shards)
         self.naive = NaiveStream(self.own(self.config))
         self.do(self.configure(self.config), self.expect(Done()))
+        if self.first_number:
+            for rig in (self.rig, self.twin):
+                rig.begin_numbers_at(self.first_number)
 
     def configure(self, config: StreamConfig) -> cmd.ConfigureStream:
         return cmd.ConfigureStream(config, "made-once", b"k" * 32, self.part)
@@ -543,6 +549,21 @@ def test_machine_is_the_naive_stream_over_any_history() -> None:
 def test_machine_is_the_naive_stream_when_pages_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     make_pages_small(monkeypatch)
     run_state_machine_as_test(StreamComparison, settings=THOROUGH)
+
+
+class RoundComparison(StreamComparison):
+    """The same where numbers of subjects come round again after a few."""
+
+    first_number = 44
+
+
+def test_machine_is_the_naive_stream_when_numbers_of_subjects_come_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_pages_small(monkeypatch)
+    monkeypatch.setattr(subject_table, "RUN", 8)
+    monkeypatch.setattr(subject_table, "END", 48)
+    run_state_machine_as_test(RoundComparison, settings=THOROUGH)
 
 
 def test_messages_that_went_before_their_delivery_was_recorded_are_not_pending() -> None:

@@ -139,14 +139,24 @@ class Appender:
             for number, subject in enumerate(command.subjects)
             if not self._is_captured(subject)
         ]
-        verdicts: Verdicts = {}
-        for number in foreign:
-            refused = Refused(
+        refused = {
+            number: Refused(
                 errors.SUBJECT_NOT_CAPTURED.code,
                 f"the stream does not capture {command.subjects[number]}",
             )
+            for number in foreign
+        }
+        table = self._machine.subjects
+        if not table.has_room(len(command.subjects)):
+            detail = "the stream has no number left for a new subject"
+            no_room = Refused(errors.STORE_FAILED.code, detail)
+            for number, subject in enumerate(command.subjects):
+                if subject not in table.ids:
+                    refused.setdefault(number, no_room)
+        verdicts: Verdicts = {}
+        for number, verdict in refused.items():
             for at in np.flatnonzero(subject_index == number):
-                verdicts[int(at)] = refused
+                verdicts[int(at)] = verdict
         return verdicts
 
     def _is_captured(self, subject: str) -> bool:
@@ -171,6 +181,7 @@ class Appender:
         first_seq = self._machine.counters.last_seq + 1
         count = columns.count
         subjects = self._machine.subjects
+        subjects.make_room(len(command.subjects), writes)
         if count == 1:
             sid = subjects.number(command.subjects[int(subject_index[0])], writes)
             sids = np.array([sid], np.uint32)
@@ -220,6 +231,7 @@ class Appender:
         positions = np.flatnonzero(wanted)
         block: Block | None = None
         payload = b""
+        machine.subjects.make_room(len(command.subjects), writes)
         if len(positions):
             start, stop = int(positions[0]), int(positions[-1]) + 1
             within = wanted[start:stop]

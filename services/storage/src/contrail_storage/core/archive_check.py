@@ -128,7 +128,7 @@ class ArchiveCheck:
         _need(0 <= header.created_ns <= INT64_MAX, "its time")
         _need(0 <= header.last_time_ns <= INT64_MAX, "its time")
         _need(0 <= header.digest <= _NUMBER_MAX, "its digest")
-        _need(0 <= header.next_subject <= _GIVEN_MAX, "its subjects")
+        _need(0 <= header.next_subject <= _NUMBER_MAX, "its subjects")
         _need(1 <= header.next_consumer <= _GIVEN_MAX, "its consumers")
         _need(header.loss is None or _is_sound_loss(header.loss), "its loss")
         _need(0 <= header.keep_from <= header.keep_to <= header.last_seq + 1, "its interest")

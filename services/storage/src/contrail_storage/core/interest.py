@@ -73,6 +73,7 @@ class Interest:
         self._demand: _Demand | None = None
         self._covered: dict[str, bool] = {}
         self._verdicts: dict[int, dict[int, bool]] = {}
+        self._rounds = 0
 
     def forget(self, consumer_id: int) -> None:
         """A consumer was made, went, or has other filters."""
@@ -185,12 +186,16 @@ class Interest:
         filters = consumer.config.filter_subjects
         if not filters:
             return True
+        table = self._machine.subjects
+        if self._rounds != table.rounds:  # numbers may be those of other subjects
+            self._verdicts.clear()
+            self._rounds = table.rounds
         verdicts = self._verdicts.setdefault(consumer.consumer_id, {})
         verdict = verdicts.get(sid)
         if verdict is None:
             if len(verdicts) >= _VERDICTS_MAX:
                 verdicts.clear()
-            name = self._machine.subjects.name(sid)
+            name = table.name(sid)
             verdict = verdicts[sid] = matches_any(filters, name)
         return verdict
 

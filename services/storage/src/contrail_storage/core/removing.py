@@ -81,6 +81,7 @@ class Remover:
         if most is not None:
             table = machine.subjects
             over = table.numbered.numbers(np.flatnonzero(table.counts > most)[:_SUBJECTS_MAX])
+            over.sort()
             removed += self._keep_subject_limit(
                 over.astype(np.uint32),
                 most,

@@ -80,7 +80,7 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
         last_id=counters.last_id,
         digest=counters.digest,
         replaced=counters.replaced,
-        next_subject=machine.subjects.next_id,
+        next_subject=machine.subjects.next_of_archive,
         next_consumer=record.next_consumer_id,
         keep_from=counters.keep_from,
         keep_to=counters.keep_to,
