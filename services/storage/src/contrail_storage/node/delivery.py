@@ -23,12 +23,18 @@ from contrail_common.model import AckKind
 from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust, StreamCommand
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Refused, Result
-from contrail_storage.node.choosing import PULL_BYTES_MAX, Batch, Chosen, without_payload
+from contrail_storage.node.choosing import (
+    PULL_BYTES_MAX,
+    Batch,
+    Chosen,
+    check_limits,
+    without_payload,
+)
 from contrail_storage.node.entries import has_failed
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.reader import Found, Reader
 from contrail_storage.node.redeliveries import Redeliveries
-from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard import Shard, woken
 
 JOIN_S: Final = 0.005
 _JOIN_AGAIN_S: Final = 0.1
@@ -47,8 +53,7 @@ class Desk:
     ``in_flight`` are the sequences chosen whose deliveries the machine does not have yet, and
     ``waiters`` the pulls that wait, in the order they came. ``_held_back`` tells that the machine
     was sent a position before the desk's own, ``_top_seq`` is the highest sequence that went out.
-    The machine's position is right behind that and no further: what the filters of today pass over
-    may be wanted by those of tomorrow.
+    The machine's position is right behind that: other filters may want what these pass over.
     """
 
     shard: Shard
@@ -102,15 +107,12 @@ class Desk:
 
         Other filters look at everything again that lies behind the last delivery.
         """
-        filters = self.consumer.config.filter_subjects
-        if filters is self._filters:
-            return
-        if filters != self._filters:
-            self._filter = SubjectFilter(filters)
+        if self._filters != self.consumer.config.filter_subjects:
+            self._filters = self.consumer.config.filter_subjects
+            self._filter = SubjectFilter(self._filters)
             self._counted_to = -1
             behind_last = max(self._top_seq, self.consumer.delivered.stream_seq) + 1
             self.position = min(self.position, behind_last)
-        self._filters = filters
 
     def new_term(self) -> None:
         """This node leads anew: commands given up for lost may have been applied all the same."""
@@ -145,7 +147,7 @@ class Desk:
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Serve a pull: what there is now, or wait for the first message up to ``expires``."""
-        self._check_limits(request)
+        check_limits(self.consumer.config, request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.expires_ns / 1e9
         self.touch()
@@ -195,16 +197,6 @@ class Desk:
         if self.shard.damaged:
             raise ApiError(errors.DATA_LOST, self.shard.damaged)
 
-    def _check_limits(self, request: PullRequest) -> None:
-        config = self.consumer.config
-        for limit, asked, what in (
-            (config.max_batch, request.batch, "max_batch"),
-            (config.max_expires_ns, request.expires_ns, "max_expires"),
-            (config.max_bytes, request.max_bytes, "max_bytes"),
-        ):
-            if limit > 0 and asked > limit:
-                raise ApiError(errors.PULL_LIMIT, f"the pull exceeds {what} of {limit}")
-
     # Several shards ------------------------------------------------------------------------------
 
     def join(self, siblings: "tuple[Desk, ...]", lock: asyncio.Lock) -> None:
@@ -213,7 +205,7 @@ class Desk:
 
     def check(self, request: PullRequest) -> None:
         """Raise ApiError for a pull that the consumer does not take."""
-        self._check_limits(request)
+        check_limits(self.consumer.config, request)
         self._check_open()
 
     async def take(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
@@ -606,15 +598,3 @@ class Desk:
             wanted &= self._filter.select(machine.subjects, sids)
         behind = await self.reader.count(self.shard, pinned.end_seq, high, self._filter)
         return int(np.count_nonzero(wanted)) + behind
-
-
-async def woken(waiter: asyncio.Event, timeout_s: float) -> bool:
-    """Wait to be woken; False when ``timeout_s`` passed first."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await waiter.wait()
-    except TimeoutError:
-        return False
-    # From here on a wake is noted, so that none is missed while the pull looks.
-    waiter.clear()
-    return True
