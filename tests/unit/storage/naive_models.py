@@ -1,36 +1,12 @@
 """A stream and a consumer as plainly as they can be written: lists, dicts, and no cleverness."""
 
 import copy
-import itertools
 from dataclasses import dataclass, field, replace
 
 from contrail_common import errors
 from contrail_common.model import TTL_NEVER, AckKind, ConsumerConfig, Headers, StreamConfig
 from tests.unit.storage.machine_rig import Message, Outcome
-
-
-def naive_matches(pattern: str, subject: str) -> bool:
-    """Whether a filter matches a literal subject, token by token."""
-    return _tokens_match(pattern.split("."), subject.split("."))
-
-
-def _tokens_match(pattern: list[str], subject: list[str]) -> bool:
-    if pattern == [">"]:
-        return len(subject) > 0
-    if not pattern or not subject:
-        return pattern == subject
-    return pattern[0] in ("*", subject[0]) and _tokens_match(pattern[1:], subject[1:])
-
-
-def naive_collides(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
-    """Whether some subject of up to three tokens is matched by both lists of filters."""
-    tokens = ["a", "b", "x", "y", "other"]
-    return any(
-        any(naive_matches(one, ".".join(subject)) for one in left or (">",))
-        and any(naive_matches(one, ".".join(subject)) for one in right or (">",))
-        for length in (1, 2, 3)
-        for subject in itertools.product(tokens, repeat=length)
-    )
+from tests.unit.storage.naive_subjects import naive_collides, naive_matches
 
 
 def naive_size(payload: bytes, headers: Headers | None) -> int:
