@@ -81,6 +81,7 @@ class Remover:
         if most is not None:
             table = machine.subjects
             over = table.numbered.numbers(np.flatnonzero(table.counts > most)[:_SUBJECTS_MAX])
+            over.sort()
             removed += self._keep_subject_limit(
                 over.astype(np.uint32),
                 most,
@@ -405,6 +406,20 @@ class Remover:
         self._take(chosen, sids, index, now_ns, writes)
         return len(chosen.seqs)
 
+    def sizes_of_oldest(self, quota: dict[int, int]) -> dict[int, list[int]]:
+        """Sizes of the oldest messages of some subjects, by number, as many as ``quota`` says.
+
+        Fewer where they lie too far apart for one command, as in :meth:`remove_oldest`.
+        """
+        sids = np.array(sorted(quota), np.uint32)
+        counts = np.array([quota[sid] for sid in sids.tolist()], np.int64)
+        end_seq = self._machine.counters.last_seq + 1
+        chosen = self._oldest(sids, counts, end_seq, REMOVED_MAX)
+        found: dict[int, list[int]] = {sid: [] for sid in quota}
+        for sid, size in zip(chosen.sids.tolist(), chosen.sizes.tolist(), strict=True):
+            found[sid].append(size)
+        return found
+
     def _oldest(self, sids: U32Array, quota: I64Array, to_seq: int, messages_max: int) -> _Chosen:
         machine = self._machine
         table = machine.subjects
@@ -540,11 +555,13 @@ class Remover:
         counters = machine.counters
         machine.deletions += 1
         machine.exempt.discard_many(seqs, writes)
-        waiting = [consumer for consumer in machine.consumers.values() if consumer.pending]
-        gone = set(seqs.tolist()) if waiting else set()
-        for consumer in waiting:
-            for seq in sorted(consumer.pending.keys() & gone):
-                consumer.change(Gone(seq), now_ns, writes)
+        consumers = [one for one in machine.consumers.values() if one.pending or one.given_up]
+        gone = set(seqs.tolist()) if consumers else set()
+        for consumer in consumers:
+            given_up = {seq for seq in gone if seq in consumer.given_up}
+            forgotten = sorted(given_up.union(consumer.pending.keys() & gone))
+            if forgotten:
+                consumer.change(Gone(forgotten), now_ns, writes)
         if int(seqs[0]) == counters.first_seq or not counters.messages:
             self.move_head(writes)
 

@@ -38,7 +38,12 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.appending import Appender
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, Record
-from contrail_storage.core.consumer_machine import ConsumerMachine, Reconfigured
+from contrail_storage.core.consumer_machine import (
+    ConsumerMachine,
+    Gone,
+    Reconfigured,
+    allows_more,
+)
 from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
 from contrail_storage.core.deadlines import Deadlines, ExemptSet
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
@@ -443,6 +448,8 @@ class StreamMachine:
                 if existing.config.filter_subjects != command.config.filter_subjects:
                     self.interest.forget(existing.consumer_id)
                     self.interest.look_again_without(existing, writes)
+                elif allows_more(existing.config, command.config):
+                    self.interest.look_at_given_up(existing, writes)
                 existing.change(Reconfigured(command.config), now_ns, writes)
                 self._tell_of(existing, "modify", writes)
             return ConsumerPut(existing.consumer_id, created=False)
@@ -525,16 +532,29 @@ class StreamMachine:
             return Refused(errors.TOKEN_STALE.code)
         from_seq = consumer.next_seq
         settled = consumer.change(change, now_ns, writes)
-        # A delivery is recorded after it was sent: its message may be gone by then.
-        self._forget_trimmed(consumer, now_ns, writes)
+        if isinstance(change, cmd.Deliver):
+            self.forget_gone(consumer, change.seqs, now_ns, writes)
         if self.config.retention != "limits":
             self.interest.settled(consumer, settled, index, now_ns, writes)
             if isinstance(change, cmd.Advance):
                 self.interest.passed(from_seq, consumer, writes)
         return Done()
 
+    def forget_gone(
+        self, consumer: ConsumerMachine, seqs: Iterable[int], now_ns: int, writes: Writes
+    ) -> None:
+        """Take those of ``seqs`` off what is pending that are not in the stream.
+
+        A delivery is recorded after it was sent. What was removed in between is nobody's to take
+        off later: its removal came before the record.
+        """
+        gone = [seq for seq in seqs if seq in consumer.pending and not self.is_live(seq)]
+        if gone:
+            consumer.change(Gone(gone), now_ns, writes)
+
     def _forget_trimmed(self, consumer: ConsumerMachine, now_ns: int, writes: Writes) -> None:
         first_seq = self.counters.first_seq
+        consumer.given_up.trim(first_seq)
         if consumer.pending and consumer.floor.stream_seq + 1 < first_seq:
             consumer.change(ConsumerTrimmed(first_seq), now_ns, writes)
 
@@ -569,6 +589,7 @@ class StreamMachine:
             prefix = keys.small_key(keys.CONSUMER_DELTA, shard, consumer.consumer_id)
             for _, delta in scan(prefix):
                 consumer.replay(delta)
+            consumer.given_up.trim(machine.counters.first_seq)
             machine.consumer_ids[consumer.config.name] = consumer.consumer_id
         if machine.record is not None:
             machine.remover.look_for_subjects_over()
