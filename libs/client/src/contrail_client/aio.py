@@ -179,7 +179,7 @@ class AsyncContrail:
     async def erase(
         self,
         stream: str,
-        seqs: Sequence[int] | None = None,
+        seqs: Sequence[int] | int | None = None,
         *,
         subject: str | None = None,
         shard: int | None = None,

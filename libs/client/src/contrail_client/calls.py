@@ -5,7 +5,7 @@ A `Call` is a request together with the function that reads its answer. The modu
 the synchronous and the asynchronous client share every rule.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
@@ -129,6 +129,11 @@ def query_items(query: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         for name, value in query.items()
         if value is not None
     )
+
+
+def texts(value: str | Sequence[T]) -> tuple[str | T, ...]:
+    """Several texts, or one: a `str` would otherwise be taken for a sequence of its letters."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def given(**fields: Any) -> dict[str, Any]:

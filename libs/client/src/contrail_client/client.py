@@ -190,7 +190,7 @@ class Contrail:
     def erase(
         self,
         stream: str,
-        seqs: Sequence[int] | None = None,
+        seqs: Sequence[int] | int | None = None,
         *,
         subject: str | None = None,
         shard: int | None = None,

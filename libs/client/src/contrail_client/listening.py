@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from contrail_client.calls import Request, path_of, query_items
+from contrail_client.calls import Request, path_of, query_items, texts
 from contrail_client.errors import ContrailError, UnexpectedAnswer, Unreachable
 from contrail_client.live.connection import Reconnecting
 from contrail_client.models import Event, EventType
@@ -31,7 +31,7 @@ class EventReader:
         types: Sequence[EventType],
         reconnecting: Reconnecting,
     ) -> None:
-        listed = ",".join(types) or None
+        listed = ",".join(texts(types)) or None
         self._query = query_items({"stream": stream, "consumer": consumer, "types": listed})
         self._reconnecting = reconnecting
         self._last_id = ""

@@ -13,11 +13,13 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from contrail_client.errors import ApiProblem
 
 Duration = str | int
-Headers = Mapping[str, Sequence[str]]
+Headers = Mapping[str, str | Sequence[str]]
+"""Headers to publish: a name has one value, or several in a list."""
 
 
 class ConsumerLimits(TypedDict, total=False):
@@ -97,9 +99,10 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message to publish.
+    """A message to publish. Raises TypeError for a value of a type that no message can have.
 
-    With `msg_id` the server stores it once within the stream's duplicate window, and the SDK may
+    `payload` is bytes, or text that is stored as UTF-8. A header has one value (`str`) or several
+    (a list of `str`). With `msg_id` the server stores it once within the stream's duplicate window, and the SDK may
     repeat a publish whose outcome is unknown. `ttl` is how long it lives, where the stream has
     `allow_msg_ttl`: seconds or a duration of at least 1 s ("90", "1h30m"), or "never".
     """
@@ -110,6 +113,56 @@ class Message(msgspec.Struct, frozen=True):
     msg_id: str | None = None
     expected: Expected | None = None
     ttl: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_text("subject", self.subject)
+        if type(self.payload) is not bytes and not isinstance(self.payload, str):
+            force_setattr(self, "payload", _payload(self.payload))
+        if self.headers is not None:
+            force_setattr(self, "headers", _headers(self.headers))
+        if self.msg_id is not None:
+            _check_text("msg_id", self.msg_id)
+        if self.ttl is not None:
+            _check_text("ttl", self.ttl)
+        if self.expected is not None and not isinstance(self.expected, Expected):
+            raise TypeError(f"expected must be an Expected, not {_kind(self.expected)}")
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {_kind(value)}")
+
+
+def _payload(value: object) -> bytes:
+    """A payload that is neither exactly `bytes` nor a `str`; the copy cannot change any more."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(
+        f"payload must be bytes or a str, not {_kind(value)}; encode it first, "
+        "for example with json.dumps"
+    )
+
+
+def _headers(headers: object) -> dict[str, list[str]]:
+    """Headers in their one form. A `str` is one value, although it is a sequence of `str`, too."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers must be a dict of names to values, not {_kind(headers)}")
+    found: dict[str, list[str]] = {}
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a header must be a str, not {_kind(name)}: {name!r}")
+        values = [value] if isinstance(value, str) else value
+        if isinstance(values, bytes | bytearray) or not isinstance(values, Sequence):
+            raise TypeError(f"header {name} must be a str or a list of str, not {_kind(value)}")
+        for each in values:
+            if not isinstance(each, str):
+                raise TypeError(f"header {name} must be a list of str, but holds {_kind(each)}")
+        found[name] = list(values)
+    return found
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 class PubAck(msgspec.Struct, frozen=True):
@@ -268,7 +321,7 @@ class MessageFacts:
         return self.delivered.data
 
     @property
-    def headers(self) -> Headers:
+    def headers(self) -> dict[str, list[str]]:
         """Its headers."""
         return self.delivered.headers
 

@@ -17,6 +17,7 @@ from contrail_client.calls import (
     json_as,
     path_of,
     query_items,
+    texts,
 )
 from contrail_client.errors import (
     ApiProblem,
@@ -180,7 +181,7 @@ def _request(split: ReplaySplit, accept: str, columns: Sequence[str]) -> Request
         "to_seq": split.to_seq,
         "subject": split.subject,
         "incarnation": split.incarnation or None,
-        "columns": ",".join(columns) or None,
+        "columns": ",".join(texts(columns)) or None,
     }
     path = path_of("streams", split.stream, "replay")
     return Request("GET", path, query_items(query), (("Accept", accept),))

@@ -46,8 +46,8 @@ def outgoing_message(
     """The message, its payload as bytes; ValueError for one that no frame can carry."""
     data = payload.encode() if isinstance(payload, str) else payload
     message = Message(subject, data, headers, msg_id, expected, ttl)
-    if len(data) > _FRAME_ROOM:
-        raise ValueError(f"a message of {len(data)} bytes does not fit into a frame")
+    if len(message.payload) > _FRAME_ROOM:
+        raise ValueError(f"a message of {len(message.payload)} bytes does not fit into a frame")
     return message
 
 
