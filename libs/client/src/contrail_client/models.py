@@ -102,9 +102,9 @@ class Message(msgspec.Struct, frozen=True):
     """A message to publish. Raises TypeError for a value of a type that no message can have.
 
     `payload` is bytes, or text that is stored as UTF-8. A header has one value (`str`) or several
-    (a list of `str`). With `msg_id` the server stores it once within the stream's duplicate window, and the SDK may
-    repeat a publish whose outcome is unknown. `ttl` is how long it lives, where the stream has
-    `allow_msg_ttl`: seconds or a duration of at least 1 s ("90", "1h30m"), or "never".
+    (a list of `str`). With `msg_id` the server stores it once within the stream's duplicate window,
+    and the SDK may repeat a publish whose outcome is unknown. `ttl` is how long it lives, where the
+    stream has `allow_msg_ttl`: seconds or a duration of at least 1 s ("90", "1h30m"), or "never".
     """
 
     subject: str

@@ -1,13 +1,15 @@
 """Arguments that several commands have, and what their texts mean."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from contrail_client.cli import completion
+from contrail_client.cli import completion, show
 from contrail_client.cli.context import read_file
+from contrail_client.cli.ending import Failed, Misuse
 
 StreamName = Annotated[
     str, typer.Argument(help="Name of the stream.", autocompletion=completion.stream_names)
@@ -52,10 +54,17 @@ def headers_of(texts: list[str] | None) -> dict[str, list[str]]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is lost, when a person is there to answer."""
-    terminal = typer.get_text_stream("stdin").isatty()
-    if terminal and not yes:
-        typer.confirm(question, abort=True, err=True)
+    """Ask before something is lost.
+
+    Raises Misuse where nobody can be asked and `--yes` was not given, Failed when the answer is no.
+    """
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise Misuse(f"{question} Nobody can be asked here; with --yes it is done")
+    show.errors.print(f"{question} [y/N] ", end="", markup=False, soft_wrap=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failed("nothing was done")
 
 
 def _pair(text: str, what: str) -> tuple[str, str]:

@@ -21,12 +21,13 @@ import typer
 
 from contrail_client.cli import show
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.tree import group
 from contrail_client.client import Contrail
 from contrail_client.errors import Unreachable
 from contrail_client.live.publisher import MAX_OUTSTANDING
 from contrail_client.models import Message
 
-app = typer.Typer(help="Measure rates and latencies.", no_args_is_help=True)
+app = group("Measure rates and latencies.")
 
 FILL_OUTSTANDING: Final = 4
 PERCENTILES: Final = (50, 90, 99)

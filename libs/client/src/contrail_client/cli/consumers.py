@@ -1,10 +1,11 @@
 """`contrail consumer`: manage consumers."""
 
+import time
 from typing import Annotated
 
 import typer
 
-from contrail_client.cli import show
+from contrail_client.cli import show, units
 from contrail_client.cli.arguments import (
     ConsumerName,
     FieldsFile,
@@ -15,8 +16,9 @@ from contrail_client.cli.arguments import (
     fields_of,
 )
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.tree import group
 
-app = typer.Typer(help="Manage consumers.", no_args_is_help=True)
+app = group("Manage consumers.")
 
 Filters = Annotated[
     list[str] | None, typer.Option("--filter", help="Subject to receive; may be repeated.")
@@ -29,24 +31,30 @@ MaxAckPending = Annotated[int | None, typer.Option(help="Most messages awaiting 
 @client_command(app, "ls")
 def list_consumers(session: Session, stream: StreamName) -> None:
     """List a stream's consumers."""
-    found = session.client.list_consumers(stream)
-    if session.as_json:
-        for info in found:
-            show.json_line(info)
-        return
-    show.table(
-        ["consumer", "delivered", "ack floor", "unacknowledged", "pending", "waiting pulls"],
-        (
-            (
-                info.name,
-                info.delivered.stream_seq,
-                info.ack_floor.stream_seq,
-                info.num_ack_pending,
-                info.num_pending,
-                info.num_waiting,
-            )
-            for info in found
+    now_ns = time.time_ns()
+    show.listing(
+        session.client.list_consumers(stream),
+        [
+            "consumer",
+            "delivered",
+            "ack floor",
+            "unacknowledged",
+            "redelivered",
+            "pending",
+            "waiting pulls",
+            "last delivery",
+        ],
+        lambda info: (
+            info.name,
+            info.delivered.stream_seq,
+            info.ack_floor.stream_seq,
+            info.num_ack_pending,
+            info.num_redelivered,
+            info.num_pending,
+            info.num_waiting,
+            units.age(info.delivered.last_active, now_ns),
         ),
+        as_json=session.as_json,
     )
 
 
@@ -119,5 +127,21 @@ def remove_consumer(
     session: Session, stream: StreamName, consumer: ConsumerName, yes: Yes = False
 ) -> None:
     """Remove a consumer."""
-    confirm(f"Remove consumer {consumer} of stream {stream}?", yes)
-    session.client.consumer(stream, consumer).delete()
+    found = session.client.consumer(stream, consumer)
+    info = found.info()
+    left = (
+        f"{units.counted(info.num_pending, 'message')} pending and "
+        f"{units.count(info.num_ack_pending)} unacknowledged"
+    )
+    confirm(f"Remove consumer {consumer} of stream {stream}, which has {left}?", yes)
+    found.delete()
+    show.done(
+        f"consumer {consumer} of {stream} removed, with {left}",
+        {
+            "removed": consumer,
+            "stream": stream,
+            "num_pending": info.num_pending,
+            "num_ack_pending": info.num_ack_pending,
+        },
+        as_json=session.as_json,
+    )

@@ -1,12 +1,13 @@
 """`contrail stream`: manage streams, and the messages in them."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from contrail_client.cli import show
+from contrail_client.cli import show, units
 from contrail_client.cli.arguments import (
     FieldsFile,
     Raw,
@@ -17,8 +18,9 @@ from contrail_client.cli.arguments import (
     fields_of,
 )
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.tree import group
 
-app = typer.Typer(help="Manage streams.", no_args_is_help=True)
+app = group("Manage streams.")
 
 Subjects = Annotated[
     list[str] | None, typer.Option("--subject", help="Captured subject; may be repeated.")
@@ -45,25 +47,21 @@ _CHUNK_BYTES: Final = 256 * 1024
 @client_command(app, "ls")
 def list_streams(session: Session, subject: Filter = None) -> None:
     """List streams."""
-    found = session.client.list_streams(subject=subject)
-    if session.as_json:
-        for info in found:
-            show.json_line(info)
-        return
-    show.table(
-        ["stream", "subjects", "messages", "bytes", "first", "last", "consumers"],
-        (
-            (
-                info.name,
-                ", ".join(info.config.get("subjects", [])),
-                info.state.messages,
-                info.state.bytes,
-                info.state.first_seq,
-                info.state.last_seq,
-                info.state.consumer_count,
-            )
-            for info in found
+    now_ns = time.time_ns()
+    show.listing(
+        session.client.list_streams(subject=subject),
+        ["stream", "subjects", "messages", "size", "first", "last", "last message", "consumers"],
+        lambda info: (
+            info.name,
+            info.config.get("subjects", []),
+            info.state.messages,
+            units.size(info.state.bytes),
+            info.state.first_seq,
+            info.state.last_seq,
+            units.age(info.state.last_ts, now_ns),
+            info.state.consumer_count,
         ),
+        as_json=session.as_json,
     )
 
 
@@ -136,8 +134,21 @@ def edit_stream(
 @client_command(app, "rm")
 def remove_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
     """Remove a stream with its messages and consumers."""
-    confirm(f"Remove stream {stream} with all its messages?", yes)
+    state = session.client.get_stream(stream).state
+    held = f"{units.counted(state.messages, 'message')} ({units.size(state.bytes)})"
+    consumers = units.counted(state.consumer_count, "consumer")
+    confirm(f"Remove stream {stream} with {held} and {consumers}?", yes)
     session.client.delete_stream(stream)
+    show.done(
+        f"{stream} removed, with {held} and {consumers}",
+        {
+            "removed": stream,
+            "messages": state.messages,
+            "bytes": state.bytes,
+            "consumers": state.consumer_count,
+        },
+        as_json=session.as_json,
+    )
 
 
 @client_command(app, "purge")
@@ -155,10 +166,8 @@ def purge_stream(
     purged = session.client.purge_stream(
         stream, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard
     )
-    if session.as_json:
-        show.json_line({"purged": purged})
-    else:
-        show.console.print(f"{purged} messages removed")
+    told = f"{units.counted(purged, 'message')} removed"
+    show.done(told, {"purged": purged}, as_json=session.as_json)
 
 
 @client_command(app, "erase")
@@ -222,10 +231,11 @@ def take_snapshot(
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
-    if session.as_json:
-        show.json_line({"stream": stream, "file": str(file), "bytes": size})
-    else:
-        show.console.print(f"{size} bytes written to {show.printable(str(file))}")
+    show.done(
+        f"{units.size(size)} written to {file}",
+        {"stream": stream, "file": str(file), "bytes": size},
+        as_json=session.as_json,
+    )
 
 
 @client_command(app, "restore")
@@ -253,11 +263,12 @@ def restore_stream(
 def list_subjects(session: Session, stream: StreamName, subject: Filter = None) -> None:
     """List the subjects that have messages, with how many."""
     found = session.client.list_subjects(stream, subject=subject)
-    if session.as_json:
-        for each in found:
-            show.json_line(each)
-    else:
-        show.table(["subject", "messages"], ((each.subject, each.messages) for each in found))
+    show.listing(
+        found,
+        ["subject", "messages"],
+        lambda each: (each.subject, each.messages),
+        as_json=session.as_json,
+    )
 
 
 @client_command(app, "deleted")
@@ -304,3 +315,5 @@ def delete_message(
     """Make one message unreadable."""
     confirm(f"Delete message {seq} of stream {stream}?", yes)
     session.client.delete_message(stream, seq, shard=shard)
+    result = {"deleted": seq, "stream": stream}
+    show.done(f"message {seq} of {stream} deleted", result, as_json=session.as_json)
