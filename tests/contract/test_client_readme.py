@@ -35,6 +35,7 @@ def test_every_python_example_runs(url: str, capsys: pytest.CaptureFixture[str])
         assert client.get_stream("ORDERS").state.messages == 501
         billing = client.consumer("ORDERS", "billing").info()
         assert (billing.num_pending, billing.num_ack_pending) == (0, 0)
+        assert client.get_stream("ORDERS").config["max_age"] == "7d"
 
 
 def test_every_command_runs(url: str, tmp_path: Path) -> None:

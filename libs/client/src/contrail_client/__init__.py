@@ -16,6 +16,7 @@ of the client and survive its loss. Errors are in `contrail_client.errors`.
 from contrail_client.aio import AsyncConsumer, AsyncContrail
 from contrail_client.calls import Retries
 from contrail_client.client import Consumer, Contrail
+from contrail_client.ensuring import ConfigDiffers
 from contrail_client.errors import (
     AcksRefused,
     ApiProblem,
@@ -55,6 +56,7 @@ from contrail_client.models import (
     ConsumerShardInfo,
     Delivered,
     Delivery,
+    Difference,
     Erasure,
     Event,
     Expected,
@@ -88,6 +90,7 @@ __all__ = [
     "Bounds",
     "Busy",
     "Closed",
+    "ConfigDiffers",
     "Conflict",
     "Consumer",
     "ConsumerConfig",
@@ -98,6 +101,7 @@ __all__ = [
     "Delivered",
     "Delivery",
     "Denied",
+    "Difference",
     "Erasure",
     "Event",
     "Expected",

@@ -16,9 +16,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Self
 
-from contrail_client import consumers, erasing, publishing, reading, replaying, streams
+from msgspec.structs import replace
+
+from contrail_client import consumers, ensuring, erasing, publishing, reading, replaying, streams
 from contrail_client.calls import Retries
-from contrail_client.errors import ContrailError
+from contrail_client.errors import Conflict, ContrailError, NotFound
 from contrail_client.listening import EventReader
 from contrail_client.live.connection import Connection, Reconnecting
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
@@ -32,6 +34,7 @@ from contrail_client.models import (
     ConsumerConfig,
     ConsumerInfo,
     Delivery,
+    Difference,
     Duration,
     Erasure,
     Event,
@@ -92,7 +95,30 @@ class AsyncContrail:
 
     # Streams -------------------------------------------------------------------------------------
 
-    async def ensure_stream(
+    async def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+        """As `Contrail.create_stream`."""
+        return await self._transport.run(streams.create(name, config))
+
+    async def ensure_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+        """As `Contrail.ensure_stream`."""
+        for attempt in range(1, ensuring.ATTEMPTS + 1):
+            try:
+                return await self.create_stream(name, config)
+            except Conflict as refusal:
+                if not ensuring.exists_otherwise(refusal):
+                    raise
+                try:
+                    info = await self.get_stream(name)
+                except NotFound:
+                    if attempt == ensuring.ATTEMPTS:
+                        raise refusal from None
+                    continue
+                differs = ensuring.differences(refusal, config, info.config)
+            ensuring.warn(f"stream {name}", differs)
+            return replace(info, differs=differs)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def put_stream(
         self,
         name: str,
         config: StreamConfig,
@@ -100,8 +126,8 @@ class AsyncContrail:
         if_match: str | None = None,
         only_create: bool = False,
     ) -> StreamInfo:
-        """As `Contrail.ensure_stream`."""
-        call = streams.ensure(name, config, if_match=if_match, only_create=only_create)
+        """As `Contrail.put_stream`."""
+        call = streams.put(name, config, if_match=if_match, only_create=only_create)
         return await self._transport.run(call)
 
     async def update_stream(
@@ -448,7 +474,36 @@ class AsyncContrail:
 
     # Consumers -----------------------------------------------------------------------------------
 
+    async def create_consumer(
+        self, stream: str, name: str | None = None, config: ConsumerConfig | None = None
+    ) -> "AsyncConsumer":
+        """As `Contrail.create_consumer`."""
+        info = await self._transport.run(consumers.create(stream, name, config or {}))
+        return AsyncConsumer(self._transport, stream, info.name)
+
     async def ensure_consumer(
+        self, stream: str, name: str, config: ConsumerConfig | None = None
+    ) -> "AsyncConsumer":
+        """As `Contrail.ensure_consumer`."""
+        for attempt in range(1, ensuring.ATTEMPTS + 1):
+            try:
+                return await self.create_consumer(stream, name, config)
+            except Conflict as refusal:
+                if not ensuring.exists_otherwise(refusal):
+                    raise
+                found = self.consumer(stream, name)
+                try:
+                    existing = (await found.info()).config
+                except NotFound:
+                    if attempt == ensuring.ATTEMPTS:
+                        raise refusal from None
+                    continue
+                found.differs = ensuring.differences(refusal, config or {}, existing)
+            ensuring.warn(f"consumer {name} of stream {stream}", found.differs)
+            return found
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def put_consumer(
         self,
         stream: str,
         name: str,
@@ -457,19 +512,10 @@ class AsyncContrail:
         if_match: str | None = None,
         only_create: bool = False,
     ) -> "AsyncConsumer":
-        """As `Contrail.ensure_consumer`."""
-        call = consumers.ensure(
-            stream, name, config or {}, if_match=if_match, only_create=only_create
-        )
+        """As `Contrail.put_consumer`."""
+        call = consumers.put(stream, name, config or {}, if_match=if_match, only_create=only_create)
         await self._transport.run(call)
         return AsyncConsumer(self._transport, stream, name)
-
-    async def create_consumer(
-        self, stream: str, config: ConsumerConfig | None = None
-    ) -> "AsyncConsumer":
-        """As `Contrail.create_consumer`."""
-        info = await self._transport.run(consumers.create(stream, config or {}))
-        return AsyncConsumer(self._transport, stream, info.name)
 
     def consumer(self, stream: str, name: str) -> "AsyncConsumer":
         """As `Contrail.consumer`."""
@@ -494,6 +540,7 @@ class AsyncConsumer:
         self._transport = transport
         self.stream = stream
         self.name = name
+        self.differs: tuple[Difference, ...] = ()
 
     async def info(self) -> ConsumerInfo:
         """As `Consumer.info`."""

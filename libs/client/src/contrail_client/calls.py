@@ -99,15 +99,16 @@ def call(
     json: Any = None,
     headers: tuple[tuple[str, str], ...] = (),
     wait_s: float = 0.0,
+    repeatable: bool = False,
 ) -> Call[T]:
-    """A call with an optional JSON body. Only reads are repeatable."""
+    """A call with an optional JSON body. Reads are repeatable, and what is said to be."""
     body = b""
     if json is not None:
         body = msgspec.json.encode(json)
         if not any(name == "Content-Type" for name, _ in headers):
             headers = (*headers, ("Content-Type", JSON))
     request = Request(method, path, query_items(query or {}), headers, body, wait_s)
-    return Call(request, parse, repeatable=request.is_read)
+    return Call(request, parse, repeatable=repeatable or request.is_read)
 
 
 def path_of(*segments: str | int) -> str:

@@ -9,11 +9,13 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Self
 
-from contrail_client import consumers, erasing, publishing, reading, replaying, streams
+from msgspec.structs import replace
+
+from contrail_client import consumers, ensuring, erasing, publishing, reading, replaying, streams
 from contrail_client.aio import AsyncContrail
 from contrail_client.arrow import record_batches
 from contrail_client.calls import Retries
-from contrail_client.errors import ContrailError
+from contrail_client.errors import Conflict, ContrailError, NotFound
 from contrail_client.listening import EventReader
 from contrail_client.live.blocking import OrderedReader, Publisher, Subscription
 from contrail_client.live.connection import Reconnecting
@@ -28,6 +30,7 @@ from contrail_client.models import (
     ConsumerConfig,
     ConsumerInfo,
     Delivery,
+    Difference,
     Duration,
     Erasure,
     Event,
@@ -107,7 +110,38 @@ class Contrail:
 
     # Streams -------------------------------------------------------------------------------------
 
-    def ensure_stream(
+    def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+        """Create the stream, or find one with an identical configuration.
+
+        Raises `Conflict` when another configuration has the name; its `errors` say what differs.
+        """
+        return self._transport.run(streams.create(name, config))
+
+    def ensure_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+        """Create the stream unless there is one; one that exists is left as it is.
+
+        Where it has another value than asked for a field that `config` gives, `differs` of the
+        result says so, and there is a `ConfigDiffers` warning. `put_stream` replaces,
+        `update_stream` changes fields.
+        """
+        for attempt in range(1, ensuring.ATTEMPTS + 1):
+            try:
+                return self.create_stream(name, config)
+            except Conflict as refusal:
+                if not ensuring.exists_otherwise(refusal):
+                    raise
+                try:
+                    info = self.get_stream(name)
+                except NotFound:
+                    if attempt == ensuring.ATTEMPTS:
+                        raise refusal from None
+                    continue
+                differs = ensuring.differences(refusal, config, info.config)
+            ensuring.warn(f"stream {name}", differs)
+            return replace(info, differs=differs)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def put_stream(
         self,
         name: str,
         config: StreamConfig,
@@ -115,11 +149,12 @@ class Contrail:
         if_match: str | None = None,
         only_create: bool = False,
     ) -> StreamInfo:
-        """Create the stream, or replace its configuration; identical is fine.
+        """Create the stream, or replace its whole configuration: what is not given is reset.
 
-        With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
+        Messages beyond new limits are removed. With `if_match` (an `etag`) only that version is
+        replaced; with `only_create` none is.
         """
-        call = streams.ensure(name, config, if_match=if_match, only_create=only_create)
+        call = streams.put(name, config, if_match=if_match, only_create=only_create)
         return self._transport.run(call)
 
     def update_stream(
@@ -472,7 +507,45 @@ class Contrail:
 
     # Consumers -----------------------------------------------------------------------------------
 
+    def create_consumer(
+        self, stream: str, name: str | None = None, config: ConsumerConfig | None = None
+    ) -> "Consumer":
+        """Create a consumer: durable with a name, otherwise ephemeral and named by the server.
+
+        One with an identical configuration is found; with another one this raises `Conflict`,
+        whose `errors` say what differs. The server removes an ephemeral one when it is unused.
+        """
+        info = self._transport.run(consumers.create(stream, name, config or {}))
+        return Consumer(self._transport, stream, info.name)
+
     def ensure_consumer(
+        self, stream: str, name: str, config: ConsumerConfig | None = None
+    ) -> "Consumer":
+        """Create a durable consumer unless there is one; one that exists is left as it is.
+
+        Where it has another value than asked for a field that `config` gives, `differs` of the
+        result says so, and there is a `ConfigDiffers` warning. `put_consumer` replaces,
+        `Consumer.update` changes fields.
+        """
+        for attempt in range(1, ensuring.ATTEMPTS + 1):
+            try:
+                return self.create_consumer(stream, name, config)
+            except Conflict as refusal:
+                if not ensuring.exists_otherwise(refusal):
+                    raise
+                found = self.consumer(stream, name)
+                try:
+                    existing = (found.info()).config
+                except NotFound:
+                    if attempt == ensuring.ATTEMPTS:
+                        raise refusal from None
+                    continue
+                found.differs = ensuring.differences(refusal, config or {}, existing)
+            ensuring.warn(f"consumer {name} of stream {stream}", found.differs)
+            return found
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def put_consumer(
         self,
         stream: str,
         name: str,
@@ -481,17 +554,13 @@ class Contrail:
         if_match: str | None = None,
         only_create: bool = False,
     ) -> "Consumer":
-        """Create a durable consumer, or replace its configuration; identical is fine."""
-        call = consumers.ensure(
-            stream, name, config or {}, if_match=if_match, only_create=only_create
-        )
+        """Create a durable consumer, or replace its whole configuration.
+
+        With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
+        """
+        call = consumers.put(stream, name, config or {}, if_match=if_match, only_create=only_create)
         self._transport.run(call)
         return Consumer(self._transport, stream, name)
-
-    def create_consumer(self, stream: str, config: ConsumerConfig | None = None) -> "Consumer":
-        """Create an ephemeral consumer, which the server names and removes when unused."""
-        info = self._transport.run(consumers.create(stream, config or {}))
-        return Consumer(self._transport, stream, info.name)
 
     def consumer(self, stream: str, name: str) -> "Consumer":
         """A consumer that exists; nothing is asked of the server yet."""
@@ -509,12 +578,16 @@ class Contrail:
 
 
 class Consumer:
-    """A consumer of a stream: pull deliveries, then acknowledge them."""
+    """A consumer of a stream: pull deliveries, then acknowledge them.
+
+    `differs` has what `ensure_consumer` found to be otherwise than asked for.
+    """
 
     def __init__(self, transport: Transport, stream: str, name: str) -> None:
         self._transport = transport
         self.stream = stream
         self.name = name
+        self.differs: tuple[Difference, ...] = ()
 
     def info(self) -> ConsumerInfo:
         """Configuration and progress."""

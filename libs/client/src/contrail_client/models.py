@@ -397,10 +397,22 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     consumer_count: int = 0
 
 
-class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
+class Difference(msgspec.Struct, frozen=True):
+    """A field of a configuration that is there with another value than was asked for."""
+
+    field: str
+    wanted: Any
+    existing: Any
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.existing!r}, not {self.wanted!r}"
+
+
+class StreamInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream's configuration and state. `etag` names the version of the configuration.
 
-    `data_loss` tells of stored messages that were lost, where there are such.
+    `data_loss` tells of stored messages that were lost, where there are such. `differs` has what
+    `ensure_stream` found to be otherwise than asked for.
     """
 
     config: dict[str, Any]
@@ -410,6 +422,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[StreamState, ...] = ()
     data_loss: dict[str, Any] = {}
     etag: str = ""
+    differs: tuple[Difference, ...] = ()
 
     @property
     def name(self) -> str:

@@ -55,10 +55,17 @@ _deleted = json_as(DeletedPage)
 _purged = json_as(_Purged)
 
 
-def ensure(
+def create(name: str, config: StreamConfig) -> Call[StreamInfo]:
+    """Create the stream; one that exists with an identical configuration is found."""
+    path_of("streams", name)  # what cannot stand in a path is no name
+    body = {**config, "name": name}
+    return call("POST", path_of("streams"), _info, json=body, repeatable=True)
+
+
+def put(
     name: str, config: StreamConfig, *, if_match: str | None = None, only_create: bool = False
 ) -> Call[StreamInfo]:
-    """Create the stream, or replace its configuration; identical is fine."""
+    """Create the stream, or replace its whole configuration."""
     headers = precondition(if_match, only_create)
     return call("PUT", path_of("streams", name), _info, json=config, headers=headers)
 

@@ -1,6 +1,8 @@
 """Arguments that several commands have, and what their texts mean."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,8 @@ import typer
 from contrail_client.cli import completion, show
 from contrail_client.cli.context import read_file
 from contrail_client.cli.ending import Failed, Misuse
+from contrail_client.ensuring import exists_otherwise
+from contrail_client.errors import ContrailError
 
 StreamName = Annotated[
     str, typer.Argument(help="Name of the stream.", autocompletion=completion.stream_names)
@@ -29,6 +33,13 @@ HeaderTexts = Annotated[
     list[str] | None, typer.Option("--header", "-H", help="NAME=VALUE; may be repeated.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Replace = Annotated[
+    bool,
+    typer.Option(
+        "--replace",
+        help="Replace the whole configuration of one that exists; what is not given is reset.",
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Payloads alone, each with a line end.")]
 
 
@@ -51,6 +62,17 @@ def headers_of(texts: list[str] | None) -> dict[str, list[str]]:
         name, value = _pair(text, "a header")
         headers.setdefault(name, []).append(value)
     return headers
+
+
+@contextmanager
+def how_to_go_on(edit: str) -> Iterator[None]:
+    """Tell whoever wanted to create what exists otherwise how to change it."""
+    try:
+        yield
+    except ContrailError as error:
+        if exists_otherwise(error):
+            error.add_note(f"`{edit}` changes fields, --replace replaces the whole configuration.")
+        raise
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -277,7 +277,7 @@ def _stream(client: Contrail) -> Iterator[Stream]:
     """A stream of its own, removed in the end."""
     mark = secrets.token_hex(4)
     stream = Stream(client, f"BENCH_{mark}", f"bench.{mark}")
-    client.ensure_stream(stream.name, {"subjects": [stream.subject]}, only_create=True)
+    client.create_stream(stream.name, {"subjects": [stream.subject]})
     try:
         yield stream
     finally:

@@ -1,7 +1,7 @@
 """`contrail consumer`: manage consumers."""
 
 import time
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -9,14 +9,17 @@ from contrail_client.cli import show, units
 from contrail_client.cli.arguments import (
     ConsumerName,
     FieldsFile,
+    Replace,
     SetFields,
     StreamName,
     Yes,
     confirm,
     fields_of,
+    how_to_go_on,
 )
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
+from contrail_client.models import ConsumerConfig
 
 app = group("Manage consumers.")
 
@@ -78,8 +81,9 @@ def create_consumer(
     max_ack_pending: MaxAckPending = None,
     fields: FieldsFile = None,
     assignments: SetFields = None,
+    replace: Replace = False,
 ) -> None:
-    """Create a durable consumer, or replace its configuration."""
+    """Create a durable consumer; one that exists is left as it is."""
     config = fields_of(
         fields,
         assignments,
@@ -90,7 +94,12 @@ def create_consumer(
         max_deliver=max_deliver,
         max_ack_pending=max_ack_pending,
     )
-    made = session.client.ensure_consumer(stream, consumer, config)  # type: ignore[arg-type]
+    wanted = cast(ConsumerConfig, config)  # the server checks it
+    if replace:
+        made = session.client.put_consumer(stream, consumer, wanted)
+    else:
+        with how_to_go_on("contrail consumer edit"):
+            made = session.client.create_consumer(stream, consumer, wanted)
     info = made.info()
     shown = info if session.as_json else info.config
     show.facts(shown, f"{stream} / {consumer}", as_json=session.as_json)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 
@@ -11,14 +11,17 @@ from contrail_client.cli import show, units
 from contrail_client.cli.arguments import (
     FieldsFile,
     Raw,
+    Replace,
     SetFields,
     StreamName,
     Yes,
     confirm,
     fields_of,
+    how_to_go_on,
 )
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
+from contrail_client.models import StreamConfig
 
 app = group("Manage streams.")
 
@@ -85,8 +88,9 @@ def create_stream(
     shard_by: ShardBy = None,
     fields: FieldsFile = None,
     assignments: SetFields = None,
+    replace: Replace = False,
 ) -> None:
-    """Create a stream, or replace its configuration."""
+    """Create a stream; one that exists is left as it is."""
     config = fields_of(
         fields,
         assignments,
@@ -99,7 +103,12 @@ def create_stream(
         shards=shards,
         shard_by=shard_by,
     )
-    info = session.client.ensure_stream(stream, config)  # type: ignore[arg-type] # the server checks
+    wanted = cast(StreamConfig, config)  # the server checks it
+    if replace:
+        info = session.client.put_stream(stream, wanted)
+    else:
+        with how_to_go_on("contrail stream edit"):
+            info = session.client.create_stream(stream, wanted)
     show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
 
 
