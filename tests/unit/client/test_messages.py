@@ -8,9 +8,9 @@ import pytest
 from contrail_client import Message, publishing
 from contrail_client.erasing import erase
 from contrail_client.listening import EventReader
-from contrail_client.live.connection import Reconnecting
 from contrail_client.live.publisher import outgoing_message
 from contrail_client.models import ReplaySplit
+from contrail_client.reconnecting import Reconnecting
 from contrail_client.replaying import arrow_request
 
 

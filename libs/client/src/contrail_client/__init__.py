@@ -13,9 +13,12 @@
 of the client and survive its loss. Errors are in `contrail_client.errors`.
 """
 
-from contrail_client.aio import AsyncConsumer, AsyncContrail
+from contrail_client.aio import AsyncContrail
+from contrail_client.aio_consumer import AsyncConsumer
 from contrail_client.calls import Retries
-from contrail_client.client import Consumer, Contrail
+from contrail_client.client import Contrail
+from contrail_client.configs import ConsumerConfig, StreamConfig
+from contrail_client.consumer import Consumer
 from contrail_client.ensuring import ConfigDiffers
 from contrail_client.errors import (
     AcksRefused,
@@ -51,7 +54,6 @@ from contrail_client.live.subscription import AsyncPushedMessage, AsyncSubscript
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
-    ConsumerConfig,
     ConsumerInfo,
     ConsumerShardInfo,
     Delivered,
@@ -68,12 +70,13 @@ from contrail_client.models import (
     ReplayPlan,
     ReplaySplit,
     StoredMessage,
-    StreamConfig,
     StreamInfo,
     StreamState,
     SubjectCount,
 )
 from contrail_client.replaying import Bounds
+from contrail_client.tables import AsyncReplay, Replay
+from contrail_client.times import Duration, Time, to_datetime, to_timedelta
 
 __all__ = [
     "AcksRefused",
@@ -84,6 +87,7 @@ __all__ = [
     "AsyncPublication",
     "AsyncPublisher",
     "AsyncPushedMessage",
+    "AsyncReplay",
     "AsyncSubscription",
     "AtomicAck",
     "BatchResult",
@@ -102,6 +106,7 @@ __all__ = [
     "Delivery",
     "Denied",
     "Difference",
+    "Duration",
     "Erasure",
     "Event",
     "Expected",
@@ -120,6 +125,7 @@ __all__ = [
     "Pull",
     "PushedMessage",
     "Range",
+    "Replay",
     "ReplayCut",
     "ReplayPlan",
     "ReplaySplit",
@@ -133,6 +139,9 @@ __all__ = [
     "SubjectCount",
     "Subscription",
     "SubscriptionEnded",
+    "Time",
     "UnexpectedAnswer",
     "Unreachable",
+    "to_datetime",
+    "to_timedelta",
 ]

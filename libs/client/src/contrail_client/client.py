@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
@@ -15,10 +16,11 @@ from contrail_client import consumers, ensuring, erasing, publishing, reading, r
 from contrail_client.aio import AsyncContrail
 from contrail_client.arrow import record_batches
 from contrail_client.calls import Retries
+from contrail_client.configs import ConsumerConfig, StreamConfig
+from contrail_client.consumer import Consumer
 from contrail_client.errors import Conflict, ContrailError, NotFound
 from contrail_client.listening import EventReader
 from contrail_client.live.blocking import OrderedReader, Publisher, Subscription
-from contrail_client.live.connection import Reconnecting
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import Start
 from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S
@@ -27,11 +29,7 @@ from contrail_client.live_client import LiveClient
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
-    ConsumerConfig,
     ConsumerInfo,
-    Delivery,
-    Difference,
-    Duration,
     Erasure,
     Event,
     EventType,
@@ -39,16 +37,16 @@ from contrail_client.models import (
     Headers,
     Message,
     PubAck,
-    Pull,
     Range,
     ReplayPlan,
     ReplaySplit,
     StoredMessage,
-    StreamConfig,
     StreamInfo,
     SubjectCount,
 )
-from contrail_client.transport import DEFAULT_URL, Options, Transport
+from contrail_client.tables import Replay
+from contrail_client.times import Duration, Time
+from contrail_client.transport import RECONNECT_S, Options, Transport, from_environment
 
 
 class Contrail:
@@ -61,27 +59,30 @@ class Contrail:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         token: str | None = None,
         timeout_s: float = 30.0,
         connections: int = 32,
         retries: Retries | None = None,
-        reconnect_s: float = 300.0,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
         """Connect lazily; raises ValueError for an address that is none.
+
+        Without `url` that is the environment's `CONTRAIL_URL`, or this machine; without `token` its
+        `CONTRAIL_TOKEN`, if there is one. An empty token is none.
 
         `timeout_s` is the longest silence of the server beyond what a long poll asked for.
         `reconnect_s` is how long a lost WebSocket, or lost events, are asked for anew before what
         uses them fails.
         """
+        url, token = from_environment(url, token)
         self._retries = retries or Retries()
-        self._reconnect_s = reconnect_s
         self._live = LiveClient(
             partial(
                 AsyncContrail,
                 url,
-                token=token,
+                token=token or "",
                 timeout_s=timeout_s,
                 retries=self._retries,
                 reconnect_s=reconnect_s,
@@ -94,6 +95,7 @@ class Contrail:
                 timeout_s=timeout_s,
                 connections=connections,
                 retries=self._retries,
+                reconnect_s=reconnect_s,
             )
         )
 
@@ -257,7 +259,7 @@ class Contrail:
         headers: Headers | None = None,
         msg_id: str | None = None,
         expected: Expected | None = None,
-        ttl: str | None = None,
+        ttl: str | timedelta | None = None,
     ) -> PubAck:
         """Store one message in the stream that captures `subject`; durable when this returns.
 
@@ -391,8 +393,7 @@ class Contrail:
         Goes on across broken connections and restarts; where something was missed there is an event
         `lost`. Closing the generator ends it.
         """
-        reconnecting = Reconnecting(self._retries, self._reconnect_s)
-        reader = EventReader(stream, consumer, types, reconnecting)
+        reader = EventReader(stream, consumer, types, self._transport.reconnecting())
         while True:
             try:
                 with closing(self._transport.stream(reader.request())) as chunks:
@@ -413,7 +414,7 @@ class Contrail:
         stream: str,
         *,
         from_seq: int | str | None = None,
-        start_time: str | None = None,
+        start_time: Time | None = None,
         subject: str | None = None,
         limit: int | None = None,
         max_bytes: int | None = None,
@@ -443,7 +444,7 @@ class Contrail:
         *,
         subject: str | None = None,
         up_to_seq: int | None = None,
-        up_to_time: str | None = None,
+        up_to_time: Time | None = None,
         shard: int | None = None,
     ) -> Iterator[StoredMessage]:
         """The newest message of each subject matching the filter, page by page.
@@ -479,12 +480,14 @@ class Contrail:
         call = replaying.plan(stream, bounds or replaying.Bounds(), splits=splits)
         return self._transport.run(call)
 
-    def replay(
-        self, stream: str, bounds: replaying.Bounds | None = None
-    ) -> Iterator[StoredMessage]:
-        """Every message of a range, by default of what the stream holds now."""
-        for split in self.replay_plan(stream, bounds).splits:
-            yield from self.read_split(split)
+    def replay(self, stream: str, bounds: replaying.Bounds | None = None) -> Replay:
+        """Every message of a range, by default of what the stream holds when reading begins."""
+
+        def messages() -> Iterator[StoredMessage]:
+            for split in self.replay_plan(stream, bounds).splits:
+                yield from self.read_split(split)
+
+        return Replay(messages())
 
     def read_split(self, split: ReplaySplit) -> Iterator[StoredMessage]:
         """Every message of a split, once and in order, also across broken connections."""
@@ -509,7 +512,7 @@ class Contrail:
 
     def create_consumer(
         self, stream: str, name: str | None = None, config: ConsumerConfig | None = None
-    ) -> "Consumer":
+    ) -> Consumer:
         """Create a consumer: durable with a name, otherwise ephemeral and named by the server.
 
         One with an identical configuration is found; with another one this raises `Conflict`,
@@ -520,7 +523,7 @@ class Contrail:
 
     def ensure_consumer(
         self, stream: str, name: str, config: ConsumerConfig | None = None
-    ) -> "Consumer":
+    ) -> Consumer:
         """Create a durable consumer unless there is one; one that exists is left as it is.
 
         Where it has another value than asked for a field that `config` gives, `differs` of the
@@ -553,7 +556,7 @@ class Contrail:
         *,
         if_match: str | None = None,
         only_create: bool = False,
-    ) -> "Consumer":
+    ) -> Consumer:
         """Create a durable consumer, or replace its whole configuration.
 
         With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
@@ -562,7 +565,7 @@ class Contrail:
         self._transport.run(call)
         return Consumer(self._transport, stream, name)
 
-    def consumer(self, stream: str, name: str) -> "Consumer":
+    def consumer(self, stream: str, name: str) -> Consumer:
         """A consumer that exists; nothing is asked of the server yet."""
         return Consumer(self._transport, stream, name)
 
@@ -575,78 +578,3 @@ class Contrail:
             token = page.next_page_token
             if token is None:
                 return
-
-
-class Consumer:
-    """A consumer of a stream: pull deliveries, then acknowledge them.
-
-    `differs` has what `ensure_consumer` found to be otherwise than asked for.
-    """
-
-    def __init__(self, transport: Transport, stream: str, name: str) -> None:
-        self._transport = transport
-        self.stream = stream
-        self.name = name
-        self.differs: tuple[Difference, ...] = ()
-
-    def info(self) -> ConsumerInfo:
-        """Configuration and progress."""
-        return self._transport.run(consumers.get(self.stream, self.name))
-
-    def update(self, changes: Mapping[str, Any], *, if_match: str | None = None) -> ConsumerInfo:
-        """Change the given fields of the configuration; None restores a default."""
-        call = consumers.update(self.stream, self.name, changes, if_match=if_match)
-        return self._transport.run(call)
-
-    def delete(self) -> None:
-        """Remove the consumer; its waiting pulls end."""
-        self._transport.run(consumers.delete(self.stream, self.name))
-
-    def next(
-        self,
-        batch: int = 1,
-        *,
-        expires: Duration | None = "30s",
-        max_bytes: int | None = None,
-        no_wait: bool | None = None,
-    ) -> Pull:
-        """Lease up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
-
-        The result is empty when none came. After an `OutcomeUnknown` the messages come again once
-        the consumer's `ack_wait` is over.
-        """
-        call = consumers.pull(
-            self.stream,
-            self.name,
-            batch=batch,
-            expires=None if no_wait else expires,
-            max_bytes=max_bytes,
-            no_wait=no_wait,
-        )
-        return self._transport.run(call)
-
-    def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
-        """These are done. With `sync`, return only once that is durable.
-
-        Raises `AcksRefused` when any was not taken, for this and the next three methods.
-        """
-        self._acknowledge("ack", deliveries, sync=sync)
-
-    def nak(self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False) -> None:
-        """Deliver these again, at once or after `delay`."""
-        self._acknowledge("nak", deliveries, delay=delay, sync=sync)
-
-    def term(self, *deliveries: Delivery, reason: str | None = None, sync: bool = False) -> None:
-        """Never deliver these again."""
-        self._acknowledge("term", deliveries, reason=reason, sync=sync)
-
-    def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
-        """Still working: start the `ack_wait` of these anew."""
-        self._acknowledge("in_progress", deliveries, sync=sync)
-
-    def _acknowledge(
-        self, kind: consumers.AckKind, deliveries: Sequence[Delivery], **how: Any
-    ) -> None:
-        if deliveries:
-            call = consumers.acknowledge(self.stream, self.name, kind, deliveries, **how)
-            self._transport.run(call)

@@ -20,8 +20,10 @@ from contrail_client.calls import (
     precondition,
     with_etag,
 )
+from contrail_client.configs import ConsumerConfig
 from contrail_client.errors import AcksRefused
-from contrail_client.models import ConsumerConfig, ConsumerInfo, Delivery, Duration, Pull
+from contrail_client.models import ConsumerInfo, Delivery, Pull
+from contrail_client.times import Duration
 
 AckKind = Literal["ack", "nak", "term", "in_progress"]
 

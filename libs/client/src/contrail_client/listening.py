@@ -7,8 +7,8 @@ import msgspec
 
 from contrail_client.calls import Request, path_of, query_items, texts
 from contrail_client.errors import ContrailError, UnexpectedAnswer, Unreachable
-from contrail_client.live.connection import Reconnecting
 from contrail_client.models import Event, EventType
+from contrail_client.reconnecting import Reconnecting
 
 _SILENCE_S: Final = 15.0
 """The server says something at least this often."""

@@ -172,7 +172,7 @@ def message_headers(message: Message) -> dict[str, list[str]] | None:
     if message.msg_id is not None:
         headers["Nats-Msg-Id"] = [message.msg_id]
     if message.ttl is not None:
-        headers["Nats-TTL"] = [message.ttl]
+        headers["Nats-TTL"] = [str(message.ttl)]
     for field, name in _EXPECTED_HEADERS.items():
         value = getattr(message.expected, field, None)
         if value is not None:

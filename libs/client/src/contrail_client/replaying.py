@@ -27,6 +27,7 @@ from contrail_client.errors import (
     Unreachable,
 )
 from contrail_client.models import ReplayPlan, ReplaySplit, StoredMessage
+from contrail_client.times import Time
 
 _plan = json_as(ReplayPlan)
 
@@ -37,8 +38,8 @@ class Bounds:
 
     from_seq: int | None = None
     to_seq: int | None = None
-    start_time: str | None = None
-    end_time: str | None = None
+    start_time: Time | None = None
+    end_time: Time | None = None
     subject: str | None = None
     shard: int | None = None
 

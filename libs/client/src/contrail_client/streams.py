@@ -20,7 +20,8 @@ from contrail_client.calls import (
     query_items,
     with_etag,
 )
-from contrail_client.models import StreamConfig, StreamInfo, SubjectCount
+from contrail_client.configs import StreamConfig
+from contrail_client.models import StreamInfo, SubjectCount
 
 
 class Page(msgspec.Struct, frozen=True):

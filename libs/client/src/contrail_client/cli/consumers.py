@@ -19,7 +19,7 @@ from contrail_client.cli.arguments import (
 )
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
-from contrail_client.models import ConsumerConfig
+from contrail_client.configs import ConsumerConfig
 
 app = group("Manage consumers.")
 

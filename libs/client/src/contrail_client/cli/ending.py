@@ -15,8 +15,8 @@ import msgspec
 
 from contrail_client.cli import show
 from contrail_client.cli.settings import did_you_mean
+from contrail_client.configs import ConsumerConfig, StreamConfig
 from contrail_client.errors import ApiProblem, ContrailError, FieldError, NotFound, Unreachable
-from contrail_client.models import ConsumerConfig, StreamConfig
 
 DONE: Final = 0
 FAILED: Final = 1

@@ -21,7 +21,7 @@ from contrail_client.cli.arguments import (
 )
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
-from contrail_client.models import StreamConfig
+from contrail_client.configs import StreamConfig
 
 app = group("Manage streams.")
 

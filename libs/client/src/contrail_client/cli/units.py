@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
 
-from contrail_client.models import parse_time_ns
+from contrail_client.times import parse_time_ns
 
 _NS_PER_S: Final = 1_000_000_000
 _KIB: Final = 1024

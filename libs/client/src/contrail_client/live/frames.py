@@ -7,7 +7,8 @@ import msgspec
 
 from contrail_client.calls import Problem, problem_of
 from contrail_client.errors import ContrailError, UnexpectedAnswer
-from contrail_client.models import Delivered, Duration
+from contrail_client.models import Delivered
+from contrail_client.times import Duration
 
 SUBPROTOCOL: Final = "contrail.v1.msgpack"
 FRAME_BYTES_MAX: Final = 8 << 20
