@@ -39,7 +39,9 @@ class Options:
     reconnect_s: float = RECONNECT_S
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an address that is none."""
+        """Raise ValueError for an address or a token that is none."""
+        if self.token and not (self.token.isascii() and self.token.isprintable()):
+            raise ValueError("a token is a line of ASCII")
         parts = urlsplit(self.url)
         if (
             parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0

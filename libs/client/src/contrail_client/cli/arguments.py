@@ -27,10 +27,15 @@ FieldsFile = Annotated[
 ]
 SetFields = Annotated[
     list[str] | None,
-    typer.Option("--set", help='Any field, as NAME=VALUE (JSON or text); "null" resets.'),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help='Any field; the value is JSON or text, "null" resets it.',
+    ),
 ]
 HeaderTexts = Annotated[
-    list[str] | None, typer.Option("--header", "-H", help="NAME=VALUE; may be repeated.")
+    list[str] | None,
+    typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Replace = Annotated[

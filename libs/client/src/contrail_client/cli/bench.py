@@ -46,6 +46,7 @@ class Mode(StrEnum):
 
 Messages = Annotated[int, typer.Option(min=1, help="How many messages.")]
 Size = Annotated[int, typer.Option(min=_STAMP.size, help="Bytes of each payload.")]
+Publishing = Annotated[Mode, typer.Option(help="How: one by one, many at once, or in batches.")]
 Batch = Annotated[int, typer.Option(min=1, help="Messages in a batch or pull.")]
 Outstanding = Annotated[int, typer.Option(min=1, help="Async: most messages under way.")]
 
@@ -78,7 +79,7 @@ def bench_publish(
     session: Session,
     messages: Messages = 10_000,
     size: Size = 128,
-    mode: Mode = Mode.ASYNC,
+    mode: Publishing = Mode.ASYNC,
     batch: Batch = 500,
     outstanding: Outstanding = MAX_OUTSTANDING,
 ) -> None:

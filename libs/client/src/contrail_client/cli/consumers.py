@@ -24,9 +24,12 @@ from contrail_client.configs import ConsumerConfig
 app = group("Manage consumers.")
 
 Filters = Annotated[
-    list[str] | None, typer.Option("--filter", help="Subject to receive; may be repeated.")
+    list[str] | None,
+    typer.Option("--filter", metavar="SUBJECT", help="Subject to receive; may be repeated."),
 ]
-AckWait = Annotated[str | None, typer.Option(help='Time to ack, such as "30s".')]
+AckWait = Annotated[
+    str | None, typer.Option(metavar="DURATION", help='Time to ack, such as "30s".')
+]
 MaxDeliver = Annotated[int | None, typer.Option(help="Most deliveries of one message.")]
 MaxAckPending = Annotated[int | None, typer.Option(help="Most messages awaiting their ack.")]
 
@@ -74,8 +77,12 @@ def create_consumer(
     stream: StreamName,
     consumer: ConsumerName,
     filters: Filters = None,
-    deliver: Annotated[str | None, typer.Option(help="Where to begin: all, new, last, ...")] = None,
-    ack: Annotated[str | None, typer.Option(help="Acknowledging: explicit, all or none.")] = None,
+    deliver: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="Where to begin: all, new, last, ...")
+    ] = None,
+    ack: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="Acknowledging: explicit, all or none.")
+    ] = None,
     ack_wait: AckWait = None,
     max_deliver: MaxDeliver = None,
     max_ack_pending: MaxAckPending = None,

@@ -65,10 +65,11 @@ def carry_out(command: Callable[[], int | None], *, as_json: bool) -> int:
     """Run a command to its exit status; whatever it raises becomes a line on stderr."""
     try:
         status = command() or DONE
-        sys.stdout.flush()
+        sys.stdout.flush()  # here and not while Python ends, where nobody could tell of a failure
     except KeyboardInterrupt:
         return INTERRUPTED
-    except SystemExit as ended:
+    except SystemExit as ended:  # of Typer and Rich, which do so when a pipe breaks
+        _discard_output()
         return ended.code if isinstance(ended.code, int) else FAILED
     except BrokenPipeError:
         _discard_output()  # nobody reads on, as with `| head`: that is no news

@@ -54,5 +54,5 @@ def common(
 
 
 def run() -> None:
-    """Entry point of the console script."""
+    """Run the command that the process was started with."""
     app(prog_name="contrail")

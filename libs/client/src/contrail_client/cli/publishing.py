@@ -32,8 +32,12 @@ Payload = Annotated[
 ]
 Count = Annotated[int, typer.Option(min=1, help="Publish it so many times.")]
 Lines = Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")]
-MsgId = Annotated[str | None, typer.Option(help="Stored once within the duplicate window.")]
-Ttl = Annotated[str | None, typer.Option(help='How long they live: "90s", or never.')]
+MsgId = Annotated[
+    str | None, typer.Option(metavar="ID", help="Stored once within the duplicate window.")
+]
+Ttl = Annotated[
+    str | None, typer.Option(metavar="DURATION", help='How long they live: "90s", or never.')
+]
 Ack = Annotated[Acks, typer.Option(help="none: do not ask whether it was stored.")]
 Outstanding = Annotated[int, typer.Option(min=1, help="Most messages under way at once.")]
 

@@ -30,13 +30,13 @@ _FILE_WIDTH: Final = 10_000
 """In a file or pipe nothing is cut off to fit a screen."""
 
 
-def _console(stream: TextIO) -> Console:
-    width = None if stream.isatty() else _FILE_WIDTH
-    return Console(stderr=stream is sys.stderr, highlight=False, width=width)
+def _console(stream: TextIO | None, *, stderr: bool) -> Console:
+    terminal = stream is not None and stream.isatty()
+    return Console(stderr=stderr, highlight=False, width=None if terminal else _FILE_WIDTH)
 
 
-console = _console(sys.stdout)
-errors = _console(sys.stderr)
+console = _console(sys.stdout, stderr=False)
+errors = _console(sys.stderr, stderr=True)
 
 
 class Shown(Protocol):

@@ -26,16 +26,24 @@ from contrail_client.configs import StreamConfig
 app = group("Manage streams.")
 
 Subjects = Annotated[
-    list[str] | None, typer.Option("--subject", help="Captured subject; may be repeated.")
+    list[str] | None,
+    typer.Option("--subject", metavar="SUBJECT", help="Captured subject; may be repeated."),
 ]
-Filter = Annotated[str | None, typer.Option("--subject", help="Only these subjects.")]
+Filter = Annotated[
+    str | None, typer.Option("--subject", metavar="SUBJECT", help="Only these subjects.")
+]
 MaxMsgs = Annotated[int | None, typer.Option(help="Most messages kept.")]
-MaxBytes = Annotated[int | None, typer.Option(help="Most bytes kept.")]
-MaxAge = Annotated[str | None, typer.Option(help='Longest age, such as "7d".')]
+MaxBytes = Annotated[int | None, typer.Option(metavar="BYTES", help="Most bytes kept.")]
+MaxAge = Annotated[str | None, typer.Option(metavar="DURATION", help='Longest age, such as "7d".')]
 MaxPerSubject = Annotated[int | None, typer.Option(help="Most messages kept of a subject.")]
-Discard = Annotated[str | None, typer.Option(help="At a limit: old or new.")]
-UpToSeq = Annotated[int | None, typer.Option(help="As of this sequence.")]
-UpToTime = Annotated[str | None, typer.Option(help="As it was before this time (RFC 3339).")]
+Discard = Annotated[
+    str | None,
+    typer.Option(metavar="old|new", help="What goes at a limit: old messages, or new ones."),
+]
+UpToSeq = Annotated[int | None, typer.Option(metavar="SEQ", help="As of this sequence.")]
+UpToTime = Annotated[
+    str | None, typer.Option(metavar="TIME", help="As it was before this time (RFC 3339).")
+]
 Sequence = Annotated[int, typer.Argument(help="Sequence of the message.")]
 Shard = Annotated[int | None, typer.Option(help="Shard, where the stream has several.")]
 Shards = Annotated[int | None, typer.Option(help="Shards to spread messages over, for good.")]
@@ -165,7 +173,9 @@ def purge_stream(
     session: Session,
     stream: StreamName,
     subject: Filter = None,
-    up_to_seq: Annotated[int | None, typer.Option(help="Only below this sequence.")] = None,
+    up_to_seq: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="Only below this sequence.")
+    ] = None,
     keep: Annotated[int | None, typer.Option(help="Keep this many of the newest.")] = None,
     shard: Shard = None,
     yes: Yes = False,
@@ -186,7 +196,9 @@ def erase_messages(
     seqs: Annotated[list[int] | None, typer.Argument(help="Sequences to erase.")] = None,
     subject: Filter = None,
     shard: Shard = None,
-    wait: Annotated[float, typer.Option(help="Wait so many seconds for its end.")] = 30.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Seconds to wait for completion.")
+    ] = 30.0,
     yes: Yes = False,
 ) -> None:
     """Erase messages: delete them, and have their bytes leave all files."""
@@ -198,7 +210,9 @@ def erase_messages(
 def show_erasure(
     session: Session,
     erasure_id: Annotated[str, typer.Argument(help="The receipt's id.")],
-    wait: Annotated[float, typer.Option(help="Wait so many seconds for its end.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Seconds to wait for completion.")
+    ] = 0.0,
 ) -> None:
     """Show how far an erasure is."""
     receipt = session.client.erasure(erasure_id, wait_s=wait)

@@ -64,6 +64,7 @@ class CommandLine(Group):
         as_json, given = _json_last(given)
 
         def run() -> int | None:
+            _check_streams()
             for warning in unknown_variables(os.environ):
                 show.warning(warning, as_json=as_json)
             status: int | None = super(CommandLine, self).main(
@@ -79,6 +80,19 @@ class CommandLine(Group):
 def group(text: str) -> typer.Typer:
     """A group of commands, to be added to another; `text` is its help."""
     return typer.Typer(cls=Group, help=text, no_args_is_help=True)
+
+
+def _check_streams() -> None:
+    """Have something in the place of a closed stdin or stderr; raise Failed for a closed stdout.
+
+    Python has None for those, and the next socket would get the closed one's number.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - it stays open
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        raise ending.Failed("standard output is closed")
 
 
 def _json_last(given: list[str]) -> tuple[bool, list[str]]:

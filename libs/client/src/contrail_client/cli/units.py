@@ -46,7 +46,7 @@ def size(number: int) -> Figure:
 def span(seconds: float) -> Figure:
     """A length of time in its two largest units: `45s`, `3m 20s`, `2d 4h`."""
     rest = int(max(seconds, 0))
-    parts = []
+    parts: list[str] = []
     for unit, length in _SPANS:
         number, rest = divmod(rest, length)
         if number or parts:
