@@ -8,7 +8,7 @@ from contrail_client.calls import Call
 from contrail_client.errors import ContrailError, OutcomeUnknown, Unreachable
 from contrail_client.models import Pull
 from contrail_client.reconnecting import Reconnecting
-from contrail_client.times import Duration, to_timedelta, wire
+from contrail_client.times import Duration, to_timedelta
 
 BATCH: Final = 10
 """A pull costs about a millisecond, and each message of a batch must be done within `ack_wait`."""
@@ -35,7 +35,7 @@ class Pulls:
         timeout_s: float | None,
     ) -> None:
         self._pull = partial(consumers.pull, stream, consumer, batch=batch, max_bytes=max_bytes)
-        self._expires_s = to_timedelta(wire(expires)).total_seconds()
+        self._expires_s = to_timedelta(expires).total_seconds()
         self._timeout_s = timeout_s
         self._reconnecting = reconnecting
         self._quiet_since_s: float | None = None

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 Duration = str | int | timedelta
@@ -24,21 +25,25 @@ _NS: Final = {
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)", re.ASCII)
 
 
-def to_timedelta(value: str | int) -> timedelta:
+def to_timedelta(value: Duration) -> timedelta:
     """A duration of the API, text or nanoseconds, to the microsecond; ValueError for others."""
+    if isinstance(value, timedelta):
+        return value
     if isinstance(value, int):
-        return timedelta(microseconds=value / 1_000)
+        return timedelta(microseconds=value // 1_000)
     sign, text = (-1, value[1:]) if value[:1] == "-" else (1, value)
     parts = _PART.findall(text)
     if text != "0" and (not parts or "".join(map("".join, parts)) != text):
         raise ValueError(f"{value!r} is not a duration such as '500ms', '30s' or '1h30m'")
-    nanoseconds = sum(float(number) * _NS[unit] for number, unit in parts)
-    return sign * timedelta(microseconds=nanoseconds / 1_000)
+    nanoseconds = sum(int(Decimal(number) * _NS[unit]) for number, unit in parts)
+    return sign * timedelta(microseconds=nanoseconds // 1_000)
 
 
-def to_datetime(text: str) -> datetime:
+def to_datetime(value: Time) -> datetime:
     """A time of the API, to the microsecond and in UTC; ValueError when it is none."""
-    second, _, fraction = text.removesuffix("Z").partition(".")
+    if isinstance(value, datetime):
+        return value
+    second, _, fraction = value.removesuffix("Z").partition(".")
     found = datetime.fromisoformat(second + "+00:00")
     return found.replace(microsecond=int(fraction.ljust(6, "0")[:6] or 0))
 

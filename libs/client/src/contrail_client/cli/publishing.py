@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated, Final, cast
+from typing import Annotated, Final
 
 import typer
 
@@ -123,8 +123,7 @@ def _remembered_s(session: Session, subject: str) -> float:
         info = None
     if info is None:
         return RETRY_S
-    window = to_timedelta(cast(str, info.config["duplicate_window"]))
-    return window.total_seconds() * _ID_SHARE
+    return to_timedelta(info.config["duplicate_window"]).total_seconds() * _ID_SHARE
 
 
 def _publish_many(
