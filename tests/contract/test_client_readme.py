@@ -14,7 +14,7 @@ from tests.support.servers import ServerProcess
 
 README = Path(__file__).parents[2] / "libs/client/README.md"
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-TIMEOUT_S = 240.0
+TIMEOUT_S = 600.0
 
 
 @pytest.fixture

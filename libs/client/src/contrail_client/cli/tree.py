@@ -13,6 +13,9 @@ from contrail_client.cli import ending, show
 from contrail_client.cli.settings import unknown_variables
 
 JSON: Final = "--json"
+_COMPLETING: Final = "_CONTRAIL_COMPLETE"
+"""Set by the shell that wants a word completed, where a warning would be in the way."""
+
 _METAVARS: Final = {
     "str": "TEXT",
     "int": "NUMBER",
@@ -65,8 +68,9 @@ class CommandLine(Group):
 
         def run() -> int | None:
             _check_streams()
-            for warning in unknown_variables(os.environ):
-                show.warning(warning, as_json=as_json)
+            if _COMPLETING not in os.environ:
+                for warning in unknown_variables(os.environ):
+                    show.warning(warning, as_json=as_json)
             status: int | None = super(CommandLine, self).main(
                 given, prog_name, complete_var, False, windows_expand_args, **extra
             )
