@@ -92,6 +92,7 @@ MemoryMaxBytes = Annotated[
 PublishTimeout = Annotated[
     str | None,
     typer.Option(
+        metavar="DURATION",
         help="How long a caller waits for the disk; then the outcome is unknown.",
         show_default="30s",
     ),
