@@ -13,14 +13,18 @@ from typing import Final
 BUILD: Final = {"editables", "hatchling", "setuptools"}
 """What `make install` builds distributions with."""
 OURS: Final = "contrail-"
+NOT_SERVED: Final = {"pandas"}
+"""Extras that are for those who use the SDK: no service has them."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _VIA: Final = re.compile(r"^    # +(?:via )?([A-Za-z0-9._-]+)$", re.MULTILINE)
 
 
 def asked_for(member: Path) -> set[str]:
-    """The packages that a distribution names, with every extra but those of other distributions."""
+    """The packages that a distribution names, with the extras that a service may use."""
     project = tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lists = [project.get("dependencies", []), *project.get("optional-dependencies", {}).values()]
+    extras = project.get("optional-dependencies", {}).items()
+    served = [packages for name, packages in extras if name not in NOT_SERVED]
+    lists = [project.get("dependencies", []), *served]
     names = {normal(requirement) for each in lists for requirement in each}
     return {name for name in names if not name.startswith(OURS)}
 

@@ -76,9 +76,10 @@ def test_stream_is_made_shown_changed_and_removed(shell: Shell) -> None:
     assert edited["config"]["subjects"] == ["new.>"]
     assert "NEW" in [info["config"]["name"] for info in shell.json("stream", "ls")]
     assert "new.>" in shell.run("stream", "info", "NEW")
-    [sealed] = shell.json("stream", "seal", "NEW")
+    shell.run("pub", "new.a", "x" * 2000)
+    [sealed] = shell.json("stream", "seal", "NEW", "--yes")
     assert sealed["config"]["sealed"] is True
-    assert shell.run("stream", "rm", "NEW") == ""
+    assert shell.run("stream", "rm", "NEW", "--yes").startswith("NEW removed, with 1 message (")
     assert shell.try_("stream", "info", "NEW").exit_code == 3
 
 
@@ -106,11 +107,11 @@ def test_messages_of_a_stream_are_shown_and_deleted(shell: Shell) -> None:
     before = shell.json("stream", "last", name, "--up-to-seq", "4")
     assert [each["seq"] for each in before] == [2, 3, 4]
     assert shell.json("stream", "last", name, "--up-to-time", "2000-01-01T00:00:00Z") == []
-    shell.run("stream", "delete-message", name, "4")
+    shell.run("stream", "delete-message", name, "4", "--yes")
     assert shell.try_("stream", "get", name, "4").exit_code == 3
     assert shell.json("stream", "deleted", name) == [{"first_seq": 4, "last_seq": 4}]
     assert "first" in shell.run("stream", "deleted", name)
-    assert shell.json("stream", "purge", name, "--keep", "2") == [{"purged": 3}]
+    assert shell.json("stream", "purge", name, "--keep", "2", "--yes") == [{"purged": 3}]
 
 
 def test_published_messages_may_have_a_time_to_live(shell: Shell) -> None:
@@ -137,7 +138,7 @@ def test_consumer_is_made_shown_changed_and_removed(shell: Shell) -> None:
     assert info["num_pending"] == 1
     assert [each["name"] for each in shell.json("consumer", "ls", name)] == ["c"]
     assert "c" in shell.run("consumer", "ls", name)
-    shell.run("consumer", "rm", name, "c")
+    shell.run("consumer", "rm", name, "c", "--yes")
     assert shell.try_("consumer", "info", name, "c").exit_code == 3
 
 
@@ -204,7 +205,7 @@ def test_reading_without_a_consumer_is_in_order_from_where_it_is_told(shell: She
 
 def test_gap_is_told_beside_the_messages(shell: Shell) -> None:
     shell.fill(5)
-    shell.run("stream", "purge", shell.stream, "--up-to-seq", "4")
+    shell.run("stream", "purge", shell.stream, "--up-to-seq", "4", "--yes")
     result = shell.try_("sub", shell.stream, "--start", "1", "--count", "2", "--raw")
     assert result.stdout == "4\n5\n"
     assert "1 to 3 are missing" in result.stderr
@@ -244,7 +245,7 @@ def test_bench_measures_and_removes_its_stream(shell: Shell, arguments: tuple[st
     ("arguments", "status"),
     [
         (("stream", "info", "NONE"), 3),
-        (("stream", "rm", "NONE"), 3),
+        (("stream", "rm", "NONE", "--yes"), 3),
         (("consumer", "info", "{stream}", "none"), 3),
         (("next", "{stream}", "none"), 3),
         (("sub", "{stream}", "none"), 3),

@@ -32,7 +32,7 @@ def changing(url: str, stream: str) -> Iterator[None]:
             number = 0
             while not heard.wait(PAUSE_S):
                 number = number % 9 + 1
-                client.ensure_stream(stream, {"subjects": [stream.lower()], "max_msgs": number})
+                client.put_stream(stream, {"subjects": [stream.lower()], "max_msgs": number})
 
     worker = threading.Thread(target=change)
     worker.start()

@@ -40,13 +40,22 @@ def delivery(token: str) -> Delivery:
 
 
 def test_durable_consumer_is_put_under_its_name() -> None:
-    request = consumers.ensure("S", "c", {"filter_subject": "a.>"}).request
+    request = consumers.put("S", "c", {"filter_subject": "a.>"}).request
     assert (request.method, request.path) == ("PUT", "/v1/streams/S/consumers/c")
     assert request.body == b'{"filter_subject":"a.>"}'
 
 
+def test_consumer_with_a_name_is_created_once() -> None:
+    call = consumers.create("S", "c", {"filter_subject": "a.>"})
+    assert (call.request.method, call.request.path) == ("POST", "/v1/streams/S/consumers")
+    assert msgspec.json.decode(call.request.body) == {"name": "c", "filter_subject": "a.>"}
+    assert call.repeatable
+
+
 def test_ephemeral_consumer_is_posted_without_a_name() -> None:
-    request = consumers.create("S", {"deliver_policy": "new"}).request
+    call = consumers.create("S", None, {"deliver_policy": "new"})
+    request = call.request
+    assert not call.repeatable  # the second time would make another one
     assert (request.method, request.path) == ("POST", "/v1/streams/S/consumers")
 
 

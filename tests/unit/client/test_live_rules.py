@@ -18,12 +18,12 @@ from contrail_client.errors import (
     Unreachable,
 )
 from contrail_client.live import frames
-from contrail_client.live.connection import Reconnecting
 from contrail_client.live.credit import CreditWindow
 from contrail_client.live.frames import CreditGiven, Sub, decode, encode, may_return
 from contrail_client.live.ordered import Begin, Course, begin_at
 from contrail_client.live.settling import SETTLED_MAX, Kind, Option, Settlement, Settling
 from contrail_client.models import Delivered, Gap
+from contrail_client.reconnecting import Reconnecting
 
 # Credit ------------------------------------------------------------------------------------------
 
@@ -298,6 +298,14 @@ def test_server_that_was_never_there_is_given_up_after_a_few_attempts() -> None:
     reconnecting = Reconnecting(RETRIES, 100.0)
     pauses = [reconnecting.lost(GONE, float(n), 0.0) for n in range(3)]
     assert pauses == [0.5, 1.0, None]
+
+
+def test_server_that_refuses_for_the_moment_is_there() -> None:
+    reconnecting = Reconnecting(RETRIES, 100.0)
+    starting = ApiProblem(503, name="not_ready", retryable=True, retry_after_s=3.0)
+    assert [reconnecting.lost(starting, float(n), 0.0) for n in range(5)] == [3.0] * 5
+    assert reconnecting.lost(GONE, 99.0, 0.0) is not None
+    assert reconnecting.lost(starting, 100.0, 0.0) is None
 
 
 def test_server_that_was_there_is_awaited_for_the_time_given() -> None:

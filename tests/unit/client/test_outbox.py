@@ -18,8 +18,10 @@ MAYBE = ApiProblem(503, name="no_leader", retryable=True)
 WRONG = ApiProblem(412, name="wrong_last_sequence", applied=False)
 
 
-def outbox(most: int = 100, most_bytes: int = 1 << 20, retry_s: float = 60.0) -> Outbox[str]:
-    return Outbox(most, most_bytes, retry_s)
+def outbox(
+    most: int = 100, most_bytes: int = 1 << 20, retry_s: float = 60.0, patience_s: float = 300.0
+) -> Outbox[str]:
+    return Outbox(most, most_bytes, retry_s, patience_s)
 
 
 def add(box: Outbox[str], key: int, msg_id: str | None = None) -> Outgoing[str]:
@@ -67,7 +69,7 @@ def test_lost_socket_sends_again_what_has_an_id_and_what_was_not_sent() -> None:
     add(box, 2)
     box.take(1 << 20, 0.0)
     add(box, 3)
-    assert keys(box.lost()) == [2]
+    assert keys(box.lost(0.0)) == [2]
     assert keys(box.take(1 << 20, 1.0)) == [1, 3]
 
 
@@ -76,7 +78,7 @@ def test_what_was_sent_too_long_ago_is_not_sent_again() -> None:
     add(box, 1, "a")
     box.take(1 << 20, 0.0)
     add(box, 2, "b")
-    box.lost()
+    box.lost(0.0)
     assert box.expired(9.9, LOST) == []
     [(over, error)] = box.expired(10.0, LOST)
     assert over.key == 1
@@ -110,30 +112,49 @@ def test_refused_message_is_sent_again_only_when_that_is_safe_and_may_help(
     box = outbox()
     add(box, 1, msg_id)
     box.take(1 << 20, 0.0)
-    pause_s = box.refused(1, error, Retries(), 0.5)
+    pause_s = box.refused(1, error, Retries(), 0.5, 0.0)
     assert (pause_s is not None) == again
     assert not box.has_unsent
     box.send_again(1)
     assert box.has_unsent == again
 
 
-def test_refusals_are_borne_a_few_times() -> None:
-    box = outbox()
-    add(box, 1)
-    pauses = []
-    for _ in range(4):
-        box.take(1 << 20, 0.0)
-        pauses.append(box.refused(1, BUSY, Retries(attempts=4), 0.0))
+@pytest.mark.parametrize("msg_id", [None, "id"])
+def test_refusals_are_borne_until_the_one_deadline(msg_id: str | None) -> None:
+    # The server may be away, refuse connections and then not be ready: it is one outage.
+    box = outbox(retry_s=60.0, patience_s=300.0)
+    add(box, 1, msg_id)
+    box.lost(0.0)
+    for now_s in range(10, 300, 10):
+        assert keys(box.take(1 << 20, now_s)) == [1]
+        assert box.refused(1, BUSY, Retries(attempts=2), 0.0, now_s) is not None
         box.send_again(1)
-    assert [pause is not None for pause in pauses] == [True, True, True, False]
+        assert box.expired(now_s, LOST) == []
+    box.take(1 << 20, 299.0)
+    assert box.refused(1, BUSY, Retries(attempts=2), 0.0, 299.0) is None
+
+
+def test_what_may_be_stored_is_not_sent_again_once_its_id_may_be_forgotten() -> None:
+    box = outbox(retry_s=60.0)
+    add(box, 1, "id")
+    box.take(1 << 20, 0.0)
+    box.lost(1.0)  # it may be stored
+    box.take(1 << 20, 50.0)
+    assert box.refused(1, BUSY, Retries(), 0.0, 50.0) is not None
+    box.send_again(1)
+    box.take(1 << 20, 59.9)
+    assert box.refused(1, BUSY, Retries(), 0.0, 59.9) is None
+    settled = box.settle(1)
+    assert settled is not None
+    assert isinstance(given_up(settled, BUSY), OutcomeUnknown)
 
 
 def test_pausing_message_without_an_id_was_not_stored_and_survives_a_lost_socket() -> None:
     box = outbox()
     add(box, 1)
     box.take(1 << 20, 0.0)
-    box.refused(1, BUSY, Retries(), 0.0)
-    assert box.lost() == []
+    box.refused(1, BUSY, Retries(), 0.0, 0.0)
+    assert box.lost(0.0) == []
     assert keys(box.take(1 << 20, 1.0)) == [1]
     box.send_again(1)  # the pause of the earlier socket
     assert not box.has_unsent
@@ -142,7 +163,7 @@ def test_pausing_message_without_an_id_was_not_stored_and_survives_a_lost_socket
 def test_late_answers_are_passed_over() -> None:
     box = outbox()
     assert box.settle(7) is None
-    assert box.refused(7, BUSY, Retries(), 0.0) is None
+    assert box.refused(7, BUSY, Retries(), 0.0, 0.0) is None
     box.send_again(7)
     assert not box.has_unsent
 
@@ -181,10 +202,10 @@ def test_every_message_is_stored_at_most_once_and_those_acked_are_stored(
                     box.settle(one.key)
                 else:
                     wire.clear()
-                    unknown |= set(keys(box.lost()))
+                    unknown |= set(keys(box.lost(0.0)))
             case 3 if chance.random() < 0.1:
                 wire.clear()
-                unknown |= set(keys(box.lost()))
+                unknown |= set(keys(box.lost(0.0)))
     assert set(Counter(stored).values()) <= {1}
     assert acked <= set(stored) <= acked | unknown
     if with_ids:

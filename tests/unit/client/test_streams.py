@@ -19,20 +19,29 @@ EMPTY = b"""{"config": {"name": "E"}, "created": "2026-01-31T08:00:00.000000000Z
     "last_ts": null}}"""
 
 
-def test_ensure_puts_the_configuration() -> None:
-    request = streams.ensure("ORDERS", {"subjects": ["orders.>"], "max_age": "7d"}).request
+def test_create_posts_the_configuration_with_the_name() -> None:
+    call = streams.create("ORDERS", {"subjects": ["orders.>"]})
+    assert (call.request.method, call.request.path) == ("POST", "/v1/streams")
+    assert msgspec.json.decode(call.request.body) == {"name": "ORDERS", "subjects": ["orders.>"]}
+    assert call.repeatable  # the second time it finds what the first one made
+    with pytest.raises(ValueError, match="cannot be"):
+        streams.create("..", {})
+
+
+def test_put_replaces_the_configuration() -> None:
+    request = streams.put("ORDERS", {"subjects": ["orders.>"], "max_age": "7d"}).request
     assert (request.method, request.path) == ("PUT", "/v1/streams/ORDERS")
     assert msgspec.json.decode(request.body) == {"subjects": ["orders.>"], "max_age": "7d"}
     assert request.headers == (("Content-Type", "application/json"),)
 
 
-def test_ensure_without_fields_sends_an_empty_object() -> None:
-    assert streams.ensure("ORDERS", {}).request.body == b"{}"
+def test_put_without_fields_sends_an_empty_object() -> None:
+    assert streams.put("ORDERS", {}).request.body == b"{}"
 
 
 def test_guards_become_preconditions() -> None:
-    assert ("If-Match", '"3"') in streams.ensure("S", {}, if_match='"3"').request.headers
-    assert ("If-None-Match", "*") in streams.ensure("S", {}, only_create=True).request.headers
+    assert ("If-Match", '"3"') in streams.put("S", {}, if_match='"3"').request.headers
+    assert ("If-None-Match", "*") in streams.put("S", {}, only_create=True).request.headers
 
 
 def test_update_is_a_merge_patch_in_which_none_restores_a_default() -> None:
@@ -45,8 +54,8 @@ def test_update_is_a_merge_patch_in_which_none_restores_a_default() -> None:
     assert msgspec.json.decode(request.body) == {"max_msgs": 5, "description": None}
 
 
-def test_no_write_is_repeatable() -> None:
-    assert not streams.ensure("S", {}).repeatable
+def test_what_a_second_time_could_undo_is_not_repeatable() -> None:
+    assert not streams.put("S", {}).repeatable
     assert not streams.delete("S").repeatable
     assert streams.get("S").repeatable
 

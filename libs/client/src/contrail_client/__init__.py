@@ -13,9 +13,13 @@
 of the client and survive its loss. Errors are in `contrail_client.errors`.
 """
 
-from contrail_client.aio import AsyncConsumer, AsyncContrail
+from contrail_client.aio import AsyncContrail
+from contrail_client.aio_consumer import AsyncConsumer
 from contrail_client.calls import Retries
-from contrail_client.client import Consumer, Contrail
+from contrail_client.client import Contrail
+from contrail_client.configs import ConsumerConfig, StreamConfig
+from contrail_client.consumer import Consumer
+from contrail_client.ensuring import ConfigDiffers
 from contrail_client.errors import (
     AcksRefused,
     ApiProblem,
@@ -50,11 +54,11 @@ from contrail_client.live.subscription import AsyncPushedMessage, AsyncSubscript
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
-    ConsumerConfig,
     ConsumerInfo,
     ConsumerShardInfo,
     Delivered,
     Delivery,
+    Difference,
     Erasure,
     Event,
     Expected,
@@ -66,12 +70,13 @@ from contrail_client.models import (
     ReplayPlan,
     ReplaySplit,
     StoredMessage,
-    StreamConfig,
     StreamInfo,
     StreamState,
     SubjectCount,
 )
 from contrail_client.replaying import Bounds
+from contrail_client.tables import AsyncReplay, Replay
+from contrail_client.times import Duration, Time, to_datetime, to_timedelta
 
 __all__ = [
     "AcksRefused",
@@ -82,12 +87,14 @@ __all__ = [
     "AsyncPublication",
     "AsyncPublisher",
     "AsyncPushedMessage",
+    "AsyncReplay",
     "AsyncSubscription",
     "AtomicAck",
     "BatchResult",
     "Bounds",
     "Busy",
     "Closed",
+    "ConfigDiffers",
     "Conflict",
     "Consumer",
     "ConsumerConfig",
@@ -98,6 +105,8 @@ __all__ = [
     "Delivered",
     "Delivery",
     "Denied",
+    "Difference",
+    "Duration",
     "Erasure",
     "Event",
     "Expected",
@@ -116,6 +125,7 @@ __all__ = [
     "Pull",
     "PushedMessage",
     "Range",
+    "Replay",
     "ReplayCut",
     "ReplayPlan",
     "ReplaySplit",
@@ -129,6 +139,9 @@ __all__ = [
     "SubjectCount",
     "Subscription",
     "SubscriptionEnded",
+    "Time",
     "UnexpectedAnswer",
     "Unreachable",
+    "to_datetime",
+    "to_timedelta",
 ]

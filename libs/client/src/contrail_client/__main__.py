@@ -1,5 +1,5 @@
 """`python -m contrail_client` is the `contrail` command."""
 
-from contrail_client.cli.main import run
+from contrail_start import run
 
 run()

@@ -13,14 +13,19 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
-from contrail_client import consumers, erasing, publishing, reading, replaying, streams
+from msgspec.structs import replace
+
+from contrail_client import consumers, ensuring, erasing, publishing, reading, replaying, streams
+from contrail_client.aio_consumer import AsyncConsumer
 from contrail_client.calls import Retries
-from contrail_client.errors import ContrailError
+from contrail_client.configs import ConsumerConfig, StreamConfig
+from contrail_client.errors import Conflict, ContrailError, NotFound
 from contrail_client.listening import EventReader
-from contrail_client.live.connection import Connection, Reconnecting
+from contrail_client.live.connection import Connection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import Start
 from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S, AsyncPublisher
@@ -29,10 +34,7 @@ from contrail_client.live.subscription import AsyncSubscription
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
-    ConsumerConfig,
     ConsumerInfo,
-    Delivery,
-    Duration,
     Erasure,
     Event,
     EventType,
@@ -40,16 +42,16 @@ from contrail_client.models import (
     Headers,
     Message,
     PubAck,
-    Pull,
     Range,
     ReplayPlan,
     ReplaySplit,
     StoredMessage,
-    StreamConfig,
     StreamInfo,
     SubjectCount,
 )
-from contrail_client.transport import DEFAULT_URL, AsyncTransport, Options
+from contrail_client.tables import AsyncReplay
+from contrail_client.times import Duration, Time
+from contrail_client.transport import RECONNECT_S, AsyncTransport, Options, from_environment
 
 
 class AsyncContrail:
@@ -57,17 +59,17 @@ class AsyncContrail:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         token: str | None = None,
         timeout_s: float = 30.0,
         connections: int = 32,
         retries: Retries | None = None,
-        reconnect_s: float = 300.0,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
         """As `Contrail`."""
+        url, token = from_environment(url, token)
         self._retries = retries or Retries()
-        self._reconnect_s = reconnect_s
         options = Options(
             url=url,
             token=token,
@@ -92,7 +94,30 @@ class AsyncContrail:
 
     # Streams -------------------------------------------------------------------------------------
 
-    async def ensure_stream(
+    async def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+        """As `Contrail.create_stream`."""
+        return await self._transport.run(streams.create(name, config))
+
+    async def ensure_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+        """As `Contrail.ensure_stream`."""
+        for attempt in range(1, ensuring.ATTEMPTS + 1):
+            try:
+                return await self.create_stream(name, config)
+            except Conflict as refusal:
+                if not ensuring.exists_otherwise(refusal):
+                    raise
+                try:
+                    info = await self.get_stream(name)
+                except NotFound:
+                    if attempt == ensuring.ATTEMPTS:
+                        raise refusal from None
+                    continue
+                differs = ensuring.differences(refusal, config, info.config)
+            ensuring.warn(f"stream {name}", differs)
+            return replace(info, differs=differs)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def put_stream(
         self,
         name: str,
         config: StreamConfig,
@@ -100,8 +125,8 @@ class AsyncContrail:
         if_match: str | None = None,
         only_create: bool = False,
     ) -> StreamInfo:
-        """As `Contrail.ensure_stream`."""
-        call = streams.ensure(name, config, if_match=if_match, only_create=only_create)
+        """As `Contrail.put_stream`."""
+        call = streams.put(name, config, if_match=if_match, only_create=only_create)
         return await self._transport.run(call)
 
     async def update_stream(
@@ -179,7 +204,7 @@ class AsyncContrail:
     async def erase(
         self,
         stream: str,
-        seqs: Sequence[int] | None = None,
+        seqs: Sequence[int] | int | None = None,
         *,
         subject: str | None = None,
         shard: int | None = None,
@@ -211,7 +236,7 @@ class AsyncContrail:
         headers: Headers | None = None,
         msg_id: str | None = None,
         expected: Expected | None = None,
-        ttl: str | None = None,
+        ttl: str | timedelta | None = None,
     ) -> PubAck:
         """As `Contrail.publish`."""
         message = Message(subject, payload, headers, msg_id, expected, ttl)
@@ -327,8 +352,7 @@ class AsyncContrail:
         types: Sequence[EventType] = (),
     ) -> AsyncGenerator[Event, None]:
         """As `Contrail.events`."""
-        reconnecting = Reconnecting(self._retries, self._reconnect_s)
-        reader = EventReader(stream, consumer, types, reconnecting)
+        reader = EventReader(stream, consumer, types, self._transport.reconnecting())
         while True:
             try:
                 async with aclosing(self._listen(reader)) as events:
@@ -357,7 +381,7 @@ class AsyncContrail:
         stream: str,
         *,
         from_seq: int | str | None = None,
-        start_time: str | None = None,
+        start_time: Time | None = None,
         subject: str | None = None,
         limit: int | None = None,
         max_bytes: int | None = None,
@@ -383,7 +407,7 @@ class AsyncContrail:
         *,
         subject: str | None = None,
         up_to_seq: int | None = None,
-        up_to_time: str | None = None,
+        up_to_time: Time | None = None,
         shard: int | None = None,
     ) -> AsyncIterator[StoredMessage]:
         """As `Contrail.last_messages`."""
@@ -417,14 +441,16 @@ class AsyncContrail:
         call = replaying.plan(stream, bounds or replaying.Bounds(), splits=splits)
         return await self._transport.run(call)
 
-    async def replay(
-        self, stream: str, bounds: replaying.Bounds | None = None
-    ) -> AsyncIterator[StoredMessage]:
+    def replay(self, stream: str, bounds: replaying.Bounds | None = None) -> AsyncReplay:
         """As `Contrail.replay`."""
-        plan = await self.replay_plan(stream, bounds)
-        for split in plan.splits:
-            async for message in self.read_split(split):
-                yield message
+
+        async def messages() -> AsyncIterator[StoredMessage]:
+            plan = await self.replay_plan(stream, bounds)
+            for split in plan.splits:
+                async for message in self.read_split(split):
+                    yield message
+
+        return AsyncReplay(messages())
 
     async def read_split(self, split: ReplaySplit) -> AsyncIterator[StoredMessage]:
         """As `Contrail.read_split`."""
@@ -448,7 +474,36 @@ class AsyncContrail:
 
     # Consumers -----------------------------------------------------------------------------------
 
+    async def create_consumer(
+        self, stream: str, name: str | None = None, config: ConsumerConfig | None = None
+    ) -> AsyncConsumer:
+        """As `Contrail.create_consumer`."""
+        info = await self._transport.run(consumers.create(stream, name, config or {}))
+        return AsyncConsumer(self._transport, stream, info.name)
+
     async def ensure_consumer(
+        self, stream: str, name: str, config: ConsumerConfig | None = None
+    ) -> AsyncConsumer:
+        """As `Contrail.ensure_consumer`."""
+        for attempt in range(1, ensuring.ATTEMPTS + 1):
+            try:
+                return await self.create_consumer(stream, name, config)
+            except Conflict as refusal:
+                if not ensuring.exists_otherwise(refusal):
+                    raise
+                found = self.consumer(stream, name)
+                try:
+                    existing = (await found.info()).config
+                except NotFound:
+                    if attempt == ensuring.ATTEMPTS:
+                        raise refusal from None
+                    continue
+                found.differs = ensuring.differences(refusal, config or {}, existing)
+            ensuring.warn(f"consumer {name} of stream {stream}", found.differs)
+            return found
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def put_consumer(
         self,
         stream: str,
         name: str,
@@ -456,22 +511,13 @@ class AsyncContrail:
         *,
         if_match: str | None = None,
         only_create: bool = False,
-    ) -> "AsyncConsumer":
-        """As `Contrail.ensure_consumer`."""
-        call = consumers.ensure(
-            stream, name, config or {}, if_match=if_match, only_create=only_create
-        )
+    ) -> AsyncConsumer:
+        """As `Contrail.put_consumer`."""
+        call = consumers.put(stream, name, config or {}, if_match=if_match, only_create=only_create)
         await self._transport.run(call)
         return AsyncConsumer(self._transport, stream, name)
 
-    async def create_consumer(
-        self, stream: str, config: ConsumerConfig | None = None
-    ) -> "AsyncConsumer":
-        """As `Contrail.create_consumer`."""
-        info = await self._transport.run(consumers.create(stream, config or {}))
-        return AsyncConsumer(self._transport, stream, info.name)
-
-    def consumer(self, stream: str, name: str) -> "AsyncConsumer":
+    def consumer(self, stream: str, name: str) -> AsyncConsumer:
         """As `Contrail.consumer`."""
         return AsyncConsumer(self._transport, stream, name)
 
@@ -485,73 +531,3 @@ class AsyncContrail:
             token = page.next_page_token
             if token is None:
                 return
-
-
-class AsyncConsumer:
-    """As `Consumer`, for asyncio."""
-
-    def __init__(self, transport: AsyncTransport, stream: str, name: str) -> None:
-        self._transport = transport
-        self.stream = stream
-        self.name = name
-
-    async def info(self) -> ConsumerInfo:
-        """As `Consumer.info`."""
-        return await self._transport.run(consumers.get(self.stream, self.name))
-
-    async def update(
-        self, changes: Mapping[str, Any], *, if_match: str | None = None
-    ) -> ConsumerInfo:
-        """As `Consumer.update`."""
-        call = consumers.update(self.stream, self.name, changes, if_match=if_match)
-        return await self._transport.run(call)
-
-    async def delete(self) -> None:
-        """As `Consumer.delete`."""
-        await self._transport.run(consumers.delete(self.stream, self.name))
-
-    async def next(
-        self,
-        batch: int = 1,
-        *,
-        expires: Duration | None = "30s",
-        max_bytes: int | None = None,
-        no_wait: bool | None = None,
-    ) -> Pull:
-        """As `Consumer.next`."""
-        call = consumers.pull(
-            self.stream,
-            self.name,
-            batch=batch,
-            expires=None if no_wait else expires,
-            max_bytes=max_bytes,
-            no_wait=no_wait,
-        )
-        return await self._transport.run(call)
-
-    async def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
-        """As `Consumer.ack`."""
-        await self._acknowledge("ack", deliveries, sync=sync)
-
-    async def nak(
-        self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False
-    ) -> None:
-        """As `Consumer.nak`."""
-        await self._acknowledge("nak", deliveries, delay=delay, sync=sync)
-
-    async def term(
-        self, *deliveries: Delivery, reason: str | None = None, sync: bool = False
-    ) -> None:
-        """As `Consumer.term`."""
-        await self._acknowledge("term", deliveries, reason=reason, sync=sync)
-
-    async def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
-        """As `Consumer.in_progress`."""
-        await self._acknowledge("in_progress", deliveries, sync=sync)
-
-    async def _acknowledge(
-        self, kind: consumers.AckKind, deliveries: Sequence[Delivery], **how: Any
-    ) -> None:
-        if deliveries:
-            call = consumers.acknowledge(self.stream, self.name, kind, deliveries, **how)
-            await self._transport.run(call)

@@ -40,7 +40,12 @@ def record_batches(chunks: Iterator[bytes]) -> Iterator[Any]:
     Arrow's own reader takes a stream that ends between two batches for a whole one, so the end
     mark is looked for here.
     """
-    import pyarrow  # noqa: PLC0415 - the SDK is useful without it
+    try:
+        import pyarrow  # noqa: PLC0415 - the SDK is useful without it
+    except ImportError as error:
+        raise ImportError(
+            "an Arrow replay needs pyarrow: pip install 'contrail-client[arrow]'"
+        ) from error
 
     body = _Body(chunks)
     try:

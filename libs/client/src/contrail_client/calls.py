@@ -5,7 +5,7 @@ A `Call` is a request together with the function that reads its answer. The modu
 the synchronous and the asynchronous client share every rule.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
@@ -21,6 +21,7 @@ from contrail_client.errors import (
     Unreachable,
     api_problem,
 )
+from contrail_client.times import wire
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -34,6 +35,9 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 
 OUTCOME_UNKNOWN: Final = "outcome_unknown"
 """The problem's name when a request may or may not have taken effect."""
+
+_LATE_ATTEMPT: Final = 16
+"""By then the pause between attempts has long been the longest."""
 
 LONG_POLL_S: Final = 60.0
 """The server ends every long poll after this time, whatever was asked for."""
@@ -99,15 +103,16 @@ def call(
     json: Any = None,
     headers: tuple[tuple[str, str], ...] = (),
     wait_s: float = 0.0,
+    repeatable: bool = False,
 ) -> Call[T]:
-    """A call with an optional JSON body. Only reads are repeatable."""
+    """A call with an optional JSON body. Reads are repeatable, and what is said to be."""
     body = b""
     if json is not None:
-        body = msgspec.json.encode(json)
+        body = msgspec.json.encode(wire(json))
         if not any(name == "Content-Type" for name, _ in headers):
             headers = (*headers, ("Content-Type", JSON))
     request = Request(method, path, query_items(query or {}), headers, body, wait_s)
-    return Call(request, parse, repeatable=request.is_read)
+    return Call(request, parse, repeatable=repeatable or request.is_read)
 
 
 def path_of(*segments: str | int) -> str:
@@ -125,10 +130,15 @@ def path_of(*segments: str | int) -> str:
 def query_items(query: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Query parameters that are given: None is left out, booleans are `true` and `false`."""
     return tuple(
-        (name, str(value).lower() if isinstance(value, bool) else str(value))
+        (name, str(value).lower() if isinstance(value, bool) else str(wire(value)))
         for name, value in query.items()
         if value is not None
     )
+
+
+def texts(value: str | Sequence[T]) -> tuple[str | T, ...]:
+    """Several texts, or one: a `str` would otherwise be taken for a sequence of its letters."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def given(**fields: Any) -> dict[str, Any]:
@@ -237,12 +247,23 @@ class Retries:
         self, error: ContrailError, repeatable: bool, attempt: int, chance: float
     ) -> float | None:
         """As `pause_s`, for what need not be a call; `repeatable`: twice has the effect of once."""
-        if attempt >= self.attempts or not _may_pass(error, repeatable):
-            return None
         asked = error.retry_after_s if isinstance(error, ApiProblem) else None
         if asked is not None and asked > self.longest_pause_s:
             return None
-        return max(asked or 0.0, self.backoff_s(attempt, chance))
+        return (
+            None
+            if attempt >= self.attempts
+            else self.pause_while(error, repeatable, attempt, chance)
+        )
+
+    def pause_while(
+        self, error: ContrailError, repeatable: bool, attempt: int, chance: float
+    ) -> float | None:
+        """As `pause_after`, for what has a deadline of its own rather than a number of attempts."""
+        if not _may_pass(error, repeatable):
+            return None
+        asked = error.retry_after_s if isinstance(error, ApiProblem) else None
+        return max(asked or 0.0, self.backoff_s(min(attempt, _LATE_ATTEMPT), chance))
 
     def backoff_s(self, attempt: int, chance: float) -> float:
         """The pause after failed attempt number `attempt` when the server does not name one."""

@@ -6,17 +6,21 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
-from contrail_client import consumers, erasing, publishing, reading, replaying, streams
+from msgspec.structs import replace
+
+from contrail_client import consumers, ensuring, erasing, publishing, reading, replaying, streams
 from contrail_client.aio import AsyncContrail
 from contrail_client.arrow import record_batches
 from contrail_client.calls import Retries
-from contrail_client.errors import ContrailError
+from contrail_client.configs import ConsumerConfig, StreamConfig
+from contrail_client.consumer import Consumer
+from contrail_client.errors import Conflict, ContrailError, NotFound
 from contrail_client.listening import EventReader
 from contrail_client.live.blocking import OrderedReader, Publisher, Subscription
-from contrail_client.live.connection import Reconnecting
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import Start
 from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S
@@ -25,10 +29,7 @@ from contrail_client.live_client import LiveClient
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
-    ConsumerConfig,
     ConsumerInfo,
-    Delivery,
-    Duration,
     Erasure,
     Event,
     EventType,
@@ -36,16 +37,16 @@ from contrail_client.models import (
     Headers,
     Message,
     PubAck,
-    Pull,
     Range,
     ReplayPlan,
     ReplaySplit,
     StoredMessage,
-    StreamConfig,
     StreamInfo,
     SubjectCount,
 )
-from contrail_client.transport import DEFAULT_URL, Options, Transport
+from contrail_client.tables import Replay
+from contrail_client.times import Duration, Time
+from contrail_client.transport import RECONNECT_S, Options, Transport, from_environment
 
 
 class Contrail:
@@ -58,27 +59,30 @@ class Contrail:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         token: str | None = None,
         timeout_s: float = 30.0,
         connections: int = 32,
         retries: Retries | None = None,
-        reconnect_s: float = 300.0,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
         """Connect lazily; raises ValueError for an address that is none.
+
+        Without `url` that is the environment's `CONTRAIL_URL`, or this machine; without `token` its
+        `CONTRAIL_TOKEN`, if there is one. An empty token is none.
 
         `timeout_s` is the longest silence of the server beyond what a long poll asked for.
         `reconnect_s` is how long a lost WebSocket, or lost events, are asked for anew before what
         uses them fails.
         """
+        url, token = from_environment(url, token)
         self._retries = retries or Retries()
-        self._reconnect_s = reconnect_s
         self._live = LiveClient(
             partial(
                 AsyncContrail,
                 url,
-                token=token,
+                token=token or "",
                 timeout_s=timeout_s,
                 retries=self._retries,
                 reconnect_s=reconnect_s,
@@ -91,6 +95,7 @@ class Contrail:
                 timeout_s=timeout_s,
                 connections=connections,
                 retries=self._retries,
+                reconnect_s=reconnect_s,
             )
         )
 
@@ -107,7 +112,38 @@ class Contrail:
 
     # Streams -------------------------------------------------------------------------------------
 
-    def ensure_stream(
+    def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+        """Create the stream, or find one with an identical configuration.
+
+        Raises `Conflict` when another configuration has the name; its `errors` say what differs.
+        """
+        return self._transport.run(streams.create(name, config))
+
+    def ensure_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+        """Create the stream unless there is one; one that exists is left as it is.
+
+        Where it has another value than asked for a field that `config` gives, `differs` of the
+        result says so, and there is a `ConfigDiffers` warning. `put_stream` replaces,
+        `update_stream` changes fields.
+        """
+        for attempt in range(1, ensuring.ATTEMPTS + 1):
+            try:
+                return self.create_stream(name, config)
+            except Conflict as refusal:
+                if not ensuring.exists_otherwise(refusal):
+                    raise
+                try:
+                    info = self.get_stream(name)
+                except NotFound:
+                    if attempt == ensuring.ATTEMPTS:
+                        raise refusal from None
+                    continue
+                differs = ensuring.differences(refusal, config, info.config)
+            ensuring.warn(f"stream {name}", differs)
+            return replace(info, differs=differs)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def put_stream(
         self,
         name: str,
         config: StreamConfig,
@@ -115,11 +151,12 @@ class Contrail:
         if_match: str | None = None,
         only_create: bool = False,
     ) -> StreamInfo:
-        """Create the stream, or replace its configuration; identical is fine.
+        """Create the stream, or replace its whole configuration: what is not given is reset.
 
-        With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
+        Messages beyond new limits are removed. With `if_match` (an `etag`) only that version is
+        replaced; with `only_create` none is.
         """
-        call = streams.ensure(name, config, if_match=if_match, only_create=only_create)
+        call = streams.put(name, config, if_match=if_match, only_create=only_create)
         return self._transport.run(call)
 
     def update_stream(
@@ -190,7 +227,7 @@ class Contrail:
     def erase(
         self,
         stream: str,
-        seqs: Sequence[int] | None = None,
+        seqs: Sequence[int] | int | None = None,
         *,
         subject: str | None = None,
         shard: int | None = None,
@@ -222,7 +259,7 @@ class Contrail:
         headers: Headers | None = None,
         msg_id: str | None = None,
         expected: Expected | None = None,
-        ttl: str | None = None,
+        ttl: str | timedelta | None = None,
     ) -> PubAck:
         """Store one message in the stream that captures `subject`; durable when this returns.
 
@@ -356,8 +393,7 @@ class Contrail:
         Goes on across broken connections and restarts; where something was missed there is an event
         `lost`. Closing the generator ends it.
         """
-        reconnecting = Reconnecting(self._retries, self._reconnect_s)
-        reader = EventReader(stream, consumer, types, reconnecting)
+        reader = EventReader(stream, consumer, types, self._transport.reconnecting())
         while True:
             try:
                 with closing(self._transport.stream(reader.request())) as chunks:
@@ -378,7 +414,7 @@ class Contrail:
         stream: str,
         *,
         from_seq: int | str | None = None,
-        start_time: str | None = None,
+        start_time: Time | None = None,
         subject: str | None = None,
         limit: int | None = None,
         max_bytes: int | None = None,
@@ -408,7 +444,7 @@ class Contrail:
         *,
         subject: str | None = None,
         up_to_seq: int | None = None,
-        up_to_time: str | None = None,
+        up_to_time: Time | None = None,
         shard: int | None = None,
     ) -> Iterator[StoredMessage]:
         """The newest message of each subject matching the filter, page by page.
@@ -444,12 +480,14 @@ class Contrail:
         call = replaying.plan(stream, bounds or replaying.Bounds(), splits=splits)
         return self._transport.run(call)
 
-    def replay(
-        self, stream: str, bounds: replaying.Bounds | None = None
-    ) -> Iterator[StoredMessage]:
-        """Every message of a range, by default of what the stream holds now."""
-        for split in self.replay_plan(stream, bounds).splits:
-            yield from self.read_split(split)
+    def replay(self, stream: str, bounds: replaying.Bounds | None = None) -> Replay:
+        """Every message of a range, by default of what the stream holds when reading begins."""
+
+        def messages() -> Iterator[StoredMessage]:
+            for split in self.replay_plan(stream, bounds).splits:
+                yield from self.read_split(split)
+
+        return Replay(messages())
 
     def read_split(self, split: ReplaySplit) -> Iterator[StoredMessage]:
         """Every message of a split, once and in order, also across broken connections."""
@@ -472,7 +510,45 @@ class Contrail:
 
     # Consumers -----------------------------------------------------------------------------------
 
+    def create_consumer(
+        self, stream: str, name: str | None = None, config: ConsumerConfig | None = None
+    ) -> Consumer:
+        """Create a consumer: durable with a name, otherwise ephemeral and named by the server.
+
+        One with an identical configuration is found; with another one this raises `Conflict`,
+        whose `errors` say what differs. The server removes an ephemeral one when it is unused.
+        """
+        info = self._transport.run(consumers.create(stream, name, config or {}))
+        return Consumer(self._transport, stream, info.name)
+
     def ensure_consumer(
+        self, stream: str, name: str, config: ConsumerConfig | None = None
+    ) -> Consumer:
+        """Create a durable consumer unless there is one; one that exists is left as it is.
+
+        Where it has another value than asked for a field that `config` gives, `differs` of the
+        result says so, and there is a `ConfigDiffers` warning. `put_consumer` replaces,
+        `Consumer.update` changes fields.
+        """
+        for attempt in range(1, ensuring.ATTEMPTS + 1):
+            try:
+                return self.create_consumer(stream, name, config)
+            except Conflict as refusal:
+                if not ensuring.exists_otherwise(refusal):
+                    raise
+                found = self.consumer(stream, name)
+                try:
+                    existing = (found.info()).config
+                except NotFound:
+                    if attempt == ensuring.ATTEMPTS:
+                        raise refusal from None
+                    continue
+                found.differs = ensuring.differences(refusal, config or {}, existing)
+            ensuring.warn(f"consumer {name} of stream {stream}", found.differs)
+            return found
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def put_consumer(
         self,
         stream: str,
         name: str,
@@ -480,20 +556,16 @@ class Contrail:
         *,
         if_match: str | None = None,
         only_create: bool = False,
-    ) -> "Consumer":
-        """Create a durable consumer, or replace its configuration; identical is fine."""
-        call = consumers.ensure(
-            stream, name, config or {}, if_match=if_match, only_create=only_create
-        )
+    ) -> Consumer:
+        """Create a durable consumer, or replace its whole configuration.
+
+        With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
+        """
+        call = consumers.put(stream, name, config or {}, if_match=if_match, only_create=only_create)
         self._transport.run(call)
         return Consumer(self._transport, stream, name)
 
-    def create_consumer(self, stream: str, config: ConsumerConfig | None = None) -> "Consumer":
-        """Create an ephemeral consumer, which the server names and removes when unused."""
-        info = self._transport.run(consumers.create(stream, config or {}))
-        return Consumer(self._transport, stream, info.name)
-
-    def consumer(self, stream: str, name: str) -> "Consumer":
+    def consumer(self, stream: str, name: str) -> Consumer:
         """A consumer that exists; nothing is asked of the server yet."""
         return Consumer(self._transport, stream, name)
 
@@ -506,74 +578,3 @@ class Contrail:
             token = page.next_page_token
             if token is None:
                 return
-
-
-class Consumer:
-    """A consumer of a stream: pull deliveries, then acknowledge them."""
-
-    def __init__(self, transport: Transport, stream: str, name: str) -> None:
-        self._transport = transport
-        self.stream = stream
-        self.name = name
-
-    def info(self) -> ConsumerInfo:
-        """Configuration and progress."""
-        return self._transport.run(consumers.get(self.stream, self.name))
-
-    def update(self, changes: Mapping[str, Any], *, if_match: str | None = None) -> ConsumerInfo:
-        """Change the given fields of the configuration; None restores a default."""
-        call = consumers.update(self.stream, self.name, changes, if_match=if_match)
-        return self._transport.run(call)
-
-    def delete(self) -> None:
-        """Remove the consumer; its waiting pulls end."""
-        self._transport.run(consumers.delete(self.stream, self.name))
-
-    def next(
-        self,
-        batch: int = 1,
-        *,
-        expires: Duration | None = "30s",
-        max_bytes: int | None = None,
-        no_wait: bool | None = None,
-    ) -> Pull:
-        """Lease up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
-
-        The result is empty when none came. After an `OutcomeUnknown` the messages come again once
-        the consumer's `ack_wait` is over.
-        """
-        call = consumers.pull(
-            self.stream,
-            self.name,
-            batch=batch,
-            expires=None if no_wait else expires,
-            max_bytes=max_bytes,
-            no_wait=no_wait,
-        )
-        return self._transport.run(call)
-
-    def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
-        """These are done. With `sync`, return only once that is durable.
-
-        Raises `AcksRefused` when any was not taken, for this and the next three methods.
-        """
-        self._acknowledge("ack", deliveries, sync=sync)
-
-    def nak(self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False) -> None:
-        """Deliver these again, at once or after `delay`."""
-        self._acknowledge("nak", deliveries, delay=delay, sync=sync)
-
-    def term(self, *deliveries: Delivery, reason: str | None = None, sync: bool = False) -> None:
-        """Never deliver these again."""
-        self._acknowledge("term", deliveries, reason=reason, sync=sync)
-
-    def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
-        """Still working: start the `ack_wait` of these anew."""
-        self._acknowledge("in_progress", deliveries, sync=sync)
-
-    def _acknowledge(
-        self, kind: consumers.AckKind, deliveries: Sequence[Delivery], **how: Any
-    ) -> None:
-        if deliveries:
-            call = consumers.acknowledge(self.stream, self.name, kind, deliveries, **how)
-            self._transport.run(call)

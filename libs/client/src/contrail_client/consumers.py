@@ -20,8 +20,10 @@ from contrail_client.calls import (
     precondition,
     with_etag,
 )
+from contrail_client.configs import ConsumerConfig
 from contrail_client.errors import AcksRefused
-from contrail_client.models import ConsumerConfig, ConsumerInfo, Delivery, Duration, Pull
+from contrail_client.models import ConsumerInfo, Delivery, Pull
+from contrail_client.times import Duration
 
 AckKind = Literal["ack", "nak", "term", "in_progress"]
 
@@ -48,7 +50,21 @@ _pull = json_as(Pull)
 _ack_results = json_as(_AckResults)
 
 
-def ensure(
+def create(stream: str, name: str | None, config: ConsumerConfig) -> Call[ConsumerInfo]:
+    """Create a consumer: durable with a name, otherwise ephemeral and named by the server.
+
+    One that exists under the name with an identical configuration is found.
+    """
+    body: dict[str, Any] = {**config}
+    if name is not None:
+        path_of("streams", stream, "consumers", name)  # what cannot stand in a path is no name
+        body["name"] = name
+    named = bool(body.get("name") or body.get("durable_name"))
+    path = path_of("streams", stream, "consumers")
+    return call("POST", path, _info, json=body, repeatable=named)
+
+
+def put(
     stream: str,
     name: str,
     config: ConsumerConfig,
@@ -56,7 +72,7 @@ def ensure(
     if_match: str | None = None,
     only_create: bool = False,
 ) -> Call[ConsumerInfo]:
-    """Create the durable consumer, or replace its configuration; identical is fine."""
+    """Create the durable consumer, or replace its whole configuration."""
     return call(
         "PUT",
         path_of("streams", stream, "consumers", name),
@@ -64,11 +80,6 @@ def ensure(
         json=config,
         headers=precondition(if_match, only_create),
     )
-
-
-def create(stream: str, config: ConsumerConfig) -> Call[ConsumerInfo]:
-    """Create an ephemeral consumer; the server names it."""
-    return call("POST", path_of("streams", stream, "consumers"), _info, json=config)
 
 
 def update(

@@ -11,12 +11,14 @@ _erasure = json_as(Erasure)
 def erase(
     stream: str,
     *,
-    seqs: Sequence[int] | None,
+    seqs: Sequence[int] | int | None,
     subject: str | None,
     shard: int | None,
     wait_s: float,
 ) -> Call[Erasure]:
     """Erase messages by sequence or by subject; answers when done or after ``wait_s``."""
+    if isinstance(seqs, int):
+        seqs = (seqs,)
     body = given(seqs=None if seqs is None else list(seqs), subject=subject, shard=shard)
     path = path_of("streams", stream, "erase")
     return call("POST", path, _erasure, json=body, query=_wait(wait_s), wait_s=wait_s)

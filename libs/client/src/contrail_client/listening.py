@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
-from contrail_client.calls import Request, path_of, query_items
+from contrail_client.calls import Request, path_of, query_items, texts
 from contrail_client.errors import ContrailError, UnexpectedAnswer, Unreachable
-from contrail_client.live.connection import Reconnecting
 from contrail_client.models import Event, EventType
+from contrail_client.reconnecting import Reconnecting
 
 _SILENCE_S: Final = 15.0
 """The server says something at least this often."""
@@ -31,7 +31,7 @@ class EventReader:
         types: Sequence[EventType],
         reconnecting: Reconnecting,
     ) -> None:
-        listed = ",".join(types) or None
+        listed = ",".join(texts(types)) or None
         self._query = query_items({"stream": stream, "consumer": consumer, "types": listed})
         self._reconnecting = reconnecting
         self._last_id = ""

@@ -3,89 +3,26 @@
 These are msgspec structs, read straight from the bytes of an answer: that is several times faster
 than frozen dataclasses, which would have to be filled from another object first.
 
-Times are the API's RFC 3339 strings with nanoseconds; `time_ns` of a message gives the integer.
-Durations are strings such as `"30s"` or integer nanoseconds. Configurations are dictionaries with
-the API's field names.
+Times are the API's RFC 3339 texts with nanoseconds; beside each stands a `datetime`, which has
+microseconds, and `time_ns` of a message. Durations come as texts such as `"30s"`, which
+`to_timedelta` reads; a `timedelta` may be given for any. Configurations are dictionaries with the
+API's field names.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal, TypedDict
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
+from contrail_client.configs import ShownConsumerConfig, ShownStreamConfig
 from contrail_client.errors import ApiProblem
+from contrail_client.tables import to_pandas
+from contrail_client.times import duration_text, parse_time_ns, to_datetime
 
-Duration = str | int
-Headers = Mapping[str, Sequence[str]]
-
-
-class ConsumerLimits(TypedDict, total=False):
-    """Defaults and caps of a stream for its consumers."""
-
-    inactive_threshold: Duration
-    max_ack_pending: int
-
-
-class StreamConfig(TypedDict, total=False):
-    """Fields of a stream's configuration; the server has the defaults."""
-
-    description: str
-    subjects: list[str]
-    retention: Literal["limits", "interest", "workqueue"]
-    storage: Literal["file", "memory"]
-    discard: Literal["old", "new"]
-    max_msgs: int
-    max_bytes: int
-    max_age: Duration
-    max_msgs_per_subject: int
-    discard_new_per_subject: bool
-    max_msg_size: int
-    max_consumers: int
-    duplicate_window: Duration
-    num_replicas: int
-    allow_direct: bool
-    deny_delete: bool
-    deny_purge: bool
-    allow_rollup_hdrs: bool
-    allow_atomic: bool
-    allow_msg_ttl: bool
-    subject_delete_marker_ttl: Duration
-    compression: Literal["none", "lz4", "zstd", "s2"]
-    first_seq: int
-    consumer_limits: ConsumerLimits
-    metadata: dict[str, str]
-    encrypted: bool
-    shards: int
-    shard_by: list[int]
-    erasure: Literal["rewrite", "subject_key"]
-
-
-class ConsumerConfig(TypedDict, total=False):
-    """Fields of a consumer's configuration; the server has the defaults."""
-
-    description: str
-    deliver_policy: Literal[
-        "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
-    ]
-    opt_start_seq: int
-    opt_start_time: str
-    ack_policy: Literal["none", "all", "explicit"]
-    ack_wait: Duration
-    max_deliver: int
-    backoff: list[Duration]
-    filter_subject: str
-    filter_subjects: list[str]
-    max_waiting: int
-    max_ack_pending: int
-    max_batch: int
-    max_expires: Duration
-    max_bytes: int
-    headers_only: bool
-    inactive_threshold: Duration
-    metadata: dict[str, str]
-    num_replicas: int
-    mem_storage: bool
+Headers = Mapping[str, str | Sequence[str]]
+"""Headers to publish: a name has one value, or several in a list."""
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,11 +36,13 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message to publish.
+    """A message to publish. Raises TypeError for a value of a type that no message can have.
 
-    With `msg_id` the server stores it once within the stream's duplicate window, and the SDK may
-    repeat a publish whose outcome is unknown. `ttl` is how long it lives, where the stream has
-    `allow_msg_ttl`: seconds or a duration of at least 1 s ("90", "1h30m"), or "never".
+    `payload` is bytes, or text that is stored as UTF-8. A header has one value (`str`) or several
+    (a list of `str`). With `msg_id` the server stores it once within the stream's duplicate window,
+    and the SDK may repeat a publish whose outcome is unknown. `ttl` is how long it lives, where the
+    stream has `allow_msg_ttl`: at least 1 s, as a text ("90" seconds, "1h30m") or `timedelta`, or
+    "never".
     """
 
     subject: str
@@ -111,7 +50,59 @@ class Message(msgspec.Struct, frozen=True):
     headers: Headers | None = None
     msg_id: str | None = None
     expected: Expected | None = None
-    ttl: str | None = None
+    ttl: str | timedelta | None = None
+
+    def __post_init__(self) -> None:
+        _check_text("subject", self.subject)
+        if type(self.payload) is not bytes and not isinstance(self.payload, str):
+            force_setattr(self, "payload", _payload(self.payload))
+        if self.headers is not None:
+            force_setattr(self, "headers", _headers(self.headers))
+        if self.msg_id is not None:
+            _check_text("msg_id", self.msg_id)
+        if isinstance(self.ttl, timedelta):
+            force_setattr(self, "ttl", duration_text(self.ttl))
+        elif self.ttl is not None:
+            _check_text("ttl", self.ttl)
+        if self.expected is not None and not isinstance(self.expected, Expected):
+            raise TypeError(f"expected must be an Expected, not {_kind(self.expected)}")
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {_kind(value)}")
+
+
+def _payload(value: object) -> bytes:
+    """A payload that is neither exactly `bytes` nor a `str`; the copy cannot change any more."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(
+        f"payload must be bytes or a str, not {_kind(value)}; encode it first, "
+        "for example with json.dumps"
+    )
+
+
+def _headers(headers: object) -> dict[str, list[str]]:
+    """Headers in their one form. A `str` is one value, although it is a sequence of `str`, too."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers must be a dict of names to values, not {_kind(headers)}")
+    found: dict[str, list[str]] = {}
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a header must be a str, not {_kind(name)}: {name!r}")
+        values = [value] if isinstance(value, str) else value
+        if isinstance(values, bytes | bytearray) or not isinstance(values, Sequence):
+            raise TypeError(f"header {name} must be a str or a list of str, not {_kind(value)}")
+        for each in values:
+            if not isinstance(each, str):
+                raise TypeError(f"header {name} must be a list of str, but holds {_kind(each)}")
+        found[name] = list(values)
+    return found
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 class PubAck(msgspec.Struct, frozen=True):
@@ -180,8 +171,13 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return (self.data or "").encode()
 
     @property
+    def stored_at(self) -> datetime:
+        """When it was stored."""
+        return to_datetime(self.time)
+
+    @property
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch."""
+        """When it was stored, in nanoseconds since the epoch."""
         return parse_time_ns(self.time)
 
 
@@ -223,8 +219,13 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
         return self.data
 
     @property
+    def stored_at(self) -> datetime:
+        """When it was stored."""
+        return to_datetime(self.time)
+
+    @property
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch."""
+        """When it was stored, in nanoseconds since the epoch."""
         return parse_time_ns(self.time)
 
     @property
@@ -270,7 +271,7 @@ class MessageFacts:
         return self.delivered.data
 
     @property
-    def headers(self) -> Headers:
+    def headers(self) -> dict[str, list[str]]:
         """Its headers."""
         return self.delivered.headers
 
@@ -278,6 +279,11 @@ class MessageFacts:
     def time(self) -> str:
         """When it was stored (RFC 3339)."""
         return self.delivered.time
+
+    @property
+    def stored_at(self) -> datetime:
+        """When it was stored."""
+        return to_datetime(self.time)
 
     @property
     def time_ns(self) -> int:
@@ -313,6 +319,10 @@ class Pull(msgspec.Struct, frozen=True):
     messages: tuple[Delivery, ...] = ()
     num_pending: int = 0
 
+    def to_pandas(self) -> Any:
+        """The messages as a `pandas.DataFrame`; see `tables.to_pandas`."""
+        return to_pandas(self.messages)
+
     def __iter__(self) -> Iterator[Delivery]:
         return iter(self.messages)
 
@@ -331,6 +341,10 @@ class Range(msgspec.Struct, frozen=True):
     num_pending: int = 0
     cursor: str | None = None
 
+    def to_pandas(self) -> Any:
+        """The messages as a `pandas.DataFrame`; see `tables.to_pandas`."""
+        return to_pandas(self.messages)
+
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream holds; the times are None while it has no message."""
@@ -345,25 +359,53 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     num_deleted: int = 0
     consumer_count: int = 0
 
+    @property
+    def first_at(self) -> datetime | None:
+        """When the first message was stored."""
+        return None if self.first_ts is None else to_datetime(self.first_ts)
 
-class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
+    @property
+    def last_at(self) -> datetime | None:
+        """When the last message was stored."""
+        return None if self.last_ts is None else to_datetime(self.last_ts)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A field of a configuration that is there with another value than was asked for."""
+
+    field: str
+    wanted: Any
+    existing: Any
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.existing!r}, not {self.wanted!r}"
+
+
+class StreamInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream's configuration and state. `etag` names the version of the configuration.
 
-    `data_loss` tells of stored messages that were lost, where there are such.
+    `data_loss` tells of stored messages that were lost, where there are such. `differs` has what
+    `ensure_stream` found to be otherwise than asked for.
     """
 
-    config: dict[str, Any]
+    config: ShownStreamConfig
     created: str
     state: StreamState
     cluster: dict[str, Any] = {}
     shards: tuple[StreamState, ...] = ()
     data_loss: dict[str, Any] = {}
     etag: str = ""
+    differs: tuple[Difference, ...] = ()
 
     @property
     def name(self) -> str:
         """The stream's name."""
         return str(self.config["name"])
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was created."""
+        return to_datetime(self.created)
 
 
 class ReplicaErasure(msgspec.Struct, frozen=True):
@@ -401,6 +443,11 @@ class SequenceInfo(msgspec.Struct, frozen=True, kw_only=True):
     stream_seq: int
     last_active: str | None = None
 
+    @property
+    def last_active_at(self) -> datetime | None:
+        """When it last moved."""
+        return None if self.last_active is None else to_datetime(self.last_active)
+
 
 class ConsumerShardInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A consumer's progress in one shard of its stream."""
@@ -422,7 +469,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     name: str
     created: str
-    config: dict[str, Any]
+    config: ShownConsumerConfig
     delivered: SequenceInfo
     ack_floor: SequenceInfo
     num_ack_pending: int = 0
@@ -433,6 +480,11 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     shards: tuple[ConsumerShardInfo, ...] = ()
     etag: str = ""
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was created."""
+        return to_datetime(self.created)
 
 
 EventType = Literal[
@@ -468,6 +520,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     server: str = ""
     count: int | None = None
 
+    @property
+    def happened_at(self) -> datetime:
+        """When it happened."""
+        return to_datetime(self.timestamp)
+
 
 class ReplaySplit(msgspec.Struct, frozen=True, kw_only=True):
     """A pinned, closed range of one shard: reading it twice gives the same messages.
@@ -496,10 +553,3 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
 def place_of(shard: int | None, seq: int) -> int:
     """A sequence with its shard above it; of the first shard it is the sequence itself."""
     return (shard or 0) << 64 | seq
-
-
-def parse_time_ns(text: str) -> int:
-    """Nanoseconds since the epoch of an RFC 3339 time in UTC; ValueError when it is not one."""
-    second, _, fraction = text.removesuffix("Z").partition(".")
-    seconds = int(datetime.fromisoformat(second + "+00:00").timestamp())
-    return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)

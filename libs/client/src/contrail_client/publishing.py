@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -19,7 +19,7 @@ from contrail_client.calls import (
     query_items,
 )
 from contrail_client.errors import ApiProblem
-from contrail_client.models import AtomicAck, BatchResult, Headers, Message, PubAck
+from contrail_client.models import AtomicAck, BatchResult, Message, PubAck
 
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 4 << 20
@@ -124,7 +124,8 @@ def _batch(
     atomic: bool | None = None,
 ) -> Call[T]:
     items = [
-        (message.subject, message_headers(message), payload_bytes(message)) for message in messages
+        (message.subject, message_headers(message), payload_bytes(message))
+        for message in _checked(messages)
     ]
     request = Request(
         "POST",
@@ -154,15 +155,24 @@ def payload_bytes(message: Message) -> bytes:
     return payload.encode() if isinstance(payload, str) else payload
 
 
-def message_headers(message: Message) -> Headers | None:
+def _checked(messages: Sequence[Message]) -> Sequence[Message]:
+    for each in messages:
+        if not isinstance(each, Message):
+            raise TypeError(f"a batch holds Message objects, not {type(each).__name__}")
+    return messages
+
+
+def message_headers(message: Message) -> dict[str, list[str]] | None:
     """The message's headers, with its id, expectations and time to live written in."""
+    # Making the message has put its headers into this form.
+    given = cast(dict[str, list[str]] | None, message.headers)
     if message.msg_id is None and message.expected is None and message.ttl is None:
-        return message.headers
-    headers = dict(message.headers or {})
+        return given
+    headers = dict(given or {})
     if message.msg_id is not None:
         headers["Nats-Msg-Id"] = [message.msg_id]
     if message.ttl is not None:
-        headers["Nats-TTL"] = [message.ttl]
+        headers["Nats-TTL"] = [str(message.ttl)]
     for field, name in _EXPECTED_HEADERS.items():
         value = getattr(message.expected, field, None)
         if value is not None:

@@ -14,7 +14,8 @@ from contrail_client.calls import (
     nothing,
     path_of,
 )
-from contrail_client.models import Duration, Range, StoredMessage
+from contrail_client.models import Range, StoredMessage
+from contrail_client.times import Duration, Time
 
 
 class LastPage(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ def read_range(
     stream: str,
     *,
     from_seq: int | str | None,
-    start_time: str | None,
+    start_time: Time | None,
     subject: str | None,
     limit: int | None,
     max_bytes: int | None,
@@ -89,7 +90,7 @@ def last_messages(
     *,
     subject: str | None,
     up_to_seq: int | None,
-    up_to_time: str | None,
+    up_to_time: Time | None,
     token: str | None,
     shard: int | None = None,
 ) -> Call[LastPage]:

@@ -17,6 +17,7 @@ from contrail_client.calls import (
     json_as,
     path_of,
     query_items,
+    texts,
 )
 from contrail_client.errors import (
     ApiProblem,
@@ -26,6 +27,7 @@ from contrail_client.errors import (
     Unreachable,
 )
 from contrail_client.models import ReplayPlan, ReplaySplit, StoredMessage
+from contrail_client.times import Time
 
 _plan = json_as(ReplayPlan)
 
@@ -36,8 +38,8 @@ class Bounds:
 
     from_seq: int | None = None
     to_seq: int | None = None
-    start_time: str | None = None
-    end_time: str | None = None
+    start_time: Time | None = None
+    end_time: Time | None = None
     subject: str | None = None
     shard: int | None = None
 
@@ -180,7 +182,7 @@ def _request(split: ReplaySplit, accept: str, columns: Sequence[str]) -> Request
         "to_seq": split.to_seq,
         "subject": split.subject,
         "incarnation": split.incarnation or None,
-        "columns": ",".join(columns) or None,
+        "columns": ",".join(texts(columns)) or None,
     }
     path = path_of("streams", split.stream, "replay")
     return Request("GET", path, query_items(query), (("Accept", accept),))

@@ -20,7 +20,8 @@ from contrail_client.calls import (
     query_items,
     with_etag,
 )
-from contrail_client.models import StreamConfig, StreamInfo, SubjectCount
+from contrail_client.configs import StreamConfig
+from contrail_client.models import StreamInfo, SubjectCount
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -55,10 +56,17 @@ _deleted = json_as(DeletedPage)
 _purged = json_as(_Purged)
 
 
-def ensure(
+def create(name: str, config: StreamConfig) -> Call[StreamInfo]:
+    """Create the stream; one that exists with an identical configuration is found."""
+    path_of("streams", name)  # what cannot stand in a path is no name
+    body = {**config, "name": name}
+    return call("POST", path_of("streams"), _info, json=body, repeatable=True)
+
+
+def put(
     name: str, config: StreamConfig, *, if_match: str | None = None, only_create: bool = False
 ) -> Call[StreamInfo]:
-    """Create the stream, or replace its configuration; identical is fine."""
+    """Create the stream, or replace its whole configuration."""
     headers = precondition(if_match, only_create)
     return call("PUT", path_of("streams", name), _info, json=config, headers=headers)
 

@@ -1,6 +1,7 @@
 """Carries out calls over HTTP. The only module that knows httpx."""
 
 import asyncio
+import os
 import random
 import ssl
 import time
@@ -13,10 +14,12 @@ import httpx
 
 from contrail_client.calls import Answer, Call, Failure, Request, Retries, T, conclude, refusal
 from contrail_client.errors import ContrailError, Unreachable
+from contrail_client.reconnecting import Reconnecting
 
 DEFAULT_URL: Final = "http://127.0.0.1:7420"
 LOOPBACK: Final = {"localhost", "127.0.0.1", "::1"}
 CONNECT_S: Final = 5.0
+RECONNECT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +36,12 @@ class Options:
     timeout_s: float = 30.0
     connections: int = 32
     retries: Retries = field(default_factory=Retries)
-    reconnect_s: float = 300.0
+    reconnect_s: float = RECONNECT_S
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an address that is none."""
+        """Raise ValueError for an address or a token that is none."""
+        if self.token and not (self.token.isascii() and self.token.isprintable()):
+            raise ValueError("a token is a line of ASCII")
         parts = urlsplit(self.url)
         if (
             parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
@@ -74,6 +79,15 @@ def beyond_loopback(url: str) -> bool:
     return urlsplit(url).hostname not in LOOPBACK
 
 
+def from_environment(url: str | None, token: str | None) -> tuple[str, str | None]:
+    """The address and the token to use: `CONTRAIL_URL` and `CONTRAIL_TOKEN` where None is given."""
+    if url is None:
+        url = os.environ.get("CONTRAIL_URL") or DEFAULT_URL
+    if token is None:
+        token = os.environ.get("CONTRAIL_TOKEN")
+    return url, token or None
+
+
 class Transport:
     """Synchronous; may be used by several threads."""
 
@@ -84,6 +98,10 @@ class Transport:
     def close(self) -> None:
         """Close every connection."""
         self._http.close()
+
+    def reconnecting(self) -> Reconnecting:
+        """When to ask again, for what goes on after the server was away."""
+        return Reconnecting(self._options.retries, self._options.reconnect_s)
 
     def run(self, call: Call[T]) -> T:
         """Carry out a call, again where that is safe; raises ContrailError."""
@@ -135,6 +153,10 @@ class AsyncTransport:
     async def close(self) -> None:
         """Close every connection."""
         await self._http.aclose()
+
+    def reconnecting(self) -> Reconnecting:
+        """As `Transport.reconnecting`."""
+        return Reconnecting(self._options.retries, self._options.reconnect_s)
 
     async def run(self, call: Call[T]) -> T:
         """As `Transport.run`."""

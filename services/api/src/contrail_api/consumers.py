@@ -16,10 +16,11 @@ from contrail_api.consumer_config import (
     consumer_draft,
     info_json,
 )
+from contrail_api.differences import exists_otherwise
 from contrail_api.merge_patch import as_document, merged, unless_overtaken
 from contrail_api.streams import Limit, PageToken, Patch, Pedantic
 from contrail_common import errors
-from contrail_common.config_rules import normalise_consumer
+from contrail_common.config_rules import complete_consumer, normalise_consumer
 from contrail_common.edge.declared import (
     ConsumerName,
     KitResponse,
@@ -77,7 +78,15 @@ class ConsumerRoutes:
         durable = bool(name) and not _is_ephemeral(config)
         named = config.model_copy(update={"name": name or secrets.token_hex(_EPHEMERAL_NAME_BYTES)})
         complete = normalise_consumer(consumer_draft(named, durable=durable), pedantic=pedantic)
-        info, created = await self._link.put_consumer(stream, complete, "create", None, False)
+        try:
+            info, created = await self._link.put_consumer(stream, complete, "create", None, False)
+        except ApiError as error:
+            if error.spec is not errors.CONSUMER_EXISTS:
+                raise
+            existing = (await self._link.consumer_info(stream, name)).config
+            limits = (await self._link.stream_info(stream)).config.consumer_limits
+            shown = config_json(existing), config_json(complete_consumer(complete, limits))
+            raise exists_otherwise(error, *shown) from None
         return answer(request, info_response(info, created=created))
 
     async def put_consumer(

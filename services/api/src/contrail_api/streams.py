@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError, WithJsonSchema
 from starlette.requests import Request
 
 from contrail_api import stream_docs as docs
+from contrail_api.differences import exists_otherwise
 from contrail_api.fields import Flag, Int64, RequestModel
 from contrail_api.merge_patch import as_document, merged, unless_overtaken
 from contrail_api.stream_config import StreamConfigBody, stream_draft
@@ -100,7 +101,14 @@ class StreamRoutes:
         if not config.name:
             raise invalid_field("/name", "is needed", errors.STREAM_CONFIG_INVALID)
         complete = self._normalised(config, pedantic=pedantic)
-        info, created = await self._link.put_stream(complete, "create", None, False)
+        try:
+            info, created = await self._link.put_stream(complete, "create", None, False)
+        except ApiError as error:
+            if error.spec is not errors.STREAM_EXISTS or await self._version(config.name) is None:
+                raise
+            existing = (await self._link.stream_info(config.name)).config
+            shown = config_json(existing), config_json(complete)
+            raise exists_otherwise(error, *shown) from None
         return answer(request, info_response(info, created=created))
 
     async def put_stream(

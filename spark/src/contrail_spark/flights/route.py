@@ -40,7 +40,7 @@ def new_consumer(client: Contrail, route: Route) -> Consumer:
     except ApiProblem as problem:
         if problem.status != NOT_FOUND:
             raise
-    return client.ensure_consumer(STREAM, route.consumer, {"filter_subject": route.subjects})
+    return client.create_consumer(STREAM, route.consumer, {"filter_subject": route.subjects})
 
 
 class RouteReceiver:

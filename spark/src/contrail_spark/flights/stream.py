@@ -69,7 +69,7 @@ def _count(noted: str) -> int:
 
 def create(client: Contrail, expected: Tally) -> None:
     """Make the stream, with the tally that is to be published noted in it."""
-    client.ensure_stream(STREAM, {"subjects": [SUBJECTS], "metadata": {MARK: _note(expected)}})
+    client.put_stream(STREAM, {"subjects": [SUBJECTS], "metadata": {MARK: _note(expected)}})
 
 
 @dataclass(frozen=True, slots=True)

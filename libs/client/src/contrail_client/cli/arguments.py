@@ -1,13 +1,19 @@
 """Arguments that several commands have, and what their texts mean."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from contrail_client.cli import completion
+from contrail_client.cli import completion, show
 from contrail_client.cli.context import read_file
+from contrail_client.cli.ending import Failed, Misuse
+from contrail_client.ensuring import exists_otherwise
+from contrail_client.errors import ContrailError
 
 StreamName = Annotated[
     str, typer.Argument(help="Name of the stream.", autocompletion=completion.stream_names)
@@ -21,12 +27,24 @@ FieldsFile = Annotated[
 ]
 SetFields = Annotated[
     list[str] | None,
-    typer.Option("--set", help='Any field, as NAME=VALUE (JSON or text); "null" resets.'),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help='Any field; the value is JSON or text, "null" resets it.',
+    ),
 ]
 HeaderTexts = Annotated[
-    list[str] | None, typer.Option("--header", "-H", help="NAME=VALUE; may be repeated.")
+    list[str] | None,
+    typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Replace = Annotated[
+    bool,
+    typer.Option(
+        "--replace",
+        help="Replace the whole configuration of one that exists; what is not given is reset.",
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Payloads alone, each with a line end.")]
 
 
@@ -51,11 +69,29 @@ def headers_of(texts: list[str] | None) -> dict[str, list[str]]:
     return headers
 
 
+@contextmanager
+def how_to_go_on(edit: str) -> Iterator[None]:
+    """Tell whoever wanted to create what exists otherwise how to change it."""
+    try:
+        yield
+    except ContrailError as error:
+        if exists_otherwise(error):
+            error.add_note(f"`{edit}` changes fields, --replace replaces the whole configuration.")
+        raise
+
+
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is lost, when a person is there to answer."""
-    terminal = typer.get_text_stream("stdin").isatty()
-    if terminal and not yes:
-        typer.confirm(question, abort=True, err=True)
+    """Ask before something is lost.
+
+    Raises Misuse where nobody can be asked and `--yes` was not given, Failed when the answer is no.
+    """
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise Misuse(f"{question} Nobody can be asked here; with --yes it is done")
+    show.errors.print(f"{question} [y/N] ", end="", markup=False, soft_wrap=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failed("nothing was done")
 
 
 def _pair(text: str, what: str) -> tuple[str, str]:

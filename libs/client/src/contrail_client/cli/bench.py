@@ -21,12 +21,13 @@ import typer
 
 from contrail_client.cli import show
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.tree import group
 from contrail_client.client import Contrail
 from contrail_client.errors import Unreachable
 from contrail_client.live.publisher import MAX_OUTSTANDING
 from contrail_client.models import Message
 
-app = typer.Typer(help="Measure rates and latencies.", no_args_is_help=True)
+app = group("Measure rates and latencies.")
 
 FILL_OUTSTANDING: Final = 4
 PERCENTILES: Final = (50, 90, 99)
@@ -45,6 +46,7 @@ class Mode(StrEnum):
 
 Messages = Annotated[int, typer.Option(min=1, help="How many messages.")]
 Size = Annotated[int, typer.Option(min=_STAMP.size, help="Bytes of each payload.")]
+Publishing = Annotated[Mode, typer.Option(help="How: one by one, many at once, or in batches.")]
 Batch = Annotated[int, typer.Option(min=1, help="Messages in a batch or pull.")]
 Outstanding = Annotated[int, typer.Option(min=1, help="Async: most messages under way.")]
 
@@ -77,7 +79,7 @@ def bench_publish(
     session: Session,
     messages: Messages = 10_000,
     size: Size = 128,
-    mode: Mode = Mode.ASYNC,
+    mode: Publishing = Mode.ASYNC,
     batch: Batch = 500,
     outstanding: Outstanding = MAX_OUTSTANDING,
 ) -> None:
@@ -276,7 +278,7 @@ def _stream(client: Contrail) -> Iterator[Stream]:
     """A stream of its own, removed in the end."""
     mark = secrets.token_hex(4)
     stream = Stream(client, f"BENCH_{mark}", f"bench.{mark}")
-    client.ensure_stream(stream.name, {"subjects": [stream.subject]}, only_create=True)
+    client.create_stream(stream.name, {"subjects": [stream.subject]})
     try:
         yield stream
     finally:

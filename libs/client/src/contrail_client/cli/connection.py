@@ -1,27 +1,18 @@
-"""What every client command shares: its options, the client they make, its exit status.
-
-Status: 0 done, 1 failed or refused, 2 misused, 3 not found, 130 interrupted.
-"""
+"""What every client command shares: its options, and the client that they make."""
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, ParamSpec
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from contrail_client.cli import show
 from contrail_client.cli.context import Context, read_context
+from contrail_client.cli.tree import JSON, Command
 from contrail_client.client import Contrail
-from contrail_client.errors import ApiProblem, ContrailError, NotFound, Unreachable
 from contrail_client.transport import DEFAULT_URL
-
-FAILED: Final = 1
-MISUSED: Final = 2
-NOT_FOUND: Final = 3
 
 P = ParamSpec("P")
 
@@ -29,6 +20,7 @@ Server = Annotated[
     str | None,
     typer.Option(
         "--server",
+        metavar="URL",
         help="Address of the server; otherwise CONTRAIL_URL.",
         show_default=DEFAULT_URL,
     ),
@@ -41,7 +33,7 @@ Config = Annotated[
     Path | None,
     typer.Option(envvar="CONTRAIL_CONFIG", help="TOML file with a table [client]."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON value a line.")]
+AsJson = Annotated[bool, typer.Option(JSON, help="One JSON value a line, errors too.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +41,21 @@ class Session:
     """What a command works with."""
 
     client: Contrail
-    url: str
+    context: Context
     as_json: bool
 
+    def connect(self, **options: Any) -> Contrail:
+        """One more client of the same server, with other options than `client`."""
+        return Contrail(self.context.url, token=self.context.token or "", **options)
 
-Command = Callable[Concatenate[Session, P], None]
+
+Work = Callable[Concatenate[Session, P], None]
 
 
-def client_command(app: typer.Typer, name: str) -> Callable[[Command[P]], Command[P]]:
+def client_command(app: typer.Typer, name: str) -> Callable[[Work[P]], Work[P]]:
     """Register a command that gets a `Session`, with the options that all of them have."""
 
-    def register(command: Command[P]) -> Command[P]:
+    def register(command: Work[P]) -> Work[P]:
         def run(
             *,
             server: Server = None,
@@ -68,8 +64,9 @@ def client_command(app: typer.Typer, name: str) -> Callable[[Command[P]], Comman
             as_json: AsJson = False,
             **own: Any,
         ) -> None:
-            with connected(server, token_file, config) as (client, context):
-                command(Session(client, context.url, as_json), **own)  # type: ignore[call-arg]
+            context = read_context(server, token_file, config, os.environ)
+            with Contrail(context.url, token=context.token or "") as client:
+                command(Session(client, context, as_json), **own)  # type: ignore[call-arg]
 
         shared = [
             each
@@ -81,34 +78,7 @@ def client_command(app: typer.Typer, name: str) -> Callable[[Command[P]], Comman
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         run.__doc__ = command.__doc__
-        app.command(name)(run)
+        app.command(name, cls=Command)(run)
         return command
 
     return register
-
-
-@contextmanager
-def connected(
-    server: str | None, token_file: Path | None, config: Path | None
-) -> Iterator[tuple[Contrail, Context]]:
-    """A client; its errors become a message and a status."""
-    try:
-        context = read_context(server, token_file, config, os.environ)
-        with Contrail(context.url, token=context.token) as client:
-            yield client, context
-    except ContrailError as error:
-        _explain(error)
-        raise typer.Exit(NOT_FOUND if isinstance(error, NotFound) else FAILED) from error
-    except ValueError as error:
-        show.failure(str(error))
-        raise typer.Exit(MISUSED) from error
-
-
-def _explain(error: ContrailError) -> None:
-    show.failure(str(error))
-    match error:
-        case ApiProblem(errors=fields):
-            for each in fields:
-                show.failure(f"  {each.pointer}: {each.message}")
-        case Unreachable():
-            show.failure("Is a server running there? `contrail serve` starts one.")

@@ -1,27 +1,35 @@
 """`contrail consumer`: manage consumers."""
 
-from typing import Annotated
+import time
+from typing import Annotated, cast
 
 import typer
 
-from contrail_client.cli import show
+from contrail_client.cli import show, units
 from contrail_client.cli.arguments import (
     ConsumerName,
     FieldsFile,
+    Replace,
     SetFields,
     StreamName,
     Yes,
     confirm,
     fields_of,
+    how_to_go_on,
 )
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.tree import group
+from contrail_client.configs import ConsumerConfig
 
-app = typer.Typer(help="Manage consumers.", no_args_is_help=True)
+app = group("Manage consumers.")
 
 Filters = Annotated[
-    list[str] | None, typer.Option("--filter", help="Subject to receive; may be repeated.")
+    list[str] | None,
+    typer.Option("--filter", metavar="SUBJECT", help="Subject to receive; may be repeated."),
 ]
-AckWait = Annotated[str | None, typer.Option(help='Time to ack, such as "30s".')]
+AckWait = Annotated[
+    str | None, typer.Option(metavar="DURATION", help='Time to ack, such as "30s".')
+]
 MaxDeliver = Annotated[int | None, typer.Option(help="Most deliveries of one message.")]
 MaxAckPending = Annotated[int | None, typer.Option(help="Most messages awaiting their ack.")]
 
@@ -29,24 +37,30 @@ MaxAckPending = Annotated[int | None, typer.Option(help="Most messages awaiting 
 @client_command(app, "ls")
 def list_consumers(session: Session, stream: StreamName) -> None:
     """List a stream's consumers."""
-    found = session.client.list_consumers(stream)
-    if session.as_json:
-        for info in found:
-            show.json_line(info)
-        return
-    show.table(
-        ["consumer", "delivered", "ack floor", "unacknowledged", "pending", "waiting pulls"],
-        (
-            (
-                info.name,
-                info.delivered.stream_seq,
-                info.ack_floor.stream_seq,
-                info.num_ack_pending,
-                info.num_pending,
-                info.num_waiting,
-            )
-            for info in found
+    now_ns = time.time_ns()
+    show.listing(
+        session.client.list_consumers(stream),
+        [
+            "consumer",
+            "delivered",
+            "ack floor",
+            "unacknowledged",
+            "redelivered",
+            "pending",
+            "waiting pulls",
+            "last delivery",
+        ],
+        lambda info: (
+            info.name,
+            info.delivered.stream_seq,
+            info.ack_floor.stream_seq,
+            info.num_ack_pending,
+            info.num_redelivered,
+            info.num_pending,
+            info.num_waiting,
+            units.age(info.delivered.last_active, now_ns),
         ),
+        as_json=session.as_json,
     )
 
 
@@ -63,15 +77,20 @@ def create_consumer(
     stream: StreamName,
     consumer: ConsumerName,
     filters: Filters = None,
-    deliver: Annotated[str | None, typer.Option(help="Where to begin: all, new, last, ...")] = None,
-    ack: Annotated[str | None, typer.Option(help="Acknowledging: explicit, all or none.")] = None,
+    deliver: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="Where to begin: all, new, last, ...")
+    ] = None,
+    ack: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="Acknowledging: explicit, all or none.")
+    ] = None,
     ack_wait: AckWait = None,
     max_deliver: MaxDeliver = None,
     max_ack_pending: MaxAckPending = None,
     fields: FieldsFile = None,
     assignments: SetFields = None,
+    replace: Replace = False,
 ) -> None:
-    """Create a durable consumer, or replace its configuration."""
+    """Create a durable consumer; one that exists is left as it is."""
     config = fields_of(
         fields,
         assignments,
@@ -82,7 +101,12 @@ def create_consumer(
         max_deliver=max_deliver,
         max_ack_pending=max_ack_pending,
     )
-    made = session.client.ensure_consumer(stream, consumer, config)  # type: ignore[arg-type]
+    wanted = cast(ConsumerConfig, config)  # the server checks it
+    if replace:
+        made = session.client.put_consumer(stream, consumer, wanted)
+    else:
+        with how_to_go_on("contrail consumer edit"):
+            made = session.client.create_consumer(stream, consumer, wanted)
     info = made.info()
     shown = info if session.as_json else info.config
     show.facts(shown, f"{stream} / {consumer}", as_json=session.as_json)
@@ -119,5 +143,21 @@ def remove_consumer(
     session: Session, stream: StreamName, consumer: ConsumerName, yes: Yes = False
 ) -> None:
     """Remove a consumer."""
-    confirm(f"Remove consumer {consumer} of stream {stream}?", yes)
-    session.client.consumer(stream, consumer).delete()
+    found = session.client.consumer(stream, consumer)
+    info = found.info()
+    left = (
+        f"{units.counted(info.num_pending, 'message')} pending and "
+        f"{units.count(info.num_ack_pending)} unacknowledged"
+    )
+    confirm(f"Remove consumer {consumer} of stream {stream}, which has {left}?", yes)
+    found.delete()
+    show.done(
+        f"consumer {consumer} of {stream} removed, with {left}",
+        {
+            "removed": consumer,
+            "stream": stream,
+            "num_pending": info.num_pending,
+            "num_ack_pending": info.num_ack_pending,
+        },
+        as_json=session.as_json,
+    )

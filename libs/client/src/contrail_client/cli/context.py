@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from contrail_client.cli.settings import did_you_mean
 from contrail_client.transport import DEFAULT_URL
 
 TABLE: Final = "client"
@@ -62,9 +63,12 @@ def _token(
             return None
         file = config.parent / table["token_file"]
     try:
-        return read_file(file).decode("ascii").strip()
+        token = read_file(file).decode("ascii").strip()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: a token is ASCII") from error
+    if not token:
+        raise ValueError(f"{file}: it holds no token")
+    return token
 
 
 def _read_table(config: Path | None) -> Mapping[str, str]:
@@ -79,7 +83,8 @@ def _read_table(config: Path | None) -> Mapping[str, str]:
         raise ValueError(f"{config}: [{TABLE}] is a table")
     for name, value in table.items():
         if name not in _KEYS:
-            raise ValueError(f"{config}: [{TABLE}] has no {name!r}, only {', '.join(_KEYS)}")
+            near = did_you_mean(name, _KEYS) or f", only {', '.join(_KEYS)}"
+            raise ValueError(f"{config}: [{TABLE}] has no {name!r}{near}")
         if not isinstance(value, str):
             raise ValueError(f"{config}: {name} is a text")
     return table

@@ -7,7 +7,7 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from contrail_client.cli import show
+from contrail_client.cli import show, units
 from contrail_client.cli.completion import consumer_names, stream_names
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.models import Event, EventType
@@ -60,7 +60,7 @@ def events(
 def _line(event: Event) -> str:
     what = "/".join(filter(None, (event.stream, event.consumer)))
     rest: dict[str, Any] = msgspec.to_builtins(event)
-    facts = (f"{name}={value}" for name, value in rest.items() if name not in _IN_FRONT)
+    facts = (f"{name}={units.cell(value)}" for name, value in rest.items() if name not in _IN_FRONT)
     when, kind, told = (
         escape(show.printable(text))
         for text in (event.timestamp, event.type, " ".join(filter(None, (what, *facts))))

@@ -9,17 +9,19 @@ from typing import Annotated
 import typer
 
 from contrail_client.cli import bench, consumers, listening, publishing, receiving, serve, streams
+from contrail_client.cli.tree import JSON, Command, CommandLine
 
 app = typer.Typer(
+    cls=CommandLine,
     help="Durable message streaming over HTTP.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("serve")(serve.serve)
-app.command("storage")(serve.storage)
-app.command("api")(serve.api)
-app.command("gateway")(serve.gateway)
-app.command("config")(serve.show_config)
+app.command("serve", cls=Command)(serve.serve)
+app.command("storage", cls=Command)(serve.storage)
+app.command("api", cls=Command)(serve.api)
+app.command("gateway", cls=Command)(serve.gateway)
+app.command("config", cls=Command)(serve.show_config)
 app.add_typer(streams.app, name="stream")
 app.add_typer(consumers.app, name="consumer")
 streams.register(app)
@@ -43,10 +45,14 @@ def common(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    _as_json: Annotated[
+        bool,
+        typer.Option(JSON, help="One JSON value a line, errors too; also behind the command."),
+    ] = False,
 ) -> None:
     """Durable message streaming over HTTP."""
 
 
 def run() -> None:
-    """Entry point of the console script."""
+    """Run the command that the process was started with."""
     app(prog_name="contrail")

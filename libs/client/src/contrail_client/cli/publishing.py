@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -11,9 +12,12 @@ import typer
 from contrail_client.cli import show
 from contrail_client.cli.arguments import HeaderTexts, headers_of
 from contrail_client.cli.connection import Session, client_command
-from contrail_client.live.blocking import Publication
-from contrail_client.live.publisher import MAX_OUTSTANDING
+from contrail_client.errors import ContrailError
+from contrail_client.live.blocking import Publication, Publisher
+from contrail_client.live.publisher import MAX_OUTSTANDING, RETRY_S
 from contrail_client.models import PubAck
+from contrail_client.times import to_timedelta
+from contrail_client.transport import RECONNECT_S
 
 
 class Acks(StrEnum):
@@ -28,10 +32,26 @@ Payload = Annotated[
 ]
 Count = Annotated[int, typer.Option(min=1, help="Publish it so many times.")]
 Lines = Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")]
-MsgId = Annotated[str | None, typer.Option(help="Stored once within the duplicate window.")]
-Ttl = Annotated[str | None, typer.Option(help='How long they live: "90s", or never.')]
+MsgId = Annotated[
+    str | None, typer.Option(metavar="ID", help="Stored once within the duplicate window.")
+]
+Ttl = Annotated[
+    str | None, typer.Option(metavar="DURATION", help='How long they live: "90s", or never.')
+]
 Ack = Annotated[Acks, typer.Option(help="none: do not ask whether it was stored.")]
 Outstanding = Annotated[int, typer.Option(min=1, help="Most messages under way at once.")]
+
+RetryFor = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="With --count or --lines: how long to go on while the server is away or not ready.",
+    ),
+]
+
+_ID_SHARE: Final = 0.8
+"""Of a duplicate window: the rest is for what a message needs to get there."""
 
 _NEWLINE: Final = b"\r\n"
 
@@ -52,11 +72,12 @@ def publish(
     lines: Lines = False,
     ack: Ack = Acks.STORED,
     outstanding: Outstanding = MAX_OUTSTANDING,
+    retry_for: RetryFor = RECONNECT_S,
 ) -> None:
     """Publish messages.
 
     With --count or --lines they go over WebSocket with ids of their own, so that each is stored
-    once even when the connection breaks on the way.
+    once even when the connection breaks on the way, or the server restarts.
     """
     many = count > 1 or lines
     if many and msg_id is not None:
@@ -70,14 +91,44 @@ def publish(
         for each in _payloads(payload, count, lines):
             session.client.publish_unacked(subject, each, headers=given, msg_id=msg_id)
     elif many:
-        _publish_many(session, subject, _payloads(payload, count, lines), given, count, outstanding)
+        payloads = _payloads(payload, count, lines)
+        with _publisher(session, subject, outstanding, retry_for) as publisher:
+            _publish_many(session, publisher, subject, payloads, given, count, outstanding)
     else:
         [data] = _payloads(payload, 1, lines=False)
         _show(session, session.client.publish(subject, data, headers=given, msg_id=msg_id))
 
 
+@contextmanager
+def _publisher(
+    session: Session, subject: str, outstanding: int, retry_for: float
+) -> Iterator[Publisher]:
+    """A publisher that outlives a restart of the server, with one deadline for all of it.
+
+    A message that may have been stored is sent again only while the stream still knows its id.
+    """
+    retry_s = min(retry_for, _remembered_s(session, subject))
+    with (
+        session.connect(reconnect_s=retry_for) as client,
+        client.publisher(max_outstanding=outstanding, auto_ids=True, retry_s=retry_s) as publisher,
+    ):
+        yield publisher
+
+
+def _remembered_s(session: Session, subject: str) -> float:
+    """How long the stream that captures a subject is sure to know a message's id."""
+    try:
+        info = next(session.client.list_streams(subject=subject), None)
+    except ContrailError:  # publishing will say what is the matter
+        info = None
+    if info is None:
+        return RETRY_S
+    return to_timedelta(info.config["duplicate_window"]).total_seconds() * _ID_SHARE
+
+
 def _publish_many(
     session: Session,
+    publisher: Publisher,
     subject: str,
     payloads: Iterator[bytes],
     headers: dict[str, list[str]],
@@ -97,10 +148,7 @@ def _publish_many(
         if session.as_json:
             show.json_line(ack)
 
-    with (
-        show.progress(f"Publishing {subject}", total) as bar,
-        session.client.publisher(max_outstanding=outstanding, auto_ids=True) as publisher,
-    ):
+    with show.progress(f"Publishing {subject}", total) as bar:
 
         def advance(done: int) -> None:
             bar.update(bar.task_ids[0], completed=done)

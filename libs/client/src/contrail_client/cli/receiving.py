@@ -16,12 +16,16 @@ from contrail_client.models import Gap
 from contrail_client.replaying import Bounds
 
 Filters = Annotated[
-    list[str] | None, typer.Option("--filter", help="Only this subject; may be repeated.")
+    list[str] | None,
+    typer.Option("--filter", metavar="SUBJECT", help="Only this subject; may be repeated."),
 ]
 AckOption = Annotated[bool, typer.Option(help="Acknowledge what was printed.")]
 Count = Annotated[int | None, typer.Option(min=1, help="End after so many messages.")]
 Patience = Annotated[
-    float | None, typer.Option("--wait", min=0.0, help="End after so many seconds of silence.")
+    float | None,
+    typer.Option(
+        "--wait", min=0.0, metavar="SECONDS", help="End after so many seconds of silence."
+    ),
 ]
 
 
@@ -45,7 +49,10 @@ def subscribe(
     ] = None,
     start: Annotated[
         str,
-        typer.Option(help="Without a consumer: all, last, new, a sequence or an RFC 3339 time."),
+        typer.Option(
+            metavar="WHERE",
+            help="Without a consumer: all, last, new, a sequence or an RFC 3339 time.",
+        ),
     ] = "new",
     filters: Filters = None,
     ack: AckOption = True,
@@ -96,7 +103,8 @@ def _read(
     raw: bool,
 ) -> None:
     def tell(gap: Gap) -> None:
-        show.note(f"{gap.first} to {gap.last} are missing: {gap.cause}")
+        told = f"{gap.first} to {gap.last} are missing: {gap.cause}"
+        show.note(told, as_json=session.as_json)
 
     reader = session.client.ordered(stream, start=start, filter_subjects=filters, on_gap=tell)
     with reader as messages:
@@ -112,7 +120,9 @@ def pull(
     stream: StreamName,
     consumer: ConsumerName,
     batch: Annotated[int, typer.Option(min=1, help="Most messages.")] = 1,
-    expires: Annotated[str, typer.Option(help="How long to wait for the first.")] = "5s",
+    expires: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to wait for the first.")
+    ] = "5s",
     ack: AckOption = True,
     raw: Raw = False,
 ) -> None:
@@ -130,11 +140,19 @@ def pull(
 def replay(
     session: Session,
     stream: StreamName,
-    from_seq: Annotated[int | None, typer.Option(help="First sequence.")] = None,
-    to_seq: Annotated[int | None, typer.Option(help="Last sequence.")] = None,
-    start_time: Annotated[str | None, typer.Option(help="RFC 3339.")] = None,
-    end_time: Annotated[str | None, typer.Option(help="RFC 3339, exclusive.")] = None,
-    subject: Annotated[str | None, typer.Option(help="Only these subjects.")] = None,
+    from_seq: Annotated[int | None, typer.Option(metavar="SEQ", help="First sequence.")] = None,
+    to_seq: Annotated[int | None, typer.Option(metavar="SEQ", help="Last sequence.")] = None,
+    start_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Messages stored from this time on (RFC 3339)."),
+    ] = None,
+    end_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Messages stored before this time (RFC 3339)."),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(metavar="SUBJECT", help="Only these subjects.")
+    ] = None,
     shard: Annotated[int | None, typer.Option(help="Only this shard.")] = None,
     raw: Raw = False,
 ) -> None:

@@ -8,34 +8,44 @@ from typing import Annotated, Any
 import typer
 
 from contrail_client.cli import show
-from contrail_client.cli.settings import DEFAULTS, SECRET, Setting, SettingError, read_settings
-
-FAILED = 1
-MISUSED = 2
+from contrail_client.cli.ending import Failed, Misuse
+from contrail_client.cli.settings import DEFAULTS, SECRET, Setting, read_settings
 
 Host = Annotated[
     str | None,
-    typer.Option(help="Address to bind; beyond loopback needs a token.", show_default="127.0.0.1"),
+    typer.Option(
+        metavar="HOST",
+        help="Address to bind; beyond loopback needs a token.",
+        show_default="127.0.0.1",
+    ),
 ]
 # Text like every other setting: contrail_serve checks them all, wherever they came from.
-Port = Annotated[str | None, typer.Option(help="Port; 0 takes a free one.", show_default="7420")]
+Port = Annotated[
+    str | None, typer.Option(metavar="PORT", help="Port; 0 takes a free one.", show_default="7420")
+]
 GatewayPort = Annotated[
-    str | None, typer.Option(help="Port; 0 takes a free one.", show_default="7421")
+    str | None, typer.Option(metavar="PORT", help="Port; 0 takes a free one.", show_default="7421")
 ]
 StoragePort = Annotated[
     str | None,
-    typer.Option(help="Port of probes and metrics; 0 takes a free one.", show_default="7422"),
+    typer.Option(
+        metavar="PORT", help="Port of probes and metrics; 0 takes a free one.", show_default="7422"
+    ),
 ]
 LinkPort = Annotated[
     str | None,
-    typer.Option(help="Port for apis and gateways; 0 takes a free one.", show_default="7430"),
+    typer.Option(
+        metavar="PORT", help="Port for apis and gateways; 0 takes a free one.", show_default="7430"
+    ),
 ]
 DataDir = Annotated[
-    str | None, typer.Option(help="Folder of the data.", show_default="contrail-data")
+    str | None,
+    typer.Option(metavar="FOLDER", help="Folder of the data.", show_default="contrail-data"),
 ]
 Storage = Annotated[
     str | None,
     typer.Option(
+        metavar="HOST:PORT,...",
         help="Where the storage process listens for its link: host:port, several by commas.",
         show_default="127.0.0.1:7430",
     ),
@@ -43,6 +53,7 @@ Storage = Annotated[
 Gateways = Annotated[
     str | None,
     typer.Option(
+        metavar="HOST:PORT,...",
         help="Gateways to forward delivery to: host:port, several by commas.",
         show_default="127.0.0.1:7421",
     ),
@@ -50,6 +61,7 @@ Gateways = Annotated[
 Apis = Annotated[
     str | None,
     typer.Option(
+        metavar="HOST:PORT,...",
         help="Apis to forward everything else to: host:port, several by commas.",
         show_default="127.0.0.1:7420",
     ),
@@ -57,19 +69,22 @@ Apis = Annotated[
 SecretFile = Annotated[
     str | None,
     typer.Option(
-        help="File with the secret that all processes share (or CONTRAIL_CLUSTER_SECRET)."
+        metavar="FILE",
+        help="File with the secret that all processes share (or CONTRAIL_CLUSTER_SECRET).",
     ),
 ]
 KeyFile = Annotated[
     str | None,
     typer.Option(
+        metavar="FILE",
         help="File with the keys that encrypt the data, one a line, the current one first "
-        "(or CONTRAIL_ENCRYPTION_KEY)."
+        "(or CONTRAIL_ENCRYPTION_KEY).",
     ),
 ]
 MemoryMaxBytes = Annotated[
     str | None,
     typer.Option(
+        metavar="BYTES",
         help="Bytes that streams in memory may take together.",
         show_default="a quarter of the memory",
     ),
@@ -77,6 +92,7 @@ MemoryMaxBytes = Annotated[
 PublishTimeout = Annotated[
     str | None,
     typer.Option(
+        metavar="DURATION",
         help="How long a caller waits for the disk; then the outcome is unknown.",
         show_default="30s",
     ),
@@ -91,15 +107,21 @@ AcceptDataLoss = Annotated[
 MaxClockJump = Annotated[
     str | None,
     typer.Option(
+        metavar="DURATION",
         help="How far the clock may be ahead of the last time known before a start asks.",
         show_default="10m",
     ),
 ]
-TokenFile = Annotated[str | None, typer.Option(help="File with the token callers must show.")]
-LogLevel = Annotated[
-    str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
+TokenFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="File with the token callers must show.")
 ]
-Node = Annotated[str | None, typer.Option(help="The process's name, in logs and to clients.")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(metavar="LEVEL", help="debug, info, warning or error.", show_default="info"),
+]
+Node = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The process's name, in logs and to clients.")
+]
 AccessLog = Annotated[
     bool | None, typer.Option("--access-log/--no-access-log", help="Log each request.")
 ]
@@ -259,7 +281,7 @@ def gateway(
 def show_config(
     service: Annotated[Service, typer.Argument(help="Which command's.")] = Service.SERVE,
     host: Host = None,
-    port: Annotated[str | None, typer.Option(help="Port of the process.")] = None,
+    port: Annotated[str | None, typer.Option(metavar="PORT", help="Port of the process.")] = None,
     link_port: LinkPort = None,
     data_dir: DataDir = None,
     encryption_key_file: KeyFile = None,
@@ -305,7 +327,11 @@ def show_config(
         for name, value, source in rows:
             show.json_line({"name": name, "value": value, "source": source})
     else:
-        show.table(["setting", "value", "from"], rows)
+        told = (
+            (name, str(value) if type(value) is int else value, source)
+            for name, value, source in rows
+        )
+        show.table(["setting", "value", "from"], told)
 
 
 def _run(service: Service, config: Path | None, **flags: Any) -> None:
@@ -315,8 +341,7 @@ def _run(service: Service, config: Path | None, **flags: Any) -> None:
     except ModuleNotFoundError as error:
         if error.name != "contrail_serve":
             raise
-        show.failure("the server is not installed: pip install 'contrail-client[serve]'")
-        raise typer.Exit(FAILED) from error
+        raise Failed("the server is not installed: pip install 'contrail-client[serve]'") from error
     values = {name: setting.value for name, setting in settings.items()}
     raise typer.Exit(contrail_serve.main(values, service))
 
@@ -324,13 +349,8 @@ def _run(service: Service, config: Path | None, **flags: Any) -> None:
 def _settings(service: Service, config: Path | None, **flags: Any) -> dict[str, Setting]:
     for name, value in flags.items():
         if value is not None and name not in DEFAULTS[service]:
-            show.failure(f"contrail {service} has no --{name.replace('_', '-')}")
-            raise typer.Exit(MISUSED)
-    try:
-        return read_settings(flags, os.environ, config, service)
-    except SettingError as error:
-        show.failure(str(error))
-        raise typer.Exit(MISUSED) from error
+            raise Misuse(f"contrail {service} has no --{name.replace('_', '-')}")
+    return read_settings(flags, os.environ, config, service)
 
 
 def _shown(name: str, setting: Setting) -> Any:

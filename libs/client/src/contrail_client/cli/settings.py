@@ -3,8 +3,9 @@
 Here they are only gathered; `contrail_serve` checks them.
 """
 
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,10 @@ CLIENT: Final = "client"
 """A table of the same file, for the client commands."""
 
 
+_OTHERS: Final = frozenset({"url", "token", "config"})
+"""Variables of the client commands."""
+
+
 class SettingError(ValueError):
     """A settings file that cannot be used; the message says which and why."""
 
@@ -88,6 +93,25 @@ def read_settings(
     }
 
 
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that looks like one of ours and is none."""
+    known = {name.upper() for name in KNOWN | _OTHERS}
+    ours = (each for each in sorted(environ) if each.startswith(ENVIRONMENT_PREFIX))
+    rest = (each.removeprefix(ENVIRONMENT_PREFIX) for each in ours)
+    return [
+        f"{ENVIRONMENT_PREFIX}{name} is set, but nothing reads it"
+        + did_you_mean(name, known, ENVIRONMENT_PREFIX)
+        for name in rest
+        if name not in known
+    ]
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """`, did you mean X?` for the nearest of the known names; empty when none is near."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f", did you mean {prefix}{near[0]}?" if near else ""
+
+
 def _first_given(
     name: str,
     default: Any,
@@ -116,11 +140,14 @@ def _read_table(config: Path | None) -> dict[str, Any]:
         return {}
     try:
         table = tomllib.loads(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise SettingError(f"{config}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingError(f"{config}: {error}") from error
     table.pop(CLIENT, None)
     unknown = sorted(set(table) - KNOWN)
     if unknown:
-        known = ", ".join(sorted(KNOWN))
-        raise SettingError(f"{config}: no setting is called {unknown[0]!r}; there are {known}")
+        near = did_you_mean(unknown[0], KNOWN)
+        listed = near or f"; there are {', '.join(sorted(KNOWN))}"
+        raise SettingError(f"{config}: no setting is called {unknown[0]!r}{listed}")
     return table

@@ -1,9 +1,10 @@
 """What the commands print: one JSON value a line for machines, tables for people."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -20,19 +21,22 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from contrail_client.cli import units
 from contrail_client.models import Delivered
+
+T = TypeVar("T")
 
 _FILE_WIDTH: Final = 10_000
 """In a file or pipe nothing is cut off to fit a screen."""
 
 
-def _console(stream: TextIO) -> Console:
-    width = None if stream.isatty() else _FILE_WIDTH
-    return Console(stderr=stream is sys.stderr, highlight=False, width=width)
+def _console(stream: TextIO | None, *, stderr: bool) -> Console:
+    terminal = stream is not None and stream.isatty()
+    return Console(stderr=stderr, highlight=False, width=None if terminal else _FILE_WIDTH)
 
 
-console = _console(sys.stdout)
-errors = _console(sys.stderr)
+console = _console(sys.stdout, stderr=False)
+errors = _console(sys.stderr, stderr=True)
 
 
 class Shown(Protocol):
@@ -64,9 +68,24 @@ def failure(text: str) -> None:
     errors.print(text, style="red", markup=False, soft_wrap=True)
 
 
-def note(text: str) -> None:
+def note(text: str, *, as_json: bool = False) -> None:
     """A line about what goes on, beside the output."""
-    errors.print(text, markup=False, soft_wrap=True)
+    told = msgspec.json.encode({"note": text}).decode() if as_json else text
+    errors.print(told, markup=False, soft_wrap=True)
+
+
+def warning(text: str, *, as_json: bool = False) -> None:
+    """A line about what is probably not meant."""
+    told = msgspec.json.encode({"warning": text}).decode() if as_json else f"warning: {text}"
+    errors.print(told, style="yellow", markup=False, soft_wrap=True)
+
+
+def done(text: str, result: Mapping[str, Any], *, as_json: bool) -> None:
+    """What a command has done: a sentence for people, the facts for machines."""
+    if as_json:
+        json_line(result)
+    else:
+        console.print(printable(text), markup=False, soft_wrap=True)
 
 
 def json_line(value: Any) -> None:
@@ -75,11 +94,30 @@ def json_line(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table; cells are shown as they are."""
+    """A table; numbers and `units.Figure` stand to the right."""
+    shown = list(rows)
     drawn = Table(*columns)
-    for row in rows:
-        drawn.add_row(*(escape(str(cell)) for cell in row))
+    for at, column in enumerate(drawn.columns):
+        if shown and all(_is_figure(row[at]) for row in shown):
+            column.justify = "right"
+    for row in shown:
+        drawn.add_row(*(escape(printable(units.cell(each))) for each in row))
     console.print(drawn)
+
+
+def listing(
+    found: Iterable[T],
+    columns: Sequence[str],
+    row: Callable[[T], Sequence[object]],
+    *,
+    as_json: bool,
+) -> None:
+    """Many things of a kind: each as JSON on a line, or a table with a row for each."""
+    if as_json:
+        for each in found:
+            json_line(each)
+    else:
+        table(columns, map(row, found))
 
 
 def facts(values: Any, title: str, *, as_json: bool) -> None:
@@ -87,10 +125,15 @@ def facts(values: Any, title: str, *, as_json: bool) -> None:
     if as_json:
         json_line(values)
         return
-    drawn = Table("", "", title=escape(title), show_header=False)
+    now_ns = time.time_ns()
+    drawn = Table("", "", title=escape(printable(title)), show_header=False)
     for name, value in _flat(msgspec.to_builtins(values)):
-        drawn.add_row(escape(name), escape(value))
+        drawn.add_row(escape(name), escape(printable(units.field(name, value, now_ns))))
     console.print(drawn)
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, units.Figure | int | float) and not isinstance(value, bool)
 
 
 def message(found: Shown, *, as_json: bool, raw: bool = False) -> None:
@@ -156,10 +199,12 @@ def _as_api(found: Delivered) -> dict[str, Any]:
     return fields
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+            for at, each in enumerate(value):
+                yield from _flat(each, f"{prefix}{name}.{at}.")
         elif value not in (None, "", [], ()):
-            listed = isinstance(value, list | tuple)
-            yield prefix + name, ", ".join(map(str, value)) if listed else str(value)
+            yield prefix + name, value

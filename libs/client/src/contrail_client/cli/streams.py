@@ -1,36 +1,49 @@
 """`contrail stream`: manage streams, and the messages in them."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 
-from contrail_client.cli import show
+from contrail_client.cli import show, units
 from contrail_client.cli.arguments import (
     FieldsFile,
     Raw,
+    Replace,
     SetFields,
     StreamName,
     Yes,
     confirm,
     fields_of,
+    how_to_go_on,
 )
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.tree import group
+from contrail_client.configs import StreamConfig
 
-app = typer.Typer(help="Manage streams.", no_args_is_help=True)
+app = group("Manage streams.")
 
 Subjects = Annotated[
-    list[str] | None, typer.Option("--subject", help="Captured subject; may be repeated.")
+    list[str] | None,
+    typer.Option("--subject", metavar="SUBJECT", help="Captured subject; may be repeated."),
 ]
-Filter = Annotated[str | None, typer.Option("--subject", help="Only these subjects.")]
+Filter = Annotated[
+    str | None, typer.Option("--subject", metavar="SUBJECT", help="Only these subjects.")
+]
 MaxMsgs = Annotated[int | None, typer.Option(help="Most messages kept.")]
-MaxBytes = Annotated[int | None, typer.Option(help="Most bytes kept.")]
-MaxAge = Annotated[str | None, typer.Option(help='Longest age, such as "7d".')]
+MaxBytes = Annotated[int | None, typer.Option(metavar="BYTES", help="Most bytes kept.")]
+MaxAge = Annotated[str | None, typer.Option(metavar="DURATION", help='Longest age, such as "7d".')]
 MaxPerSubject = Annotated[int | None, typer.Option(help="Most messages kept of a subject.")]
-Discard = Annotated[str | None, typer.Option(help="At a limit: old or new.")]
-UpToSeq = Annotated[int | None, typer.Option(help="As of this sequence.")]
-UpToTime = Annotated[str | None, typer.Option(help="As it was before this time (RFC 3339).")]
+Discard = Annotated[
+    str | None,
+    typer.Option(metavar="old|new", help="What goes at a limit: old messages, or new ones."),
+]
+UpToSeq = Annotated[int | None, typer.Option(metavar="SEQ", help="As of this sequence.")]
+UpToTime = Annotated[
+    str | None, typer.Option(metavar="TIME", help="As it was before this time (RFC 3339).")
+]
 Sequence = Annotated[int, typer.Argument(help="Sequence of the message.")]
 Shard = Annotated[int | None, typer.Option(help="Shard, where the stream has several.")]
 Shards = Annotated[int | None, typer.Option(help="Shards to spread messages over, for good.")]
@@ -45,25 +58,21 @@ _CHUNK_BYTES: Final = 256 * 1024
 @client_command(app, "ls")
 def list_streams(session: Session, subject: Filter = None) -> None:
     """List streams."""
-    found = session.client.list_streams(subject=subject)
-    if session.as_json:
-        for info in found:
-            show.json_line(info)
-        return
-    show.table(
-        ["stream", "subjects", "messages", "bytes", "first", "last", "consumers"],
-        (
-            (
-                info.name,
-                ", ".join(info.config.get("subjects", [])),
-                info.state.messages,
-                info.state.bytes,
-                info.state.first_seq,
-                info.state.last_seq,
-                info.state.consumer_count,
-            )
-            for info in found
+    now_ns = time.time_ns()
+    show.listing(
+        session.client.list_streams(subject=subject),
+        ["stream", "subjects", "messages", "size", "first", "last", "last message", "consumers"],
+        lambda info: (
+            info.name,
+            info.config.get("subjects", []),
+            info.state.messages,
+            units.size(info.state.bytes),
+            info.state.first_seq,
+            info.state.last_seq,
+            units.age(info.state.last_ts, now_ns),
+            info.state.consumer_count,
         ),
+        as_json=session.as_json,
     )
 
 
@@ -87,8 +96,9 @@ def create_stream(
     shard_by: ShardBy = None,
     fields: FieldsFile = None,
     assignments: SetFields = None,
+    replace: Replace = False,
 ) -> None:
-    """Create a stream, or replace its configuration."""
+    """Create a stream; one that exists is left as it is."""
     config = fields_of(
         fields,
         assignments,
@@ -101,7 +111,12 @@ def create_stream(
         shards=shards,
         shard_by=shard_by,
     )
-    info = session.client.ensure_stream(stream, config)  # type: ignore[arg-type] # the server checks
+    wanted = cast(StreamConfig, config)  # the server checks it
+    if replace:
+        info = session.client.put_stream(stream, wanted)
+    else:
+        with how_to_go_on("contrail stream edit"):
+            info = session.client.create_stream(stream, wanted)
     show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
 
 
@@ -136,8 +151,21 @@ def edit_stream(
 @client_command(app, "rm")
 def remove_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
     """Remove a stream with its messages and consumers."""
-    confirm(f"Remove stream {stream} with all its messages?", yes)
+    state = session.client.get_stream(stream).state
+    held = f"{units.counted(state.messages, 'message')} ({units.size(state.bytes)})"
+    consumers = units.counted(state.consumer_count, "consumer")
+    confirm(f"Remove stream {stream} with {held} and {consumers}?", yes)
     session.client.delete_stream(stream)
+    show.done(
+        f"{stream} removed, with {held} and {consumers}",
+        {
+            "removed": stream,
+            "messages": state.messages,
+            "bytes": state.bytes,
+            "consumers": state.consumer_count,
+        },
+        as_json=session.as_json,
+    )
 
 
 @client_command(app, "purge")
@@ -145,7 +173,9 @@ def purge_stream(
     session: Session,
     stream: StreamName,
     subject: Filter = None,
-    up_to_seq: Annotated[int | None, typer.Option(help="Only below this sequence.")] = None,
+    up_to_seq: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="Only below this sequence.")
+    ] = None,
     keep: Annotated[int | None, typer.Option(help="Keep this many of the newest.")] = None,
     shard: Shard = None,
     yes: Yes = False,
@@ -155,10 +185,8 @@ def purge_stream(
     purged = session.client.purge_stream(
         stream, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard
     )
-    if session.as_json:
-        show.json_line({"purged": purged})
-    else:
-        show.console.print(f"{purged} messages removed")
+    told = f"{units.counted(purged, 'message')} removed"
+    show.done(told, {"purged": purged}, as_json=session.as_json)
 
 
 @client_command(app, "erase")
@@ -168,7 +196,9 @@ def erase_messages(
     seqs: Annotated[list[int] | None, typer.Argument(help="Sequences to erase.")] = None,
     subject: Filter = None,
     shard: Shard = None,
-    wait: Annotated[float, typer.Option(help="Wait so many seconds for its end.")] = 30.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Seconds to wait for completion.")
+    ] = 30.0,
     yes: Yes = False,
 ) -> None:
     """Erase messages: delete them, and have their bytes leave all files."""
@@ -180,7 +210,9 @@ def erase_messages(
 def show_erasure(
     session: Session,
     erasure_id: Annotated[str, typer.Argument(help="The receipt's id.")],
-    wait: Annotated[float, typer.Option(help="Wait so many seconds for its end.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Seconds to wait for completion.")
+    ] = 0.0,
 ) -> None:
     """Show how far an erasure is."""
     receipt = session.client.erasure(erasure_id, wait_s=wait)
@@ -222,10 +254,11 @@ def take_snapshot(
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
-    if session.as_json:
-        show.json_line({"stream": stream, "file": str(file), "bytes": size})
-    else:
-        show.console.print(f"{size} bytes written to {show.printable(str(file))}")
+    show.done(
+        f"{units.size(size)} written to {file}",
+        {"stream": stream, "file": str(file), "bytes": size},
+        as_json=session.as_json,
+    )
 
 
 @client_command(app, "restore")
@@ -253,11 +286,12 @@ def restore_stream(
 def list_subjects(session: Session, stream: StreamName, subject: Filter = None) -> None:
     """List the subjects that have messages, with how many."""
     found = session.client.list_subjects(stream, subject=subject)
-    if session.as_json:
-        for each in found:
-            show.json_line(each)
-    else:
-        show.table(["subject", "messages"], ((each.subject, each.messages) for each in found))
+    show.listing(
+        found,
+        ["subject", "messages"],
+        lambda each: (each.subject, each.messages),
+        as_json=session.as_json,
+    )
 
 
 @client_command(app, "deleted")
@@ -304,3 +338,5 @@ def delete_message(
     """Make one message unreadable."""
     confirm(f"Delete message {seq} of stream {stream}?", yes)
     session.client.delete_message(stream, seq, shard=shard)
+    result = {"deleted": seq, "stream": stream}
+    show.done(f"message {seq} of {stream} deleted", result, as_json=session.as_json)

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
 from contrail_client.errors import ContrailError, PublishesFailed
@@ -20,13 +21,13 @@ from contrail_client.live.settling import Kind, Option
 from contrail_client.live.subscription import AsyncPushedMessage, AsyncSubscription
 from contrail_client.models import (
     Delivered,
-    Duration,
     Expected,
     Headers,
     Message,
     MessageFacts,
     PubAck,
 )
+from contrail_client.times import Duration, wire
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -144,7 +145,7 @@ class Publisher:
         headers: Headers | None = None,
         msg_id: str | None = None,
         expected: Expected | None = None,
-        ttl: str | None = None,
+        ttl: str | timedelta | None = None,
     ) -> Publication:
         """As `AsyncPublisher.publish`; that the publisher has ended is told by the result."""
         message = outgoing_message(subject, payload, headers, msg_id, expected, ttl)
@@ -221,7 +222,7 @@ class PushedMessage(MessageFacts):
 
     def nak(self, *, delay: Duration | None = None) -> None:
         """As `AsyncPushedMessage.nak`."""
-        self._settle("nak", delay)
+        self._settle("nak", wire(delay))
 
     def term(self, *, reason: str | None = None) -> None:
         """As `AsyncPushedMessage.term`."""

@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Final, Protocol
 
-from contrail_client.calls import Retries
 from contrail_client.errors import (
-    ApiProblem,
     Closed,
     ContrailError,
     UnexpectedAnswer,
-    Unreachable,
 )
 from contrail_client.live.frames import (
     Answering,
@@ -31,6 +28,7 @@ from contrail_client.live.frames import (
     encode,
 )
 from contrail_client.live.websocket import Socket, open_socket
+from contrail_client.reconnecting import Reconnecting
 from contrail_client.transport import Options
 
 HEARTBEAT: Final = "15s"
@@ -38,8 +36,6 @@ SEND_BYTES: Final = 256 << 10
 """About how much one WebSocket message holds: enough to be cheap, and small enough to share."""
 
 _FLUSH_S: Final = 2.0
-_LATE_ATTEMPT: Final = 16
-"""By then the pause between attempts has long been the longest."""
 
 Answered = Callable[[Answering], None]
 
@@ -72,55 +68,12 @@ class Participant(Protocol):
         ...
 
 
-class Reconnecting:
-    """When a socket that is lost or refused is opened again. Pure.
-
-    Before the first success a few attempts are enough to tell that nobody is there; later the
-    server may be away for `reconnect_s`.
-    """
-
-    def __init__(self, retries: Retries, reconnect_s: float) -> None:
-        self._retries = retries
-        self._reconnect_s = reconnect_s
-        self._attempts = 0
-        self._ever = False
-        self._opened_s: float | None = None
-        self._away_since_s: float | None = None
-
-    def opened(self, now_s: float) -> None:
-        """A socket is open."""
-        self._ever = True
-        self._opened_s = now_s
-
-    def lost(self, error: ContrailError, now_s: float, chance: float) -> float | None:
-        """Seconds to wait before the next attempt; None to give up with `error`."""
-        may_pass = isinstance(error, Unreachable) or (
-            isinstance(error, ApiProblem) and error.retryable
-        )
-        if not may_pass:
-            return None
-        if self._opened_s is not None and now_s - self._opened_s >= self._retries.longest_pause_s:
-            # It was up for a while: this is the beginning of an outage, not one more failure in it.
-            self._attempts = 0
-            self._away_since_s = None
-        self._opened_s = None
-        self._attempts += 1
-        if self._away_since_s is None:
-            self._away_since_s = now_s
-        if self._ever and now_s - self._away_since_s >= self._reconnect_s:
-            return None
-        if not self._ever and self._attempts >= self._retries.attempts:
-            return None
-        asked_s = error.retry_after_s if isinstance(error, ApiProblem) else None
-        pause_s = self._retries.backoff_s(min(self._attempts, _LATE_ATTEMPT), chance)
-        return max(asked_s or 0.0, pause_s)
-
-
 class Connection:
     """Opened by the first participant, and again whenever it is lost while there are any."""
 
     def __init__(self, options: Options) -> None:
         self.retries = options.retries
+        self.reconnect_s = options.reconnect_s
         self._options = options
         self._participants: dict[str, Participant] = {}
         self._eager: dict[str, Participant] = {}

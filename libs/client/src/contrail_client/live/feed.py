@@ -53,6 +53,7 @@ class Feed(Generic[T]):
         self._attached = False
         self._subscribed = False
         self._refusals = 0
+        self._refused_since_s = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._leaving: asyncio.Future[None] | None = None
         self._end: ContrailError | None = None
@@ -229,14 +230,21 @@ class Feed(Generic[T]):
         self._refused(frame.error)
 
     def _refused(self, error: ContrailError) -> None:
-        """Subscribing was refused: again after a while if that may help."""
+        """Subscribing was refused: again after a while if that may help.
+
+        The deadline is that of a lost connection: a server that starts again may refuse first.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._refusals:
+            self._refused_since_s = loop.time()
         self._refusals += 1
         retries = self._connection.retries
-        pause_s = retries.pause_after(error, True, self._refusals, random.random())
-        if pause_s is None:
+        pause_s = retries.pause_while(error, True, self._refusals, random.random())
+        over_s = self._refused_since_s + self._connection.reconnect_s
+        if pause_s is None or loop.time() + pause_s >= over_s:
             self.failed(error)
         else:
-            self._retry = asyncio.get_running_loop().call_later(pause_s, self._again)
+            self._retry = loop.call_later(pause_s, self._again)
 
     def _add_unread(self, key: int, each: Delivered | Gap) -> None:
         self._unread[key] = each

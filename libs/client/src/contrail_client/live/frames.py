@@ -7,7 +7,8 @@ import msgspec
 
 from contrail_client.calls import Problem, problem_of
 from contrail_client.errors import ContrailError, UnexpectedAnswer
-from contrail_client.models import Delivered, Duration, Headers
+from contrail_client.models import Delivered
+from contrail_client.times import Duration
 
 SUBPROTOCOL: Final = "contrail.v1.msgpack"
 FRAME_BYTES_MAX: Final = 8 << 20
@@ -37,7 +38,7 @@ class Pub(ClientFrame, tag="pub"):
     subject: str
     data: bytes
     id: int | None = None
-    headers: Headers | None = None
+    headers: dict[str, list[str]] | None = None
 
 
 class Credit(ClientFrame, tag="credit"):

@@ -1,11 +1,12 @@
 """Where an ordered subscription goes on: every message once, in the order of the stream. Pure."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, Literal
 
 from contrail_client.live.frames import Sub
 from contrail_client.models import Gap
+from contrail_client.times import time_text
 
 Start = int | datetime | Literal["all", "last", "new"]
 """A sequence, a time, or `all`, `last` (the newest message) or `new` (what comes from now on)."""
@@ -26,10 +27,7 @@ def begin_at(start: Start) -> Begin:
     """The beginning that `start` stands for; ValueError when it stands for none."""
     match start:
         case datetime():
-            if start.tzinfo is None:
-                raise ValueError(f"{start} has no time zone")
-            moment = start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            return Begin("by_start_time", opt_start_time=moment)
+            return Begin("by_start_time", opt_start_time=time_text(start))
         case bool():
             raise ValueError(f"{start!r} is no place to start")
         case int() if start > 0:

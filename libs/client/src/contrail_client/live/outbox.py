@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from contrail_client.calls import Retries
-from contrail_client.errors import ContrailError, OutcomeUnknown
+from contrail_client.errors import ApiProblem, ContrailError, OutcomeUnknown
 from contrail_client.models import Message
 
 T = TypeVar("T")
@@ -27,6 +27,11 @@ class Outgoing(Generic[T]):
     waits: bool = False
     """It was refused for the moment and pauses before it is sent again."""
     first_sent_s: float | None = None
+    """When it was sent first, or first after refusals that certainly had no effect."""
+    maybe_stored: bool = False
+    """An attempt since `first_sent_s` ended without an answer that says what became of it."""
+    troubled_since_s: float | None = None
+    """When an attempt failed first: by a lost socket, or a refusal for the moment."""
 
 
 def message_bytes(message: Message) -> int:
@@ -40,14 +45,18 @@ def message_bytes(message: Message) -> int:
 class Outbox(Generic[T]):
     """Messages that have no outcome yet, in the order they were given.
 
-    A message with an id may be sent again for `retry_s` from its first sending, which has to be
-    less than the duplicate window of its stream: within it the same id is stored once.
+    A message that may have been stored is sent again, if it has an id, for `retry_s` from its first
+    sending. That has to be less than the duplicate window of its stream: within it the same id is
+    stored once. Any message is given up `patience_s` after its trouble began.
     """
 
-    def __init__(self, max_outstanding: int, max_bytes: int, retry_s: float) -> None:
+    def __init__(
+        self, max_outstanding: int, max_bytes: int, retry_s: float, patience_s: float
+    ) -> None:
         self._max_outstanding = max_outstanding
         self._max_bytes = max_bytes
         self._retry_s = retry_s
+        self._patience_s = patience_s
         self._bytes = 0
         self._all: dict[int, Outgoing[T]] = {}
         self._unsent: dict[int, Outgoing[T]] = {}
@@ -108,24 +117,29 @@ class Outbox(Generic[T]):
         return settled
 
     def refused(
-        self, key: int, error: ContrailError, retries: Retries, chance: float
+        self, key: int, error: ContrailError, retries: Retries, chance: float, now_s: float
     ) -> float | None:
         """Seconds after which to `send_again` what was refused; None when the refusal stands.
 
         As for calls over HTTP: again only when it certainly had no effect or carries an id, and
-        only when the refusal may pass.
+        only when the refusal may pass; but for as long as the deadlines of the outbox allow.
         """
         found = self._all.get(key)
         if found is None:
             return None
         found.attempts += 1
+        if not (isinstance(error, ApiProblem) and error.applied is False):
+            found.maybe_stored = True
+        elif not found.maybe_stored:
+            found.first_sent_s = None
+        if found.troubled_since_s is None:
+            found.troubled_since_s = now_s
         repeatable = found.message.msg_id is not None
-        pause_s = retries.pause_after(error, repeatable, found.attempts, chance)
-        if pause_s is not None:
-            found.waits = True
-            found.sent = False
-            if not repeatable:  # then the refusal said that nothing happened
-                found.first_sent_s = None
+        pause_s = retries.pause_while(error, repeatable, found.attempts, chance)
+        if pause_s is None or self._is_over(found, now_s + pause_s):
+            return None
+        found.waits = True
+        found.sent = False
         return pause_s
 
     def send_again(self, key: int) -> None:
@@ -135,7 +149,7 @@ class Outbox(Generic[T]):
             found.waits = False
             self._unsent[key] = found
 
-    def lost(self) -> list[Outgoing[T]]:
+    def lost(self, now_s: float) -> list[Outgoing[T]]:
         """The socket is gone: everything is to be sent again, in the order it was given.
 
         What was sent without an id may have been stored, and is settled as unknown: it is returned.
@@ -144,7 +158,10 @@ class Outbox(Generic[T]):
         for each in unknown:
             self.settle(each.key)
         for each in self._all.values():
+            each.maybe_stored |= each.sent
             each.waits = each.sent = False
+            if each.troubled_since_s is None:
+                each.troubled_since_s = now_s
         self._unsent = dict(self._all)
         return unknown
 
@@ -152,18 +169,20 @@ class Outbox(Generic[T]):
         self, now_s: float, reason: ContrailError
     ) -> list[tuple[Outgoing[T], ContrailError]]:
         """What may not be sent again any more, settled, each with its error."""
-        over = [
-            each
-            for each in self._all.values()
-            if each.first_sent_s is not None and now_s - each.first_sent_s >= self._retry_s
-        ]
+        over = [each for each in self._all.values() if self._is_over(each, now_s)]
         for each in over:
             self.settle(each.key)
         return [(each, given_up(each, reason)) for each in over]
 
+    def _is_over(self, each: Outgoing[T], now_s: float) -> bool:
+        if each.troubled_since_s is not None and now_s - each.troubled_since_s >= self._patience_s:
+            return True
+        sent_s = each.first_sent_s
+        return each.maybe_stored and sent_s is not None and now_s - sent_s >= self._retry_s
+
 
 def given_up(outgoing: Outgoing[T], reason: ContrailError) -> ContrailError:
     """The error of a message that is not sent any more."""
-    if outgoing.first_sent_s is None:
+    if outgoing.first_sent_s is None:  # or everything that was sent was refused
         return reason
     return OutcomeUnknown(f"publish to {outgoing.message.subject}: {reason}")

@@ -5,12 +5,13 @@ import random
 import secrets
 from collections import deque
 from collections.abc import Generator
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
-from contrail_client.errors import Closed, ContrailError, PublishesFailed, Unreachable
+from contrail_client.errors import ApiProblem, Closed, ContrailError, PublishesFailed, Unreachable
 from contrail_client.live.connection import Connection
 from contrail_client.live.frames import (
     FRAME_BYTES_MAX,
@@ -41,13 +42,13 @@ def outgoing_message(
     headers: Headers | None,
     msg_id: str | None,
     expected: Expected | None,
-    ttl: str | None,
+    ttl: str | timedelta | None,
 ) -> Message:
     """The message, its payload as bytes; ValueError for one that no frame can carry."""
     data = payload.encode() if isinstance(payload, str) else payload
     message = Message(subject, data, headers, msg_id, expected, ttl)
-    if len(data) > _FRAME_ROOM:
-        raise ValueError(f"a message of {len(data)} bytes does not fit into a frame")
+    if len(message.payload) > _FRAME_ROOM:
+        raise ValueError(f"a message of {len(message.payload)} bytes does not fit into a frame")
     return message
 
 
@@ -90,6 +91,9 @@ class AsyncPublisher:
     exactly once. Of those without an id, only what was certainly not sent goes out again; the rest
     ends in `OutcomeUnknown`. With `auto_ids` every message without an id gets one.
 
+    What certainly was not stored is tried for the client's `reconnect_s` from the first failure on,
+    whether the connection was lost, is refused, or the server says that it cannot for the moment.
+
     Messages are sent in the order they were published. After a lost connection the same order is
     kept; only a message that the server refuses for the moment may be stored after later ones.
     """
@@ -106,7 +110,9 @@ class AsyncPublisher:
         if max_outstanding < 1:
             raise ValueError("a publisher needs room for at least one message")
         self._connection = connection
-        self._outbox: Outbox[AsyncPublication] = Outbox(max_outstanding, max_bytes, retry_s)
+        self._outbox: Outbox[AsyncPublication] = Outbox(
+            max_outstanding, max_bytes, retry_s, connection.reconnect_s
+        )
         self._sid = f"publisher {connection.new_id()}"
         self._id_prefix = secrets.token_urlsafe(_PREFIX_BYTES) if auto_ids else None
         self._waiting: deque[asyncio.Event] = deque()
@@ -139,7 +145,7 @@ class AsyncPublisher:
         headers: Headers | None = None,
         msg_id: str | None = None,
         expected: Expected | None = None,
-        ttl: str | None = None,
+        ttl: str | timedelta | None = None,
     ) -> AsyncPublication:
         """Take a message to publish, once there is room; the result awaits its ack.
 
@@ -228,7 +234,7 @@ class AsyncPublisher:
             pause.cancel()
         self._pauses.clear()
         self._loss = error
-        for each in self._outbox.lost():
+        for each in self._outbox.lost(asyncio.get_running_loop().time()):
             self._fail(each, given_up(each, error))
         self._expire()
 
@@ -286,14 +292,16 @@ class AsyncPublisher:
                 self._refused(key, frame.error)
 
     def _refused(self, key: int, error: ContrailError) -> None:
-        pause_s = self._outbox.refused(key, error, self._connection.retries, random.random())
+        loop = asyncio.get_running_loop()
+        retries, chance = self._connection.retries, random.random()
+        pause_s = self._outbox.refused(key, error, retries, chance, loop.time())
         if pause_s is not None:
-            loop = asyncio.get_running_loop()
             self._pauses[key] = loop.call_later(pause_s, partial(self._send_again, key))
             return
         settled = self._outbox.settle(key)
         if settled is not None:
-            self._fail(settled, error)
+            in_vain = settled.maybe_stored and isinstance(error, ApiProblem) and error.retryable
+            self._fail(settled, given_up(settled, error) if in_vain else error)
 
     def _send_again(self, key: int) -> None:
         self._pauses.pop(key, None)

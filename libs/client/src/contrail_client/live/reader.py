@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from contrail_client.calls import texts
 from contrail_client.errors import ApiProblem, ContrailError, SubscriptionEnded
 from contrail_client.live.connection import Connection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS, Feed
@@ -43,7 +44,7 @@ class AsyncOrderedReader(Feed[Delivered]):
         self._begin = begin_at(start)
         self._course: Course | None = None
         self._created = ""
-        self._filter_subjects = tuple(filter_subjects)
+        self._filter_subjects = texts(filter_subjects)
         self._on_gap = on_gap
         self._looking: asyncio.Task[None] | None = None
         self._cols = True

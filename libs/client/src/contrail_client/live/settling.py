@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from contrail_client.live.frames import Settle, settle_frame
-from contrail_client.models import Duration
+from contrail_client.times import Duration
 
 T = TypeVar("T")
 

@@ -9,7 +9,8 @@ from contrail_client.live.connection import Connection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS, Feed
 from contrail_client.live.frames import Answering, ClientFrame, Refused, Settle, Sub, Unsub
 from contrail_client.live.settling import Kind, Option, Settlement, Settling
-from contrail_client.models import Delivered, Duration, MessageFacts
+from contrail_client.models import Delivered, MessageFacts
+from contrail_client.times import Duration, wire
 
 Waiter = asyncio.Future[None]
 
@@ -35,7 +36,7 @@ class AsyncPushedMessage(MessageFacts):
 
     async def nak(self, *, delay: Duration | None = None) -> None:
         """Deliver it again, at once or after `delay`."""
-        self.settle("nak", delay)
+        self.settle("nak", wire(delay))
 
     async def term(self, *, reason: str | None = None) -> None:
         """Never deliver it again."""

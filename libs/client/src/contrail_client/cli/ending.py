@@ -1,0 +1,170 @@
+"""How a command ends: its exit status, and one line on stderr that says what went wrong.
+
+Status: 0 done, 1 failed or refused, 2 misused, 3 not found, 130 interrupted.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from contrail_client.cli import show
+from contrail_client.cli.settings import did_you_mean
+from contrail_client.configs import ConsumerConfig, StreamConfig
+from contrail_client.errors import ApiProblem, ContrailError, FieldError, NotFound, Unreachable
+
+DONE: Final = 0
+FAILED: Final = 1
+MISUSED: Final = 2
+NOT_FOUND: Final = 3
+INTERRUPTED: Final = 130
+
+_FIELDS: Final = frozenset(StreamConfig.__annotations__) | frozenset(ConsumerConfig.__annotations__)
+_CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+class Misuse(Exception):
+    """What was asked for makes no sense, or lacks something; nothing was done. Status 2."""
+
+
+class Failed(Exception):
+    """The command failed at something that is neither the server's answer nor its absence."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong: with `--json` it is printed as it is, otherwise as one line.
+
+    `error` is the name of the server's error, or a kind of ours: `misused`, `unreachable`,
+    `outcome_unknown`, `failed` and so on, after the classes in `contrail_client.errors`.
+    """
+
+    error: str
+    message: str
+    exit_status: int
+    status: int = 0
+    code: int = 0
+    errors: tuple[FieldError, ...] = ()
+    hint: str = ""
+    request_id: str = ""
+
+    def line(self) -> str:
+        """All of it on one line."""
+        fields = "; ".join(f"{each.pointer.lstrip('/')} {each.message}" for each in self.errors)
+        text = f"{self.message} ({fields})" if fields else self.message
+        if self.hint:
+            text += f"{'' if text.endswith(('?', '.')) else '.'} {self.hint}"
+        return " ".join(text.split())
+
+
+def carry_out(command: Callable[[], int | None], *, as_json: bool) -> int:
+    """Run a command to its exit status; whatever it raises becomes a line on stderr."""
+    try:
+        status = command() or DONE
+        sys.stdout.flush()  # here and not while Python ends, where nobody could tell of a failure
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as ended:  # of Typer and Rich, which do so when a pipe breaks
+        _discard_output()
+        return ended.code if isinstance(ended.code, int) else FAILED
+    except BrokenPipeError:
+        _discard_output()  # nobody reads on, as with `| head`: that is no news
+        return FAILED
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:
+            _discard_output()
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined] # Typer's: its message is the help
+            return MISUSED
+        failure = failure_of(error)
+        tell(failure, as_json=as_json)
+        return failure.exit_status
+    return status
+
+
+def tell(failure: Failure, *, as_json: bool) -> None:
+    """Print what went wrong: a line, or a JSON object on a line."""
+    with contextlib.suppress(OSError):  # there is nowhere left to say it
+        if as_json:
+            show.failure(msgspec.json.encode(failure).decode())
+        else:
+            show.failure(f"contrail: {failure.line()}")
+
+
+def failure_of(error: Exception) -> Failure:
+    """What an exception means to whoever ran the command."""
+    match error:
+        case ApiProblem():
+            return Failure(
+                error=error.name or "error",
+                message=f"{error.detail or error.name} ({error.status})",
+                exit_status=NOT_FOUND if isinstance(error, NotFound) else FAILED,
+                status=error.status,
+                code=error.code,
+                errors=tuple(map(_with_suggestion, error.errors)),
+                hint=_hint(error),
+                request_id=error.request_id,
+            )
+        case ContrailError():
+            return Failure(
+                error=_kind(error), message=str(error), exit_status=FAILED, hint=_hint(error)
+            )
+        case Misuse() | ValueError():
+            return Failure(error="misused", message=str(error), exit_status=MISUSED)
+        case OSError():
+            where = error.filename or "standard output"
+            reason = error.strerror or str(error)
+            return Failure(error="failed", message=f"{where}: {reason}", exit_status=FAILED)
+        case Failed():
+            return Failure(error="failed", message=str(error), exit_status=FAILED)
+    if hasattr(error, "format_message"):  # a usage error of Typer
+        return _usage(error)
+    if type(error).__name__ == "Abort":
+        return Failure(error="aborted", message="nothing was done", exit_status=FAILED)
+    return _bug(error)
+
+
+def _with_suggestion(field: FieldError) -> FieldError:
+    name = field.pointer.rpartition("/")[2]
+    if name in _FIELDS:
+        return field
+    return FieldError(field.pointer, field.message + did_you_mean(name, _FIELDS))
+
+
+def _hint(error: ContrailError) -> str:
+    notes = getattr(error, "__notes__", ())
+    if notes:
+        return str(notes[-1])
+    if isinstance(error, Unreachable):
+        return "Is a server running there? `contrail serve` starts one."
+    return ""
+
+
+def _kind(error: Exception) -> str:
+    return _CAPITAL.sub("_", type(error).__name__).lower()
+
+
+def _usage(error: Any) -> Failure:
+    context = getattr(error, "ctx", None)
+    hint = f"See `{context.command_path} --help`." if context is not None else ""
+    message = str(error.format_message()).rstrip(".")
+    return Failure(error="misused", message=message, exit_status=error.exit_code, hint=hint)
+
+
+def _bug(error: Exception) -> Failure:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    message = f"unexpected {type(error).__name__}{where}: {error}"
+    return Failure(error="bug", message=message, exit_status=FAILED)
+
+
+def _discard_output() -> None:
+    """Let nothing that is still buffered be written, which would only fail once more."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

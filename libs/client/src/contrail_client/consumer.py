@@ -1,0 +1,127 @@
+"""A consumer, for threads."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from contrail_client import consumers, pulling
+from contrail_client.errors import ContrailError
+from contrail_client.models import ConsumerInfo, Delivery, Difference, Pull
+from contrail_client.times import Duration
+from contrail_client.transport import Transport
+
+
+class Consumer:
+    """A consumer of a stream: pull deliveries, then acknowledge them.
+
+    `differs` has what `ensure_consumer` found to be otherwise than asked for.
+    """
+
+    def __init__(self, transport: Transport, stream: str, name: str) -> None:
+        self._transport = transport
+        self.stream = stream
+        self.name = name
+        self.differs: tuple[Difference, ...] = ()
+
+    def info(self) -> ConsumerInfo:
+        """Configuration and progress."""
+        return self._transport.run(consumers.get(self.stream, self.name))
+
+    def update(self, changes: Mapping[str, Any], *, if_match: str | None = None) -> ConsumerInfo:
+        """Change the given fields of the configuration; None restores a default."""
+        call = consumers.update(self.stream, self.name, changes, if_match=if_match)
+        return self._transport.run(call)
+
+    def delete(self) -> None:
+        """Remove the consumer; its waiting pulls end."""
+        self._transport.run(consumers.delete(self.stream, self.name))
+
+    def next(
+        self,
+        batch: int = 1,
+        *,
+        expires: Duration | None = "30s",
+        max_bytes: int | None = None,
+        no_wait: bool | None = None,
+    ) -> Pull:
+        """Lease up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
+
+        The result is empty when none came. After an `OutcomeUnknown` the messages come again once
+        the consumer's `ack_wait` is over.
+        """
+        call = consumers.pull(
+            self.stream,
+            self.name,
+            batch=batch,
+            expires=None if no_wait else expires,
+            max_bytes=max_bytes,
+            no_wait=no_wait,
+        )
+        return self._transport.run(call)
+
+    def messages(
+        self,
+        batch: int = pulling.BATCH,
+        *,
+        timeout_s: float | None = None,
+        expires: Duration = pulling.EXPIRES,
+        max_bytes: int | None = None,
+    ) -> Generator[Delivery, None, None]:
+        """Messages one after the other, pulled in batches: acknowledge each with `ack`.
+
+        Ends once no message came for `timeout_s`; without it never. Goes on after broken
+        connections and restarts of the server, as a subscription does. What was pulled and not
+        handed out when the loop is left goes back to the server.
+        """
+        pulls = pulling.Pulls(
+            self.stream,
+            self.name,
+            self._transport.reconnecting(),
+            batch=batch,
+            expires=expires,
+            max_bytes=max_bytes,
+            timeout_s=timeout_s,
+        )
+        while (call := pulls.call(time.monotonic())) is not None:
+            try:
+                found = self._transport.run(call)
+            except ContrailError as error:
+                time.sleep(pulls.failed(error, time.monotonic(), random.random()))
+                continue
+            pulls.came(found, time.monotonic())
+            unread = deque(found)
+            try:
+                while unread:
+                    yield unread.popleft()
+            finally:
+                with suppress(ContrailError):  # then they come again after the `ack_wait`
+                    self.nak(*(each for each in unread if each.ack_token), sync=True)
+
+    def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
+        """These are done. With `sync`, return only once that is durable.
+
+        Raises `AcksRefused` when any was not taken, for this and the next three methods.
+        """
+        self._acknowledge("ack", deliveries, sync=sync)
+
+    def nak(self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False) -> None:
+        """Deliver these again, at once or after `delay`."""
+        self._acknowledge("nak", deliveries, delay=delay, sync=sync)
+
+    def term(self, *deliveries: Delivery, reason: str | None = None, sync: bool = False) -> None:
+        """Never deliver these again."""
+        self._acknowledge("term", deliveries, reason=reason, sync=sync)
+
+    def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
+        """Still working: start the `ack_wait` of these anew."""
+        self._acknowledge("in_progress", deliveries, sync=sync)
+
+    def _acknowledge(
+        self, kind: consumers.AckKind, deliveries: Sequence[Delivery], **how: Any
+    ) -> None:
+        if deliveries:
+            call = consumers.acknowledge(self.stream, self.name, kind, deliveries, **how)
+            self._transport.run(call)

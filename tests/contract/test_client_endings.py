@@ -1,0 +1,108 @@
+"""How commands end when the server refuses, the token is wrong, files are bad or Ctrl-C comes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract.client_rig import new_stream
+from tests.contract.test_client_cli import TIMEOUT_S, Shell
+from tests.support.servers import ServerProcess
+from tests.unit.client.test_cli_tree import CLIENT, call_of
+
+
+@pytest.fixture
+def shell(live: ServerProcess) -> Shell:
+    return Shell(live.url, new_stream(live.url))
+
+
+@pytest.mark.parametrize("command", ["create", "edit"])
+@pytest.mark.parametrize(
+    ("resource", "mistyped", "meant"),
+    [("stream", "max_mgs", "max_msgs"), ("consumer", "ack_wiat", "ack_wait")],
+)
+def test_unknown_field_is_answered_with_the_nearest(
+    shell: Shell, command: str, resource: str, mistyped: str, meant: str
+) -> None:
+    names = [shell.stream] if resource == "stream" else [shell.stream, "c"]
+    if resource == "consumer":
+        shell.run("consumer", "create", *names)
+    result = shell.try_(resource, command, *names, "--set", f"{mistyped}=5")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert f"did you mean {meant}?" in result.stderr
+    result = shell.try_("--json", resource, command, *names, "--set", f"{mistyped}=5")
+    told = json.loads(result.stderr)
+    assert (told["status"], told["errors"][0]["pointer"]) == (422, f"/{mistyped}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("stream", "snapshot", "{stream}", "{folder}/missing/archive"), "No such file"),
+        (("stream", "restore", "NEW", "{folder}/garbage"), "archive"),
+        (("stream", "restore", "NEW", "{folder}/missing"), "does not exist"),
+        (("stream", "create", "NEW", "--fields", "{folder}/garbage"), "garbage"),
+        (("stream", "create", "NEW", "--fields", "{folder}/missing"), "No such file"),
+        (("stream", "create", "NEW", "--fields", "{folder}"), "Is a directory"),
+        (("stream", "ls", "--token-file", "{folder}/missing"), "No such file"),
+        (("stream", "last", "{stream}", "--up-to-time", "yesterday"), "up_to_time"),
+        (("replay", "{stream}", "--start-time", "yesterday"), "start_time"),
+        (("next", "{stream}", "c", "--expires", "soon"), "expires"),
+    ],
+)
+def test_bad_files_and_values_are_told_in_one_line(
+    shell: Shell, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    shell.run("consumer", "create", shell.stream, "c")
+    (tmp_path / "garbage").write_bytes(b"\xff{]")
+    call = [each.format(stream=shell.stream, folder=tmp_path) for each in arguments]
+    result = shell.try_(*call)
+    assert result.exit_code in (1, 2)
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+    assert sentence in result.stderr
+    assert json.loads(shell.try_(*call, "--json").stderr)["exit_status"] == result.exit_code
+
+
+def test_wrong_token_ends_every_command_with_1_and_one_line(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", token="secret") as server:
+        shell = Shell(server.url, "S")
+        for path in sorted(CLIENT):
+            result = shell.try_(*call_of(path, tmp_path), "--json")
+            told = json.loads(result.stderr)
+            assert (result.exit_code, result.stdout) == (1, ""), path
+            # A WebSocket that shows no token is closed with a code, not answered with a status.
+            assert told.get("status") == 401 or told["error"] == "socket_refused", path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "importing"),
+    [
+        (("stream", "ls"), "httpx"),
+        (("stream", "ls"), "contrail_client.cli"),
+        (("serve",), "uvloop"),
+    ],
+)
+def test_ctrl_c_while_it_starts_is_quiet(
+    tmp_path: Path, arguments: tuple[str, ...], importing: str
+) -> None:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("CONTRAIL_")}
+    code = "from contrail_start import run; run()"
+    with subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**environ, "CONTRAIL_DATA_DIR": str(tmp_path / "data"), "CONTRAIL_PORT": "0"},
+        text=True,
+    ) as running:
+        assert running.stderr is not None
+        while importing not in running.stderr.readline():
+            pass
+        running.send_signal(signal.SIGINT)
+        rest = running.stderr.read()
+        assert running.wait(TIMEOUT_S) == 130, rest[-2000:]
+    assert "Traceback" not in rest
