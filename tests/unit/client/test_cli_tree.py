@@ -19,10 +19,21 @@ ROOT: Any = typer.main.get_command(app)
 SERVERS = {("serve",), ("storage",), ("api",), ("gateway",)}
 """They run until they are stopped, and talk to no server."""
 
-LOCAL = {("config",)}
+LOCAL = {
+    ("config",),
+    *(("context", name) for name in ("add", "ls", "rm", "select", "unselect")),
+}
+CHECKS = {("server", "check", what) for what in ("connection", "consumer", "stream")}
 """They need no server."""
 
-VALUES = {"STREAM": "S", "CONSUMER": "c", "SEQ": "1", "ERASURE_ID": "e", "SUBJECT": "s"}
+VALUES = {
+    "STREAM": "S",
+    "CONSUMER": "c",
+    "SEQ": "1",
+    "ERASURE_ID": "e",
+    "SUBJECT": "s",
+    "NAME": "n",
+}
 PYTHONISMS = ("None", "True", "False", "<bool>", "<str>", "<int>", "list[", "Path", "StrEnum")
 
 
@@ -35,7 +46,7 @@ def tree(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 ALL = dict(tree(ROOT))
 LEAVES = {path: each for path, each in ALL.items() if not hasattr(each, "commands")}
-CLIENT = {path: LEAVES[path] for path in LEAVES.keys() - SERVERS - LOCAL}
+CLIENT = {path: LEAVES[path] for path in LEAVES.keys() - SERVERS - LOCAL - CHECKS}
 
 
 def named(paths: Any) -> Any:

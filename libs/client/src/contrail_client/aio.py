@@ -19,7 +19,16 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from contrail_client import consumers, ensuring, erasing, publishing, reading, replaying, streams
+from contrail_client import (
+    calls,
+    consumers,
+    ensuring,
+    erasing,
+    publishing,
+    reading,
+    replaying,
+    streams,
+)
 from contrail_client.aio_consumer import AsyncConsumer
 from contrail_client.calls import Retries
 from contrail_client.configs import ConsumerConfig, StreamConfig
@@ -91,6 +100,12 @@ class AsyncContrail:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def rtt(self) -> float:
+        """As `Contrail.rtt`."""
+        begun = time.perf_counter()
+        await self._transport.run(calls.ALIVE)
+        return time.perf_counter() - begun
 
     # Streams -------------------------------------------------------------------------------------
 

@@ -306,3 +306,7 @@ def precondition(if_match: str | None, only_create: bool) -> tuple[tuple[str, st
     if only_create:
         return (("If-None-Match", "*"),)
     return (("If-Match", if_match),) if if_match else ()
+
+
+ALIVE: Final[Call[None]] = call("GET", "/livez", nothing)
+"""A request for which a server does nothing."""

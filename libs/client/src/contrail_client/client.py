@@ -12,7 +12,16 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from contrail_client import consumers, ensuring, erasing, publishing, reading, replaying, streams
+from contrail_client import (
+    calls,
+    consumers,
+    ensuring,
+    erasing,
+    publishing,
+    reading,
+    replaying,
+    streams,
+)
 from contrail_client.aio import AsyncContrail
 from contrail_client.arrow import record_batches
 from contrail_client.calls import Retries
@@ -109,6 +118,12 @@ class Contrail:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def rtt(self) -> float:
+        """Seconds that the server takes to answer a request for which it does nothing."""
+        begun = time.perf_counter()
+        self._transport.run(calls.ALIVE)
+        return time.perf_counter() - begun
 
     # Streams -------------------------------------------------------------------------------------
 

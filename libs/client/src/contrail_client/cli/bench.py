@@ -9,9 +9,10 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Final
@@ -49,6 +50,7 @@ Size = Annotated[int, typer.Option(min=_STAMP.size, help="Bytes of each payload.
 Publishing = Annotated[Mode, typer.Option(help="How: one by one, many at once, or in batches.")]
 Batch = Annotated[int, typer.Option(min=1, help="Messages in a batch or pull.")]
 Outstanding = Annotated[int, typer.Option(min=1, help="Async: most messages under way.")]
+Clients = Annotated[int, typer.Option(min=1, max=256, help="Clients that work side by side.")]
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,28 +84,35 @@ def bench_publish(
     mode: Publishing = Mode.ASYNC,
     batch: Batch = 500,
     outstanding: Outstanding = MAX_OUTSTANDING,
+    clients: Clients = 1,
 ) -> None:
     """Publish: one after the other, many at once over WebSocket, or in batches.
 
-    The latency is that of a message until its ack, with batches that of a batch.
+    The latency is that of a message until its ack, with batches that of a batch. Several clients
+    are threads with connections of their own, and share the messages.
     """
     payload = bytes(size)
-    with _stream(session.client) as stream, show.progress("Publishing", messages) as bar:
-        done: Iterator[tuple[int, float]]
+
+    def publish(stream: Stream, count: int) -> Iterator[tuple[int, float]]:
         match mode:
             case Mode.SYNC:
-                done = _one_by_one(stream, payload, messages)
+                return _one_by_one(stream, payload, count)
             case Mode.ASYNC:
-                done = _at_once(stream, payload, messages, outstanding)
+                return _at_once(stream, payload, count, outstanding)
             case Mode.BATCH:
-                done = _in_batches(stream, payload, messages, batch)
-        begun = time.perf_counter()
-        latencies = []
-        for count, latency_s in done:
-            latencies.append(latency_s)
-            bar.advance(bar.task_ids[0], count)
-        seconds = time.perf_counter() - begun
-    _show(session, figures(f"publish, {mode}", messages, size, seconds, latencies))
+                return _in_batches(stream, payload, count, batch)
+
+    latencies: list[float] = []
+    with _stream(session.client) as stream, show.progress("Publishing", messages) as bar:
+
+        def work(client: Contrail, count: int) -> None:
+            for done, latency_s in publish(replace(stream, client=client), count):
+                latencies.append(latency_s)
+                bar.advance(bar.task_ids[0], done)
+
+        seconds = _side_by_side(session, work, shares(messages, clients))
+    what = f"publish, {mode}" + (f", {clients} clients" if clients > 1 else "")
+    _show(session, figures(what, messages, size, seconds, latencies))
 
 
 @client_command(app, "sub")
@@ -177,6 +186,26 @@ def bench_latency(
         seconds = time.perf_counter() - begun
         publishing.join()
     _show(session, figures(f"publish to push at {rate:g}/s", messages, size, seconds, latencies))
+
+
+def shares(messages: int, clients: int) -> list[int]:
+    """How many messages each client has; a client without any is left out."""
+    each, more = divmod(messages, clients)
+    return [count for number in range(clients) if (count := each + (number < more))]
+
+
+def _side_by_side(
+    session: Session, work: Callable[[Contrail, int], None], counts: Sequence[int]
+) -> float:
+    """Have a client of its own work for each count; the seconds until the last is done."""
+    with ExitStack() as stack, ThreadPoolExecutor(len(counts)) as threads:
+        made = [stack.enter_context(session.connect()) for _ in counts]
+        for client in made:
+            client.rtt()  # connecting is not what is measured
+        begun = time.perf_counter()
+        for done in [threads.submit(work, *each) for each in zip(made, counts, strict=True)]:
+            done.result()
+        return time.perf_counter() - begun
 
 
 def figures(

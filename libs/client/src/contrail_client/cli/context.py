@@ -1,4 +1,4 @@
-"""Which server the client commands talk to: flags, then the environment, then a TOML file.
+"""Which server the client commands talk to: flags, the environment, a TOML file, a context.
 
 The file may be the server's own: the client reads its table `[client]`, the server the rest.
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from contrail_client.cli import contexts
 from contrail_client.cli.settings import did_you_mean
 from contrail_client.transport import DEFAULT_URL
 
@@ -33,9 +34,15 @@ def read_context(
 ) -> Context:
     """The effective context; ValueError for a file that cannot be used.
 
-    A flag goes before `CONTRAIL_URL` and `CONTRAIL_TOKEN`, these before the file.
+    A flag goes before `CONTRAIL_URL` and `CONTRAIL_TOKEN`, these before the file, and the file
+    before the context in use. The context's token goes to the context's server alone.
     """
     table = _read_table(config)
+    if not (url or environ.get("CONTRAIL_URL") or table.get("url")):
+        saved = contexts.in_use(environ)
+        if saved is not None:
+            token_file = token_file or (Path(saved.token_file) if saved.token_file else None)
+            return Context(saved.url, _token(token_file, environ, table, config))
     return Context(
         url or environ.get("CONTRAIL_URL") or table.get("url") or DEFAULT_URL,
         _token(token_file, environ, table, config),

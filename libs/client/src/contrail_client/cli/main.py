@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from contrail_client.cli import bench, consumers, listening, publishing, receiving, serve, streams
+from contrail_client.cli import (
+    bench,
+    consumers,
+    contexts,
+    copying,
+    listening,
+    monitoring,
+    publishing,
+    receiving,
+    reports,
+    serve,
+    streams,
+    viewing,
+)
 from contrail_client.cli.tree import JSON, Command, CommandLine
 
 app = typer.Typer(
@@ -22,8 +35,13 @@ app.command("storage", cls=Command)(serve.storage)
 app.command("api", cls=Command)(serve.api)
 app.command("gateway", cls=Command)(serve.gateway)
 app.command("config", cls=Command)(serve.show_config)
+for module in (reports, copying, viewing):
+    module.register()
 app.add_typer(streams.app, name="stream")
 app.add_typer(consumers.app, name="consumer")
+app.add_typer(contexts.app, name="context")
+app.add_typer(monitoring.app, name="server")
+monitoring.register(app)
 streams.register(app)
 publishing.register(app)
 receiving.register(app)

@@ -9,13 +9,13 @@ from typing import Annotated, Final
 
 import typer
 
-from contrail_client.cli import show
+from contrail_client.cli import show, templates
 from contrail_client.cli.arguments import HeaderTexts, headers_of
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.errors import ContrailError
 from contrail_client.live.blocking import Publication, Publisher
 from contrail_client.live.publisher import MAX_OUTSTANDING, RETRY_S
-from contrail_client.models import PubAck
+from contrail_client.models import Message, PubAck
 from contrail_client.times import to_timedelta
 from contrail_client.transport import RECONNECT_S
 
@@ -31,6 +31,17 @@ Payload = Annotated[
     str, typer.Argument(help="The payload; - reads standard input.", show_default="empty")
 ]
 Count = Annotated[int, typer.Option(min=1, help="Publish it so many times.")]
+Template = Annotated[
+    bool,
+    typer.Option(
+        "--template",
+        help=f"Fill in {templates.NAMES} in subject, payload and headers of each message.",
+    ),
+]
+Sleep = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help='Time between two messages, such as "100ms".'),
+]
 Lines = Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")]
 MsgId = Annotated[
     str | None, typer.Option(metavar="ID", help="Stored once within the duplicate window.")
@@ -73,6 +84,8 @@ def publish(
     ack: Ack = Acks.STORED,
     outstanding: Outstanding = MAX_OUTSTANDING,
     retry_for: RetryFor = RECONNECT_S,
+    template: Template = False,
+    sleep: Sleep = None,
 ) -> None:
     """Publish messages.
 
@@ -87,16 +100,47 @@ def publish(
     given = headers_of(headers)
     if ttl is not None:
         given["Nats-TTL"] = [ttl]
+    fill = templates.fill if template else _as_given
+    messages = _paced(_messages(subject, given, _payloads(payload, count, lines), fill), sleep)
     if ack is Acks.NONE:
-        for each in _payloads(payload, count, lines):
-            session.client.publish_unacked(subject, each, headers=given, msg_id=msg_id)
+        for each in messages:
+            session.client.publish_unacked(
+                each.subject, each.payload, headers=each.headers, msg_id=msg_id
+            )
     elif many:
-        payloads = _payloads(payload, count, lines)
-        with _publisher(session, subject, outstanding, retry_for) as publisher:
-            _publish_many(session, publisher, subject, payloads, given, count, outstanding)
+        with _publisher(session, fill(subject, 1), outstanding, retry_for) as publisher:
+            _publish_many(session, publisher, messages, count, outstanding)
     else:
-        [data] = _payloads(payload, 1, lines=False)
-        _show(session, session.client.publish(subject, data, headers=given, msg_id=msg_id))
+        [one] = messages
+        ack_ = session.client.publish(one.subject, one.payload, headers=one.headers, msg_id=msg_id)
+        _show(session, ack_)
+
+
+def _as_given(text: str, _count: int) -> str:
+    return text
+
+
+def _messages(
+    subject: str,
+    headers: dict[str, list[str]],
+    payloads: Iterator[bytes],
+    fill: Callable[[str, int], str],
+) -> Iterator[Message]:
+    """A message for each payload, with what its number fills in."""
+    for number, payload in enumerate(payloads, 1):
+        filled = {name: [fill(value, number) for value in headers[name]] for name in headers}
+        # What is no text is given back as it came.
+        text = fill(payload.decode(errors="surrogateescape"), number)
+        yield Message(fill(subject, number), text.encode(errors="surrogateescape"), filled)
+
+
+def _paced(messages: Iterator[Message], pause: str | None) -> Iterator[Message]:
+    """`messages`, with a pause before each but the first."""
+    pause_s = 0.0 if pause is None else to_timedelta(pause).total_seconds()
+    for number, message in enumerate(messages):
+        if number and pause_s:
+            time.sleep(pause_s)
+        yield message
 
 
 @contextmanager
@@ -129,9 +173,7 @@ def _remembered_s(session: Session, subject: str) -> float:
 def _publish_many(
     session: Session,
     publisher: Publisher,
-    subject: str,
-    payloads: Iterator[bytes],
-    headers: dict[str, list[str]],
+    messages: Iterator[Message],
     count: int,
     outstanding: int,
 ) -> None:
@@ -148,13 +190,13 @@ def _publish_many(
         if session.as_json:
             show.json_line(ack)
 
-    with show.progress(f"Publishing {subject}", total) as bar:
+    with show.progress("Publishing", total) as bar:
 
         def advance(done: int) -> None:
             bar.update(bar.task_ids[0], completed=done)
 
-        for payload in payloads:
-            under_way.append(publisher.publish(subject, payload, headers=headers))
+        for each in messages:
+            under_way.append(publisher.publish(each.subject, each.payload, headers=each.headers))
             while under_way and (len(under_way) > outstanding or under_way[0].done()):
                 settle(advance)
         while under_way:

@@ -59,7 +59,7 @@ CLIENT: Final = "client"
 """A table of the same file, for the client commands."""
 
 
-_OTHERS: Final = frozenset({"url", "token", "config"})
+_OTHERS: Final = frozenset({"url", "token", "config", "context"})
 """Variables of the client commands."""
 
 
