@@ -20,6 +20,7 @@ from contrail_common import errors
 from contrail_common.edge.app import EdgeApp
 from contrail_common.edge.delivery import GATHER
 from contrail_common.edge.direct import DirectExchange
+from contrail_common.edge.heads import bad_request, check_head, too_large_head, too_long_target
 from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_common.edge.requests import Request
@@ -28,23 +29,8 @@ from contrail_common.edge.websocket import SocketEndpoint
 from contrail_common.errors import ApiError
 from contrail_common.link import Chunk, Pieces
 
-_LINE_OVERHEAD: Final = 4
 _LENGTH_DIGITS_MAX: Final = 8
 _UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
-
-
-def _too_long_target(limits: EdgeSettings) -> ApiError:
-    detail = f"at most {limits.target_bytes_max} bytes"
-    return ApiError(errors.URI_TOO_LONG, detail, applied=False)
-
-
-def _too_large_head(limits: EdgeSettings) -> ApiError:
-    detail = f"at most {limits.head_bytes_max} bytes and {limits.head_lines_max} lines"
-    return ApiError(errors.REQUEST_HEADERS_TOO_LARGE, detail, applied=False)
-
-
-def _bad_request(detail: str) -> ApiError:
-    return ApiError(errors.BAD_REQUEST, detail, applied=False)
 
 
 class _RefusedError(Exception):
@@ -184,7 +170,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             if self._feed(data):
                 return
         except httptools.HttpParserError:
-            self._refuse(self._refusal or _bad_request("the request is not HTTP/1.1"))
+            self._refuse(self._refusal or bad_request("the request is not HTTP/1.1"))
             return
         if not self._head_open and not self._body_open and not self.cycle.response_complete:
             self._disarm()  # the application is at work
@@ -214,7 +200,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         request = self.edge.direct_request(scope)
         try:
             if self.cycle is not None and not self.cycle.response_complete:
-                raise _bad_request("an earlier request of the connection is not answered yet")
+                raise bad_request("an earlier request of the connection is not answered yet")
+            if request.body_pending:
+                raise bad_request("a handshake has no body")
             self._disarm()
             connections = self.server_state.connections
             socket = self.edge.open_socket(request, endpoint, self.transport, connections)
@@ -230,12 +218,12 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         """Refuse a line that never ends: the parser keeps it to itself, without a bound."""
         limits = self.settings
         if self._begun and len(self.url) > limits.target_bytes_max:
-            self._refuse(_too_long_target(limits))
+            self._refuse(too_long_target(limits))
             return True
         lines = len(self.headers or ())
         unparsed_max = limits.head_bytes_max + limits.target_bytes_max
         if lines > limits.head_lines_max or self._unparsed > unparsed_max:
-            self._refuse(_too_large_head(limits))
+            self._refuse(too_large_head(limits))
             return True
         return False
 
@@ -345,23 +333,11 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _check_head(self) -> None:
-        limits = self.settings
-        size, hosts = 0, []
-        for name, value in self.headers:
-            size += len(name) + len(value) + _LINE_OVERHEAD
-            if name == b"host":
-                hosts.append(value)
-        if len(self.url) > limits.target_bytes_max:
-            self._stop(_too_long_target(limits))
-        if size > limits.head_bytes_max or len(self.headers) > limits.head_lines_max:
-            self._stop(_too_large_head(limits))
-        if len(hosts) != 1:
-            self._stop(_bad_request("exactly one Host header is needed"))
-        if not self.url.startswith(b"/"):
-            # RFC 9112 section 3.2.2: the target's authority, not the Host header, would count.
-            authority = self.url.partition(b"://")[2].partition(b"/")[0]
-            if authority.lower() != hosts[0].lower():
-                self._stop(_bad_request("the target is not a path of the Host header's server"))
+        try:
+            version = self.parser.get_http_version()
+            check_head(self.url, self.headers, version, self.settings)
+        except ApiError as error:
+            self._stop(error)
 
     def _stop(self, refusal: ApiError) -> None:
         self._refusal = refusal

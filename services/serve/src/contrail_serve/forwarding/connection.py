@@ -11,6 +11,8 @@ from contrail_common.edge.responses import Header
 _READ_AHEAD: Final = 256 << 10
 _READ_AGAIN: Final = 64 << 10
 _CONTINUE: Final = 100
+_FINAL: Final = 200
+"""Answers with a lower status only announce another one (RFC 9110, section 15.2)."""
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
@@ -108,6 +110,10 @@ class PeerConnection(asyncio.Protocol):
             self._transport.abort()
 
 
+class _LeftOverError(Exception):
+    """Stops the parser: the peer goes on behind the end of its answer."""
+
+
 class Exchange:
     """One answer as it comes. ``head`` is done with its head, or with PeerLostError."""
 
@@ -120,6 +126,8 @@ class Exchange:
         """Whether anything of the answer has come."""
         self.complete = False
         self.keep_alive = False
+        self.length: int | None = None
+        """Bytes of the answer's body, when its head tells."""
         self.head: asyncio.Future[None] = loop.create_future()
         self.go_on: asyncio.Future[None] = loop.create_future()
         """Done when the peer asks for the body of a request that waits to be asked."""
@@ -132,6 +140,11 @@ class Exchange:
         self._news: asyncio.Future[None] | None = None
 
     # Parser callbacks ----------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        """The first byte of an answer; nobody has asked for a second one."""
+        if self.complete:
+            raise _LeftOverError
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
         self.headers.append((name.lower(), value))
@@ -139,12 +152,14 @@ class Exchange:
     def on_headers_complete(self) -> None:
         """The head is complete."""
         self.status = self._parser.get_status_code()
-        if self.status == _CONTINUE:
+        if self.status < _FINAL:
             self.headers = []
-            if not self.go_on.done():
+            if self.status == _CONTINUE and not self.go_on.done():
                 self.go_on.set_result(None)
             return
         self.keep_alive = self._parser.should_keep_alive()
+        declared = dict(self.headers).get(b"content-length")
+        self.length = None if declared is None else int(declared)
         if not self.head.done():
             self.head.set_result(None)
         if self._head_only:
@@ -152,6 +167,8 @@ class Exchange:
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
+        if self.complete:
+            raise _LeftOverError
         self._pieces.append(piece)
         self._held += len(piece)
         if self._held > _READ_AHEAD and not self._paused:
@@ -160,8 +177,8 @@ class Exchange:
         self._wake()
 
     def on_message_complete(self) -> None:
-        """The answer is complete, or it only said to go on."""
-        if self.status != _CONTINUE:
+        """The answer is complete, or it only announced one."""
+        if self.status >= _FINAL:
             self._end()
 
     def _end(self) -> None:
@@ -176,7 +193,7 @@ class Exchange:
         self.heard = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.connection.abort()
 
     def cut(self) -> None:
