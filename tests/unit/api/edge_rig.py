@@ -84,6 +84,9 @@ class LinkDouble:
         self.unready: dict[str, str] = {}
         self.reads: list[asyncio.Future[None]] | None = None
         """When a list: reads of single messages wait in it until a test ends them."""
+        self.reads_made = 0
+        self.payload = b""
+        """Of all messages, unless it is empty."""
 
     def _fail(self) -> None:
         failure = self.failures.pop(0) if self.failures else None
@@ -151,12 +154,13 @@ class LinkDouble:
 
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         self._fail()
+        self.reads_made += 1
         if self.reads is not None:
             self.reads.append(asyncio.get_running_loop().create_future())
             await self.reads[-1]
         if seq > 9:
             raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
-        return StoredMessage(seq, "a.b", 1, {"N": ["v"]}, b"m%d" % seq)
+        return StoredMessage(seq, "a.b", 1, {"N": ["v"]}, self.payload or b"m%d" % seq)
 
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         return [StoredMessage(9, request.subject, 1, None, b"m9")], None

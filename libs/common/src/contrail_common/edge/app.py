@@ -12,6 +12,7 @@ import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from contrail_common import errors
+from contrail_common.edge.budgets import BodyBudget, UnreadBudget
 from contrail_common.edge.delivery import Wire, deliver
 from contrail_common.edge.direct import DirectExchange, DirectTarget
 from contrail_common.edge.guard import Guard
@@ -69,7 +70,11 @@ class EdgeApp:
 
     def __init__(self, rooms: Sequence[Room], settings: EdgeSettings) -> None:
         self._settings = settings
-        self._state = EdgeState(settings.bodies_in_flight_bytes_max, settings.waiting_max)
+        self._state = EdgeState(
+            BodyBudget(settings.bodies_in_flight_bytes_max),
+            UnreadBudget(settings.unread_bytes_of_all_max, settings.connections_max),
+            settings.waiting_max,
+        )
         self._guard = Guard(settings)
         self._rooms = tuple(rooms)
         self.metrics = EdgeMetrics(self._state)
@@ -187,6 +192,19 @@ class EdgeApp:
         """The request of ``scope``, whose body the protocol collects."""
         return Request(scope, _no_more, self._state)
 
+    @property
+    def state(self) -> EdgeState:
+        """What the connections share."""
+        return self._state
+
+    def admits(self, request: Request) -> bool:
+        """Whether the guard lets ``request`` in; if not, the application says why."""
+        try:
+            self._guard.check(request)
+        except ApiError:
+            return False
+        return True
+
     def answer_directly(self, exchange: DirectExchange) -> None:
         """Serve a request whose body is complete."""
         request, target = exchange.request, exchange.target
@@ -202,7 +220,6 @@ class EdgeApp:
 
         with InContext(request):
             try:
-                self._guard.check(request)
                 target.direct.handler(request, exchange.body, reply)
             except ApiError as error:
                 reply(error)

@@ -11,6 +11,7 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from contrail_common.edge.budgets import UnreadBudget
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Header, Response
 from contrail_common.edge.routing import Direct
@@ -45,6 +46,7 @@ class DirectExchange:
         "response_complete",
         "target",
         "transport",
+        "unread",
     )
 
     message_event: Final = _Unwatched()
@@ -57,6 +59,7 @@ class DirectExchange:
         target: DirectTarget,
         begun: float,
         transport: asyncio.Transport,
+        unread: UnreadBudget,
         default_headers: list[Header],
         keep_alive: bool,
         on_response: Callable[[], None],
@@ -65,6 +68,7 @@ class DirectExchange:
         self.target = target
         self.begun = begun
         self.transport = transport
+        self.unread = unread
         self.default_headers = default_headers
         self.keep_alive = keep_alive
         self.on_response = on_response
@@ -87,7 +91,9 @@ class DirectExchange:
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         parts += (b"\r\n", answer.body)
-        self.transport.write(b"".join(parts))
+        data = b"".join(parts)
+        self.transport.write(data)
+        self.unread.wrote(self.transport, len(data))
         self.response_complete = True
         if not self.keep_alive:
             self.transport.close()
