@@ -471,6 +471,45 @@ def test_joined_connection_ends_with_either_end() -> None:
     run(scenario())
 
 
+def test_side_that_a_peer_ends_is_ended_towards_the_client_alone() -> None:
+    async def scenario() -> None:
+        async with Peer() as peer, front(peer.address) as edge:
+            client = await edge.ask("GET", "/v1/ws", *HANDSHAKE)
+            line = await peer.line()
+            await line.head()
+            line.send(b"HTTP/1.1 101 Switching Protocols\r\n\r\n\x88\x02\x11\xa1")
+            line.writer.write_eof()
+            assert (await client.rest()).endswith(b"\x88\x02\x11\xa1")
+            client.send(bytes(MIB))
+            assert await line.exactly(MIB) == bytes(MIB)
+            client.writer.write_eof()
+            assert await line.rest() == b""
+            line.end()
+            await until(lambda: not edge.server.server_state.connections)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("target", ["/v1/streams/S/replay", "/v1/ws"])
+def test_what_clients_do_not_read_of_peers_is_bounded_over_all_connections(target: str) -> None:
+    async def scenario() -> None:
+        bound = 2 * MIB
+        async with Peer() as peer, front(peer.address, unread_bytes_of_all_max=bound) as edge:
+            for _ in range(40):
+                lines = HANDSHAKE if target == "/v1/ws" else ()
+                client = await edge.ask("GET", target, *lines)
+                client.writer.transport.pause_reading()
+                line = await peer.line()
+                await line.head()
+                line.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (9 * MIB))
+                line.send(bytes(9 * MIB))
+                assert edge.unread.held <= bound
+            await until(lambda: edge.unread.cut > 0)
+            assert edge.unread.held <= bound
+
+    run(scenario())
+
+
 def test_joined_connection_ends_when_the_process_stops() -> None:
     async def scenario() -> None:
         async with Peer() as peer:

@@ -103,6 +103,11 @@ class Request:
         )
 
     @property
+    def unread(self) -> UnreadBudget:
+        """Who looks after what is sent in answer and not taken."""
+        return self._state.unread
+
+    @property
     def query_string(self) -> bytes:
         """The raw query, without its question mark."""
         query: bytes = self.scope["query_string"]

@@ -295,7 +295,7 @@ class EdgeSocket(asyncio.Protocol):
         self._wire.reader.discard()
         self._state.bodies.give(self._held)
         self._held = 0
-        if self._transport.can_write_eof():
+        if not self._transport.is_closing():
             self._transport.write_eof()
 
     def _hold(self, count: int) -> None:

@@ -6,6 +6,7 @@ from typing import Final, cast
 
 import httptools
 
+from contrail_common.edge.budgets import UnreadBudget
 from contrail_common.edge.responses import Header
 
 _READ_AHEAD: Final = 256 << 10
@@ -68,9 +69,11 @@ class PeerConnection(asyncio.Protocol):
         """Whether another request can be sent."""
         return not self.lost and not self._transport.is_closing()
 
-    def begin(self, head: bytes, body: bytes, *, head_only: bool) -> "Exchange":
+    def begin(
+        self, head: bytes, body: bytes, unread: UnreadBudget, *, head_only: bool
+    ) -> "Exchange":
         """Send a request; with ``body`` the whole of it, else it follows in pieces."""
-        self._exchange = Exchange(self, head_only=head_only)
+        self._exchange = Exchange(self, unread, head_only=head_only)
         self._transport.write(head + body if body else head)
         return self._exchange
 
@@ -117,7 +120,9 @@ class _LeftOverError(Exception):
 class Exchange:
     """One answer as it comes. ``head`` is done with its head, or with PeerLostError."""
 
-    def __init__(self, connection: PeerConnection, *, head_only: bool) -> None:
+    def __init__(
+        self, connection: PeerConnection, unread: UnreadBudget, *, head_only: bool
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.connection = connection
         self.status = 0
@@ -132,6 +137,7 @@ class Exchange:
         self.go_on: asyncio.Future[None] = loop.create_future()
         """Done when the peer asks for the body of a request that waits to be asked."""
         self._head_only = head_only
+        self._unread = unread
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: deque[bytes] = deque()
         self._held = 0
@@ -171,6 +177,7 @@ class Exchange:
             raise _LeftOverError
         self._pieces.append(piece)
         self._held += len(piece)
+        self._unread.wrote(self, len(piece))
         if self._held > _READ_AHEAD and not self._paused:
             self._paused = True
             self.connection.set_reading(False)
@@ -206,6 +213,22 @@ class Exchange:
                 waited.set_exception(PeerLostError())
                 waited.exception()  # whoever does not wait for it misses nothing
         self._wake()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes of the answer that wait for the client."""
+        return self._held
+
+    def abort(self) -> None:
+        """Give the answer up, as its client does not read it."""
+        self._pieces.clear()
+        self._held = 0
+        self._lost = True
+        self.connection.abort()
+        self._wake()
+
+    def forget(self) -> None:
+        """The answer was passed on, or is not wanted."""
+        self._unread.forget(self)
 
     # Reading -------------------------------------------------------------------------------------
     async def next_piece(self) -> bytes | None:

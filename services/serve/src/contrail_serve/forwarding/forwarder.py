@@ -100,7 +100,9 @@ class Forwarder(Collector):
         tried: set[Address] = set()
         while True:
             connection = await self._peers.connection(tried)
-            exchange = connection.begin(head, body or b"", head_only=request.head_only)
+            exchange = connection.begin(
+                head, body or b"", request.unread, head_only=request.head_only
+            )
             forwarding = _Forwarding(request, exchange, self._peers, self._draining)
             was_kept = connection.used
             try:
@@ -250,6 +252,7 @@ class _Forwarding:
     def end(self) -> None:
         """Keep the connection when both the request and its answer went through it whole."""
         exchange = self._exchange
+        exchange.forget()
         if exchange.complete and exchange.keep_alive and self._sent:
             self._peers.keep(exchange.connection)
         else:
@@ -259,6 +262,7 @@ class _Forwarding:
         """End the connection: the peer learns that nobody waits any more."""
         if self._body is not None:
             self._body.cancel()
+        self._exchange.forget()
         self._exchange.connection.abort()
 
 
