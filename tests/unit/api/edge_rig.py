@@ -85,6 +85,7 @@ class LinkDouble:
         self.reads: list[asyncio.Future[None]] | None = None
         """When a list: reads of single messages wait in it until a test ends them."""
         self.reads_made = 0
+        self.headers = {"N": ["v"]}
         self.payload = b""
         """Of all messages, unless it is empty."""
 
@@ -160,7 +161,7 @@ class LinkDouble:
             await self.reads[-1]
         if seq > 9:
             raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
-        return StoredMessage(seq, "a.b", 1, {"N": ["v"]}, self.payload or b"m%d" % seq)
+        return StoredMessage(seq, "a.b", 1, self.headers, self.payload or b"m%d" % seq)
 
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         return [StoredMessage(9, request.subject, 1, None, b"m9")], None
