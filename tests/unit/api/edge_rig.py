@@ -82,6 +82,7 @@ class LinkDouble:
         self.cancelled = asyncio.Event()
         self.replay_chunks: list[bytes | tuple[bytes, ...] | Exception] = []
         self.unready: dict[str, str] = {}
+        self.used_tickets: set[bytes] = set()
         self.reads: list[asyncio.Future[None]] | None = None
         """When a list: reads of single messages wait in it until a test ends them."""
         self.reads_made = 0
@@ -225,6 +226,12 @@ class LinkDouble:
             if isinstance(chunk, Exception):
                 raise chunk
             yield chunk
+
+    async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
+        self._fail()
+        first = nonce not in self.used_tickets
+        self.used_tickets.add(nonce)
+        return first
 
     def readiness(self) -> dict[str, str]:
         return self.unready

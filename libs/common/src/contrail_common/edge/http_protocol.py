@@ -26,6 +26,7 @@ from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_common.edge.requests import Request, bodies_overloaded
 from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.tickets import OpenedTicket
 from contrail_common.edge.websocket import SocketEndpoint
 from contrail_common.errors import ApiError
 from contrail_common.link import Chunk, Pieces
@@ -226,8 +227,38 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             if request.body_pending:
                 raise bad_request("a handshake has no body")
             self._disarm()
-            connections = self.server_state.connections
-            socket = self.edge.open_socket(request, endpoint, self.transport, connections)
+            ticket = self.edge.socket_ticket(request)
+        except ApiError as error:
+            self._refuse(error)
+            return
+        if ticket is None:
+            self._begin_socket(request, endpoint, rest, proven=False)
+            return
+        self.flow.pause_reading()
+        task = self.loop.create_task(self._use_ticket(ticket, request, endpoint, rest))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _use_ticket(
+        self, ticket: OpenedTicket, request: Request, endpoint: SocketEndpoint, rest: bytes
+    ) -> None:
+        try:
+            await self.edge.use_ticket(ticket)
+        except ApiError as error:
+            self._refuse(error)
+            return
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._begin_socket(request, endpoint, rest, proven=True)
+
+    def _begin_socket(
+        self, request: Request, endpoint: SocketEndpoint, rest: bytes, *, proven: bool
+    ) -> None:
+        connections = self.server_state.connections
+        try:
+            socket = self.edge.open_socket(
+                request, endpoint, self.transport, connections, proven=proven
+            )
         except ApiError as error:
             self._refuse(error)
             return
@@ -543,6 +574,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             path, request_id = request.raw_path.decode("latin-1"), request.request_id.decode()
             body = problem_body(error, instance=path, request_id=request_id)
             headers.append((b"x-request-id", request.request_id))
+            headers += request.cors_headers([name for name, _ in headers])
         lines = [
             b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()),
             b"content-type: " + PROBLEM_TYPE.encode(),

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope
 
 from contrail_common import errors
 from contrail_common.edge.budgets import BodyBudget, UnreadBudget
+from contrail_common.edge.cors import Cors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.request_context import REQUEST_ID, RequestContext
 
@@ -34,6 +35,7 @@ class EdgeState:
 
     bodies: BodyBudget
     unread: UnreadBudget
+    cors: Cors
     waiting_max: int
     waiting: int = 0
     _draining: asyncio.Future[None] | None = field(default=None)
@@ -101,6 +103,10 @@ class Request:
             self.headers.get(b"content-length", b"0") == b"0"
             and b"transfer-encoding" not in self.headers
         )
+
+    def cors_headers(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+        """What an answer with headers of these names needs besides, for pages that may read it."""
+        return self._state.cors.headers(self.headers.get(b"origin"), names)
 
     @property
     def unread(self) -> UnreadBudget:

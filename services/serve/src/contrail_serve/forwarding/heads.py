@@ -27,7 +27,16 @@ _OF_ONE_CONNECTION: Final = frozenset(
         b"upgrade",
     }
 )
-_WRITTEN_ANEW: Final = frozenset({b"date", b"server", REQUEST_ID})
+_WRITTEN_ANEW: Final = frozenset(
+    {
+        b"access-control-allow-origin",
+        b"access-control-expose-headers",
+        b"date",
+        b"server",
+        b"vary",
+        REQUEST_ID,
+    }
+)
 _CHUNKED: Final = (b"transfer-encoding", b"chunked")
 
 
