@@ -35,7 +35,9 @@ def configure_logs(level: str, style: str, **process: str) -> None:
         name_request,
         structlog.processors.StackInfoRenderer(),
     ]
-    rendering = [renderer] if text else [structlog.processors.format_exc_info, renderer]
+    rendering: list[Processor] = [renderer]
+    if not text:
+        rendering.insert(0, structlog.processors.format_exc_info)
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*shared, *rendering],

@@ -96,6 +96,10 @@ MaxClockJump = Annotated[
     ),
 ]
 TokenFile = Annotated[str | None, typer.Option(help="File with the token callers must show.")]
+AllowedOrigins = Annotated[
+    str | None,
+    typer.Option(help="Origins whose pages may ask and read answers (CORS), separated by commas."),
+]
 LogLevel = Annotated[
     str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
 ]
@@ -127,6 +131,7 @@ def serve(
     max_clock_jump: MaxClockJump = None,
     publish_timeout: PublishTimeout = None,
     token_file: TokenFile = None,
+    allowed_origins: AllowedOrigins = None,
     node: Node = None,
     log_level: LogLevel = None,
     access_log: AccessLog = None,
@@ -148,6 +153,7 @@ def serve(
         max_clock_jump=max_clock_jump,
         publish_timeout=publish_timeout,
         token_file=token_file,
+        allowed_origins=allowed_origins,
         node=node,
         log_level=log_level,
         access_log=access_log,
@@ -204,6 +210,7 @@ def api(
     cluster_secret_file: SecretFile = None,
     publish_timeout: PublishTimeout = None,
     token_file: TokenFile = None,
+    allowed_origins: AllowedOrigins = None,
     node: Node = None,
     log_level: LogLevel = None,
     access_log: AccessLog = None,
@@ -220,6 +227,7 @@ def api(
         cluster_secret_file=cluster_secret_file,
         publish_timeout=publish_timeout,
         token_file=token_file,
+        allowed_origins=allowed_origins,
         node=node,
         log_level=log_level,
         access_log=access_log,
@@ -234,6 +242,7 @@ def gateway(
     cluster_secret_file: SecretFile = None,
     publish_timeout: PublishTimeout = None,
     token_file: TokenFile = None,
+    allowed_origins: AllowedOrigins = None,
     node: Node = None,
     log_level: LogLevel = None,
     access_log: AccessLog = None,
@@ -250,6 +259,7 @@ def gateway(
         cluster_secret_file=cluster_secret_file,
         publish_timeout=publish_timeout,
         token_file=token_file,
+        allowed_origins=allowed_origins,
         node=node,
         log_level=log_level,
         access_log=access_log,

@@ -431,7 +431,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._next = cycle, app
             return
         self._running = cycle
-        cycle.receive = self._counted(cycle.receive)  # type: ignore[method-assign]
+        cast(Any, cycle).receive = self._counted(cast(Receive, cycle.receive))
         transport = _JoinedWrites(self.transport, self.loop, self.edge.state.unread)
         cycle.transport = transport  # type: ignore[assignment]
         scope = cast(Scope, cycle.scope)
