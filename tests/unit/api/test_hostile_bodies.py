@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from contrail_api.batch import BATCH_DIRECT_BYTES_MAX
 from contrail_common.edge.json_body import VALUES_MAX
 from contrail_gateway.core.pull_rules import ACKS_BYTES_MAX, ACKS_MAX
 from tests.unit.api.edge_rig import Edge, Exchange
@@ -107,3 +108,72 @@ def test_acks_at_and_beyond_their_number(over: int, status: int) -> None:
         return (await Edge().call("POST", ACK, body, headers)).status
 
     assert asyncio.run(answer()) == status
+
+
+# Batches -----------------------------------------------------------------------------------------
+BATCH = f"{STREAM}/messages"
+LARGE = "x" * (BATCH_DIRECT_BYTES_MAX // 3)
+
+
+async def batch_of(messages: list[Any], edge: Edge) -> Exchange:
+    body = encoded({"messages": messages})
+    return await edge.call("POST", BATCH, body, {"content-type": "application/json"})
+
+
+@pytest.mark.parametrize(
+    ("item", "status", "pointer"),
+    [
+        ({"subject": "a.b", "data": "x", "json": 1}, 422, "/messages/4"),
+        ({"subject": "a.b", "data": 1}, 422, "/messages/4/data"),
+        ({"subject": "a.b", "data": "", "x": 1}, 422, "/messages/4/x"),
+        ({"data": ""}, 422, "/messages/4/subject"),
+        (7, 422, "/messages/4"),
+    ],
+)
+def test_large_batch_is_refused_as_a_small_one_is(item: Any, status: int, pointer: str) -> None:
+    async def answers() -> list[Exchange]:
+        edge = Edge()
+        good = [{"subject": "a.b", "data": text} for text in (LARGE, "", LARGE, LARGE)]
+        small = [{**one, "data": ""} for one in good]
+        return [await batch_of([*some, item], edge) for some in (good, small)]
+
+    large, small = asyncio.run(answers())
+    for answer in (large, small):
+        assert answer.status == status
+        assert [one["pointer"] for one in answer.json()["errors"]] in ([pointer], [""])
+    assert large.json()["detail"] == small.json()["detail"]
+
+
+def test_large_batch_is_stored_in_order_and_others_have_their_turn() -> None:
+    turns = 0
+
+    async def scenario() -> None:
+        nonlocal turns
+        edge = Edge()
+        messages = [{"subject": "a.b", "data": str(at).zfill(200)} for at in range(9_999)]
+        headers = {f"H{at}": ["v"] for at in range(100_000)}
+        messages.append({"subject": "a.b", "data": "", "headers": headers})
+        asked = asyncio.ensure_future(batch_of(messages, edge))
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns += 1
+        answer = asked.result()
+        assert answer.status == 207
+        results = answer.json()["results"]
+        assert [one.get("seq") for one in results] == [*range(1, 10_000), None]
+        assert results[-1]["problem"]["name"] == "headers_too_large"
+        stored = [one.payload for many in edge.link.published for one in many]
+        assert stored == [str(at).zfill(200).encode() for at in range(9_999)]
+
+    asyncio.run(scenario())
+    assert turns > 20
+
+
+def test_large_batch_that_is_not_utf_8_is_400() -> None:
+    async def answer() -> int:
+        body = encoded({"messages": [{"subject": "a.b", "data": LARGE}] * 4})
+        broken = body.replace(b'x"', b'\xff"')
+        headers = {"content-type": "application/json"}
+        return (await Edge().call("POST", BATCH, broken, headers)).status
+
+    assert asyncio.run(answer()) == 400
