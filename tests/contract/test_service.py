@@ -39,7 +39,6 @@ def test_metrics_count_requests_by_route(client: httpx.Client, stream: Stream) -
 @pytest.mark.parametrize(
     ("method", "target", "status"),
     [
-        ("GET", "//", 404),
         ("GET", "/v1", 404),
         ("GET", "/v2/streams", 404),
         ("GET", "/v1/streams/", 404),
