@@ -152,6 +152,53 @@ def test_ambiguous_body_length_is_400(raw: RawConnection, lines: list[str]) -> N
 
 
 @pytest.mark.parametrize(
+    "named",
+    [
+        "content-length",
+        "keep-alive, Content-Length",
+        "Host",
+        "authorization",
+        "Expect",
+        "content-type",
+        "origin",
+        "transfer-encoding",
+    ],
+)
+def test_connection_that_names_what_every_process_needs_is_400(
+    server: ServerProcess, stream: Stream, named: str
+) -> None:
+    inner = f"DELETE {stream.path}/messages/1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    stream.fill(1)
+    for _ in range(EDGES):
+        with RawConnection(server.url) as raw:
+            lines = [f"Connection: {named}", f"Content-Length: {len(inner)}"]
+            lines += ["Expect: 100-continue"] * (named == "Expect")
+            raw.request("POST", f"/v1/subjects/{stream.subject()}/messages", *lines)
+            raw.send(inner.encode())
+            refused(raw, 400)
+    assert stream.state()["last_seq"] == stream.state()["messages"] == 1
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Transfer-Encoding: gzip, chunked"],
+        ["Transfer-Encoding: gzip", "Transfer-Encoding: Chunked"],
+        ["Transfer-Encoding: identity, chunked"],
+    ],
+)
+def test_coding_of_a_body_that_nobody_undoes_is_501(raw: RawConnection, lines: list[str]) -> None:
+    raw.request("POST", "/v1/subjects/a.b/messages", *lines, body=b"3\r\nabc\r\n0\r\n\r\n")
+    assert refused(raw, 501).json()["name"] == "not_implemented"
+
+
+def test_chunks_of_http_1_0_are_400(raw: RawConnection) -> None:
+    head = f"POST /v1/subjects/a.b/messages HTTP/1.0\r\nHost: {raw.host}\r\n"
+    raw.send(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    refused(raw, 400)
+
+
+@pytest.mark.parametrize(
     "chunks",
     [
         b"zz\r\nabc\r\n0\r\n\r\n",

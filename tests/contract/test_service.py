@@ -39,7 +39,6 @@ def test_metrics_count_requests_by_route(client: httpx.Client, stream: Stream) -
 @pytest.mark.parametrize(
     ("method", "target", "status"),
     [
-        ("GET", "/", 404),
         ("GET", "/v1", 404),
         ("GET", "/v2/streams", 404),
         ("GET", "/v1/streams/", 404),
@@ -184,7 +183,7 @@ def test_configured_token_is_asked_for(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", token="s3cret") as running, running.client() as client:
         for probe in ("/livez", "/readyz"):
             assert client.get(probe).status_code == 200
-        for target in ("/v1/streams", "/metrics", "/openapi.json", "/docs", "/nowhere"):
+        for target in ("/v1/streams", "/metrics", "/v1/tickets", "/nowhere"):
             answer = client.get(target)
             assert_problem(answer, 401)
             assert answer.headers["www-authenticate"].startswith("Bearer")

@@ -23,6 +23,8 @@ from tests.support.servers import ServerProcess
 PING = b'{"op":"ping","id":1}'
 PONG = b'{"op":"pong","id":1}'
 MIB = 1 << 20
+EDGES = 4
+"""Processes of the split form that may be asked."""
 
 
 @pytest.fixture
@@ -86,6 +88,16 @@ def test_malformed_frame_ends_the_socket_with_its_code(
     assert raw.ended()
     with Talk(server.url) as other:
         other.nothing_more()
+
+
+def test_message_that_is_too_large_is_told_of_though_all_of_it_is_sent(
+    server: ServerProcess,
+) -> None:
+    for _ in range(EDGES):
+        with RawSocket(server.url) as raw:
+            raw.opened()
+            raw.send(frame_bytes(OP_TEXT, bytes(12 * MIB)))
+            assert raw.close_code() == 4513
 
 
 @pytest.mark.parametrize("sent", [b"", b"\xc1", b"\x93\x01", b"\xdd\xff\xff\xff\xff", b"\x07"])

@@ -7,7 +7,16 @@ import httpx
 import pytest
 
 from tests.contract.conftest import assert_problem
-from tests.contract.talk import JSON, MSGPACK, PATH, RawSocket, Talk
+from tests.contract.talk import (
+    JSON,
+    MSGPACK,
+    OP_CONT,
+    OP_TEXT,
+    PATH,
+    RawSocket,
+    Talk,
+    frame_bytes,
+)
 from tests.support.servers import ServerProcess
 
 TOKEN = "open-sesame"
@@ -124,6 +133,39 @@ def test_socket_without_a_good_token_is_closed_at_its_first_frame(
     with Talk(guarded.url) as talk:
         talk.send(frame)
         assert talk.closed() == 4501
+
+
+UNPROVEN_BYTES_MAX = 8 << 10
+
+
+@pytest.mark.parametrize(
+    ("pieces", "code"),
+    [
+        ([frame_bytes(OP_TEXT, b"x" * UNPROVEN_BYTES_MAX)], 4500),
+        ([frame_bytes(OP_TEXT, b"", length=UNPROVEN_BYTES_MAX + 1)], 4513),
+        (
+            [
+                frame_bytes(OP_TEXT, b"x" * UNPROVEN_BYTES_MAX, final=False),
+                frame_bytes(OP_CONT, b"", length=1),
+            ],
+            4513,
+        ),
+    ],
+)
+def test_socket_without_a_token_sends_a_few_kib_at_most(
+    guarded: ServerProcess, pieces: list[bytes], code: int
+) -> None:
+    with RawSocket(guarded.url) as raw:
+        raw.opened()
+        raw.send(*pieces)
+        assert raw.close_code() == code
+
+
+def test_socket_that_has_shown_its_token_sends_large_messages(guarded: ServerProcess) -> None:
+    with Talk(guarded.url) as talk:
+        talk.done("connect", token=TOKEN, client="c" * 4096)
+        missing = talk.refused("pub", subject="nobody.takes.it", data="x" * 1_000_000)
+        assert missing["name"] == "no_stream_for_subject"
 
 
 def test_bad_token_on_an_authenticated_socket_closes_it(guarded: ServerProcess) -> None:

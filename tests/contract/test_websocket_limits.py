@@ -107,6 +107,26 @@ def test_unread_sockets_do_not_hold_up_others(own_server: ServerProcess, own: St
         assert len(talk.messages(20)) == 20
 
 
+def test_sockets_that_never_read_are_bounded_over_all_of_them(
+    own_server: ServerProcess, own: Stream
+) -> None:
+    fill_with_large(own, 12)
+    before = own_server.rss_bytes()
+    unread = [RawSocket(own_server.url) for _ in range(60)]
+    try:
+        for raw in unread:
+            raw.opened()
+            raw.send(text(op="sub", id=1, sid="s", stream="T", ordered=True, credit=WHOLE))
+        wait_until(lambda: metric(own.client, "contrail_http_unread_cut") > 0)
+        assert metric(own.client, "contrail_http_unread_bytes") <= 256 * MIB
+        assert own_server.rss_bytes() - before < 600 * MIB
+        assert own.publish().status_code == 201
+    finally:
+        for raw in unread:
+            raw.tcp.close()
+    wait_until(lambda: metric(own.client, "contrail_http_unread_bytes") == 0)
+
+
 def test_unfinished_messages_are_bounded_over_all_sockets(
     own_server: ServerProcess, own: Stream
 ) -> None:

@@ -82,8 +82,13 @@ class LinkDouble:
         self.cancelled = asyncio.Event()
         self.replay_chunks: list[bytes | tuple[bytes, ...] | Exception] = []
         self.unready: dict[str, str] = {}
+        self.used_tickets: set[bytes] = set()
         self.reads: list[asyncio.Future[None]] | None = None
         """When a list: reads of single messages wait in it until a test ends them."""
+        self.reads_made = 0
+        self.headers = {"N": ["v"]}
+        self.payload = b""
+        """Of all messages, unless it is empty."""
 
     def _fail(self) -> None:
         failure = self.failures.pop(0) if self.failures else None
@@ -151,12 +156,13 @@ class LinkDouble:
 
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         self._fail()
+        self.reads_made += 1
         if self.reads is not None:
             self.reads.append(asyncio.get_running_loop().create_future())
             await self.reads[-1]
         if seq > 9:
             raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
-        return StoredMessage(seq, "a.b", 1, {"N": ["v"]}, b"m%d" % seq)
+        return StoredMessage(seq, "a.b", 1, self.headers, self.payload or b"m%d" % seq)
 
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         return [StoredMessage(9, request.subject, 1, None, b"m9")], None
@@ -220,6 +226,12 @@ class LinkDouble:
             if isinstance(chunk, Exception):
                 raise chunk
             yield chunk
+
+    async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
+        self._fail()
+        first = nonce not in self.used_tickets
+        self.used_tickets.add(nonce)
+        return first
 
     def readiness(self) -> dict[str, str]:
         return self.unready

@@ -1,7 +1,9 @@
 """Requests that the protocol answers without the application, on real sockets."""
 
 import asyncio
+import json
 import re
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -308,8 +310,150 @@ def test_bytes_of_a_body_that_never_comes_whole_are_given_back() -> None:
         _, writer = streams
         state = edge.app._state
         writer.write(publish(b"x" * 1_000)[:-1])
-        await wait_until(lambda: state.bodies_bytes == 1_000)
+        await wait_until(lambda: state.bodies.held == 999)
         writer.close()
-        await wait_until(lambda: state.bodies_bytes == 0)
+        await wait_until(lambda: state.bodies.held == 0)
 
     connected(scenario)
+
+
+# Who is let in -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("fast_lane", [True, False])
+def test_callers_without_a_token_hold_nothing_of_what_bodies_may_take(fast_lane: bool) -> None:
+    async def scenario() -> None:
+        edge = Edge(token="t", bodies_in_flight_bytes_max=100_000, fast_lane=fast_lane)
+        held = edge.app.state.bodies
+        async with serving(edge) as (port, _), asyncio.timeout(SOON_S):
+            strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+            for _, writer in strangers:
+                writer.write(publish(bytes(50_000))[:-1])
+            for reader, _ in strangers:
+                assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+                assert held.held == 0
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(publish(bytes(50_000), b"Authorization: Bearer t"))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 201")
+            for _, one in [*strangers, (reader, writer)]:
+                one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+def test_bytes_of_bodies_count_as_they_come_and_not_as_they_were_declared(fast_lane: bool) -> None:
+    async def scenario() -> None:
+        edge = Edge(bodies_in_flight_bytes_max=100_000, fast_lane=fast_lane)
+        async with serving(edge) as (port, _), asyncio.timeout(SOON_S):
+            slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+            for _, writer in slow:
+                writer.write(publish(bytes(60_000))[:-59_000])
+            await wait_until(lambda: edge.app.state.bodies.held == 20_000)
+            for reader, writer in slow[:2]:
+                writer.write(bytes(59_000))
+                assert (await reader.readline()).startswith(b"HTTP/1.1 201")
+            for _, one in slow:
+                one.close()
+            await wait_until(lambda: edge.app.state.bodies.held == 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+def test_body_beyond_what_all_may_hold_is_503_and_was_not_applied(fast_lane: bool) -> None:
+    async def scenario() -> None:
+        edge = Edge(bodies_in_flight_bytes_max=1_000, fast_lane=fast_lane)
+        async with serving(edge) as (port, _), asyncio.timeout(SOON_S):
+            for size, status in ((1_001, b"503"), (1_000, b"201")):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(publish(bytes(size)))
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 " + status)
+                if status == b"503":
+                    body = json.loads(await reader.read())
+                    assert (body["name"], body["applied"]) == ("overloaded", False)
+                    assert body["instance"] == "/v1/subjects/a.b/messages"
+                writer.close()
+            await wait_until(lambda: edge.app.state.bodies.held == 0)
+        assert len(edge.link.published) == 1
+
+    run(scenario())
+
+
+# Answers nobody reads ----------------------------------------------------------------------------
+MESSAGE_BYTES = 1 << 20
+READ = b"GET /v1/streams/S/messages/9 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def deaf_client(port: int, requests: bytes) -> socket.socket:
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    deaf.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(deaf, ("127.0.0.1", port))
+    await loop.sock_sendall(deaf, requests)
+    return deaf
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+def test_no_answer_is_made_while_the_last_one_is_not_taken(fast_lane: bool) -> None:
+    async def scenario() -> None:
+        edge = Edge(fast_lane=fast_lane)
+        edge.link.payload = bytes(8 * MESSAGE_BYTES)
+        async with serving(edge) as (port, server), asyncio.timeout(SOON_S):
+            deaf = await deaf_client(port, READ * 5)
+            await wait_until(lambda: edge.link.reads_made > 0)
+            for _ in range(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(HEAD)
+                await reader.readline()
+                writer.close()
+            assert edge.link.reads_made == 1
+            loop, left = asyncio.get_running_loop(), 40 * MESSAGE_BYTES
+            while left > 0:
+                left -= len(await loop.sock_recv(deaf, 1 << 20))
+            assert edge.link.reads_made == 5
+            deaf.close()
+            await wait_until(lambda: not server.server_state.connections)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+def test_answers_that_nobody_reads_are_bounded_over_all_connections(fast_lane: bool) -> None:
+    async def scenario() -> None:
+        bound = 32 * MESSAGE_BYTES
+        edge = Edge(fast_lane=fast_lane, unread_bytes_of_all_max=bound)
+        edge.link.payload = bytes(8 * MESSAGE_BYTES)
+        async with serving(edge) as (port, server), asyncio.timeout(SOON_S):
+            deaf = []
+            for number in range(1, 12):
+                deaf.append(await deaf_client(port, READ))
+                await wait_until(lambda count=number: edge.link.reads_made == count)
+                assert edge.app.state.unread.held <= bound
+            await wait_until(lambda: edge.app.state.unread.cut >= 4)
+            assert b"contrail_http_unread_cut" in edge.app.metrics.text()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+            writer.write(READ)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            await reader.readexactly(8 * MESSAGE_BYTES)
+            for one in [*deaf, writer]:
+                one.close()
+            await wait_until(lambda: not server.server_state.connections)
+            assert edge.app.state.unread.held == 0
+
+    run(scenario())
+
+
+def test_more_requests_than_may_wait_on_a_connection_end_it() -> None:
+    async def scenario() -> None:
+        edge = Edge(pipelined_max=4)
+        async with serving(edge) as (port, _), asyncio.timeout(SOON_S):
+            for count, answered in ((5, 5), (6, 1)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                last = HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+                writer.write(HEAD * (count - 1) + last)
+                assert (await reader.read()).count(b"HTTP/1.1 200") == answered
+                writer.close()
+
+    run(scenario())

@@ -6,6 +6,8 @@ import re
 import pytest
 
 from contrail_common import errors
+from contrail_common.edge.requests import Request
+from contrail_common.edge.responses import Response
 from contrail_common.errors import ApiError
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.test_direct import Streams, connected
@@ -118,5 +120,40 @@ def test_reader_that_leaves_before_its_answer_harms_nobody() -> None:
         for read in edge.link.reads:
             read.set_result(None)
         assert (await answer(reader)).endswith(b"m2")
+
+    connected(scenario)
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+def test_message_whose_headers_would_split_the_answer_is_not_sent_raw(fast_lane: bool) -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        edge.link.headers = {"A\r\nSet-Cookie: b": ["v"]}
+        writer.write(get(GET + "7"))
+        answered = await answer(reader)
+        assert answered.startswith(b"HTTP/1.1 406")
+        assert b"Set-Cookie" not in answered
+        writer.write(get(GET + "7", "Accept: application/json"))
+        answered = await answer(reader)
+        assert answered.startswith(b"HTTP/1.1 200")
+        assert b"Set-Cookie" not in answered.partition(b"\r\n\r\n")[0]
+
+    connected(scenario, fast_lane=fast_lane)
+
+
+def test_answer_with_a_header_that_would_end_its_line_is_500_instead() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+
+        async def unsound(request: Request) -> Response:
+            return Response(200, b"", b"text/plain\r\nSet-Cookie: b")
+
+        target = edge.app.direct_target(b"GET", GET.encode() + b"7")
+        assert target is not None
+        target.direct.handler._handler = unsound
+        writer.write(get(GET + "7"))
+        answered = await answer(reader)
+        assert answered.startswith(b"HTTP/1.1 500")
+        assert b"Set-Cookie" not in answered
 
     connected(scenario)

@@ -82,11 +82,12 @@ def test_configured_host_and_origin_are_served() -> None:
     assert call("GET", "/livez", headers=headers, edge=edge).status == 200
 
 
-def test_token_is_asked_for_everywhere_but_at_the_probes() -> None:
+def test_token_is_asked_for_everywhere_but_at_probes_and_documents() -> None:
     edge = Edge(token="secret")
-    assert call("GET", "/livez", edge=edge).status == 200
-    assert call("GET", "/readyz", edge=edge).status == 200
-    for target in ("/metrics", "/openapi.json", "/docs", "/v1/streams/S/messages", "/nowhere"):
+    for target in ("/livez", "/readyz", "/openapi.json", "/docs"):
+        assert call("GET", target, edge=edge).status == 200
+    assert call("GET", "/", edge=edge).headers["location"] == "/docs"
+    for target in ("/metrics", "/v1/tickets", "/v1/streams/S/messages", "/nowhere", "//", "/docs/"):
         answer = call("GET", target, edge=edge)
         assert answer.status == 401
         assert answer.headers["www-authenticate"].startswith("Bearer")

@@ -265,3 +265,37 @@ def test_garbage_behind_a_running_request_lets_its_answer_through() -> None:
             writer.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_offers_of_another_protocol_in_one_segment_are_all_answered(count: int) -> None:
+    async def scenario() -> None:
+        offer = (
+            b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+        )
+        edge = Edge()
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            asked = PUBLISH + b"Content-Length: 5\r\n" + offer + b"\r\nhello"
+            writer.write(
+                asked * count + HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            )
+            answers = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answers.count(b"HTTP/1.1 201") == count
+            assert answers.count(b"HTTP/1.1 200") == 1
+            writer.close()
+        assert [one.payload for [one] in edge.link.published] == [b"hello"] * count
+
+    run(scenario())
+
+
+def test_connect_is_for_proxies() -> None:
+    async def scenario() -> None:
+        async with serving(Edge()) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            target = b"localhost:%d" % port
+            writer.write(b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (target, target))
+            assert (await asyncio.wait_for(reader.read(), SOON_S)).startswith(b"HTTP/1.1 400")
+            writer.close()
+
+    run(scenario())

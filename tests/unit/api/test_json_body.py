@@ -12,6 +12,7 @@ from contrail_common import errors
 from contrail_common.edge.json_body import (
     NESTING_MAX,
     check_nesting,
+    check_values,
     decode_json,
     decode_untyped,
     json_pointer,
@@ -33,6 +34,23 @@ def depth(value: Any) -> int:
     if isinstance(value, list):
         return 1 + max(map(depth, value), default=0)
     return 0
+
+
+def count_values(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(count_values, inner))
+
+
+@given(JSON, st.integers(1, 8))
+def test_values_are_counted_outside_of_strings(value: Any, limit: int) -> None:
+    text = json.dumps(value).encode()
+    try:
+        check_values(text, limit)
+    except ApiError:
+        # An empty list or object is taken for one that holds a value.
+        assert 2 * count_values(value) > limit
+    else:
+        assert count_values(value) <= limit
 
 
 @given(JSON, st.integers(1, 6))

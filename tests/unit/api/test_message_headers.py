@@ -164,3 +164,9 @@ def test_metadata_cannot_be_forged_by_a_stored_header() -> None:
 def test_subject_beyond_ascii_is_sent_in_extended_form() -> None:
     sent = dict(to_response("S", StoredMessage(7, "städte.x", 0, None, b"")))
     assert sent[b"nats-subject*"] == b"UTF-8''st%C3%A4dte.x"
+
+
+@pytest.mark.parametrize("name", ["A\r\nB: c", "A b", "A:", "\u00e4", ""])
+def test_header_name_that_http_cannot_carry_is_not_sent(name: str) -> None:
+    with pytest.raises(ApiError, match="cannot be sent"):
+        to_response("S", StoredMessage(1, "a", 1, {"K": ["v"], name: ["v"]}, b""))

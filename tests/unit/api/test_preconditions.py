@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from contrail_common import errors
+from contrail_common.edge.budgets import BodyBudget, UnreadBudget
+from contrail_common.edge.cors import Cors
 from contrail_common.edge.preconditions import Preconditions, etag, preconditions
 from contrail_common.edge.requests import EdgeState, Request
 from contrail_common.errors import ApiError
@@ -15,10 +17,13 @@ async def unused() -> Any:
     raise AssertionError("nothing is received")
 
 
+_NOTHING_SHARED = EdgeState(BodyBudget(0), UnreadBudget(0, 1), Cors(frozenset()), 0)
+
+
 def wanted(**headers: str) -> Preconditions:
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "PUT", "raw_path": b"/", "query_string": b"", "headers": raw}
-    return preconditions(Request(scope, unused, EdgeState(0, 0)))
+    return preconditions(Request(scope, unused, _NOTHING_SHARED))
 
 
 def for_put(conditions: Preconditions, version: int | None) -> tuple[int | None, bool]:

@@ -88,6 +88,15 @@ def test_duration_is_read_as_go_reads_it(text: str, expected: int) -> None:
     assert parse_duration(text) == expected
 
 
+@pytest.mark.parametrize(("text", "good"), [("1s" * 32, True), ("1s" * 32 + "s", False)])
+def test_duration_has_at_most_64_characters(text: str, good: bool) -> None:
+    if good:
+        assert parse_duration(text) == 32_000_000_000
+    else:
+        with pytest.raises(ValueError, match="at most 64 characters"):
+            parse_duration(text)
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -50,7 +50,7 @@ def as_the_library_reads(data: bytes) -> Seen:
 
 def as_read_here(data: bytes, cuts: list[int]) -> Seen:
     wire = library()
-    reader = FrameReader(wire, Opcode.TEXT, MESSAGE_MAX)
+    reader = FrameReader(wire, Opcode.TEXT)
     found: list[tuple[Opcode, bytes, bool]] = []
     for start, stop in pairwise(sorted({0, len(data), *(at % (len(data) + 1) for at in cuts)})):
         for one in reader.read(data[start:stop]):
@@ -96,20 +96,20 @@ def test_a_message_at_the_bound_is_read_and_one_above_it_refused(size: int, refu
 
 def test_a_length_above_the_bound_is_refused_before_the_mask_has_come() -> None:
     wire = library()
-    reader = FrameReader(wire, Opcode.TEXT, MESSAGE_MAX)
+    reader = FrameReader(wire, Opcode.TEXT)
     assert list(reader.read(struct.pack("!BBQ", 0x81, 0xFF, 1 << 40))) == []
     assert "PayloadTooBig" in repr(wire.parser_exc)
 
 
 def test_a_frame_without_a_mask_is_refused_by_its_first_two_bytes() -> None:
     wire = library()
-    reader = FrameReader(wire, Opcode.TEXT, MESSAGE_MAX)
+    reader = FrameReader(wire, Opcode.TEXT)
     assert list(reader.read(b"\x81\x02")) == []
     assert "ProtocolError" in repr(wire.parser_exc)
 
 
 def test_nothing_is_read_behind_a_close_frame() -> None:
     wire = library()
-    reader = FrameReader(wire, Opcode.TEXT, MESSAGE_MAX)
+    reader = FrameReader(wire, Opcode.TEXT)
     found = list(reader.read(frame(0x88, struct.pack("!H", 1000)) + frame(0x81, b"late")))
     assert [isinstance(one, Frame) for one in found] == [True]

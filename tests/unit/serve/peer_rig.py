@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import contrail_api
 import contrail_gateway
 from contrail_common.edge.app import build_app
+from contrail_common.edge.budgets import UnreadBudget
 from contrail_common.edge.routing import Room
 from contrail_common.edge.server import EdgeServer, make_server
 from contrail_common.edge.settings import EdgeSettings
@@ -101,8 +103,11 @@ class Line:
 class Front:
     """An api process as far as forwarding goes."""
 
-    def __init__(self, port: int, server: EdgeServer, forwarder: Forwarder) -> None:
+    def __init__(
+        self, port: int, server: EdgeServer, forwarder: Forwarder, unread: UnreadBudget
+    ) -> None:
         self.port = port
+        self.unread = unread
         self.server = server
         self.forwarder = forwarder
         self.lines: list[Line] = []
@@ -124,17 +129,18 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front(*addresses: tuple[str, int]) -> AsyncIterator[Front]:
+async def front(*addresses: tuple[str, int], **settings: int) -> AsyncIterator[Front]:
     """A front whose gateways, and apis for all other paths, are ``addresses``."""
+    edge = replace(SETTINGS, **settings)
     listener = socket.create_server((HOST, 0))
     link = cast(StorageLink, _NoLink())
     forwarder = Forwarder(Peers("gateway", addresses))
-    rooms = [contrail_api.room(link, SETTINGS), contrail_gateway.room(link, SETTINGS)]
-    app = build_app([_elsewhere(room, forwarder) for room in rooms], SETTINGS)
-    server = make_server(app, SETTINGS, [listener])
+    rooms = [contrail_api.room(link, edge), contrail_gateway.room(link, edge)]
+    app = build_app([_elsewhere(room, forwarder) for room in rooms], edge)
+    server = make_server(app, edge, [listener])
     task = asyncio.create_task(server.serve())
     await until(lambda: server.started)
-    running = Front(listener.getsockname()[1], server, forwarder)
+    running = Front(listener.getsockname()[1], server, forwarder, app.state.unread)
     try:
         yield running
     finally:

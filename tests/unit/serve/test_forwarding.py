@@ -71,6 +71,105 @@ def test_request_and_answer_are_passed_on_without_what_belongs_to_one_connection
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("lines", "body", "framing", "sent"),
+    [
+        (("Content-Length: 5",), b"hello", b"content-length: 5", b"hello"),
+        (("Content-Length: 0",), b"", b"content-length: 0", b""),
+        ((f"Content-Length: {70 << 10}",), bytes(70 << 10), b"content-length: 71680", None),
+        (
+            ("Transfer-Encoding: Chunked",),
+            b"5;x=y\r\nhello\r\n0\r\nX-Trailer: 9\r\n\r\n",
+            b"transfer-encoding: chunked",
+            b"5\r\nhello\r\n0\r\n\r\n",
+        ),
+    ],
+)
+def test_where_a_body_ends_is_written_anew(
+    lines: tuple[str, ...], body: bytes, framing: bytes, sent: bytes | None
+) -> None:
+    async def scenario() -> None:
+        async with Peer() as peer, front(peer.address) as edge:
+            client = await edge.ask("POST", "/v1/streams/S/messages", *lines)
+            client.send(body)
+            line = await peer.line()
+            head = (await line.head()).lower()
+            assert framing in head
+            assert head.count(b"content-length") + head.count(b"transfer-encoding") == 1
+            whole = body if sent is None else sent
+            assert await line.exactly(len(whole)) == whole
+            line.send(OK)
+            await answered(client, b"HTTP/1.1 200")
+            # Nothing was left behind: the connection is kept, and the next head begins at once.
+            client.send(b"GET /v1/streams HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await line.head()).startswith(b"GET /v1/streams HTTP/1.1\r\n")
+            line.send(OK)
+            await answered(client, b"HTTP/1.1 200")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        OK + OK,
+        OK + b"H",
+        OK + b"x",
+        b"HTTP/1.1 200 OK\r\nConnection: content-length\r\nContent-Length: 2\r\n\r\nok" + OK,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n" + OK,
+        b"HTTP/1.1 103 Early Hints\r\nX-A: 1\r\n\r\n" + OK + OK,
+    ],
+)
+def test_connection_with_bytes_left_over_is_not_kept(said: bytes) -> None:
+    async def scenario() -> None:
+        async with Peer() as peer, front(peer.address) as edge:
+            client = await edge.ask("GET", "/v1/streams")
+            line = await peer.line()
+            await line.head()
+            line.send(said)
+            head = await answered(client, b"HTTP/1.1 200", b"content-length: 2")
+            assert head.count(b"content-length") == 1
+            assert b"x-a" not in head
+            assert await client.exactly(2) == b"ok"
+            assert await line.rest() == b""
+            client.send(b"GET /v1/streams HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            line = await peer.line()
+            await line.head()
+            line.send(OK)
+            await answered(client, b"HTTP/1.1 200")
+            assert peer.accepted == 2
+
+    run(scenario())
+
+
+def test_body_behind_the_answer_to_head_is_nobodys() -> None:
+    async def scenario() -> None:
+        async with Peer() as peer, front(peer.address) as edge:
+            client = await edge.ask("HEAD", "/v1/streams")
+            line = await peer.line()
+            await line.head()
+            line.send(OK)
+            await answered(client, b"HTTP/1.1 200", b"content-length: 2")
+            assert await line.rest() == b""
+
+    run(scenario())
+
+
+def test_connection_whose_body_was_never_sent_is_not_kept() -> None:
+    async def scenario() -> None:
+        async with Peer() as peer, front(peer.address) as edge:
+            client = await edge.ask(
+                "POST", "/v1/streams/S/messages", "Expect: 100-continue", "Content-Length: 3"
+            )
+            line = await peer.line()
+            await line.head()
+            line.send(OK)
+            await answered(client, b"HTTP/1.1 200")
+            assert await line.rest() == b""
+
+    run(scenario())
+
+
 def test_request_that_was_forwarded_is_refused() -> None:
     async def scenario() -> None:
         async with Peer() as peer, front(peer.address) as edge:
@@ -368,6 +467,45 @@ def test_joined_connection_ends_with_either_end() -> None:
             client.end()
             assert await line.rest() == b""
             await until(lambda: not edge.server.server_state.connections)
+
+    run(scenario())
+
+
+def test_side_that_a_peer_ends_is_ended_towards_the_client_alone() -> None:
+    async def scenario() -> None:
+        async with Peer() as peer, front(peer.address) as edge:
+            client = await edge.ask("GET", "/v1/ws", *HANDSHAKE)
+            line = await peer.line()
+            await line.head()
+            line.send(b"HTTP/1.1 101 Switching Protocols\r\n\r\n\x88\x02\x11\xa1")
+            line.writer.write_eof()
+            assert (await client.rest()).endswith(b"\x88\x02\x11\xa1")
+            client.send(bytes(MIB))
+            assert await line.exactly(MIB) == bytes(MIB)
+            client.writer.write_eof()
+            assert await line.rest() == b""
+            line.end()
+            await until(lambda: not edge.server.server_state.connections)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("target", ["/v1/streams/S/replay", "/v1/ws"])
+def test_what_clients_do_not_read_of_peers_is_bounded_over_all_connections(target: str) -> None:
+    async def scenario() -> None:
+        bound = 2 * MIB
+        async with Peer() as peer, front(peer.address, unread_bytes_of_all_max=bound) as edge:
+            for _ in range(40):
+                lines = HANDSHAKE if target == "/v1/ws" else ()
+                client = await edge.ask("GET", target, *lines)
+                client.writer.transport.pause_reading()
+                line = await peer.line()
+                await line.head()
+                line.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (9 * MIB))
+                line.send(bytes(9 * MIB))
+                assert edge.unread.held <= bound
+            await until(lambda: edge.unread.cut > 0)
+            assert edge.unread.held <= bound
 
     run(scenario())
 

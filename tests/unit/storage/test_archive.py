@@ -419,6 +419,29 @@ def test_archive_without_some_of_its_records_is_refused(kind: int) -> None:
         checked(packed(records))
 
 
+@pytest.mark.parametrize("name", ["A\r\nB: c\r\nX", "A: b", "A B", "A*", "\u00e4", "A" * 129, ""])
+@pytest.mark.parametrize("more", [{}, {"K": ["v", "w"]}])
+def test_archive_with_a_header_name_that_cannot_be_sent_is_refused(
+    name: str, more: dict[str, list[str]]
+) -> None:
+    with pytest.raises(ArchiveError, match="headers of a message"):
+        checked(packed(records_of(stream_with_headers({name: ["v"], **more}))))
+
+
+@pytest.mark.parametrize("value", ["a\r\nB: c", "a\n", "\r", "\0"])
+def test_archive_with_a_header_value_that_cannot_be_sent_is_refused(value: str) -> None:
+    with pytest.raises(ArchiveError, match="headers of a message"):
+        checked(packed(records_of(stream_with_headers({"A": [value]}))))
+    checked(packed(records_of(stream_with_headers({"A": ["tab\tand \u00e4"]}))))
+
+
+def stream_with_headers(headers: dict[str, list[str]]) -> Rig:
+    rig = Rig()
+    rig.apply(1, configure(CONFIG))
+    rig.apply(1, append_of([Message("a.1", b"x", headers)]))
+    return rig
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_sealed_nonsense_is_refused_or_makes_a_sound_stream(data: st.DataObject) -> None:

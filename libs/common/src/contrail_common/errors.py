@@ -273,6 +273,7 @@ OPERATION_UNKNOWN: Final = _register(20047, "operation_unknown", 422, "no such o
 OPERATION_UNAVAILABLE: Final = _register(
     20048, "operation_unavailable", 422, "the operation is not available in this version"
 )
+NOT_IMPLEMENTED: Final = _register(20049, "not_implemented", 501, "not implemented")
 
 # Service -----------------------------------------------------------------------------------------
 OUTCOME_UNKNOWN: Final = _register(

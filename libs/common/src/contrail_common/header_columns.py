@@ -5,8 +5,10 @@ names with one value each, as the messages of one producer mostly do; :class:`He
 whatever else there is.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -28,7 +30,18 @@ from contrail_common.texts import (
     pick,
 )
 
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
+BAD_HEADER_VALUE: Final = re.compile(r"[\x00\r\n]")
+
 _VALUE_OVERHEAD = 4
+_BAD_VALUE_BYTES: Final = re.compile(rb"[\x00\r\n]")
+
+
+def can_be_sent(headers: "HeaderColumns | UniformHeaders") -> bool:
+    """Whether HTTP can carry all of ``headers``, which are sound otherwise."""
+    columns = headers.nested()
+    names = set(Texts(columns.name_offsets, columns.names).each())
+    return all(map(HEADER_NAME.fullmatch, names)) and not _BAD_VALUE_BYTES.search(columns.texts)
 
 
 class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):

@@ -1,8 +1,7 @@
 """The service link: what the api and the gateway ask of a storage node.
 
 In one process it is a direct call; between processes the same structs travel as framed msgpack.
-Every method raises :class:`contrail_common.errors.ApiError` for a refusal, and for an unknown
-outcome with ``OUTCOME_UNKNOWN``. Nothing here is specific to HTTP.
+Every method raises :class:`contrail_common.errors.ApiError` for a refusal or ``OUTCOME_UNKNOWN``.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +23,7 @@ from contrail_common.model import (
     StreamConfig,
     StreamInfo,
 )
+from contrail_common.ticket_use import TicketUse
 
 ReplayFormat = Literal["arrow", "ndjson", "msgpack"]
 CreateMode = Literal["create", "put"]
@@ -335,7 +335,7 @@ class Held(Protocol):
         ...
 
 
-class StorageLink(Protocol):
+class StorageLink(TicketUse, Protocol):
     """A storage node as the edge services see it."""
 
     # Streams -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ NS_PER_US: Final = 1_000
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 INT64_MAX: Final = (1 << 63) - 1
+DURATION_CHARS_MAX: Final = 64
 
 _UNITS: Final = {
     "ns": 1,
@@ -37,6 +38,8 @@ def parse_duration(value: str | int) -> int:
         raise ValueError('a duration is a string such as "30s" or integer nanoseconds')
     if isinstance(value, int):
         total = value
+    elif len(value) > DURATION_CHARS_MAX:
+        raise ValueError(f"a duration has at most {DURATION_CHARS_MAX} characters")
     else:
         sign, text = (-1, value[1:]) if value[:1] == "-" else (1, value.removeprefix("+"))
         total = sign * (0 if text == "0" else _sum_parts(text))

@@ -1,5 +1,7 @@
 """Publishing many messages to one stream in one request: JSON, NDJSON and msgpack."""
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Final
 
@@ -18,7 +20,14 @@ from contrail_api.candidates import (
     uniform_batch,
 )
 from contrail_api.ndjson_batch import NdjsonBatch
-from contrail_common.edge.json_body import NESTING_MAX, decode_json, decode_msgpack
+from contrail_common import errors
+from contrail_common.edge.json_body import (
+    NESTING_MAX,
+    decode_json,
+    decode_msgpack,
+    malformed,
+    mistyped,
+)
 from contrail_common.edge.message_items import (
     Candidate,
     MessageItem,
@@ -46,6 +55,11 @@ from contrail_common.link import PublishOutcome, StorageLink
 DIRECT_TYPES: Final = frozenset((JSON_TYPE.encode(), MSGPACK_TYPE.encode()))
 BATCH_DIRECT_BYTES_MAX: Final = 512 << 10
 """Up to here a body is waited for and taken at once: as much as two log entries hold."""
+_SLICE_BYTES: Final = 256 << 10
+_ITEM_COST_BYTES: Final = 128
+"""What it costs to look at any item, in bytes that are read in that time."""
+_HEADERS_TEXT_MAX: Final = 6 * (64 << 10)
+"""The longest JSON of headers that are not too large: each character may be an escape."""
 _FORMS: Final = (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE)
 _ITEM_DEPTH: Final = 3
 """Levels of a JSON batch around the value of an item's ``json``."""
@@ -63,12 +77,23 @@ class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[MessageItem]
 
 
+class _RawBatch(msgspec.Struct, forbid_unknown_fields=True):
+    messages: list[msgspec.Raw]
+
+
+class _Headers(msgspec.Struct):
+    headers: msgspec.Raw = msgspec.Raw(b"")
+
+
 class BatchQuery(msgspec.Struct):
     """Parameters of a batch publish."""
 
     atomic: Annotated[bool, msgspec.Meta(description="All messages or none.")] = False
 
 
+_raw_decoder: Final = msgspec.json.Decoder(_RawBatch)
+_item_decoder: Final = msgspec.json.Decoder(MessageItem)
+_headers: Final = msgspec.json.Decoder(_Headers)
 _json_decoder: Final = msgspec.json.Decoder(JsonBatch)
 _packed_frame: Final = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _bare_items: Final = msgspec.msgpack.Decoder(list[BareItem])
@@ -100,8 +125,12 @@ class BatchPublish:
         body = await request.body(self._body_bytes_max)
         if form == NDJSON_TYPE:
             asked = self._ndjson.admitted(body)
+        elif form == MSGPACK_TYPE:
+            asked = self._packed(body)
+        elif len(body) <= BATCH_DIRECT_BYTES_MAX:
+            asked = self._json(body)
         else:
-            asked = self._packed(body) if form == MSGPACK_TYPE else self._json(body)
+            asked = await self._json_in_slices(body)
         if atomic:
             return atomic_answer(await self._link.publish_batch(stream, atomic_batch(asked)))
         ack = await self._link.publish_batch(stream, asked.batch)
@@ -156,6 +185,47 @@ class BatchPublish:
             for item, payload in zip(items, payloads, strict=True)
         ]
         return admitted(candidates)
+
+    async def _json_in_slices(self, body: bytes) -> Admitted:
+        """As :meth:`_json`, for large bodies: others have their turn in between."""
+        raws = decode_json(_raw_decoder, body).messages
+        check_count(len(raws))
+        parts: list[tuple[MessageItem, bytes] | ApiError] = []
+        async for at, raw in _in_turns(raws):
+            parts.append(_item_of(raw, f"/messages/{at}"))
+        candidates: list[Candidate] = []
+        async for at, _ in _in_turns(raws):
+            part = parts[at]
+            candidates.append(
+                part if isinstance(part, ApiError) else candidate(*part, self._payload_bytes_max)
+            )
+        return admitted(candidates)
+
+
+async def _in_turns(raws: Sequence[msgspec.Raw]) -> AsyncIterator[tuple[int, bytes]]:
+    """The items with their numbers; the loop goes round after each slice of them."""
+    size = 0
+    for at, raw in enumerate(raws):
+        item = bytes(raw)
+        size += len(item) + _ITEM_COST_BYTES
+        if size > _SLICE_BYTES:
+            size = 0
+            await asyncio.sleep(0)
+        yield at, item
+
+
+def _item_of(raw: bytes, at: str) -> tuple[MessageItem, bytes] | ApiError:
+    """One message at the pointer ``at`` and its payload; or the refusal of its headers alone."""
+    try:
+        # Headers are what takes longest to read: far too many are not made at all.
+        if len(raw) > _HEADERS_TEXT_MAX and len(_headers.decode(raw).headers) > _HEADERS_TEXT_MAX:
+            return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
+        item = _item_decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise mistyped(error, at) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error) from None
+    return item, payload_of(item, at, NESTING_MAX - _ITEM_DEPTH)
 
 
 def _response(results: list[Result], durability: str) -> Response:

@@ -11,10 +11,11 @@ import re
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
-from contrail_common import model
-from contrail_common.edge.message_items import BAD_HEADER_VALUE, HEADER_NAME
+from contrail_common import errors, model
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.responses import Header
+from contrail_common.errors import ApiError
+from contrail_common.header_columns import BAD_HEADER_VALUE, HEADER_NAME
 from contrail_common.model import Headers, StoredMessage
 from contrail_common.timeunits import format_time
 
@@ -116,7 +117,10 @@ def _extended_text(shown: str, value: bytes) -> str:
 
 
 def to_response(stream: str, stored: StoredMessage) -> list[Header]:
-    """The response headers of a raw message: its metadata, then its own headers."""
+    """The response headers of a raw message: its metadata, then its own headers.
+
+    Raises NOT_ACCEPTABLE for a header name that HTTP cannot carry.
+    """
     sent: list[Header] = [
         *_sent("Nats-Stream", [stream]),
         *_sent("Nats-Subject", [stored.subject]),
@@ -126,6 +130,9 @@ def to_response(stream: str, stored: StoredMessage) -> list[Header]:
     if stored.shard is not None:
         sent.append((b"contrail-shard", b"%d" % stored.shard))
     for name, values in (stored.headers or {}).items():
+        if HEADER_NAME.fullmatch(name) is None:
+            detail = "a header's name of this message cannot be sent; ask for application/json"
+            raise ApiError(errors.NOT_ACCEPTABLE, detail)
         lowered = name.lower()
         # A stored header must not pass for the metadata above.
         own = lowered.startswith("nats-") and lowered not in _METADATA

@@ -15,7 +15,14 @@ from contrail_common.edge.responses import Answer, json_response
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, AckResult, StorageLink
-from contrail_gateway.core.pull_rules import ACKS_MAX, AckBody, AckRequest, ack_delay_ns
+from contrail_gateway.core.pull_rules import (
+    ACKS_BYTES_MAX,
+    ACKS_MAX,
+    AckBody,
+    AckRequest,
+    ack_delay_ns,
+    check_ack_count,
+)
 
 
 class AckOutcome(msgspec.Struct, frozen=True):
@@ -41,13 +48,15 @@ class Acks:
     def __init__(self, link: StorageLink, tokens: AckTokens, settings: EdgeSettings) -> None:
         self._link = link
         self._tokens = tokens
-        self._body_bytes_max = settings.body_bytes_max
+        self._body_bytes_max = min(ACKS_BYTES_MAX, settings.body_bytes_max)
 
     async def ack(self, request: Request) -> Answer:
         """``POST .../ack``."""
         acceptable(request.headers.get(b"accept"), (JSON_TYPE,))
         content_type(request.headers.get(b"content-type"), (JSON_TYPE,))
-        body = decode_json(_decoder, await request.body(self._body_bytes_max))
+        raw = await request.body(self._body_bytes_max)
+        check_ack_count(raw)
+        body = decode_json(_decoder, raw)
         stream, consumer = request.path_values["stream"], request.path_values["consumer"]
         results = await self.apply(stream, consumer, body.acks, sync=body.sync)
         return json_response(200, AckResults(results))

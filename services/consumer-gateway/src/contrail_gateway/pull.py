@@ -33,7 +33,13 @@ from contrail_common.errors import ApiError
 from contrail_common.link import PullRequest, PullResult, StorageLink
 from contrail_common.timeunits import NS_PER_S
 from contrail_gateway.acks import AckOutcome, Acks
-from contrail_gateway.core.pull_rules import PullBody, PullTerms, pull_terms
+from contrail_gateway.core.pull_rules import (
+    ACKS_BYTES_MAX,
+    PullBody,
+    PullTerms,
+    check_ack_count,
+    pull_terms,
+)
 from contrail_gateway.deliveries import (
     PackedMessages,
     PulledMessages,
@@ -125,7 +131,7 @@ class Pulls:
         self._link = link
         self._tokens = tokens
         self._acks = acks
-        self._body_bytes_max = settings.body_bytes_max
+        self._body_bytes_max = min(ACKS_BYTES_MAX, settings.body_bytes_max)
 
     async def next(self, request: Request) -> Answer:
         """Apply the acknowledgements of the body, then deliver, waiting for the first message."""
@@ -162,6 +168,7 @@ class Pulls:
         if not raw:
             return PullBody()
         content_type(request.headers.get(b"content-type"), (JSON_TYPE,))
+        check_ack_count(raw)
         return decode_json(_decoder, raw)
 
     async def _wait(self, pull: _Pull, nothing: PullResult) -> PullResult:

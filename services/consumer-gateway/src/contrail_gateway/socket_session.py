@@ -241,6 +241,7 @@ class SocketSession:
         token = frame.token
         good = token is not None and self._opening.good_token(token)
         self.session.connect(frame, good_token=good)
+        self._socket.trust()
         if self._connect_by is not None:
             self._connect_by.cancel()
             self._connect_by = None

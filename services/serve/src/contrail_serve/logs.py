@@ -18,29 +18,49 @@ def configure_logs(level: str, style: str, **process: str) -> None:
     ``process`` (its service, its node) stands in every JSON line; on a terminal it is known.
     """
     text = style == "text" or (style == "auto" and sys.stderr.isatty())
+    # Plain tracebacks: the others show local variables, which may be long, or secret.
     renderer: Processor = (
-        structlog.dev.ConsoleRenderer() if text else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if text
+        else structlog.processors.JSONRenderer()
     )
 
     def name_process(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         return event if text else {**event, **process}
 
+    shared: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        name_process,
+        name_request,
+        structlog.processors.StackInfoRenderer(),
+    ]
+    rendering: list[Processor] = [renderer]
+    if not text:
+        rendering.insert(0, structlog.processors.format_exc_info)
+    number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            name_process,
-            name_request,
-            structlog.processors.StackInfoRenderer(),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[level.upper()]
-        ),
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+    _take_over(shared, rendering, number)
+
+
+def _take_over(shared: list[Processor], rendering: list[Processor], level: int) -> None:
+    """Write what libraries log, and warnings and lost errors of tasks, as our own lines are."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(level, logging.WARNING))
+    logging.captureWarnings(capture=True)
 
 
 def name_request(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

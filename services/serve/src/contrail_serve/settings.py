@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from contrail_common.names import name_problem
 from contrail_common.timeunits import NS_PER_S, parse_duration
@@ -187,7 +188,7 @@ def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> d
         "access_log": _flag(given, "access_log", default=False),
         "fast_lane": _flag(given, "fast_lane", default=True),
         "allowed_hosts": hosts if loopback else hosts | {host},
-        "allowed_origins": frozenset(_listed(given, "allowed_origins")),
+        "allowed_origins": _origins(given),
         "max_payload": _number(given, "max_payload", 1 << 20, 1, MAX_PAYLOAD),
         "publish_timeout_s": _duration_s(given, "publish_timeout", "30s", "100ms", "1h"),
     }
@@ -223,6 +224,16 @@ def _listed(given: Mapping[str, Any], name: str) -> list[str]:
     value = given.get(name, ())
     elements = value.split(",") if isinstance(value, str) else value
     return [one for element in elements if (one := str(element).strip())]
+
+
+def _origins(given: Mapping[str, Any]) -> frozenset[str]:
+    """Origins as browsers send them: lower-case, without a path."""
+    origins = [one.lower().removesuffix("/") for one in _listed(given, "allowed_origins")]
+    for one in origins:
+        parts = urlsplit(one)
+        if not parts.scheme or not parts.hostname or one != f"{parts.scheme}://{parts.netloc}":
+            raise SettingsError(f"{one!r} is not an origin like https://app.example:8443")
+    return frozenset(origins)
 
 
 def _node(given: Mapping[str, Any], default: str) -> str:

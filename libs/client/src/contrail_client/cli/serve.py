@@ -115,6 +115,13 @@ MaxClockJump = Annotated[
 TokenFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="File with the token callers must show.")
 ]
+AllowedOrigins = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ORIGINS",
+        help="Origins whose pages may ask and read answers (CORS), separated by commas.",
+    ),
+]
 LogLevel = Annotated[
     str | None,
     typer.Option(metavar="LEVEL", help="debug, info, warning or error.", show_default="info"),
@@ -149,6 +156,7 @@ def serve(
     max_clock_jump: MaxClockJump = None,
     publish_timeout: PublishTimeout = None,
     token_file: TokenFile = None,
+    allowed_origins: AllowedOrigins = None,
     node: Node = None,
     log_level: LogLevel = None,
     access_log: AccessLog = None,
@@ -170,6 +178,7 @@ def serve(
         max_clock_jump=max_clock_jump,
         publish_timeout=publish_timeout,
         token_file=token_file,
+        allowed_origins=allowed_origins,
         node=node,
         log_level=log_level,
         access_log=access_log,
@@ -226,6 +235,7 @@ def api(
     cluster_secret_file: SecretFile = None,
     publish_timeout: PublishTimeout = None,
     token_file: TokenFile = None,
+    allowed_origins: AllowedOrigins = None,
     node: Node = None,
     log_level: LogLevel = None,
     access_log: AccessLog = None,
@@ -242,6 +252,7 @@ def api(
         cluster_secret_file=cluster_secret_file,
         publish_timeout=publish_timeout,
         token_file=token_file,
+        allowed_origins=allowed_origins,
         node=node,
         log_level=log_level,
         access_log=access_log,
@@ -256,6 +267,7 @@ def gateway(
     cluster_secret_file: SecretFile = None,
     publish_timeout: PublishTimeout = None,
     token_file: TokenFile = None,
+    allowed_origins: AllowedOrigins = None,
     node: Node = None,
     log_level: LogLevel = None,
     access_log: AccessLog = None,
@@ -272,6 +284,7 @@ def gateway(
         cluster_secret_file=cluster_secret_file,
         publish_timeout=publish_timeout,
         token_file=token_file,
+        allowed_origins=allowed_origins,
         node=node,
         log_level=log_level,
         access_log=access_log,

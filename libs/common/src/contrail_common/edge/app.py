@@ -12,6 +12,8 @@ import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from contrail_common import errors
+from contrail_common.edge.budgets import BodyBudget, UnreadBudget
+from contrail_common.edge.cors import Cors
 from contrail_common.edge.delivery import Wire, deliver
 from contrail_common.edge.direct import DirectExchange, DirectTarget
 from contrail_common.edge.guard import Guard
@@ -25,6 +27,7 @@ from contrail_common.edge.responses import Answer, Header, Response
 from contrail_common.edge.routing import Elsewhere, PathTable, Room, Route
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.socket_metrics import SocketCounts
+from contrail_common.edge.tickets import OpenedTicket, Tickets
 from contrail_common.edge.websocket import EdgeSocket, Opening, SocketEndpoint
 from contrail_common.errors import ApiError
 from contrail_common.request_context import InContext, enter_context
@@ -40,6 +43,8 @@ INTERNAL_STATUS: Final = 500
 BUSY_STATUS: Final = 503
 """Told by readiness and metrics: a line for each of these refusals would make it worse."""
 
+_EVENT_TEMPLATES: Final = frozenset({"/v1/events", "/v1/streams/{stream}/messages"})
+"""Where a browser's EventSource may come with a ticket."""
 _DIRECT_URLS_MAX: Final = 4096
 _DIRECT_URL_BYTES_MAX: Final = 256
 
@@ -69,12 +74,18 @@ class EdgeApp:
 
     def __init__(self, rooms: Sequence[Room], settings: EdgeSettings) -> None:
         self._settings = settings
-        self._state = EdgeState(settings.bodies_in_flight_bytes_max, settings.waiting_max)
+        self._state = EdgeState(
+            BodyBudget(settings.bodies_in_flight_bytes_max),
+            UnreadBudget(settings.unread_bytes_of_all_max, settings.connections_max),
+            Cors(settings.allowed_origins),
+            settings.waiting_max,
+        )
         self._guard = Guard(settings)
+        self._tickets = Tickets(settings.ack_keys)
         self._rooms = tuple(rooms)
         self.metrics = EdgeMetrics(self._state)
         links = list({id(room.link): room.link for room in rooms}.values())
-        probes = Probes(links, self.metrics, self.document).routes()
+        probes = Probes(links, self.metrics, self.document, self._tickets).routes()
         self._sockets = {end.path.encode(): end for room in rooms for end in room.sockets}
         self._sockets_elsewhere = {
             end.path.encode(): room.elsewhere for room in rooms for end in room.sockets
@@ -127,6 +138,11 @@ class EdgeApp:
         label, status = UNMATCHED, CLIENT_GONE_STATUS
         try:
             try:
+                asked = self._preflight(request)
+                if asked is not None:
+                    status = asked.status
+                    await deliver(request, asked, send, self._settings.linger_s)
+                    return
                 target = await self._target(request)
                 label = target.template
                 if target.elsewhere is not None:
@@ -187,6 +203,19 @@ class EdgeApp:
         """The request of ``scope``, whose body the protocol collects."""
         return Request(scope, _no_more, self._state)
 
+    @property
+    def state(self) -> EdgeState:
+        """What the connections share."""
+        return self._state
+
+    def admits(self, request: Request) -> bool:
+        """Whether the guard lets ``request`` in; if not, the application says why."""
+        try:
+            self._guard.check(request)
+        except ApiError:
+            return False
+        return True
+
     def answer_directly(self, exchange: DirectExchange) -> None:
         """Serve a request whose body is complete."""
         request, target = exchange.request, exchange.target
@@ -202,7 +231,6 @@ class EdgeApp:
 
         with InContext(request):
             try:
-                self._guard.check(request)
                 target.direct.handler(request, exchange.body, reply)
             except ApiError as error:
                 reply(error)
@@ -235,11 +263,16 @@ class EdgeApp:
         endpoint: SocketEndpoint,
         transport: asyncio.Transport,
         connections: set[Any],
+        *,
+        proven: bool,
     ) -> asyncio.Protocol:
-        """Answer a handshake and begin its session; ApiError when it is refused."""
+        """Answer a handshake and begin its session; ApiError when it is refused.
+
+        ``proven`` is a handshake whose ticket was used.
+        """
         if self._state.drained:
             raise ApiError(errors.SHUTTING_DOWN, applied=False)
-        authenticated = self._guard.check_socket(request)
+        authenticated = proven or self._guard.check_socket(request)
         enter_context(request.context)  # the connection carries nothing else from here on
         elsewhere = self._sockets_elsewhere.get(request.raw_path)
         if elsewhere is not None:
@@ -251,9 +284,36 @@ class EdgeApp:
         socket.begin(transport, connections, answer, endpoint, opening)
         return socket
 
+    def socket_ticket(self, request: Request) -> OpenedTicket | None:
+        """The ticket of a handshake that is answered here once it is used; UNAUTHENTICATED."""
+        ticket = self._open_ticket(request)
+        return None if self._sockets_elsewhere.get(request.raw_path) is not None else ticket
+
+    def _open_ticket(self, request: Request) -> OpenedTicket | None:
+        ticket = self._guard.ticket(request)
+        if ticket is None:
+            return None
+        self._guard.check_site(request)
+        return self._tickets.open(ticket, time.time_ns())
+
+    async def use_ticket(self, ticket: OpenedTicket) -> None:
+        """Use a ticket up; UNAUTHENTICATED when it was used before, OVERLOADED."""
+        if not await self._rooms[0].link.use_ticket(ticket.nonce, ticket.expires_ns):
+            detail = "the ticket was used, or given out before the server began"
+            raise ApiError(errors.UNAUTHENTICATED, detail, applied=False)
+
     # The application -----------------------------------------------------------------------------
+    def _preflight(self, request: Request) -> Response | None:
+        """The answer to a browser's own question, which comes without a token."""
+        answer = self._state.cors.preflight(request.method, request.headers)
+        if answer is not None:
+            self._guard.check_site(request)
+        return answer
+
     async def _target(self, request: Request) -> _Target:
-        self._guard.check(request)
+        ticket = self._open_ticket(request)
+        if ticket is None:
+            self._guard.check(request)
         if request.method == "HEAD":
             request.head_only = True
             request.method = "GET"
@@ -266,6 +326,11 @@ class EdgeApp:
             known = self._allowed(segments)
             raise ApiError(errors.METHOD_NOT_ALLOWED if known else errors.NOT_FOUND, applied=False)
         target, request.path_values = found
+        if ticket is not None:
+            if target.template not in _EVENT_TEMPLATES:
+                raise ApiError(errors.UNAUTHENTICATED, "no ticket is taken here", applied=False)
+            if target.elsewhere is None:
+                await self.use_ticket(ticket)
         return target
 
     def _find(self, method: str, segments: list[str]) -> tuple[_Target, dict[str, str]] | None:

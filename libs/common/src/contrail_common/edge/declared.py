@@ -1,6 +1,7 @@
 """The FastAPI side: the routes as declared, for the document and as the reference lane."""
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Path
@@ -14,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 from contrail_common import __version__, errors
 from contrail_common.edge.delivery import send_answer
 from contrail_common.edge.document import documented, finished, parameters_and_body, shapes_of
-from contrail_common.edge.json_body import decode_untyped, escape_pointer
+from contrail_common.edge.json_body import VALUES_MAX, decode_untyped, escape_pointer
 from contrail_common.edge.negotiation import JSON_TYPE, content_type
 from contrail_common.edge.paths import percent_decode
-from contrail_common.edge.problems import refusal
+from contrail_common.edge.problems import FIELD_ERRORS_MAX, refusal
 from contrail_common.edge.requests import REQUEST_KEY, Request
 from contrail_common.edge.responses import Answer
 from contrail_common.edge.routing import Elsewhere, Operation, Room, Route
@@ -100,7 +101,7 @@ class JsonRoute(APIRoute):
                     raise ApiError(errors.MALFORMED_BODY, f"a body of {media_type} is needed")
                 return await handle(_ParsedRequest(request, raw, None))
             content_type(inner.headers.get(b"content-type"), (media_type,))
-            return await handle(_ParsedRequest(request, raw, decode_untyped(raw)))
+            return await handle(_ParsedRequest(request, raw, decode_untyped(raw, VALUES_MAX)))
 
         return handle_parsed
 
@@ -219,7 +220,8 @@ async def _on_failure(request: StarletteRequest, error: Exception) -> StarletteR
 
 def invalid_model(found: Iterable[Any]) -> ApiError:
     """The refusal for pydantic's list of errors: pointers for the body, names for parameters."""
-    fields = [FieldProblem(_pointer(one["loc"]), _message(one)) for one in found]
+    named = islice(found, FIELD_ERRORS_MAX)
+    fields = [FieldProblem(_pointer(one["loc"]), _message(one)) for one in named]
     first = fields[0]
     detail = f"{first.pointer}: {first.message}" if first.pointer else first.message
     return ApiError(errors.INVALID_FIELD, detail, fields)

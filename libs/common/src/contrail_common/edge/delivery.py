@@ -40,6 +40,7 @@ class Wire:
                 headers.append((b"connection", b"close"))
                 # A client that waits for 100 Continue never sends what was refused.
                 self._to_discard = not self._request.waits_to_be_asked
+            headers += self._request.cors_headers([name for name, _ in headers])
             await self._send({**message, "headers": headers})
         elif self._to_discard and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
@@ -61,6 +62,7 @@ async def deliver(request: Request, answer: Answer, send: Send, linger_s: float)
     if isinstance(answer, Response) and not request.body_pending:
         headers = answer.wire_headers()
         headers.append((b"x-request-id", request.request_id))
+        headers += request.cors_headers([name for name, _ in headers])
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
         return

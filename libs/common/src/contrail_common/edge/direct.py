@@ -9,11 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from contrail_common import errors
+from contrail_common.edge.budgets import UnreadBudget
+from contrail_common.edge.problems import refusal
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Header, Response
 from contrail_common.edge.routing import Direct
+from contrail_common.errors import ApiError
+
+_log: Final = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class DirectExchange:
         "response_complete",
         "target",
         "transport",
+        "unread",
     )
 
     message_event: Final = _Unwatched()
@@ -57,6 +65,7 @@ class DirectExchange:
         target: DirectTarget,
         begun: float,
         transport: asyncio.Transport,
+        unread: UnreadBudget,
         default_headers: list[Header],
         keep_alive: bool,
         on_response: Callable[[], None],
@@ -65,6 +74,7 @@ class DirectExchange:
         self.target = target
         self.begun = begun
         self.transport = transport
+        self.unread = unread
         self.default_headers = default_headers
         self.keep_alive = keep_alive
         self.on_response = on_response
@@ -78,17 +88,34 @@ class DirectExchange:
         if self.disconnected or self.transport.is_closing():
             self.response_complete = True
             return
-        parts = [STATUS_LINE[answer.status]]
-        for name, value in self.default_headers:
-            parts += (name, b": ", value, b"\r\n")
-        for name, value in answer.wire_headers():
-            parts += (name, b": ", value, b"\r\n")
-        parts += (b"x-request-id: ", self.request.request_id, b"\r\n")
-        if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
-        parts += (b"\r\n", answer.body)
-        self.transport.write(b"".join(parts))
+        head = self._head(answer)
+        if head is None:
+            _log.error("unsound_header", path=self.target.template)
+            answer = refusal(self.request, ApiError(errors.INTERNAL))
+            head = self._head(answer)
+            assert head is not None
+        data = head + answer.body
+        self.transport.write(data)
+        self.unread.wrote(self.transport, len(data))
         self.response_complete = True
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
+
+    def _head(self, answer: Response) -> bytes | None:
+        """The head of ``answer``; None when a header of it would end its line, or the head."""
+        parts = [STATUS_LINE[answer.status]]
+        headers = [
+            *self.default_headers,
+            *answer.wire_headers(),
+            (b"x-request-id", self.request.request_id),
+        ]
+        if not self.keep_alive:
+            headers.append((b"connection", b"close"))
+        headers += self.request.cors_headers([name for name, _ in headers])
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"\r\n")
+        head = b"".join(parts)
+        lines = len(headers) + 2
+        return head if head.count(b"\n") == head.count(b"\r") == lines else None

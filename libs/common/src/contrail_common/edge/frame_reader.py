@@ -33,11 +33,10 @@ _OPCODES: Final = frozenset(map(int, Opcode))
 class FrameReader:
     """The frames of one connection (RFC 6455, 5.2), in order, as they come in any pieces."""
 
-    def __init__(self, wire: Protocol, opcode: Opcode, message_bytes_max: int) -> None:
-        """Plain messages are frames of ``opcode``; ``wire`` reads the others."""
+    def __init__(self, wire: Protocol, opcode: Opcode) -> None:
+        """Plain messages are frames of ``opcode``; ``wire`` reads the others, and has the bound."""
         self._wire = wire
         self._plain = FINAL | opcode
-        self._message_bytes_max = message_bytes_max
         self._begun = b""
         self._missing = 0  # of what the library has begun to read
 
@@ -84,9 +83,10 @@ class FrameReader:
 
     def _is_plain(self, first: int, size: int) -> bool:
         wire = self._wire
+        assert wire.max_message_size is not None
         return (
             first == self._plain
-            and size <= self._message_bytes_max
+            and size <= wire.max_message_size
             and wire.current_size is None
             and wire.state is State.OPEN
         )

@@ -9,8 +9,10 @@ from contrail_common.edge.requests import Request
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError
 
-OPEN_PATHS: Final = frozenset({b"/livez", b"/readyz"})
-"""Probes carry no credentials and tell nothing about data."""
+OPEN_PATHS: Final = frozenset({b"/", b"/docs", b"/livez", b"/openapi.json", b"/readyz"})
+"""Probes carry no credentials, nor do readers of the documents; none tells about data."""
+_EVENTS: Final = b"text/event-stream"
+_TICKET: Final = b"ticket="
 
 _REMEMBERED_MAX: Final = 256
 
@@ -30,7 +32,7 @@ class Guard:
 
     def check(self, request: Request) -> None:
         """Raise FOREIGN_HOST, FOREIGN_ORIGIN or UNAUTHENTICATED for a request that may not call."""
-        self._check_site(request)
+        self.check_site(request)
         if self._token is not None and request.raw_path not in OPEN_PATHS:
             self._check_token(request.headers.get(b"authorization", b""), self._token)
 
@@ -39,18 +41,34 @@ class Guard:
 
         Raises as :meth:`check` does, for a token that is given.
         """
-        self._check_site(request)
+        self.check_site(request)
         header = request.headers.get(b"authorization")
         if self._token is None or header is None:
             return self._token is None
         self._check_token(header, self._token)
         return True
 
+    def ticket(self, request: Request) -> bytes | None:
+        """The ticket of a request that asks for a socket or for events and brings no token.
+
+        Nothing else takes one: what stands in a URL may come to be known.
+        """
+        headers = request.headers
+        if self._token is None or b"authorization" in headers or request.method != "GET":
+            return None
+        if b"upgrade" not in headers and _EVENTS not in headers.get(b"accept", b""):
+            return None
+        for part in request.query_string.split(b"&"):
+            if part.startswith(_TICKET):
+                return part.removeprefix(_TICKET)
+        return None
+
     def good_token(self, token: str) -> bool:
         """Whether ``token`` is the bearer token; without one, every token is."""
         return self._token is None or hmac.compare_digest(token.encode(), self._token)
 
-    def _check_site(self, request: Request) -> None:
+    def check_site(self, request: Request) -> None:
+        """Raise FOREIGN_HOST or FOREIGN_ORIGIN."""
         headers = request.headers
         host = headers.get(b"host", b"")
         if host not in self._good_hosts:

@@ -8,43 +8,31 @@ here are ``cycle``, ``pipeline``, ``flow`` and, of a cycle, ``chunked_encoding``
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
 
 import httptools
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from contrail_common import errors
 from contrail_common.edge.app import EdgeApp
+from contrail_common.edge.budgets import UnreadBudget
 from contrail_common.edge.delivery import GATHER
 from contrail_common.edge.direct import DirectExchange
+from contrail_common.edge.heads import bad_request, check_head, too_large_head, too_long_target
 from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.problems import PROBLEM_TYPE, problem_body, problem_headers
-from contrail_common.edge.requests import Request
+from contrail_common.edge.requests import Request, bodies_overloaded
 from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.tickets import OpenedTicket
 from contrail_common.edge.websocket import SocketEndpoint
 from contrail_common.errors import ApiError
 from contrail_common.link import Chunk, Pieces
 
-_LINE_OVERHEAD: Final = 4
 _LENGTH_DIGITS_MAX: Final = 8
 _UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
-
-
-def _too_long_target(limits: EdgeSettings) -> ApiError:
-    detail = f"at most {limits.target_bytes_max} bytes"
-    return ApiError(errors.URI_TOO_LONG, detail, applied=False)
-
-
-def _too_large_head(limits: EdgeSettings) -> ApiError:
-    detail = f"at most {limits.head_bytes_max} bytes and {limits.head_lines_max} lines"
-    return ApiError(errors.REQUEST_HEADERS_TOO_LARGE, detail, applied=False)
-
-
-def _bad_request(detail: str) -> ApiError:
-    return ApiError(errors.BAD_REQUEST, detail, applied=False)
 
 
 class _RefusedError(Exception):
@@ -58,10 +46,16 @@ class _JoinedWrites:
     that no body follows at once goes out by itself with the next pass of the loop.
     """
 
-    __slots__ = ("_handle", "_head", "_loop", "_transport")
+    __slots__ = ("_handle", "_head", "_loop", "_transport", "_unread")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        unread: UnreadBudget,
+    ) -> None:
         self._transport = transport
+        self._unread = unread
         self._loop = loop
         self._head: bytes | None = None
         self._handle: asyncio.Handle | None = None
@@ -72,21 +66,28 @@ class _JoinedWrites:
             self._head = data
             self._handle = self._loop.call_soon(self._flush)
         elif self._head is None:
-            self._transport.write(data)
+            self._write(data)
         else:
             self._handle.cancel()
             head, self._head = self._head, None
-            self._transport.write(head + data)
+            self._write(head + data)
 
-    def writelines(self, pieces: Iterable[Chunk]) -> None:
+    def writelines(self, pieces: Sequence[Chunk]) -> None:
         """Send ``pieces`` as they are, behind the head."""
         self._flush()
-        self._transport.writelines(pieces)
+        if not self._transport.is_closing():
+            self._transport.writelines(pieces)
+            self._unread.wrote(self._transport, sum(map(len, pieces)))
 
     def _flush(self) -> None:
         head, self._head = self._head, None
         if head is not None:
-            self._transport.write(head)
+            self._write(head)
+
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+            self._unread.wrote(self._transport, len(data))
 
     def close(self) -> None:
         """Close when everything is sent."""
@@ -141,6 +142,10 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     _unwritten = 0
     _stall: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | DirectExchange | None = None
+    _request: Request | None = None  # the last one whose head is complete
+    _admitted = False  # the guard lets the last request in; the body of another one is dropped
+    _buffered = 0  # bytes of bodies that came and that the application has not asked for
+    _next: tuple[RequestResponseCycle, Any] | None = None  # waits until the last answer is taken
     _direct: DirectExchange | None = None  # the request whose body is awaited, if it is such a one
     _endpoint: SocketEndpoint | None = None  # what the handshake asks for, if the request is one
 
@@ -156,6 +161,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers; tell the running request, which uvicorn forgets when pipelined."""
         self._stop_timers()
+        self._next = None
+        self.edge.state.unread.forget(self.transport)
+        self._took(self._buffered)
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -184,7 +192,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             if self._feed(data):
                 return
         except httptools.HttpParserError:
-            self._refuse(self._refusal or _bad_request("the request is not HTTP/1.1"))
+            self._refuse(self._refusal or bad_request("the request is not HTTP/1.1"))
             return
         if not self._head_open and not self._body_open and not self.cycle.response_complete:
             self._disarm()  # the application is at work
@@ -193,33 +201,66 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> bool:
         """Parse ``data``; True when the connection is no longer this protocol's."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
-            if self._endpoint is not None:
-                self._open_socket(self._endpoint, rest)
-                return True
-            self._read_without_upgrade(rest)
-        return False
+        left = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(left)
+            except httptools.HttpParserUpgrade as upgrade:
+                left = left[upgrade.args[0] :]
+                if self._endpoint is not None:
+                    self._open_socket(self._endpoint, bytes(left))
+                    return True
+                self._read_without_upgrade()
+            else:
+                return False
 
     def _should_upgrade(self) -> bool:
         return self._endpoint is not None
 
     def _open_socket(self, endpoint: SocketEndpoint, rest: bytes) -> None:
         """Hand the connection over to a socket, or refuse the handshake."""
-        scope = cast(Scope, self.scope)
-        path, _, query = self.url.partition(b"?")
-        scope.update(method="GET", raw_path=path, query_string=query)
-        request = self.edge.direct_request(scope)
+        request = self._request
+        assert request is not None
         try:
             if self.cycle is not None and not self.cycle.response_complete:
-                raise _bad_request("an earlier request of the connection is not answered yet")
+                raise bad_request("an earlier request of the connection is not answered yet")
+            if request.body_pending:
+                raise bad_request("a handshake has no body")
             self._disarm()
-            connections = self.server_state.connections
-            socket = self.edge.open_socket(request, endpoint, self.transport, connections)
+            ticket = self.edge.socket_ticket(request)
         except ApiError as error:
-            self._refuse(error, request)
+            self._refuse(error)
+            return
+        if ticket is None:
+            self._begin_socket(request, endpoint, rest, proven=False)
+            return
+        self.flow.pause_reading()
+        task = self.loop.create_task(self._use_ticket(ticket, request, endpoint, rest))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _use_ticket(
+        self, ticket: OpenedTicket, request: Request, endpoint: SocketEndpoint, rest: bytes
+    ) -> None:
+        try:
+            await self.edge.use_ticket(ticket)
+        except ApiError as error:
+            self._refuse(error)
+            return
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._begin_socket(request, endpoint, rest, proven=True)
+
+    def _begin_socket(
+        self, request: Request, endpoint: SocketEndpoint, rest: bytes, *, proven: bool
+    ) -> None:
+        connections = self.server_state.connections
+        try:
+            socket = self.edge.open_socket(
+                request, endpoint, self.transport, connections, proven=proven
+            )
+        except ApiError as error:
+            self._refuse(error)
             return
         self.connections.discard(self)
         self._stop_timers()
@@ -230,12 +271,12 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         """Refuse a line that never ends: the parser keeps it to itself, without a bound."""
         limits = self.settings
         if self._begun and len(self.url) > limits.target_bytes_max:
-            self._refuse(_too_long_target(limits))
+            self._refuse(too_long_target(limits))
             return True
         lines = len(self.headers or ())
         unparsed_max = limits.head_bytes_max + limits.target_bytes_max
         if lines > limits.head_lines_max or self._unparsed > unparsed_max:
-            self._refuse(_too_large_head(limits))
+            self._refuse(too_large_head(limits))
             return True
         return False
 
@@ -253,6 +294,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete: check it and start the application."""
         self._check_head()
+        if self.parser.get_method() == b"CONNECT":
+            self._stop(bad_request("this server is no proxy"))
         self._head_open = self._begun = False
         self._body_open = True
         self._unparsed = 0
@@ -262,21 +305,36 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._endpoint = self.edge.socket_endpoint(self.url) if get else None
         if self._asks_for_an_upgrade():
             return
-        self._direct = self._direct_exchange()
+        self._request = self._guarded_request()
+        self._direct = self._direct_exchange(self._request) if self._admitted else None
         if self._direct is None:
+            if len(self.pipeline) >= self.settings.pipelined_max:
+                detail = "too many requests wait on the connection"
+                self._stop(ApiError(errors.OVERLOADED, detail, applied=False))
             super().on_headers_complete()
         self.headers = []  # of trailers, which nobody sees
 
-    def _direct_exchange(self) -> DirectExchange | None:
+    def _guarded_request(self) -> Request:
+        """The request whose head is complete, after a look at who sends it.
+
+        Nothing is held for a caller whom the guard does not let in.
+        """
+        scope = cast(Scope, self.scope)
+        path, _, query = self.url.partition(b"?")
+        method = self.parser.get_method().decode()
+        scope.update(method=method, raw_path=path, query_string=query)
+        request = self.edge.direct_request(scope)
+        self._admitted = self.edge.admits(request)
+        return request
+
+    def _direct_exchange(self, request: Request) -> DirectExchange | None:
         """The exchange of a request that needs no application; it becomes the current cycle."""
         method = self.parser.get_method()
         target = self.edge.direct_target(method, self.url)
         if target is None or (self.cycle is not None and not self.cycle.response_complete):
             return None
-        scope = cast(Scope, self.scope)
-        path, _, query = self.url.partition(b"?")
-        scope.update(method=method.decode(), raw_path=path, query_string=query)
-        request = self.edge.direct_request(scope)
+        if self.flow.write_paused:
+            return None  # the application begins it once the last answer is taken
         length = request.headers.get(b"content-length", b"")
         if method == b"GET":
             if request.body_pending:
@@ -288,15 +346,12 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return None
         if self.expect_100_continue or self.parser.should_upgrade() or request.is_coded:
             return None
-        try:
-            request.hold(int(length))
-        except ApiError:
-            return None  # the application says so
         exchange = DirectExchange(
             request,
             target,
             time.perf_counter(),
             self.transport,
+            self.edge.state.unread,
             self.server_state.default_headers,
             self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
             self._on_direct_answer,
@@ -328,10 +383,23 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         """A piece of the body."""
         self._unparsed = 0
         direct = self._direct
-        if direct is None:
-            super().on_body(body)
-        else:
+        if direct is not None:
+            try:
+                direct.request.hold(len(body))
+            except ApiError as error:
+                self._stop(error)
             direct.body = direct.body + body if direct.body else body
+        elif self._admitted and not self.cycle.response_complete:
+            if not self.edge.state.bodies.take(self._buffered, len(body)):
+                self._stop(bodies_overloaded())
+            self._buffered += len(body)
+            super().on_body(body)
+
+    def _took(self, count: int) -> None:
+        """The application has asked for bytes of a body: it counts them from here on."""
+        taken = min(count, self._buffered)
+        self._buffered -= taken
+        self.edge.state.bodies.give(taken)
 
     def on_message_complete(self) -> None:
         """The body is complete."""
@@ -340,51 +408,55 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         direct = self._direct
         if direct is not None:
             direct.more_body = False
+            direct.request.body_came()
             self.edge.answer_directly(direct)
         elif not self._asks_for_an_upgrade():
             super().on_message_complete()
 
     def _check_head(self) -> None:
-        limits = self.settings
-        size, hosts = 0, []
-        for name, value in self.headers:
-            size += len(name) + len(value) + _LINE_OVERHEAD
-            if name == b"host":
-                hosts.append(value)
-        if len(self.url) > limits.target_bytes_max:
-            self._stop(_too_long_target(limits))
-        if size > limits.head_bytes_max or len(self.headers) > limits.head_lines_max:
-            self._stop(_too_large_head(limits))
-        if len(hosts) != 1:
-            self._stop(_bad_request("exactly one Host header is needed"))
-        if not self.url.startswith(b"/"):
-            # RFC 9112 section 3.2.2: the target's authority, not the Host header, would count.
-            authority = self.url.partition(b"://")[2].partition(b"/")[0]
-            if authority.lower() != hosts[0].lower():
-                self._stop(_bad_request("the target is not a path of the Host header's server"))
+        try:
+            version = self.parser.get_http_version()
+            check_head(self.url, self.headers, version, self.settings)
+        except ApiError as error:
+            self._stop(error)
 
     def _stop(self, refusal: ApiError) -> None:
         self._refusal = refusal
         raise _RefusedError
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self.flow.write_paused:
+            # No answer is made while the last one waits to be taken.
+            self.flow.pause_reading()
+            self._next = cycle, app
+            return
         self._running = cycle
-        transport = _JoinedWrites(self.transport, self.loop)
+        cast(Any, cycle).receive = self._counted(cast(Receive, cycle.receive))
+        transport = _JoinedWrites(self.transport, self.loop, self.edge.state.unread)
         cycle.transport = transport  # type: ignore[assignment]
         scope = cast(Scope, cycle.scope)
         scope["extensions"] = {GATHER: _Gather(cycle, transport)}
         super()._start_asgi_task(cycle, app)
 
+    def _counted(self, receive: Receive) -> Receive:
+        async def counted() -> Message:
+            message = await receive()
+            self._took(len(message.get("body", b"")))
+            return message
+
+        return counted
+
     def _asks_for_an_upgrade(self) -> bool:
         return self.parser.should_upgrade() and not self._should_upgrade()
 
-    def _read_without_upgrade(self, rest: bytes) -> None:
-        """Read the request again as a plain one; a server may ignore Upgrade (RFC 9110, 7.8).
+    def _read_without_upgrade(self) -> None:
+        """Read the head again as a plain one; a server may ignore Upgrade (RFC 9110, 7.8).
 
         The parser takes what follows the head for another protocol's and drops the body; some
         clients offer HTTP/2 with every request.
         """
-        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         for name, value in self.headers:
             if name == b"connection":
                 tokens = [one.strip() for one in value.lower().split(b",")]
@@ -392,7 +464,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             if name != b"upgrade":
                 lines.append(name + b": " + value)
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]) + rest)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     # Deadlines -----------------------------------------------------------------------------------
     def _arm(self) -> None:
@@ -453,6 +525,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._stall.cancel()
             self._stall = None
         super().resume_writing()
+        if self._next is not None and not self._refused:
+            (cycle, app), self._next = self._next, None
+            self._start_asgi_task(cycle, app)
 
     def _watch_reader(self) -> None:
         self._unwritten = self.transport.get_write_buffer_size()
@@ -469,7 +544,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     # Refusals ------------------------------------------------------------------------------------
-    def _refuse(self, error: ApiError, request: Request | None = None) -> None:
+    def _refuse(self, error: ApiError) -> None:
         self._refused = True
         self._disarm()
         self.edge.metrics.refused(error.spec)
@@ -488,7 +563,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             if started:
                 self.transport.abort()
                 return
-        self._write_problem(error, request)
+        self._write_problem(error, None if self._head_open else self._request)
 
     def _write_problem(self, error: ApiError, request: Request | None) -> None:
         status = error.spec.status
@@ -499,6 +574,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             path, request_id = request.raw_path.decode("latin-1"), request.request_id.decode()
             body = problem_body(error, instance=path, request_id=request_id)
             headers.append((b"x-request-id", request.request_id))
+            headers += request.cors_headers([name for name, _ in headers])
         lines = [
             b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()),
             b"content-type: " + PROBLEM_TYPE.encode(),

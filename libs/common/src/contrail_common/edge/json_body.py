@@ -10,11 +10,19 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, FieldProblem
 
 NESTING_MAX: Final = 64
+VALUES_MAX: Final = 4096
+"""Values in the body of a management request; a configuration has far fewer.
+
+Each may become an error, which takes a hundred times as long as to read it.
+"""
+_LOOKED_THROUGH_BYTES: Final = 1 << 20
+"""Up to here a body of the wrong shape is read again, to tell whether it is JSON at all."""
 
 _T_co = TypeVar("_T_co", covariant=True)
 
 _QUOTE: Final = ord('"')
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[]{}'))
+_NOT_VALUES: Final = bytes(set(range(256)) - set(b'",[{'))
 _STEP: Final = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
@@ -49,9 +57,22 @@ def check_nesting(text: bytes, limit: int = NESTING_MAX) -> None:
         raise ApiError(errors.MALFORMED_BODY, f"the JSON nests deeper than {limit}")
 
 
-def decode_untyped(body: bytes) -> Any:
-    """The value of a JSON body within the nesting bound; MALFORMED_BODY otherwise."""
+def check_values(text: bytes, limit: int) -> None:
+    """Refuse JSON of more than ``limit`` values (BODY_TOO_LARGE)."""
+    if text.count(b",") + text.count(b"{") + text.count(b"[") < limit:
+        return
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    structure = np.frombuffer(unescaped.translate(None, _NOT_VALUES), np.uint8)
+    outside = ~np.bitwise_xor.accumulate(structure == _QUOTE)
+    if np.count_nonzero(outside & (structure != _QUOTE)) >= limit:
+        raise ApiError(errors.BODY_TOO_LARGE, f"more than {limit} JSON values", applied=False)
+
+
+def decode_untyped(body: bytes, values_max: int | None = None) -> Any:
+    """The value of a JSON body within the bounds; MALFORMED_BODY and BODY_TOO_LARGE otherwise."""
     check_nesting(body)
+    if values_max is not None:
+        check_values(body, values_max)
     try:
         return _untyped.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -67,7 +88,8 @@ def decode_json(decoder: Decoder[_T_co], body: bytes) -> _T_co:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        decode_untyped(body)  # the wrong shape was met first, but is the rest JSON at all?
+        if len(body) <= _LOOKED_THROUGH_BYTES:
+            decode_untyped(body)  # the wrong shape was met first, but is the rest JSON at all?
         raise mistyped(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from None

@@ -1,7 +1,6 @@
 """One message to publish as clients write it, and what it becomes or why it is refused."""
 
 import functools
-import re
 from typing import Final
 
 import msgspec
@@ -9,6 +8,7 @@ import msgspec
 from contrail_common import errors
 from contrail_common.edge.json_body import check_nesting, malformed
 from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.header_columns import BAD_HEADER_VALUE, HEADER_NAME
 from contrail_common.model import (
     BATCH_MESSAGES_MAX,
     MSG_ID,
@@ -25,8 +25,6 @@ _TTL_LOWER: Final = TTL.lower()
 PLAIN_ID_MAX: Final = 1024
 """A longer message id, in characters or bytes, needs a closer look."""
 _OTHER_FORMS: Final = 2
-HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
-BAD_HEADER_VALUE: Final = re.compile(r"[\x00\r\n]")
 
 
 class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):

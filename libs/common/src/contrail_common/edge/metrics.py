@@ -34,7 +34,19 @@ class EdgeMetrics(Collector):
             "Bytes of request bodies that are held.",
             registry=self._registry,
         )
-        in_flight.set_function(lambda: state.bodies_bytes)
+        in_flight.set_function(lambda: state.bodies.held)
+        unread = Gauge(
+            "contrail_http_unread_bytes",
+            "Bytes of answers that were written and not taken, when last looked at.",
+            registry=self._registry,
+        )
+        unread.set_function(lambda: state.unread.held)
+        cut = Gauge(
+            "contrail_http_unread_cut",
+            "Connections cut because too many bytes of answers were unread over all of them.",
+            registry=self._registry,
+        )
+        cut.set_function(lambda: state.unread.cut)
         waiting = Gauge(
             "contrail_http_waiting", "Long polls that wait for messages.", registry=self._registry
         )

@@ -1,5 +1,6 @@
 """The unversioned routes: liveness, readiness, metrics, and the document with a page to read it."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Answer, Response, json_response
 from contrail_common.edge.routing import Answered, Body, Operation, Route
+from contrail_common.edge.tickets import Ticket, Tickets
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.link import StorageLink
 
@@ -50,10 +52,12 @@ class Probes:
         links: Sequence[StorageLink],
         metrics: EdgeMetrics,
         document: Callable[[], Awaitable[Mapping[str, Any]]],
+        tickets: Tickets,
     ) -> None:
         self._links = links
         self._metrics = metrics
         self._document = document
+        self._tickets = tickets
 
     def routes(self) -> tuple[Route, ...]:
         """The routes, with their documents."""
@@ -63,6 +67,8 @@ class Probes:
             Route("GET", "/metrics", self._metrics_text, _METRICS),
             Route("GET", "/openapi.json", self._openapi),
             Route("GET", "/docs", self._docs),
+            Route("GET", "/", self._start),
+            Route("POST", "/v1/tickets", self._ticket, _TICKETS),
         )
 
     async def _livez(self, request: Request) -> Answer:
@@ -89,6 +95,15 @@ class Probes:
     async def _openapi(self, request: Request) -> Answer:
         del request
         return json_response(200, await self._document())
+
+    async def _start(self, request: Request) -> Answer:
+        del request
+        return Response(307, headers=[(b"location", b"/docs"), (b"content-length", b"0")])
+
+    async def _ticket(self, request: Request) -> Answer:
+        del request
+        headers = [(b"cache-control", b"no-store")]
+        return json_response(200, self._tickets.issue(time.time_ns()), headers)
 
     async def _docs(self, request: Request) -> Answer:
         del request
@@ -132,6 +147,28 @@ _METRICS: Final = Operation(
         200: Answered(
             description="The metrics.",
             content={_METRICS_TYPE: Body(shape={"type": "string"})},
+        )
+    },
+)
+_TICKETS: Final = Operation(
+    operation_id="issue_ticket",
+    tag="service",
+    summary="A ticket for a browser",
+    description="A page can send no header when it opens a WebSocket or an EventSource. It asks "
+    "for a ticket with its token first, and adds `?ticket=` to the URL of `/v1/ws`, of a stream's "
+    "messages as events, or of `/v1/events`. A ticket lasts 30 s and is used once.",
+    answers={
+        200: Answered(
+            description="The ticket.",
+            content={
+                "application/json": Body(
+                    shape=Ticket,
+                    example={
+                        "ticket": "kq0b4sV4m5Jx3xJ0Z8l7pwGQ8m4b1yWAq2c0o9b6Wk1u3tqv5z7iXw",
+                        "expires_at": "2026-01-31T08:00:30.000000000Z",
+                    },
+                )
+            },
         )
     },
 )

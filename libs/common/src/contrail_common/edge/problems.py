@@ -12,6 +12,10 @@ from contrail_common.errors import ApiError, ErrorSpec
 PROBLEM_TYPE = "application/problem+json"
 READING_METHODS = frozenset({"GET", "HEAD"})
 _RETRY_AFTER_S = 1
+FIELD_ERRORS_MAX = 100
+"""Bad fields that a problem names."""
+_POINTER_CHARS_MAX = 256
+_TEXT_CHARS_MAX = 1024
 
 
 class FieldError(msgspec.Struct, frozen=True):
@@ -44,13 +48,21 @@ def problem(error: ApiError) -> Problem:
         type=f"urn:contrail:error:{spec.name}",
         title=spec.title,
         status=spec.status,
-        detail=error.detail or spec.title,
+        detail=_cut(error.detail or spec.title, _TEXT_CHARS_MAX),
         code=spec.code,
         name=spec.name,
         retryable=spec.retryable,
-        errors=[FieldError(one.pointer, one.message) for one in error.fields],
+        errors=[
+            FieldError(_cut(one.pointer, _POINTER_CHARS_MAX), _cut(one.message, _TEXT_CHARS_MAX))
+            for one in error.fields[:FIELD_ERRORS_MAX]
+        ],
         applied=msgspec.UNSET if error.applied is None else error.applied,
     )
+
+
+def _cut(text: str, most: int) -> str:
+    """``text``, which may repeat what the caller sent, at no more than ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 @functools.lru_cache(maxsize=1024)

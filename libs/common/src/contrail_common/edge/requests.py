@@ -3,13 +3,15 @@
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from starlette.types import Receive, Scope
 
 from contrail_common import errors
+from contrail_common.edge.budgets import BodyBudget, UnreadBudget
+from contrail_common.edge.cors import Cors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.request_context import REQUEST_ID, RequestContext
 
@@ -31,9 +33,10 @@ class ClientGoneError(Exception):
 class EdgeState:
     """What the requests of one process share: bounds on memory and waiting, the drain signal."""
 
-    bodies_bytes_max: int
+    bodies: BodyBudget
+    unread: UnreadBudget
+    cors: Cors
     waiting_max: int
-    bodies_bytes: int = 0
     waiting: int = 0
     _draining: asyncio.Future[None] | None = field(default=None)
     _drained: bool = False
@@ -56,6 +59,12 @@ class EdgeState:
             if self._drained:
                 self._draining.set_result(None)
         return self._draining
+
+
+def bodies_overloaded() -> ApiError:
+    """The refusal of more body bytes than a connection, or all of them, may hold."""
+    detail = "too many bytes of request bodies are in flight"
+    return ApiError(errors.OVERLOADED, detail, applied=False)
 
 
 class Request:
@@ -94,6 +103,15 @@ class Request:
             self.headers.get(b"content-length", b"0") == b"0"
             and b"transfer-encoding" not in self.headers
         )
+
+    def cors_headers(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+        """What an answer with headers of these names needs besides, for pages that may read it."""
+        return self._state.cors.headers(self.headers.get(b"origin"), names)
+
+    @property
+    def unread(self) -> UnreadBudget:
+        """Who looks after what is sent in answer and not taken."""
+        return self._state.unread
 
     @property
     def query_string(self) -> bytes:
@@ -164,7 +182,7 @@ class Request:
     def consumed(self, count: int) -> None:
         """Say that ``count`` bytes of the body are no longer held."""
         self._reserved -= count
-        self._state.bodies_bytes -= count
+        self._state.bodies.give(count)
 
     def check_declared_length(
         self, limit: int, too_large: ErrorSpec = errors.BODY_TOO_LARGE
@@ -189,16 +207,8 @@ class Request:
         self._body_done = not more
         if len(chunk) > limit:
             raise ApiError(too_large, "the body exceeds the limit", applied=False)
-        self._reserve(len(chunk))
+        self.hold(len(chunk))
         return chunk, more
-
-    def _reserve(self, count: int) -> None:
-        if self._state.bodies_bytes + count > self._state.bodies_bytes_max:
-            raise ApiError(
-                errors.OVERLOADED, "too many bytes of request bodies are in flight", applied=False
-            )
-        self._state.bodies_bytes += count
-        self._reserved += count
 
     async def discard_body(self) -> None:
         """Read what is left of the body and drop it."""
@@ -209,8 +219,13 @@ class Request:
             self._body_done = not message.get("more_body", False)
 
     def hold(self, count: int) -> None:
-        """Count ``count`` bytes of a body as in flight until the request is answered."""
-        self._reserve(count)
+        """Count ``count`` bytes of the body as in flight until :meth:`release`; OVERLOADED."""
+        if not self._state.bodies.take(self._reserved, count):
+            raise bodies_overloaded()
+        self._reserved += count
+
+    def body_came(self) -> None:
+        """Say that the whole body was handed over by whoever held it."""
         self._body_done = True
 
     # Waiting -------------------------------------------------------------------------------------
@@ -256,5 +271,5 @@ class Request:
         """Give back what the request holds; called once, when it has been answered."""
         if self._gone is not None:
             self._gone.cancel()
-        self._state.bodies_bytes -= self._reserved
+        self._state.bodies.give(self._reserved)
         self._reserved = 0

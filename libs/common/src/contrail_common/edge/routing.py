@@ -164,7 +164,7 @@ class PathTable(Generic[_T]):
         """Put ``value`` under ``template``, such as ``/v1/streams/{stream}``."""
         parts = template.split("/")
         named = [(at, part[1:-1]) for at, part in enumerate(parts) if part[:1] == "{"]
-        fixed = [(at, part) for at, part in enumerate(parts) if part[:1] not in ("{", "")]
+        fixed = [(at, part) for at, part in enumerate(parts) if at and part[:1] != "{"]
         pattern = _Pattern(value, tuple(fixed), tuple(named))
         self._patterns.setdefault(len(parts), []).append(pattern)
 

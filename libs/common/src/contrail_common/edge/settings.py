@@ -18,6 +18,9 @@ class EdgeSettings:
     those on allowed hosts. ``fast_lane`` off serves everything through the FastAPI routes.
     ``access_log`` writes a line for each request.
 
+    ``unread_bytes_max`` is that of one socket, ``unread_bytes_of_all_max`` of all connections
+    together. ``unproven_frame_bytes_max`` bounds a message of a socket that is to send its token.
+
     A body may take as long as it likes while no ``body_idle_s`` pass without a byte of it, and
     each ``body_window_s`` bring it to its end or at least ``body_window_bytes_min`` further.
     """
@@ -45,7 +48,10 @@ class EdgeSettings:
     unanswered_publishes_max: int = 10_000
     unanswered_bytes_max: int = 32 << 20
     frame_bytes_max: int = 8 << 20
+    unproven_frame_bytes_max: int = 8 << 10
     unread_bytes_max: int = 8 << 20
+    unread_bytes_of_all_max: int = 256 << 20
+    pipelined_max: int = 256
 
     head_timeout_s: float = 10.0
     body_idle_s: float = 15.0

@@ -115,8 +115,8 @@ class EdgeSocket(asyncio.Protocol):
         state: EdgeState,
         counts: SocketCounts,
     ) -> None:
-        self._wire = Wire(Side.SERVER, max_size=settings.frame_bytes_max)
-        self._frames = FrameReader(self._wire, opcode, settings.frame_bytes_max)
+        self._wire = Wire(Side.SERVER, max_size=settings.unproven_frame_bytes_max)
+        self._frames = FrameReader(self._wire, opcode)
         self._opcode = opcode
         self._settings = settings
         self._state = state
@@ -130,6 +130,7 @@ class EdgeSocket(asyncio.Protocol):
         self._flushing: asyncio.Handle | None = None
         self._fragments: bytearray | None = None
         self._held = 0
+        self._proven = False
         self._paused = False
         self._writable = asyncio.Event()
         self._writable.set()
@@ -158,7 +159,14 @@ class EdgeSocket(asyncio.Protocol):
         self._counts.opened(self)
         self._put([answer])
         self._watch = self._loop.call_later(self._settings.socket_ping_s, self._look_for_life)
+        if opening.authenticated:
+            self.trust()
         self._handler = endpoint.open(self, opening)
+
+    def trust(self) -> None:
+        """Take messages of full size: the peer has shown its token, or needs none."""
+        self._proven = True
+        self._wire.max_message_size = self._settings.frame_bytes_max
 
     @property
     def open(self) -> bool:
@@ -192,6 +200,7 @@ class EdgeSocket(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._hold(0)
+        self._state.unread.forget(self._transport)
         self._connections.discard(self)
         self._writable.set()
 
@@ -272,7 +281,7 @@ class EdgeSocket(asyncio.Protocol):
         if self._ended:
             return
         if isinstance(error, PayloadTooBig):
-            limit = f"a message is at most {self._settings.frame_bytes_max} bytes"
+            limit = f"a message is at most {self._wire.max_message_size} bytes"
             self.close(CloseCode.TOO_LARGE, limit)
         else:
             assert self._wire.close_sent is not None
@@ -284,18 +293,26 @@ class EdgeSocket(asyncio.Protocol):
         # see why: end this side, drop what comes, close a little later.
         self._deaf = True
         self._wire.reader.discard()
-        self._state.bodies_bytes -= self._held
+        self._state.bodies.give(self._held)
         self._held = 0
-        if self._transport.can_write_eof():
+        if not self._transport.is_closing():
             self._transport.write_eof()
 
     def _hold(self, count: int) -> None:
-        """Count the bytes of messages that are not complete with the bodies in flight."""
-        self._state.bodies_bytes += count - self._held
-        self._held = count
-        if count and self._state.bodies_bytes > self._state.bodies_bytes_max:
+        """Count the bytes of messages that are not complete with the bodies in flight.
+
+        Those of a peer that has not shown its token are few, and take no room from others.
+        """
+        bodies = self._state.bodies
+        if not self._proven:
+            return
+        if count < self._held:
+            bodies.give(self._held - count)
+        elif not bodies.take(self._held, count - self._held):
             self.close(CloseCode.RATE_LIMITED, "too many bytes of messages are in flight")
             self._listen_no_more()
+            return
+        self._held = count
 
     def pause(self) -> None:
         """Read no more for now: the peer sends faster than its messages can be worked on."""
@@ -339,6 +356,7 @@ class EdgeSocket(asyncio.Protocol):
         self._queued = 0
         if data and not self._transport.is_closing():
             self._transport.write(data)
+            self._state.unread.wrote(self._transport, len(data))
             if self.unread_bytes > self._settings.unread_bytes_max:
                 self.close(CloseCode.SLOW_CONSUMER, "the unread budget is spent")
 

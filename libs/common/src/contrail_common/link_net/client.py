@@ -341,6 +341,10 @@ class RemoteLink:
             methods.ERASURE, erasure_id, wait_ns, wait_s=wait_s, on_loss=on_loss
         )
 
+    async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
+        """Whether a ticket is used for the first time."""
+        return await self._call(methods.USE_TICKET, nonce, expires_ns)
+
     # Node ----------------------------------------------------------------------------------------
     def readiness(self) -> dict[str, str]:
         """What is not ready, and why: the link, or what storage said of itself within a second."""

@@ -151,6 +151,7 @@ ERASURE: Final = Method(37, "erasure", tuple[str, int], ErasureReceipt, _READ, m
 BIND_CONSUMER: Final = Method(
     38, "bind_consumer", tuple[str, str], NoneType, OnLoss.REFUSE, may_wait=True, streams=True
 )
+USE_TICKET: Final = Method(40, "use_ticket", tuple[bytes, int], bool, _CHANGE)
 
 METHODS: Final[dict[int, Method[Any]]] = {
     method.number: method
@@ -187,5 +188,6 @@ METHODS: Final[dict[int, Method[Any]]] = {
         ERASE,
         ERASURE,
         BIND_CONSUMER,
+        USE_TICKET,
     )
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import math
 import secrets
 import socket
@@ -58,6 +59,8 @@ class LinkServer:
         """Of the requests that were answered or refused, by method."""
         self.failed: dict[str, int] = {}
         """Requests that were refused, by method."""
+        self.numbers = itertools.count()
+        """Of connections, in the order they came."""
         self._complained = False
         self._quiet: asyncio.Future[None] | None = None
         self._pulse: asyncio.Task[None]
@@ -102,10 +105,17 @@ class LinkServer:
                 _log.info("link_request", method=name, error=error or None, seconds=seconds)
 
     def admits(self) -> bool:
-        """Whether one more connection may try to prove itself."""
-        unproven = sum(not one.proven for one in self.connections)
-        limits = self.limits
-        return unproven < limits.unproven_max and len(self.connections) < limits.connections_max
+        """Whether one more connection may try to prove itself.
+
+        A client does so at once. Where all places are taken by others that have not, the one that
+        has had the longest time for it makes room: strangers keep nobody out.
+        """
+        unproven = [one for one in self.connections if not one.proven]
+        if len(unproven) >= self.limits.unproven_max:
+            oldest = min(unproven, key=lambda one: one.number)
+            self.connections.discard(oldest)
+            oldest.fail("it did not prove itself, and others wait to")
+        return len(self.connections) < self.limits.connections_max
 
     def proved(self) -> None:
         """A client has shown that it knows the key."""
@@ -201,6 +211,7 @@ class ServerConnection(FramedConnection):
         self._hello = ServerHandshake(owner.key, secrets.token_bytes(NONCE_BYTES))
         super().__init__(self._hello, owner.limits)
         self.proven = False
+        self.number = next(owner.numbers)
         self.busy = self.busy_bytes = self.waits = 0
         self._owner = owner
         self._link = owner.link

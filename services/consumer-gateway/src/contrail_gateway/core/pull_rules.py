@@ -14,6 +14,8 @@ EXPIRES_DEFAULT_NS: Final = 5 * NS_PER_S
 HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS
 BATCH_MAX: Final = 10_000
 ACKS_MAX: Final = 10_000
+ACKS_BYTES_MAX: Final = 4 << 20
+"""Of a body with acknowledgements."""
 
 DurationText = str | int
 AckKindText = Literal["ack", "nak", "term", "in_progress"]
@@ -49,6 +51,15 @@ class PullBody(msgspec.Struct, forbid_unknown_fields=True):
     id: str | None = None
     priority: int | None = None
     acks: list[AckRequest] = []
+
+
+def check_ack_count(body: bytes) -> None:
+    """Refuse far too many acknowledgements before they are made (BATCH_TOO_LARGE).
+
+    The key of a token stands in each of them, and once more at most where a value is the same text.
+    """
+    if body.count(b'"token"') > 2 * ACKS_MAX:
+        raise ApiError(errors.BATCH_TOO_LARGE, f"at most {ACKS_MAX} acks", applied=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,14 @@ from typing import Final, cast
 
 import httptools
 
+from contrail_common.edge.budgets import UnreadBudget
 from contrail_common.edge.responses import Header
 
 _READ_AHEAD: Final = 256 << 10
 _READ_AGAIN: Final = 64 << 10
 _CONTINUE: Final = 100
+_FINAL: Final = 200
+"""Answers with a lower status only announce another one (RFC 9110, section 15.2)."""
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
@@ -66,9 +69,11 @@ class PeerConnection(asyncio.Protocol):
         """Whether another request can be sent."""
         return not self.lost and not self._transport.is_closing()
 
-    def begin(self, head: bytes, body: bytes, *, head_only: bool) -> "Exchange":
+    def begin(
+        self, head: bytes, body: bytes, unread: UnreadBudget, *, head_only: bool
+    ) -> "Exchange":
         """Send a request; with ``body`` the whole of it, else it follows in pieces."""
-        self._exchange = Exchange(self, head_only=head_only)
+        self._exchange = Exchange(self, unread, head_only=head_only)
         self._transport.write(head + body if body else head)
         return self._exchange
 
@@ -108,10 +113,16 @@ class PeerConnection(asyncio.Protocol):
             self._transport.abort()
 
 
+class _LeftOverError(Exception):
+    """Stops the parser: the peer goes on behind the end of its answer."""
+
+
 class Exchange:
     """One answer as it comes. ``head`` is done with its head, or with PeerLostError."""
 
-    def __init__(self, connection: PeerConnection, *, head_only: bool) -> None:
+    def __init__(
+        self, connection: PeerConnection, unread: UnreadBudget, *, head_only: bool
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.connection = connection
         self.status = 0
@@ -120,10 +131,13 @@ class Exchange:
         """Whether anything of the answer has come."""
         self.complete = False
         self.keep_alive = False
+        self.length: int | None = None
+        """Bytes of the answer's body, when its head tells."""
         self.head: asyncio.Future[None] = loop.create_future()
         self.go_on: asyncio.Future[None] = loop.create_future()
         """Done when the peer asks for the body of a request that waits to be asked."""
         self._head_only = head_only
+        self._unread = unread
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: deque[bytes] = deque()
         self._held = 0
@@ -132,6 +146,11 @@ class Exchange:
         self._news: asyncio.Future[None] | None = None
 
     # Parser callbacks ----------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        """The first byte of an answer; nobody has asked for a second one."""
+        if self.complete:
+            raise _LeftOverError
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
         self.headers.append((name.lower(), value))
@@ -139,12 +158,14 @@ class Exchange:
     def on_headers_complete(self) -> None:
         """The head is complete."""
         self.status = self._parser.get_status_code()
-        if self.status == _CONTINUE:
+        if self.status < _FINAL:
             self.headers = []
-            if not self.go_on.done():
+            if self.status == _CONTINUE and not self.go_on.done():
                 self.go_on.set_result(None)
             return
         self.keep_alive = self._parser.should_keep_alive()
+        declared = dict(self.headers).get(b"content-length")
+        self.length = None if declared is None else int(declared)
         if not self.head.done():
             self.head.set_result(None)
         if self._head_only:
@@ -152,16 +173,19 @@ class Exchange:
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
+        if self.complete:
+            raise _LeftOverError
         self._pieces.append(piece)
         self._held += len(piece)
+        self._unread.wrote(self, len(piece))
         if self._held > _READ_AHEAD and not self._paused:
             self._paused = True
             self.connection.set_reading(False)
         self._wake()
 
     def on_message_complete(self) -> None:
-        """The answer is complete, or it only said to go on."""
-        if self.status != _CONTINUE:
+        """The answer is complete, or it only announced one."""
+        if self.status >= _FINAL:
             self._end()
 
     def _end(self) -> None:
@@ -176,7 +200,7 @@ class Exchange:
         self.heard = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.connection.abort()
 
     def cut(self) -> None:
@@ -189,6 +213,22 @@ class Exchange:
                 waited.set_exception(PeerLostError())
                 waited.exception()  # whoever does not wait for it misses nothing
         self._wake()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes of the answer that wait for the client."""
+        return self._held
+
+    def abort(self) -> None:
+        """Give the answer up, as its client does not read it."""
+        self._pieces.clear()
+        self._held = 0
+        self._lost = True
+        self.connection.abort()
+        self._wake()
+
+    def forget(self) -> None:
+        """The answer was passed on, or is not wanted."""
+        self._unread.forget(self)
 
     # Reading -------------------------------------------------------------------------------------
     async def next_piece(self) -> bytes | None:

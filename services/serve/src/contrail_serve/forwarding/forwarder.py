@@ -15,13 +15,14 @@ from contrail_common.edge.requests import ClientGoneError, Request
 from contrail_common.edge.responses import Answer, Header, Response, StreamResponse
 from contrail_common.errors import ApiError
 from contrail_serve.forwarding.connection import Address, Exchange, PeerLostError
-from contrail_serve.forwarding.heads import FORWARDED, answer_headers, request_head
+from contrail_serve.forwarding.heads import FORWARDED, answer_headers, length_header, request_head
 from contrail_serve.forwarding.peers import Peers
 from contrail_serve.forwarding.splice import Splice
 
 _WHOLE_BYTES_MAX: Final = 64 << 10
 """Bodies up to this size are passed on whole, in one write with their head."""
 _ANSWER_S: Final = 120.0
+_BODILESS: Final = (204, 304)
 _REPEATABLE: Final = frozenset({"GET", "HEAD"})
 _OCTETS: Final = b"application/octet-stream"
 _EVENTS: Final = b"text/event-stream"
@@ -92,12 +93,16 @@ class Forwarder(Collector):
         body = None
         if not (waits_to_be_asked or chunked or length > _WHOLE_BYTES_MAX):
             body = await request.body(_WHOLE_BYTES_MAX)
-        head = request_head(request, chunked=chunked)
+        if body is not None:
+            length = len(body)
+        head = request_head(request, None if chunked else length)
         repeatable = body is not None and request.scope["method"] in _REPEATABLE
         tried: set[Address] = set()
         while True:
             connection = await self._peers.connection(tried)
-            exchange = connection.begin(head, body or b"", head_only=request.head_only)
+            exchange = connection.begin(
+                head, body or b"", request.unread, head_only=request.head_only
+            )
             forwarding = _Forwarding(request, exchange, self._peers, self._draining)
             was_kept = connection.used
             try:
@@ -139,6 +144,8 @@ class _Forwarding:
         self._peers = peers
         self._draining = draining
         self._body: asyncio.Task[None] | None = None
+        self._sent = True
+        """Whether the request went out whole; else what follows on the connection is its body."""
         self._waits = (
             request.raw_path.endswith(b"/next")
             or b"wait=" in request.query_string
@@ -151,6 +158,7 @@ class _Forwarding:
 
         How large it may be the peer says, which knows what it is for.
         """
+        self._sent = False
         self._body = asyncio.create_task(self._pass_body(chunked, waits_to_be_asked))
         self._body.add_done_callback(self._body_ended)
 
@@ -172,6 +180,7 @@ class _Forwarding:
             self._request.consumed(len(piece))
         if chunked:
             await connection.end_chunks()
+        self._sent = True
 
     # The answer ----------------------------------------------------------------------------------
     async def answer(self) -> Answer:
@@ -186,9 +195,11 @@ class _Forwarding:
             await self._wait_for_head()
         exchange.head.result()
         headers = answer_headers(exchange.headers)
-        length = dict(headers).get(b"content-length")
-        if exchange.complete or (length is not None and int(length) <= _WHOLE_BYTES_MAX):
+        length = exchange.length
+        if exchange.complete or (length is not None and length <= _WHOLE_BYTES_MAX):
             return await self._whole(headers)
+        if length is not None:
+            headers.append(length_header(length))
         kind = dict(headers).get(b"content-type", _OCTETS)
         if kind == _EVENTS:
             self._waits = True
@@ -220,9 +231,9 @@ class _Forwarding:
             await asyncio.gather(self._body, return_exceptions=True)
         self.end()
         body = b"".join(pieces)
-        if not self._request.head_only and body:
-            headers = [one for one in headers if one[0] != b"content-length"]
-            headers.append((b"content-length", b"%d" % len(body)))
+        length = self._exchange.length if self._request.head_only else len(body)
+        if length is not None and self._exchange.status not in _BODILESS:
+            headers.append(length_header(length))
         return Response(self._exchange.status, body, None, headers)
 
     async def next_piece(self) -> bytes | None:
@@ -241,8 +252,8 @@ class _Forwarding:
     def end(self) -> None:
         """Keep the connection when both the request and its answer went through it whole."""
         exchange = self._exchange
-        sent = self._body is None or (self._body.done() and not self._body.cancelled())
-        if exchange.complete and exchange.keep_alive and sent:
+        exchange.forget()
+        if exchange.complete and exchange.keep_alive and self._sent:
             self._peers.keep(exchange.connection)
         else:
             self.abandon()
@@ -251,6 +262,7 @@ class _Forwarding:
         """End the connection: the peer learns that nobody waits any more."""
         if self._body is not None:
             self._body.cancel()
+        self._exchange.forget()
         self._exchange.connection.abort()
 
 

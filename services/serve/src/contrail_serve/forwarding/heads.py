@@ -10,10 +10,12 @@ FORWARDED: Final = b"contrail-forwarded"
 
 REQUEST_ID: Final = b"x-request-id"
 
-# RFC 9110 section 7.6.1, and what a server writes anew into each of its answers.
+# RFC 9110 section 7.6.1, and what says where a message ends: that is written anew for the
+# connection it goes out on, so that both of its ends see the same end.
 _OF_ONE_CONNECTION: Final = frozenset(
     {
         b"connection",
+        b"content-length",
         b"http2-settings",
         b"keep-alive",
         b"proxy-authenticate",
@@ -25,8 +27,22 @@ _OF_ONE_CONNECTION: Final = frozenset(
         b"upgrade",
     }
 )
-_WRITTEN_ANEW: Final = frozenset({b"date", b"server", REQUEST_ID})
+_WRITTEN_ANEW: Final = frozenset(
+    {
+        b"access-control-allow-origin",
+        b"access-control-expose-headers",
+        b"date",
+        b"server",
+        b"vary",
+        REQUEST_ID,
+    }
+)
 _CHUNKED: Final = (b"transfer-encoding", b"chunked")
+
+
+def length_header(length: int) -> Header:
+    """Where a body of ``length`` bytes ends."""
+    return b"content-length", b"%d" % length
 
 
 def passed_on(headers: list[Header]) -> list[Header]:
@@ -44,20 +60,26 @@ def passed_on(headers: list[Header]) -> list[Header]:
     ]
 
 
-def request_head(request: Request, *, chunked: bool) -> bytes:
-    """The head of ``request`` for another process; ``chunked`` when its length is not declared."""
+def request_head(request: Request, length: int | None) -> bytes:
+    """The head of ``request`` for another process, with a body of ``length`` bytes.
+
+    None is a body in chunks, whose length is not known before its end.
+    """
     headers = [
         one for one in passed_on(request.raw_headers) if one[0] not in (REQUEST_ID, FORWARDED)
     ]
-    if chunked:
+    if length is None:
         headers.append(_CHUNKED)
+    elif length or b"content-length" in request.headers:
+        headers.append(length_header(length))
     method: str = request.scope["method"]
     return head_bytes(request, method, headers)
 
 
 def handshake_head(request: Request) -> bytes:
     """The head of a request that asks for another protocol, with all that asks for it."""
-    headers = [one for one in request.raw_headers if one[0] not in (REQUEST_ID, FORWARDED)]
+    anew = (REQUEST_ID, FORWARDED, b"content-length", b"transfer-encoding")
+    headers = [one for one in request.raw_headers if one[0] not in anew]
     return head_bytes(request, "GET", headers)
 
 
@@ -73,5 +95,5 @@ def head_bytes(request: Request, method: str, headers: list[Header]) -> bytes:
 
 
 def answer_headers(headers: list[Header]) -> list[Header]:
-    """The headers of another process's answer that go to the client."""
+    """The headers of another process's answer that go to the client, without its length."""
     return [one for one in passed_on(headers) if one[0] not in _WRITTEN_ANEW]

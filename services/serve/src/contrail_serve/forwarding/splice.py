@@ -5,6 +5,7 @@ from typing import Any, Final, cast
 
 from websockets.frames import Close, Opcode
 
+from contrail_common.edge.budgets import UnreadBudget
 from contrail_common.edge.problems import refusal
 from contrail_common.edge.requests import Request
 from contrail_common.edge.websocket import CloseCode, frame_head
@@ -26,6 +27,7 @@ class _Half(asyncio.Protocol):
     def __init__(self) -> None:
         self.other: _Half | None = None
         self.transport: asyncio.Transport | None = None
+        self.unread: UnreadBudget | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -34,8 +36,16 @@ class _Half(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass it on."""
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.write(data)
+        if self.other is not None:
+            self.other.write(data)
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``, unless the connection ends already."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+            if self.unread is not None:
+                self.unread.wrote(transport, len(data))
 
     def pause_writing(self) -> None:
         """Who reads here is slow: read no more from the other."""
@@ -47,6 +57,8 @@ class _Half(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the other one, when it has been sent everything."""
+        if self.unread is not None and self.transport is not None:
+            self.unread.forget(self.transport)
         other, self.other = self.other, None
         if other is not None and other.transport is not None:
             other.other = None
@@ -69,6 +81,8 @@ class _PeerHalf(_Half):
         super().__init__()
         self._ends = FrameEnds()
         self._leaving = self._left = False
+        self._ended = False
+        """Whether the peer sends no more, and the client was told so."""
 
     def data_received(self, data: bytes) -> None:
         """Pass it on, as far as there is something to pass on."""
@@ -81,6 +95,19 @@ class _PeerHalf(_Half):
         else:
             super().data_received(data)
 
+    def eof_received(self) -> bool:
+        """End the other side towards the client; what it still sends goes on to the peer.
+
+        A peer that refuses a message says so, ends its side and lets the rest of the message come:
+        a client that still writes would otherwise be cut off before it has read why.
+        """
+        other = self.other
+        if other is None or other.transport is None or other.transport.is_closing():
+            return False
+        self._ended = True
+        other.transport.write_eof()
+        return True
+
     def leave(self) -> None:
         """Tell the client to come back, at the end of the frame that is under way."""
         self._leaving = True
@@ -89,8 +116,8 @@ class _PeerHalf(_Half):
 
     def _close(self) -> None:
         self._left = True
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.write(_DRAINING)
+        if self.other is not None and not self._ended:
+            self.other.write(_DRAINING)
 
 
 class Splice(_Half):
@@ -105,6 +132,7 @@ class Splice(_Half):
     ) -> None:
         super().__init__()
         self.transport = transport
+        self.unread = request.unread
         self._request = request
         self._connections = connections
         self._peers = peers
@@ -132,7 +160,8 @@ class Splice(_Half):
             half.transport.close()
             return
         half.other, self.other, self._peer = self, half, half
-        half.transport.writelines(self._ahead)
+        half.unread = self.unread
+        half.write(b"".join(self._ahead))
         self._ahead = []
         if self._paused:
             self.transport.resume_reading()
@@ -179,5 +208,5 @@ class Splice(_Half):
             b"x-request-id: " + self._request.request_id,
             b"connection: close",
         ]
-        self.transport.write(b"\r\n".join([*lines, b"", answer.body]))
+        self.write(b"\r\n".join([*lines, b"", answer.body]))
         self.transport.close()

@@ -17,6 +17,7 @@ from contrail_common.config_rules import (
     normalise_consumer,
     normalise_stream,
 )
+from contrail_common.header_columns import can_be_sent
 from contrail_common.model import ConsumerConfig, DataLoss, SequencePair
 from contrail_common.retention_rules import collision, kind_problem
 from contrail_common.subjects import subject_problem
@@ -329,6 +330,8 @@ def _block(payload: bytes) -> Block:
     except (BlockCorruptError, ValueError, struct.error) as error:
         raise ArchiveError(f"a block of the archive cannot be read: {error}") from error
     _need(block.count > 0 and block.columns.is_sound(), "the columns of a block")
+    headers = block.columns.headers
+    _need(headers is None or can_be_sent(headers), "the headers of a message")
     _need(block.columns.seals is None, "a block: what a key of a subject seals is opened before")
     return block
 

@@ -1,6 +1,7 @@
 """The service link of one process: a direct call into the node."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -50,6 +51,7 @@ from contrail_storage.node.page_tokens import decode_token, encode_token
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.sharded_publish import ShardedPublisher
 from contrail_storage.node.sharded_reads import ShardedReader, with_shard, with_shards
+from contrail_storage.node.used_tickets import UsedTickets
 from contrail_storage.node.volatile_group import VOLATILE_GROUP
 
 _UNKNOWN = errors.OUTCOME_UNKNOWN.code
@@ -62,6 +64,7 @@ class LocalLink:
         self._node = node
         self._last_reader = LastReader(node.reader)
         self._sharded = ShardedReader(node.reader, self._last_reader, node.replayer)
+        self._used_tickets = UsedTickets(time.time_ns())
         self.deadline = AnswerDeadline(node.publish_timeout_s, self._log_progress)
 
     def _log_progress(self) -> tuple[int, ...]:
@@ -452,6 +455,10 @@ class LocalLink:
     async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
         """A receipt, once it is done or the wait is over."""
         return await self._node.eraser.erasures.receipt(erasure_id, wait_ns)
+
+    async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
+        """Whether a ticket is used for the first time."""
+        return self._used_tickets.use(nonce, expires_ns, time.time_ns())
 
     # Node ----------------------------------------------------------------------------------------
 
