@@ -8,7 +8,6 @@ from contrail_api.batch_results import BatchResults
 from contrail_api.publish import PublishAckJson, PublishQuery
 from contrail_common import errors
 from contrail_common.edge.document import BODY_ERRORS
-from contrail_common.edge.message_items import MessageItem
 from contrail_common.edge.negotiation import BYTES_TYPE, JSON_TYPE, MSGPACK_TYPE, NDJSON_TYPE
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 
@@ -63,12 +62,6 @@ _MESSAGE_HEADERS: Final = (
         example="90s",
     ),
     HeaderDoc(
-        name="Msg-Header-Name",
-        description="Any message header: `Msg-Header-<Name>`, or `Msg-Header-<Name>*` in RFC 8187 "
-        "form.",
-        example="application/json",
-    ),
-    HeaderDoc(
         name="traceparent",
         description="W3C trace context, stored with the message.",
         example="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -107,7 +100,9 @@ PUBLISH: Final = Operation(
     summary="Publish one message",
     description="The body is the payload, of any content type. The message goes to the stream that "
     "captures the subject and is durable when the answer comes. With `ack=none` the answer comes "
-    "at once and promises nothing.",
+    "at once and promises nothing. Request headers that begin with `Msg-Header-` are stored with "
+    "the message, `Msg-Header-<Name>` as `<Name>`; with `*` at the end the value is in RFC 8187 "
+    "form.",
     query=PublishQuery,
     headers=_MESSAGE_HEADERS,
     body={BYTES_TYPE: Body(shape={"type": "string", "format": "binary"})},
@@ -159,8 +154,6 @@ _RESULTS: Final = {
         },
     ]
 }
-SHAPES: Final = (BatchResults, AtomicAck)
-"""What the batch operation refers to by name: which of them answers, the query decides."""
 
 BATCH: Final = Operation(
     operation_id="publish_batch",
@@ -183,7 +176,8 @@ BATCH: Final = Operation(
             },
         ),
         NDJSON_TYPE: Body(
-            shape=MessageItem, example='{"subject":"orders.eu.created","json":{"id":1017}}\n'
+            shape={"type": "string", "description": "A `MessageItem` in each line."},
+            example='{"subject":"orders.eu.created","json":{"id":1017}}\n',
         ),
         MSGPACK_TYPE: Body(shape={"type": "string", "format": "binary"}),
     },
@@ -192,12 +186,7 @@ BATCH: Final = Operation(
             description="All were stored; of an atomic batch, the range of its sequences.",
             content={
                 JSON_TYPE: Body(
-                    shape={
-                        "anyOf": [
-                            {"$ref": "#/components/schemas/BatchResults"},
-                            {"$ref": "#/components/schemas/AtomicAck"},
-                        ]
-                    },
+                    shape=BatchResults | AtomicAck,
                     example={"results": [{"seq": 43, "duplicate": False}]},
                 ),
                 NDJSON_TYPE: Body(

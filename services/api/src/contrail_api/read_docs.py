@@ -28,6 +28,7 @@ from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 
 _READING: Final = "reading"
 _REPLAY: Final = "replay"
+_LINES: Final = Body(shape={"type": "string", "description": "A `Message` in each line."})
 _BINARY: Final = Body(shape={"type": "string", "format": "binary"})
 
 MESSAGE: Final[dict[str, Any]] = {
@@ -50,12 +51,6 @@ _MESSAGE_HEADERS: Final = (
     HeaderDoc(
         name="Contrail-Shard", description="The shard, where there are several.", example="3"
     ),
-    HeaderDoc(
-        name="Msg-Header-Name",
-        description="A header of the message; `Msg-Header-<Name>*` in RFC 8187 form where it is "
-        "not plain ASCII.",
-        example="application/json",
-    ),
 )
 _POSITION: Final = (
     HeaderDoc(
@@ -73,18 +68,36 @@ _POSITION: Final = (
 GET: Final = Operation(
     operation_id="get_message",
     tag=_READING,
-    summary="Read one message",
-    description="The body is the payload; with `Accept: application/json` it is the message in "
-    "JSON.",
+    summary="Read one message as its payload",
+    description="The body is the payload, and headers tell the rest. Those that begin with "
+    "`Msg-Header-` are the message's own: `<Name>` is sent as `Msg-Header-<Name>`, or as "
+    "`Msg-Header-<Name>*` in RFC 8187 form where its value is not printable ASCII. A request that "
+    "asks for `application/json` by name is answered as `get_message_json` is.",
     query=ReadQuery,
     answers={
         200: Answered(
-            description="The message.",
-            content={BYTES_TYPE: _BINARY, JSON_TYPE: Body(shape=Message, example=MESSAGE)},
+            description="The payload.",
+            content={BYTES_TYPE: _BINARY},
             headers=(*_MESSAGE_HEADERS, *_POSITION),
         )
     },
     errors=(errors.STREAM_NOT_FOUND, errors.MESSAGE_NOT_FOUND, errors.INVALID_FIELD),
+)
+GET_JSON: Final = Operation(
+    operation_id="get_message_json",
+    tag=_READING,
+    summary="Read one message as JSON",
+    description="The message with its subject, time and headers; a payload that is not UTF-8 text "
+    "stands in `data_base64`.",
+    query=ReadQuery,
+    answers={
+        200: Answered(
+            description="The message.",
+            content={JSON_TYPE: Body(shape=Message, example=MESSAGE)},
+            headers=_POSITION,
+        )
+    },
+    errors=GET.errors,
 )
 DELETE: Final = Operation(
     operation_id="delete_message",
@@ -130,7 +143,7 @@ RANGE: Final = Operation(
                     shape=MessageRange,
                     example={"messages": [MESSAGE], "next_seq": 43, "num_pending": 0},
                 ),
-                NDJSON_TYPE: Body(shape=Message),
+                NDJSON_TYPE: _LINES,
                 EVENTS_TYPE: Body(shape={"type": "string"}),
             },
             headers=(

@@ -2,11 +2,11 @@
 
 import functools
 import re
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from contrail_common import errors
+from contrail_common import errors, schema_marks
 from contrail_common.edge.json_body import check_nesting, malformed
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import (
@@ -29,6 +29,9 @@ HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|
 BAD_HEADER_VALUE: Final = re.compile(r"[\x00\r\n]")
 
 
+TimeToLive = Annotated[str | int | None, msgspec.Meta(extra_json_schema=schema_marks.TTL)]
+
+
 class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):
     """What the publisher expects of the stream; a message that finds it otherwise is refused."""
 
@@ -40,7 +43,7 @@ class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     headers: Headers | None = None
     msg_id: str | None = None
     expected: ExpectedJson | None = None
-    ttl: str | int | None = None
+    ttl: TimeToLive = None
     data: str | msgspec.UnsetType = msgspec.UNSET
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -54,7 +57,7 @@ class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     headers: Headers | None = None
     msg_id: str | None = None
     expected: ExpectedJson | None = None
-    ttl: str | int | None = None
+    ttl: TimeToLive = None
 
 
 Item = MessageItem | PackedMessageItem

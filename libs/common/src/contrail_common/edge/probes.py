@@ -101,6 +101,7 @@ _LIVEZ: Final = Operation(
     tag="service",
     summary="Liveness",
     description="Answers as long as the process runs; needs no token.",
+    needs_token=False,
     answers={
         200: Answered(
             description="Alive.",
@@ -115,6 +116,7 @@ _READYZ: Final = Operation(
     description="Whether the process serves everything; with `verbose` why it does not. "
     "Needs no token.",
     query=ReadinessQuery,
+    needs_token=False,
     answers={
         200: Answered(
             description="Ready.",

@@ -7,7 +7,8 @@ straight; the FastAPI route of the same declaration calls it too and documents i
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -38,10 +39,16 @@ DirectHandler = Callable[[Request, bytes, Reply], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """One form of a body: its schema (a struct type or a JSON Schema) and an example."""
+    """One form of a body: its schema (a struct, one of several, or JSON Schema) and an example."""
 
-    shape: type[msgspec.Struct] | Mapping[str, Any]
+    shape: type[msgspec.Struct] | UnionType | Mapping[str, Any]
     example: Any = None
+
+    def structs(self) -> tuple[type[msgspec.Struct], ...]:
+        """The structs that it may be; none where JSON Schema describes it."""
+        if isinstance(self.shape, Mapping):
+            return ()
+        return get_args(self.shape) if isinstance(self.shape, UnionType) else (self.shape,)
 
 
 Content = Mapping[str, Body]
@@ -68,7 +75,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What the OpenAPI document says of a route; ``errors`` are those beyond the common ones."""
+    """What the OpenAPI document says of a route; ``errors`` are those beyond the common ones.
+
+    A management route leaves ``query`` and ``body`` out where its endpoint declares them.
+    """
 
     operation_id: str
     tag: str
@@ -80,6 +90,7 @@ class Operation:
     body: Content = field(default_factory=dict)
     body_required: bool = True
     errors: tuple[ErrorSpec, ...] = ()
+    needs_token: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +142,6 @@ class Elsewhere(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Management:
-    """A service's management routes, and the structs that their documents refer to."""
-
-    router: "APIRouter"
-    shapes: tuple[type[msgspec.Struct], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Room:
     """What a service brings to the edge: its storage, data plane and management routes.
 
@@ -149,7 +152,7 @@ class Room:
 
     link: StorageLink
     routes: tuple[Route, ...]
-    management: Callable[[], Management] | None = None
+    management: Callable[[], "APIRouter"] | None = None
     sockets: tuple[SocketEndpoint, ...] = ()
     elsewhere: Elsewhere | None = None
 
