@@ -14,6 +14,8 @@ DURATION: Final[dict[str, Any]] = {"format": "go-duration"}
 """A duration: documented as the one schema ``Duration``, whatever else a field accepts."""
 TTL: Final[dict[str, Any]] = {"format": "ttl"}
 """A time to live: documented as the one schema ``TimeToLive``."""
+JSON: Final[dict[str, Any]] = {"format": "json"}
+"""Any JSON value: documented as an object, since Java's clients send null for one left out."""
 TIME: Final[dict[str, Any]] = {"format": "date-time"}
 UNAVAILABLE: Final[dict[str, Any]] = {"x-unavailable": True}
 """A field of JetStream's that only takes its default so far: left out of the document."""

@@ -19,16 +19,12 @@ from contrail_common.edge.messages import Message
 from contrail_common.edge.negotiation import (
     ARROW_TYPE,
     BYTES_TYPE,
-    EVENTS_TYPE,
     JSON_TYPE,
-    MSGPACK_TYPE,
-    NDJSON_TYPE,
 )
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 
 _READING: Final = "reading"
 _REPLAY: Final = "replay"
-_LINES: Final = Body(shape={"type": "string", "description": "A `Message` in each line."})
 _BINARY: Final = Body(shape={"type": "string", "format": "binary"})
 
 MESSAGE: Final[dict[str, Any]] = {
@@ -119,9 +115,11 @@ RANGE: Final = Operation(
     operation_id="read_messages",
     tag=_READING,
     summary="Read messages in order",
-    description="From a sequence or a time on. With `wait` a long poll: 204 when nothing came. As "
-    "NDJSON each line is a message. As `text/event-stream` the messages come as events without an "
-    "end (`limit`, `max_bytes` and `wait` then mean nothing): the `id` is the sequence, `data` the "
+    description="From a sequence or a time on. With `wait` a long poll: 204 when nothing came. "
+    "With `Accept: application/x-ndjson` each line of the answer is a message, and headers say "
+    "what continues. With `Accept: text/event-stream` the messages come as events "
+    "without an end (`limit`, `max_bytes` and `wait` then mean nothing): the `id` is the sequence, "
+    "`data` the "
     "message in JSON, and an event `gone` ends it when the stream is deleted or the server stops. "
     "A stream with several shards is read as one, by time and in the order of each shard; the "
     "position is then an opaque `cursor`, also as `id`, in place of `from_seq` and `next_seq`. "
@@ -143,8 +141,6 @@ RANGE: Final = Operation(
                     shape=MessageRange,
                     example={"messages": [MESSAGE], "next_seq": 43, "num_pending": 0},
                 ),
-                NDJSON_TYPE: _LINES,
-                EVENTS_TYPE: Body(shape={"type": "string"}),
             },
             headers=(
                 HeaderDoc(
@@ -286,7 +282,8 @@ REPLAY: Final = Operation(
     operation_id="replay",
     tag=_REPLAY,
     summary="Replay a closed range",
-    description="All messages of the range, in the form that is accepted. NDJSON and msgpack end "
+    description="All messages of the range, as an Arrow stream or in the form that is accepted: "
+    "`application/x-ndjson` or `application/vnd.msgpack`. NDJSON and msgpack end "
     'with `{"end":true,"messages":n}`, Arrow with its end-of-stream mark: a body without it was '
     "cut.",
     query=ReplayQuery,
@@ -295,8 +292,6 @@ REPLAY: Final = Operation(
             description="The messages.",
             content={
                 ARROW_TYPE: _BINARY,
-                NDJSON_TYPE: Body(shape={"type": "string"}),
-                MSGPACK_TYPE: _BINARY,
             },
         )
     },

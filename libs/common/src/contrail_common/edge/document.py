@@ -253,11 +253,11 @@ def _problem_responses(operations: Iterable[Operation]) -> dict[str, Any]:
 
 def _structs(operations: Iterable[Operation]) -> dict[str, Any]:
     """The schemas of the structs in bodies and answers of ``operations``, and Problem's."""
-    kinds: set[type[msgspec.Struct]] = {Problem}
+    shapes: list[Any] = [Problem]
     for operation in operations:
         for content in (operation.body, *(each.content for each in operation.answers.values())):
-            for body in content.values():
-                kinds.update(body.structs())
+            shapes += [body.shape for body in content.values()]
+    kinds = {shape for shape in shapes if isinstance(shape, type)}
     by_name = sorted(kinds, key=lambda kind: kind.__name__)
     _, structs = msgspec.json.schema_components(by_name, ref_template=REF)
     return structs
@@ -295,11 +295,10 @@ def _content(content: Content) -> dict[str, Any]:
 
 
 def _media(body: Body) -> dict[str, Any]:
-    kinds = [{"$ref": REF.format(name=kind.__name__)} for kind in body.structs()]
-    if isinstance(body.shape, Mapping):
-        schema = generic(body.shape)
+    if isinstance(body.shape, type):
+        schema = {"$ref": REF.format(name=body.shape.__name__)}
     else:
-        schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        schema = generic(body.shape)
     return {"schema": schema, **({} if body.example is None else {"example": body.example})}
 
 

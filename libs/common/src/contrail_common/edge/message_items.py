@@ -29,6 +29,7 @@ HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|
 BAD_HEADER_VALUE: Final = re.compile(r"[\x00\r\n]")
 
 
+JsonValue = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=schema_marks.JSON)]
 TimeToLive = Annotated[str | int | None, msgspec.Meta(extra_json_schema=schema_marks.TTL)]
 
 
@@ -46,7 +47,7 @@ class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     ttl: TimeToLive = None
     data: str | msgspec.UnsetType = msgspec.UNSET
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
-    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    json: JsonValue | msgspec.UnsetType = msgspec.UNSET
 
 
 class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):

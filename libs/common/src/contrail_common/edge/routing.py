@@ -7,8 +7,7 @@ straight; the FastAPI route of the same declaration calls it too and documents i
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -39,16 +38,10 @@ DirectHandler = Callable[[Request, bytes, Reply], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """One form of a body: its schema (a struct, one of several, or JSON Schema) and an example."""
+    """One form of a body: its schema (a struct type or a JSON Schema) and an example."""
 
-    shape: type[msgspec.Struct] | UnionType | Mapping[str, Any]
+    shape: type[msgspec.Struct] | Mapping[str, Any]
     example: Any = None
-
-    def structs(self) -> tuple[type[msgspec.Struct], ...]:
-        """The structs that it may be; none where JSON Schema describes it."""
-        if isinstance(self.shape, Mapping):
-            return ()
-        return get_args(self.shape) if isinstance(self.shape, UnionType) else (self.shape,)
 
 
 Content = Mapping[str, Body]

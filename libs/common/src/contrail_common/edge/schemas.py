@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, get_args
 
 from contrail_common import model, schema_marks
-from contrail_common.timeunits import INT64_MAX, format_duration
+from contrail_common.timeunits import INT64_MAX
 
 Schema = Mapping[str, Any]
 
@@ -21,6 +21,7 @@ _DURATION: Final[Schema] = {
     "type": "string",
     "description": "A duration: numbers with units of ns, us, ms, s, m, h and d (24 hours). "
     "In an answer it is one integer with the largest unit that divides it.",
+    "default": "0s",  # beside a reference to a string, generators write defaults without quotes
     "maxLength": 64,
     "pattern": r"^[-+]?(0|([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h|d))+)$",
     "examples": ["90s", "1h30m", "7d"],
@@ -29,6 +30,10 @@ _TIME_TO_LIVE: Final[Schema] = {
     "type": "string",
     "description": "How long a message lives: seconds, a duration of at least 1s, or `never`.",
     "examples": ["90s", "3600", "never"],
+}
+_JSON_VALUE: Final[Schema] = {
+    "type": "object",
+    "description": "A JSON value, stored as compact JSON. Any other than an object is taken, too.",
 }
 _ENUMS: Final[Mapping[str, tuple[str, ...]]] = {
     "AckKind": get_args(model.AckKind),
@@ -49,12 +54,14 @@ _ENUMS: Final[Mapping[str, tuple[str, ...]]] = {
 _FORMAT_NAMES: Final = {
     schema_marks.DURATION["format"]: "Duration",
     schema_marks.TTL["format"]: "TimeToLive",
+    schema_marks.JSON["format"]: "JsonValue",
 }
 _ENUM_NAMES: Final = {frozenset(values): name for name, values in _ENUMS.items()}
 
 NAMED: Final[Mapping[str, Schema]] = {
     "Duration": _DURATION,
     "TimeToLive": _TIME_TO_LIVE,
+    "JsonValue": _JSON_VALUE,
     **{name: {"type": "string", "enum": list(values)} for name, values in _ENUMS.items()},
 }
 """Schemas that :func:`generic` refers to by name, wherever they were described in place."""
@@ -165,8 +172,8 @@ def _reference(name: str, schema: Schema) -> dict[str, Any]:
     """A reference to ``name`` in the place of ``schema``, which may also take null."""
     reference = {"$ref": REF.format(name=name)}
     beside = {key: schema[key] for key in _KEPT_BESIDE_REF if key in schema}
-    if isinstance(beside.get("default"), int):
-        beside["default"] = format_duration(beside["default"])
+    if "default" in NAMED[name]:
+        assert beside.pop("default", 0) in (0, ""), "a default of its own is none of the schema's"
     if {"type": "null"} in schema.get("anyOf", ()):
         return {"anyOf": [reference, {"type": "null"}], **beside}
     return {**reference, **beside}
