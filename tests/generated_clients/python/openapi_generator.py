@@ -24,8 +24,7 @@ PAYLOADS = (b"first", b"\x00\xff\x01", b"third")
 FAR = 3_000_000_000
 
 
-def main(url: str, stream: str) -> dict[str, Any]:
-    client = ApiClient(Configuration(host=url))
+def scenario(client: ApiClient, stream: str) -> dict[str, Any]:
     streams, publishing, reading = StreamsApi(client), PublishingApi(client), ReadingApi(client)
     consumers, delivery = ConsumersApi(client), DeliveryApi(client)
 
@@ -68,4 +67,5 @@ def main(url: str, stream: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    with ApiClient(Configuration(host=sys.argv[1])) as opened:
+        print(json.dumps(scenario(opened, sys.argv[2])))

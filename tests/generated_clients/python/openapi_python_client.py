@@ -25,8 +25,7 @@ PAYLOADS = (b"first", b"\x00\xff\x01", b"third")
 FAR = 3_000_000_000
 
 
-def main(url: str, stream: str) -> dict[str, Any]:
-    client = Client(base_url=url)
+def scenario(client: Client, stream: str) -> dict[str, Any]:
     config = StreamConfigBody(name=stream, subjects=[f"{stream}.>"], max_age="1h")
     create_stream.sync(client=client, body=config)
     subject = f"{stream}.a"
@@ -65,4 +64,5 @@ def main(url: str, stream: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    with Client(base_url=sys.argv[1]) as opened:
+        print(json.dumps(scenario(opened, sys.argv[2])))
