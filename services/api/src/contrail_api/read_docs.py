@@ -65,8 +65,9 @@ GET: Final = Operation(
     operation_id="get_message",
     tag=_READING,
     summary="Read one message as its payload",
-    description="The body is the payload, and headers tell the rest. Those that begin with "
-    "`Msg-Header-` are the message's own: `<Name>` is sent as `Msg-Header-<Name>`, or as "
+    description="The body is the payload, of the type it was published with, and headers "
+    "tell the rest. Those that begin with `Msg-Header-` are the message's own: `<Name>` is sent "
+    "as `Msg-Header-<Name>`, or as "
     "`Msg-Header-<Name>*` in RFC 8187 form where its value is not printable ASCII. A request that "
     "asks for `application/json` by name is answered as `get_message_json` is.",
     query=ReadQuery,
