@@ -85,10 +85,13 @@ secrets/%.txt:
 	@chmod 444 $@
 
 # One resolution serves every supported Python and platform: no package of the list depends on either.
-lock: ## resolve requirements.in anew (needs uv)
-	uv pip compile --quiet --no-config --upgrade --generate-hashes \
-		--python-version 3.11 --python-platform linux --no-emit-index-url --no-emit-find-links \
-		--custom-compile-command "make lock" requirements.in --output-file requirements.lock
+lock: ## resolve requirements.in anew, and that of the generators (needs uv)
+	for folder in . tests/generated_clients/python; do \
+		uv pip compile --quiet --no-config --upgrade --generate-hashes \
+			--python-version 3.11 --python-platform linux --no-emit-index-url --no-emit-find-links \
+			--custom-compile-command "make lock" $$folder/requirements.in \
+			--output-file $$folder/requirements.lock || exit; \
+	done
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

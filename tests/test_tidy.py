@@ -13,6 +13,7 @@ BY_PATH = {file.path: file for file in FILES}
 PYTHON = [file for file in FILES if file.is_python]
 MODULES = [file for file in PYTHON if file.module]
 DOCUMENTS = [file for file in FILES if file.path.endswith(".md")]
+LOCKS = [file for file in FILES if file.path.endswith("requirements.lock")]
 # The Apache License names example addresses and has its own layout.
 OWN_TEXT = [file for file in FILES if file.path != "LICENSE"]
 
@@ -35,7 +36,7 @@ Check = Callable[[File], list[str]]
         pytest.param(text.machine_paths, OWN_TEXT, id="no path of one machine"),
         pytest.param(text.registry_addresses, OWN_TEXT, id="no address of a registry"),
         pytest.param(text.unfinished, OWN_TEXT, id="nothing is left for later"),
-        pytest.param(text.unpinned, [BY_PATH["requirements.lock"]], id="the lock is complete"),
+        pytest.param(text.unpinned, LOCKS, id="the locks are complete"),
     ],
 )
 def test_repository_keeps_rule(check: Check, files: list[File]) -> None:

@@ -34,6 +34,17 @@ def test_raw_read_has_the_content_type_of_the_publish_and_cannot_run_as_a_page(
     assert answer.headers["content-security-policy"] == "sandbox"
 
 
+def test_json_read_has_a_path_of_its_own_whatever_is_accepted(stream: Stream) -> None:
+    stream.publish(b"\x00\xff", Msg_Header_A="1")
+    asked = stream.client.get(f"{stream.path}/messages/1", headers=JSON)
+    for accept in ("application/octet-stream", "*/*"):
+        answer = stream.client.get(f"{stream.path}/messages/1/json", headers={"accept": accept})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json() == asked.json()
+    assert_problem(stream.client.get(f"{stream.path}/messages/2/json"), 404, 10037)
+    assert_problem(stream.client.get(f"{stream.path}/messages/x/json"), 422)
+
+
 def test_json_read_has_the_message(stream: Stream) -> None:
     stream.publish(b"hi", Msg_Header_A="1")
     message = stream.client.get(f"{stream.path}/messages/1", headers=JSON).json()

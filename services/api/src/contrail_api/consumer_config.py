@@ -5,12 +5,29 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from pydantic import ConfigDict, Field
 
-from contrail_api.fields import DurationNs, Int64, Metadata, RequestModel, TimeNs
+from contrail_api.fields import (
+    DurationNs,
+    Int64,
+    Metadata,
+    Name,
+    RequestModel,
+    TimeNs,
+    Unavailable,
+    unavailable_fields,
+)
 from contrail_api.stream_config import stands_at_default, unavailable
 from contrail_common import errors
+from contrail_common import schema_marks as marks
 from contrail_common.config_rules import ConsumerDraft
 from contrail_common.edge.problems import invalid_field
-from contrail_common.model import ConsumerConfig, ConsumerInfo, SequencePair
+from contrail_common.model import (
+    AckPolicy,
+    ConsumerConfig,
+    ConsumerInfo,
+    DeliverPolicy,
+    SequencePair,
+)
+from contrail_common.schema_marks import DurationText, TimeText
 from contrail_common.timeunits import format_duration, format_time
 
 
@@ -24,7 +41,7 @@ class ConsumerConfigBody(RequestModel):
         },
     )
 
-    name: str = Field(default="", description="Name; on a PUT the path gives it.")
+    name: Name = Field(default="", description="Name; on a PUT the path gives it.")
     durable_name: str | None = Field(
         default=None,
         description="The name again, as JetStream's; an explicit null makes an ephemeral consumer.",
@@ -44,9 +61,9 @@ class ConsumerConfigBody(RequestModel):
     backoff: list[DurationNs] = Field(default_factory=list)
     filter_subject: str | None = None
     filter_subjects: list[str] = Field(default_factory=list)
-    replay_policy: Literal["instant", "original"] = "instant"
-    rate_limit_bps: Int64 = 0
-    sample_freq: str = ""
+    replay_policy: Unavailable[Literal["instant", "original"]] = "instant"
+    rate_limit_bps: Unavailable[Int64] = 0
+    sample_freq: Unavailable[str] = ""
     max_waiting: Int64 = Field(default=0, description="0 is the default: 512.")
     max_ack_pending: Int64 = Field(default=0, description="0 is the stream's default, or 1000.")
     headers_only: bool = False
@@ -62,13 +79,15 @@ class ConsumerConfigBody(RequestModel):
         description="Kept and shown for JetStream's clients; a consumer is stored where its "
         "stream is. Cannot be changed.",
     )
-    pause_until: TimeNs | None = None
-    priority_groups: list[str] | None = None
-    priority_policy: Literal["none", "overflow", "pinned_client", "prioritized"] = "none"
+    pause_until: Unavailable[TimeNs | None] = None
+    priority_groups: Unavailable[list[str] | None] = None
+    priority_policy: Unavailable[Literal["none", "overflow", "pinned_client", "prioritized"]] = (
+        "none"
+    )
     metadata: Metadata = Field(default_factory=dict)
-    dead_letter: dict[str, Any] | None = None
-    ordered_by: str | Int64 | None = None
-    replay_speed: str | Int64 | None = None
+    dead_letter: Unavailable[dict[str, Any] | None] = None
+    ordered_by: Unavailable[str | Int64 | None] = None
+    replay_speed: Unavailable[str | Int64 | None] = None
 
 
 _DRAFT_KEYS: Final = {
@@ -83,18 +102,7 @@ _DRAFT_KEYS: Final = {
     "max_expires": "max_expires_ns",
     "inactive_threshold": "inactive_threshold_ns",
 }
-_ONLY_DEFAULT: Final = (
-    "replay_policy",
-    "rate_limit_bps",
-    "sample_freq",
-    "pause_until",
-    "priority_groups",
-    "priority_policy",
-    "dead_letter",
-    "ordered_by",
-    "replay_speed",
-)
-"""Fields that may only stand at their default here."""
+_ONLY_DEFAULT: Final = unavailable_fields(ConsumerConfigBody)
 
 
 def consumer_draft(body: ConsumerConfigBody, *, durable: bool) -> ConsumerDraft:
@@ -133,34 +141,34 @@ class ConsumerConfigJson(msgspec.Struct, kw_only=True):
     name: str
     durable_name: str | None
     description: str
-    deliver_policy: str
+    deliver_policy: DeliverPolicy
     opt_start_seq: int
-    opt_start_time: str | None
-    ack_policy: str
-    ack_wait: str
+    opt_start_time: TimeText | None
+    ack_policy: AckPolicy
+    ack_wait: DurationText
     max_deliver: int
-    backoff: list[str]
+    backoff: list[DurationText]
     filter_subject: str | None
     filter_subjects: tuple[str, ...]
-    replay_policy: str
-    rate_limit_bps: int
-    sample_freq: str
+    replay_policy: marks.Unavailable[str]
+    rate_limit_bps: marks.Unavailable[int]
+    sample_freq: marks.Unavailable[str]
     max_waiting: int
     max_ack_pending: int
     headers_only: bool
     max_batch: int
-    max_expires: str
+    max_expires: DurationText
     max_bytes: int
-    inactive_threshold: str
+    inactive_threshold: DurationText
     num_replicas: int
     mem_storage: bool
-    pause_until: str | None
-    priority_groups: list[str]
-    priority_policy: str
+    pause_until: marks.Unavailable[str | None]
+    priority_groups: marks.Unavailable[list[str]]
+    priority_policy: marks.Unavailable[str]
     metadata: dict[str, str]
-    dead_letter: dict[str, Any] | None
-    ordered_by: str | int | None
-    replay_speed: str | int | None
+    dead_letter: marks.Unavailable[dict[str, Any] | None]
+    ordered_by: marks.Unavailable[str | int | None]
+    replay_speed: marks.Unavailable[str | int | None]
 
 
 class SequencePairJson(msgspec.Struct):
@@ -168,7 +176,7 @@ class SequencePairJson(msgspec.Struct):
 
     consumer_seq: int
     stream_seq: int
-    last_active: str | None
+    last_active: TimeText | None
 
 
 class ConsumerShardJson(msgspec.Struct, kw_only=True):
@@ -192,7 +200,7 @@ class ConsumerInfoJson(msgspec.Struct, kw_only=True):
 
     stream: str
     name: str
-    created: str
+    created: TimeText
     config: ConsumerConfigJson
     delivered: SequencePairJson
     ack_floor: SequencePairJson
@@ -201,7 +209,7 @@ class ConsumerInfoJson(msgspec.Struct, kw_only=True):
     num_waiting: int
     num_pending: int
     push_bound: bool
-    paused: bool
+    paused: marks.Unavailable[bool]
     shards: list[ConsumerShardJson] | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from contrail_api.consumer_config import ConsumerInfoJson, ConsumerPage, info_json
-from contrail_api.stream_docs import ETAG, LOCATION
+from contrail_api.stream_docs import ETAG, IF_MATCH, IF_NONE_MATCH, LOCATION, PATCH_BODY
 from contrail_common import errors, model
 from contrail_common.edge.document import BODY_ERRORS
 from contrail_common.edge.routing import Answered, Body, Operation
@@ -99,6 +99,7 @@ PUT: Final = Operation(
     summary="Create or replace a durable consumer's configuration",
     description="An omitted field takes its default. `If-None-Match: *` only creates, `If-Match` "
     "only replaces the version it names.",
+    headers=(IF_MATCH, IF_NONE_MATCH),
     answers={200: _FOUND, 201: _CREATED},
     errors=_UPDATE_ERRORS,
 )
@@ -107,6 +108,8 @@ PATCH: Final = Operation(
     tag=_TAG,
     summary="Change fields of a consumer's configuration",
     description="A JSON merge patch over the configuration.",
+    headers=(IF_MATCH,),
+    body=PATCH_BODY,
     answers={200: _FOUND},
     errors=(*_UPDATE_ERRORS, errors.CONSUMER_NOT_FOUND),
 )
@@ -123,7 +126,7 @@ DELETE: Final = Operation(
     tag=_TAG,
     summary="Delete a consumer",
     description="Pulls that wait on it end with 410.",
+    headers=(IF_MATCH,),
     answers={204: Answered(description="It is gone.")},
     errors=(*_LOOKUP_ERRORS, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
 )
-SHAPES: Final = (ConsumerInfoJson, ConsumerPage)

@@ -30,7 +30,6 @@ class ErasureJson(msgspec.Struct):
     replicas: list[ReplicaErasureJson]
 
 
-SHAPES: Final = (ErasureJson, ReplicaErasureJson)
 _TAG: Final = "streams"
 _ID: Final = "9f86d081884c7d659a2feaa0c55ad015"
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from contrail_api import erasure_docs as docs
 from contrail_api.erasure_docs import ErasureJson, ReplicaErasureJson
 from contrail_api.fields import Int64, RequestModel
-from contrail_common import errors
+from contrail_common import errors, schema_marks
 from contrail_common.edge.declared import KitResponse, StreamName, answer, manage
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import duration_parameter, filter_parameter
@@ -18,7 +18,13 @@ from contrail_common.edge.responses import Header, Response, json_response
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.link import ERASE_SEQS_MAX, ErasureReceipt, StorageLink
 
-Wait = Annotated[str, Query(description="Wait so long until it is done, at most 60s.")]
+Wait = Annotated[
+    str,
+    Query(
+        description="Wait so long until it is done, at most 60s.",
+        json_schema_extra=schema_marks.DURATION,
+    ),
+]
 
 
 class EraseBody(RequestModel):

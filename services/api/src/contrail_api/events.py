@@ -23,6 +23,7 @@ from contrail_common.errors import ApiError
 from contrail_common.link import EventsRequest, EventsResult, StorageLink
 from contrail_common.model import Advisory, AdvisoryAction, AdvisoryType
 from contrail_common.names import name_problem
+from contrail_common.schema_marks import TimeText
 from contrail_common.timeunits import format_time
 
 LISTENERS_MAX: Final = 128
@@ -56,9 +57,9 @@ class EventJson(msgspec.Struct, kw_only=True):
     listener has lost, absent when nobody knows.
     """
 
-    type: AdvisoryType | Literal["lost"]
+    type: Literal[AdvisoryType, "lost"]
     id: str
-    timestamp: str
+    timestamp: TimeText
     stream: str | msgspec.UnsetType = msgspec.UNSET
     consumer: str | msgspec.UnsetType = msgspec.UNSET
     action: AdvisoryAction | msgspec.UnsetType = msgspec.UNSET

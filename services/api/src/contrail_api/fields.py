@@ -1,10 +1,13 @@
 """Types of fields that several request bodies share."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from contrail_common import schema_marks
 from contrail_common.timeunits import INT64_MAX, parse_duration, parse_time
+
+_T = TypeVar("_T")
 
 
 class RequestModel(BaseModel):
@@ -29,18 +32,33 @@ def _flag(value: object) -> object:
     return True if value == "" else value
 
 
-DURATION_SCHEMA: Final[dict[str, Any]] = {
-    "anyOf": [{"type": "string", "examples": ["90s", "1h30m"]}, {"type": "integer"}],
-    "description": "A duration: a Go-style string, or integer nanoseconds.",
-}
+def _without_default(schema: dict[str, Any]) -> None:
+    del schema["default"]
 
+
+Unavailable = Annotated[_T, Field(json_schema_extra=schema_marks.UNAVAILABLE)]
+"""A field of JetStream's that may only stand at its default here; the document leaves it out."""
+Name = Annotated[str, Field(json_schema_extra=_without_default)]
+"""A name that is empty when it is omitted, but must not be empty when it is given."""
 Flag = Annotated[bool, BeforeValidator(_flag)]
 """A query parameter that means true when it has no value, as in all other queries."""
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
-DurationNs = Annotated[int, BeforeValidator(_duration_ns), WithJsonSchema(DURATION_SCHEMA)]
-TimeNs = Annotated[
+DurationNs = Annotated[
     int,
-    BeforeValidator(_time_ns),
-    WithJsonSchema({"type": "string", "format": "date-time"}),
+    BeforeValidator(_duration_ns),
+    WithJsonSchema({"type": "string", **schema_marks.DURATION}),
+]
+"""Integers are nanoseconds; the document shows strings alone, which every client can write."""
+TimeNs = Annotated[
+    int, BeforeValidator(_time_ns), WithJsonSchema({"type": "string", **schema_marks.TIME})
 ]
 Metadata = dict[str, str]
+
+
+def unavailable_fields(model: type[BaseModel]) -> tuple[str, ...]:
+    """The names of the fields that may only stand at their default."""
+    return tuple(
+        name
+        for name, field in model.model_fields.items()
+        if field.json_schema_extra == schema_marks.UNAVAILABLE
+    )

@@ -1,25 +1,19 @@
 """The api's management routes, imported when they are needed: they bring FastAPI and pydantic."""
 
-from contrail_api import consumer_docs, erasure_docs, publish_docs, stream_docs
+from fastapi import APIRouter
+
 from contrail_api.consumers import ConsumerRoutes
 from contrail_api.erasures import ErasureRoutes
 from contrail_api.streams import StreamRoutes
 from contrail_common.edge.declared import management_router
-from contrail_common.edge.routing import Management
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.link import StorageLink
 
 
-def management(link: StorageLink, settings: EdgeSettings) -> Management:
+def management(link: StorageLink, settings: EdgeSettings) -> APIRouter:
     """Streams, consumers and erasures, over a storage link."""
     router = management_router()
     StreamRoutes(link, settings).add_to(router)
     ConsumerRoutes(link).add_to(router)
     ErasureRoutes(link).add_to(router)
-    shapes = (
-        *stream_docs.SHAPES,
-        *consumer_docs.SHAPES,
-        *publish_docs.SHAPES,
-        *erasure_docs.SHAPES,
-    )
-    return Management(router, shapes)
+    return router

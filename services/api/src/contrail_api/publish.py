@@ -1,7 +1,7 @@
 """Publishing one message: the request body is the payload."""
 
 import contextlib
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -26,7 +26,13 @@ _BY_SUBJECT: Final = ""
 class PublishQuery(msgspec.Struct):
     """Parameters of a single publish."""
 
-    ack: str = ""
+    ack: Annotated[
+        str,
+        msgspec.Meta(
+            description="`none`: answer at once, before the message is stored.",
+            extra_json_schema={"enum": ["none"]},
+        ),
+    ] = ""
 
 
 class PublishAckJson(msgspec.Struct):

@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from contrail_api.atomic import AtomicAck
+import msgspec
+
 from contrail_api.batch import BatchQuery, JsonBatch
-from contrail_api.batch_results import BatchResults
+from contrail_api.batch_results import BatchResult, BatchResults
 from contrail_api.publish import PublishAckJson, PublishQuery
 from contrail_common import errors
 from contrail_common.edge.document import BODY_ERRORS
-from contrail_common.edge.message_items import MessageItem
-from contrail_common.edge.negotiation import BYTES_TYPE, JSON_TYPE, MSGPACK_TYPE, NDJSON_TYPE
+from contrail_common.edge.negotiation import BYTES_TYPE, JSON_TYPE
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 
 _TAG: Final = "publishing"
@@ -63,12 +63,6 @@ _MESSAGE_HEADERS: Final = (
         example="90s",
     ),
     HeaderDoc(
-        name="Msg-Header-Name",
-        description="Any message header: `Msg-Header-<Name>`, or `Msg-Header-<Name>*` in RFC 8187 "
-        "form.",
-        example="application/json",
-    ),
-    HeaderDoc(
         name="traceparent",
         description="W3C trace context, stored with the message.",
         example="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -107,7 +101,9 @@ PUBLISH: Final = Operation(
     summary="Publish one message",
     description="The body is the payload, of any content type. The message goes to the stream that "
     "captures the subject and is durable when the answer comes. With `ack=none` the answer comes "
-    "at once and promises nothing.",
+    "at once and promises nothing. Request headers that begin with `Msg-Header-` are stored with "
+    "the message, `Msg-Header-<Name>` as `<Name>`; with `*` at the end the value is in RFC 8187 "
+    "form.",
     query=PublishQuery,
     headers=_MESSAGE_HEADERS,
     body={BYTES_TYPE: Body(shape={"type": "string", "format": "binary"})},
@@ -159,18 +155,33 @@ _RESULTS: Final = {
         },
     ]
 }
-SHAPES: Final = (BatchResults, AtomicAck)
-"""What the batch operation refers to by name: which of them answers, the query decides."""
+
+
+class BatchAck(msgspec.Struct):
+    """What was stored: ``results`` in order, or of an atomic batch all the other fields.
+
+    ``shard`` is that of a stream that has several.
+    """
+
+    results: list[BatchResult] | msgspec.UnsetType = msgspec.UNSET
+    stream: str | msgspec.UnsetType = msgspec.UNSET
+    first_seq: int | msgspec.UnsetType = msgspec.UNSET
+    last_seq: int | msgspec.UnsetType = msgspec.UNSET
+    count: int | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
+
 
 BATCH: Final = Operation(
     operation_id="publish_batch",
     tag=_TAG,
     summary="Publish many messages",
     description="Each message is stored or refused for itself; the results are in order. At most "
-    "10,000 messages or 16 MiB. NDJSON bodies are consumed as a stream and, when NDJSON is "
-    "accepted, acked line by line. The msgpack form is "
-    "`[1, [[subject, headers or nil, payload], ...]]`. With `atomic=true` all are stored, as one "
-    "run of sequences, or none: at most 1,000 messages and 2 MiB, for streams with `allow_atomic`.",
+    "10,000 messages or 16 MiB. With `atomic=true` all are stored, as one run of sequences, or "
+    "none: at most 1,000 messages and 2 MiB, for streams with `allow_atomic`. Two more forms of "
+    "the body are taken by their Content-Type. `application/x-ndjson` has a message in each line "
+    "and is consumed as a stream; with `Accept: application/x-ndjson` the results stream back "
+    "line by line, as 200 where the first of them are sent before the last are known. "
+    "`application/vnd.msgpack` is `[1, [[subject, headers or nil, payload], ...]]`.",
     query=BatchQuery,
     body={
         JSON_TYPE: Body(
@@ -182,41 +193,20 @@ BATCH: Final = Operation(
                 ]
             },
         ),
-        NDJSON_TYPE: Body(
-            shape=MessageItem, example='{"subject":"orders.eu.created","json":{"id":1017}}\n'
-        ),
-        MSGPACK_TYPE: Body(shape={"type": "string", "format": "binary"}),
     },
     answers={
         201: Answered(
             description="All were stored; of an atomic batch, the range of its sequences.",
             content={
                 JSON_TYPE: Body(
-                    shape={
-                        "anyOf": [
-                            {"$ref": "#/components/schemas/BatchResults"},
-                            {"$ref": "#/components/schemas/AtomicAck"},
-                        ]
-                    },
-                    example={"results": [{"seq": 43, "duplicate": False}]},
-                ),
-                NDJSON_TYPE: Body(
-                    shape={"type": "string"}, example='{"seq":43,"duplicate":false}\n'
-                ),
+                    shape=BatchAck, example={"results": [{"seq": 43, "duplicate": False}]}
+                )
             },
             headers=(DURABILITY,),
         ),
         207: Answered(
             description="Some were refused, or their outcome is unknown.",
-            content={
-                JSON_TYPE: Body(shape=BatchResults, example=_RESULTS),
-                NDJSON_TYPE: Body(shape={"type": "string"}),
-            },
-            headers=(DURABILITY,),
-        ),
-        200: Answered(
-            description="Acks as they come; each line speaks for itself.",
-            content={NDJSON_TYPE: Body(shape={"type": "string"})},
+            content={JSON_TYPE: Body(shape=BatchResults, example=_RESULTS)},
             headers=(DURABILITY,),
         ),
     },

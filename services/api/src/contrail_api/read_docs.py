@@ -19,10 +19,7 @@ from contrail_common.edge.messages import Message
 from contrail_common.edge.negotiation import (
     ARROW_TYPE,
     BYTES_TYPE,
-    EVENTS_TYPE,
     JSON_TYPE,
-    MSGPACK_TYPE,
-    NDJSON_TYPE,
 )
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 
@@ -50,12 +47,6 @@ _MESSAGE_HEADERS: Final = (
     HeaderDoc(
         name="Contrail-Shard", description="The shard, where there are several.", example="3"
     ),
-    HeaderDoc(
-        name="Msg-Header-Name",
-        description="A header of the message; `Msg-Header-<Name>*` in RFC 8187 form where it is "
-        "not plain ASCII.",
-        example="application/json",
-    ),
 )
 _POSITION: Final = (
     HeaderDoc(
@@ -73,18 +64,37 @@ _POSITION: Final = (
 GET: Final = Operation(
     operation_id="get_message",
     tag=_READING,
-    summary="Read one message",
-    description="The body is the payload; with `Accept: application/json` it is the message in "
-    "JSON.",
+    summary="Read one message as its payload",
+    description="The body is the payload, of the type it was published with, and headers "
+    "tell the rest. Those that begin with `Msg-Header-` are the message's own: `<Name>` is sent "
+    "as `Msg-Header-<Name>`, or as "
+    "`Msg-Header-<Name>*` in RFC 8187 form where its value is not printable ASCII. A request that "
+    "asks for `application/json` by name is answered as `get_message_json` is.",
     query=ReadQuery,
     answers={
         200: Answered(
-            description="The message.",
-            content={BYTES_TYPE: _BINARY, JSON_TYPE: Body(shape=Message, example=MESSAGE)},
+            description="The payload.",
+            content={BYTES_TYPE: _BINARY},
             headers=(*_MESSAGE_HEADERS, *_POSITION),
         )
     },
     errors=(errors.STREAM_NOT_FOUND, errors.MESSAGE_NOT_FOUND, errors.INVALID_FIELD),
+)
+GET_JSON: Final = Operation(
+    operation_id="get_message_json",
+    tag=_READING,
+    summary="Read one message as JSON",
+    description="The message with its subject, time and headers; a payload that is not UTF-8 text "
+    "stands in `data_base64`.",
+    query=ReadQuery,
+    answers={
+        200: Answered(
+            description="The message.",
+            content={JSON_TYPE: Body(shape=Message, example=MESSAGE)},
+            headers=_POSITION,
+        )
+    },
+    errors=GET.errors,
 )
 DELETE: Final = Operation(
     operation_id="delete_message",
@@ -106,9 +116,11 @@ RANGE: Final = Operation(
     operation_id="read_messages",
     tag=_READING,
     summary="Read messages in order",
-    description="From a sequence or a time on. With `wait` a long poll: 204 when nothing came. As "
-    "NDJSON each line is a message. As `text/event-stream` the messages come as events without an "
-    "end (`limit`, `max_bytes` and `wait` then mean nothing): the `id` is the sequence, `data` the "
+    description="From a sequence or a time on. With `wait` a long poll: 204 when nothing came. "
+    "With `Accept: application/x-ndjson` each line of the answer is a message, and headers say "
+    "what continues. With `Accept: text/event-stream` the messages come as events "
+    "without an end (`limit`, `max_bytes` and `wait` then mean nothing): the `id` is the sequence, "
+    "`data` the "
     "message in JSON, and an event `gone` ends it when the stream is deleted or the server stops. "
     "A stream with several shards is read as one, by time and in the order of each shard; the "
     "position is then an opaque `cursor`, also as `id`, in place of `from_seq` and `next_seq`. "
@@ -130,8 +142,6 @@ RANGE: Final = Operation(
                     shape=MessageRange,
                     example={"messages": [MESSAGE], "next_seq": 43, "num_pending": 0},
                 ),
-                NDJSON_TYPE: Body(shape=Message),
-                EVENTS_TYPE: Body(shape={"type": "string"}),
             },
             headers=(
                 HeaderDoc(
@@ -273,7 +283,8 @@ REPLAY: Final = Operation(
     operation_id="replay",
     tag=_REPLAY,
     summary="Replay a closed range",
-    description="All messages of the range, in the form that is accepted. NDJSON and msgpack end "
+    description="All messages of the range, as an Arrow stream or in the form that is accepted: "
+    "`application/x-ndjson` or `application/vnd.msgpack`. NDJSON and msgpack end "
     'with `{"end":true,"messages":n}`, Arrow with its end-of-stream mark: a body without it was '
     "cut.",
     query=ReplayQuery,
@@ -282,8 +293,6 @@ REPLAY: Final = Operation(
             description="The messages.",
             content={
                 ARROW_TYPE: _BINARY,
-                NDJSON_TYPE: Body(shape={"type": "string"}),
-                MSGPACK_TYPE: _BINARY,
             },
         )
     },

@@ -6,7 +6,7 @@ import msgspec
 
 from contrail_api.message_headers import payload_type, to_response
 from contrail_api.tail import Tail
-from contrail_common import errors
+from contrail_common import errors, schema_marks
 from contrail_common.edge.messages import Message, message_json, messages_json, payload_form
 from contrail_common.edge.negotiation import (
     EVENTS_TYPE,
@@ -25,6 +25,7 @@ from contrail_common.edge.query import (
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Answer, Header, Response, json_response, no_content
 from contrail_common.link import LastRequest, RangeRequest, RangeResult, StorageLink
+from contrail_common.model import StoredMessage
 from contrail_common.timeunits import INT64_MAX
 
 RANGE_LIMIT_MAX: Final = 10_000
@@ -36,12 +37,19 @@ _INERT: Final = [
 ]
 _SEQ_DIGITS_MAX: Final = 19
 
-Payload = Annotated[str, msgspec.Meta(description="`base64` shows every payload as data_base64.")]
+Payload = Annotated[
+    str,
+    msgspec.Meta(
+        description="`base64` shows every payload as data_base64.",
+        extra_json_schema={"enum": ["auto", "base64"]},
+    ),
+]
 Consistency = Annotated[
     str,
     msgspec.Meta(
         description="Which replica may answer: `leader` (default), or `any`, which says how far it "
-        "is in `Nats-Last-Sequence` and `Contrail-Applied-Index`."
+        "is in `Nats-Last-Sequence` and `Contrail-Applied-Index`.",
+        extra_json_schema={"enum": ["leader", "any"]},
     ),
 ]
 Shard = Annotated[
@@ -65,7 +73,11 @@ class RangeQuery(ReadQuery):
         int, msgspec.Meta(ge=0, le=INT64_MAX, description="First sequence; 0 is the first kept.")
     ] = 0
     start_time: Annotated[
-        str, msgspec.Meta(description="First time (RFC 3339), instead of from_seq.")
+        str,
+        msgspec.Meta(
+            description="First time (RFC 3339), instead of from_seq.",
+            extra_json_schema=schema_marks.TIME,
+        ),
     ] = ""
     cursor: Annotated[
         str,
@@ -82,7 +94,11 @@ class RangeQuery(ReadQuery):
         int, msgspec.Meta(ge=1, le=RANGE_BYTES_MAX, description="Payload bytes at most, about.")
     ] = 1 << 20
     wait: Annotated[
-        str, msgspec.Meta(description="Wait so long for a first message, at most 60s.")
+        str,
+        msgspec.Meta(
+            description="Wait so long for a first message, at most 60s.",
+            extra_json_schema=schema_marks.DURATION,
+        ),
     ] = ""
 
 
@@ -94,7 +110,11 @@ class LastQuery(ReadQuery):
         int, msgspec.Meta(ge=0, le=INT64_MAX, description="As of this sequence; 0 is the last.")
     ] = 0
     up_to_time: Annotated[
-        str, msgspec.Meta(description="As of this time (RFC 3339), exclusive, instead.")
+        str,
+        msgspec.Meta(
+            description="As of this time (RFC 3339), exclusive, instead.",
+            extra_json_schema=schema_marks.TIME,
+        ),
     ] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Entries of a page.")] = 256
     page_token: Annotated[
@@ -174,15 +194,25 @@ class Reads:
 
     async def get(self, request: Request) -> Response:
         """One message: its payload as the body, or as JSON when that is asked for."""
+        if names_json(request.headers.get(b"accept")):
+            return await self.get_json(request)
+        stream, _, stored, position = await self._one(request)
+        headers = to_response(stream, stored) + position + _INERT
+        return Response(200, stored.payload, payload_type(stored), headers)
+
+    async def get_json(self, request: Request) -> Response:
+        """One message as JSON, whatever the request accepts."""
+        stream, base64, stored, position = await self._one(request)
+        return json_response(200, message_json(stream, stored, base64=base64), position)
+
+    async def _one(self, request: Request) -> tuple[str, bool, StoredMessage, list[Header]]:
+        """The stream, whether payloads are shown as base64, the message, the replica's position."""
         query = parse_query(request.query_string, ReadQuery)
         base64 = check_read(query)
         stream, seq = request.path_values["stream"], path_seq(request)
         position = await self._position(stream, query.consistency, one_shard(query.shard))
         stored = await self._link.get_message(stream, seq, one_shard(query.shard))
-        if names_json(request.headers.get(b"accept")):
-            return json_response(200, message_json(stream, stored, base64=base64), position)
-        headers = to_response(stream, stored) + position + _INERT
-        return Response(200, stored.payload, payload_type(stored), headers)
+        return stream, base64, stored, position
 
     async def delete(self, request: Request) -> Answer:
         """Make one message unreadable."""

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from contrail_api.reads import Shard, one_shard
+from contrail_common import schema_marks
 from contrail_common.edge.negotiation import ARROW_TYPE, MSGPACK_TYPE, NDJSON_TYPE, acceptable
 from contrail_common.edge.problems import invalid_field
 from contrail_common.edge.query import filter_parameter, parse_query, time_parameter
@@ -36,8 +37,14 @@ class PlanQuery(msgspec.Struct):
     ] = 1
     from_seq: FromSeq = 0
     to_seq: ToSeq = 0
-    start_time: Annotated[str, msgspec.Meta(description="First time (RFC 3339).")] = ""
-    end_time: Annotated[str, msgspec.Meta(description="End (RFC 3339), exclusive.")] = ""
+    start_time: Annotated[
+        str,
+        msgspec.Meta(description="First time (RFC 3339).", extra_json_schema=schema_marks.TIME),
+    ] = ""
+    end_time: Annotated[
+        str,
+        msgspec.Meta(description="End (RFC 3339), exclusive.", extra_json_schema=schema_marks.TIME),
+    ] = ""
     subject: Filter = ""
     shard: Shard | msgspec.UnsetType = msgspec.UNSET
 

@@ -1,6 +1,7 @@
 """The api's room at the edge: management, publishing, reading and replay, over a storage link."""
 
 import importlib
+from typing import TYPE_CHECKING
 
 from contrail_api import (
     events_docs,
@@ -15,9 +16,12 @@ from contrail_api.reads import Reads
 from contrail_api.replay import Replays
 from contrail_api.snapshots import Snapshots
 from contrail_common.edge.direct_reads import DirectRead
-from contrail_common.edge.routing import Direct, Management, Room, Route
+from contrail_common.edge.routing import Direct, Room, Route
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.link import StorageLink
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 _STREAM = "/v1/streams/{stream}"
 
@@ -51,6 +55,7 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
                 read_docs.GET,
                 Direct(DirectRead(reads.get)),
             ),
+            Route("GET", f"{_STREAM}/messages/{{seq}}/json", reads.get_json, read_docs.GET_JSON),
             Route("DELETE", f"{_STREAM}/messages/{{seq}}", reads.delete, read_docs.DELETE),
             Route("GET", f"{_STREAM}/messages", reads.range, read_docs.RANGE),
             Route(
@@ -72,7 +77,7 @@ def room(link: StorageLink, settings: EdgeSettings) -> Room:
     )
 
 
-def _management(link: StorageLink, settings: EdgeSettings) -> Management:
+def _management(link: StorageLink, settings: EdgeSettings) -> "APIRouter":
     module = importlib.import_module("contrail_api.management")
-    made: Management = module.management(link, settings)
+    made: APIRouter = module.management(link, settings)
     return made

@@ -5,6 +5,7 @@ from typing import Final
 from contrail_api.snapshots import ARCHIVE_TYPES, SnapshotQuery
 from contrail_api.stream_docs import CREATED
 from contrail_common import errors
+from contrail_common.edge.negotiation import BYTES_TYPE
 from contrail_common.edge.routing import Answered, Body, Operation
 
 _TAG: Final = "streams"
@@ -37,8 +38,8 @@ RESTORE: Final = Operation(
     description="Makes a stream out of an archive, under the name of the path, which need not be "
     "the archive's. Sequences, times, subjects, message ids and consumers are those of the "
     "archive; the incarnation is new. The stream is there as a whole or not at all. The "
-    "Content-Type may be left out.",
-    body=_ARCHIVE,
+    "Content-Type may also be `application/vnd.contrail.snapshot`, or left out.",
+    body={BYTES_TYPE: _ARCHIVE[BYTES_TYPE]},
     answers={201: CREATED},
     errors=(
         errors.UNSUPPORTED_MEDIA,

@@ -4,7 +4,15 @@ from typing import Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from contrail_api.fields import DurationNs, Int64, Metadata, RequestModel
+from contrail_api.fields import (
+    DurationNs,
+    Int64,
+    Metadata,
+    Name,
+    RequestModel,
+    Unavailable,
+    unavailable_fields,
+)
 from contrail_common import errors
 from contrail_common.config_rules import StreamDraft
 from contrail_common.errors import ApiError, FieldProblem
@@ -28,7 +36,7 @@ class StreamConfigBody(RequestModel):
         },
     )
 
-    name: str = Field(default="", description="Name of the stream; on a PUT the path gives it.")
+    name: Name = Field(default="", description="Name of the stream; on a PUT the path gives it.")
     description: str = ""
     subjects: list[str] = Field(
         default_factory=list, description="Subjects it captures; by default its name."
@@ -55,11 +63,11 @@ class StreamConfigBody(RequestModel):
         default=0, description="0 is the default: 2m, at most max_age."
     )
     num_replicas: Int64 = 1
-    placement: dict[str, Any] | None = None
-    mirror: dict[str, Any] | None = None
-    sources: list[dict[str, Any]] | None = None
-    subject_transform: dict[str, Any] | None = None
-    republish: dict[str, Any] | None = None
+    placement: Unavailable[dict[str, Any] | None] = None
+    mirror: Unavailable[dict[str, Any] | None] = None
+    sources: Unavailable[list[dict[str, Any]] | None] = None
+    subject_transform: Unavailable[dict[str, Any] | None] = None
+    republish: Unavailable[dict[str, Any] | None] = None
     allow_direct: bool = False
     sealed: bool = False
     deny_delete: bool = False
@@ -81,8 +89,8 @@ class StreamConfigBody(RequestModel):
         "so long takes its place. Turns on allow_msg_ttl and allow_rollup_hdrs.",
     )
     allow_atomic: bool = False
-    allow_msg_schedules: bool = False
-    allow_msg_counter: bool = False
+    allow_msg_schedules: Unavailable[bool] = False
+    allow_msg_counter: Unavailable[bool] = False
     shards: Int64 = Field(
         default=1, description="Shards that messages are spread over by subject; 1 to 64."
     )
@@ -107,10 +115,7 @@ _DRAFT_KEYS: Final = {
     "duplicate_window": "duplicate_window_ns",
     "subject_delete_marker_ttl": "subject_delete_marker_ttl_ns",
 }
-_ONLY_DEFAULT: Final = tuple(
-    name for name in StreamConfigBody.model_fields if name not in _DRAFT_KEYS
-)
-"""Fields that JetStream clients send, and that may only stand at their default here."""
+_ONLY_DEFAULT: Final = unavailable_fields(StreamConfigBody)
 
 
 def stream_draft(body: StreamConfigBody) -> StreamDraft:

@@ -7,6 +7,7 @@ import msgspec
 from contrail_api.stream_json import Purged, StreamInfoJson, StreamPage, info_json
 from contrail_common import errors, model
 from contrail_common.edge.document import BODY_ERRORS
+from contrail_common.edge.negotiation import MERGE_PATCH_TYPE
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 from contrail_common.timeunits import parse_time
 
@@ -45,6 +46,24 @@ DURABILITY: Final = HeaderDoc(
 LOCATION: Final = HeaderDoc(
     name="Location", description="Where the new resource is.", example="/v1/streams/ORDERS"
 )
+IF_MATCH: Final = HeaderDoc(
+    name="If-Match",
+    description="Only if the configuration has this version, an `ETag` of before (else 412).",
+    example='"3"',
+)
+IF_NONE_MATCH: Final = HeaderDoc(
+    name="If-None-Match", description="`*`: only if there is none yet (else 412).", example="*"
+)
+PATCH_BODY: Final = {
+    MERGE_PATCH_TYPE: Body(
+        shape={
+            "type": "object",
+            "additionalProperties": True,
+            "description": "RFC 7396: the fields to change, and null for those to reset.",
+        },
+        example={"description": None, "metadata": {"team": "billing"}},
+    )
+}
 _INFO: Final = {"application/json": Body(shape=StreamInfoJson, example=_EXAMPLE)}
 _FOUND: Final = Answered(description="The stream.", content=_INFO, headers=(ETAG, DURABILITY))
 CREATED: Final = Answered(
@@ -100,6 +119,7 @@ PUT: Final = Operation(
     summary="Create or replace a stream's configuration",
     description="An omitted field takes its default. `If-None-Match: *` only creates, `If-Match` "
     "only replaces the version it names.",
+    headers=(IF_MATCH, IF_NONE_MATCH),
     answers={200: _FOUND, 201: CREATED},
     errors=_UPDATE_ERRORS,
 )
@@ -108,6 +128,8 @@ PATCH: Final = Operation(
     tag=_TAG,
     summary="Change fields of a stream's configuration",
     description="A JSON merge patch over the configuration.",
+    headers=(IF_MATCH,),
+    body=PATCH_BODY,
     answers={200: _FOUND},
     errors=(*_UPDATE_ERRORS, errors.STREAM_NOT_FOUND),
 )
@@ -124,6 +146,7 @@ DELETE: Final = Operation(
     tag=_TAG,
     summary="Delete a stream",
     description="Removes the stream with its messages and consumers.",
+    headers=(IF_MATCH,),
     answers={204: Answered(description="It is gone.")},
     errors=(errors.STREAM_NOT_FOUND, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
 )
@@ -155,7 +178,7 @@ SEAL: Final = Operation(
     tag=_TAG,
     summary="Seal a stream",
     description="For good: nothing is published, ages out or is removed any more.",
+    headers=(IF_MATCH,),
     answers={200: _FOUND},
     errors=(errors.STREAM_NOT_FOUND, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
 )
-SHAPES: Final = (StreamInfoJson, StreamPage, Purged)

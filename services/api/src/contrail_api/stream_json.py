@@ -1,6 +1,6 @@
 """Streams in JSON, as they are shown."""
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -11,13 +11,23 @@ from contrail_common.model import (
     ConsumerLimits,
     DataLoss,
     Erasure,
+    Retention,
+    Storage,
     StreamConfig,
     StreamInfo,
     StreamState,
 )
+from contrail_common.schema_marks import DurationText, TimeText, Unavailable
 from contrail_common.timeunits import format_duration, format_time
 
 COLLECTION: Final = "/v1/streams"
+
+
+class ConsumerLimitsJson(msgspec.Struct):
+    """Defaults and caps that a stream sets for its consumers; those that it sets."""
+
+    inactive_threshold: DurationText | msgspec.UnsetType = msgspec.UNSET
+    max_ack_pending: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class StreamConfigJson(msgspec.Struct, kw_only=True):
@@ -26,37 +36,37 @@ class StreamConfigJson(msgspec.Struct, kw_only=True):
     name: str
     description: str
     subjects: tuple[str, ...]
-    retention: str
-    storage: str
-    discard: str
+    retention: Retention
+    storage: Storage
+    discard: Literal["old", "new"]
     discard_new_per_subject: bool
     max_msgs: int
     max_bytes: int
-    max_age: str
+    max_age: DurationText
     max_msgs_per_subject: int
     max_msg_size: int
     max_consumers: int
-    duplicate_window: str
+    duplicate_window: DurationText
     num_replicas: int
-    placement: dict[str, Any] | None
-    mirror: dict[str, Any] | None
-    sources: list[dict[str, Any]]
-    subject_transform: dict[str, Any] | None
-    republish: dict[str, Any] | None
+    placement: Unavailable[dict[str, Any] | None]
+    mirror: Unavailable[dict[str, Any] | None]
+    sources: Unavailable[list[dict[str, Any]]]
+    subject_transform: Unavailable[dict[str, Any] | None]
+    republish: Unavailable[dict[str, Any] | None]
     allow_direct: bool
     sealed: bool
     deny_delete: bool
     deny_purge: bool
     allow_rollup_hdrs: bool
-    compression: str
+    compression: Literal["none", "lz4", "zstd", "s2"]
     first_seq: int
-    consumer_limits: dict[str, str | int]
+    consumer_limits: ConsumerLimitsJson
     metadata: dict[str, str]
     allow_msg_ttl: bool
-    subject_delete_marker_ttl: str
+    subject_delete_marker_ttl: DurationText
     allow_atomic: bool
-    allow_msg_schedules: bool
-    allow_msg_counter: bool
+    allow_msg_schedules: Unavailable[bool]
+    allow_msg_counter: Unavailable[bool]
     shards: int
     shard_by: tuple[int, ...]
     encrypted: bool
@@ -69,9 +79,9 @@ class StreamStateJson(msgspec.Struct, kw_only=True):
     messages: int
     bytes: int
     first_seq: int
-    first_ts: str | None
+    first_ts: TimeText | None
     last_seq: int
-    last_ts: str | None
+    last_ts: TimeText | None
     num_subjects: int
     num_deleted: int
     consumer_count: int
@@ -101,7 +111,7 @@ class DataLossJson(msgspec.Struct):
     lost too, and their sequences are given again.
     """
 
-    accepted: str
+    accepted: TimeText
     reason: str
     newest_may_be_missing: bool
     messages: int
@@ -117,7 +127,7 @@ class StreamInfoJson(msgspec.Struct, kw_only=True):
     """
 
     config: StreamConfigJson
-    created: str
+    created: TimeText
     state: StreamStateJson
     cluster: ClusterJson
     shards: list[StreamStateJson] | msgspec.UnsetType = msgspec.UNSET
@@ -181,12 +191,12 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
     )
 
 
-def _limits_json(limits: ConsumerLimits) -> dict[str, str | int]:
-    shown: dict[str, str | int] = {}
+def _limits_json(limits: ConsumerLimits) -> ConsumerLimitsJson:
+    shown = ConsumerLimitsJson()
     if limits.inactive_threshold_ns:
-        shown["inactive_threshold"] = format_duration(limits.inactive_threshold_ns)
+        shown.inactive_threshold = format_duration(limits.inactive_threshold_ns)
     if limits.max_ack_pending:
-        shown["max_ack_pending"] = limits.max_ack_pending
+        shown.max_ack_pending = limits.max_ack_pending
     return shown
 
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Query
-from pydantic import Field, ValidationError, WithJsonSchema
+from pydantic import Field, ValidationError
 from starlette.requests import Request
 
 from contrail_api import stream_docs as docs
@@ -46,8 +46,7 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="Entries of a page.")]
 PageToken = Annotated[str, Query(description="`next_page_token` of the page before.")]
 Patch = Annotated[
     dict[str, Any],
-    Body(media_type=MERGE_PATCH_TYPE, examples=[{"max_age": "14d", "description": None}]),
-    WithJsonSchema({"type": "object", "description": "RFC 7396: null resets a field."}),
+    Body(media_type=MERGE_PATCH_TYPE),
 ]
 
 

@@ -8,6 +8,7 @@ from contrail_common.ack_tokens import AckTokens
 from contrail_common.edge.messages import NO_HEADERS, payload_json
 from contrail_common.link import Delivery, PullResult
 from contrail_common.model import Headers
+from contrail_common.schema_marks import TimeText
 from contrail_common.timeunits import format_time
 from contrail_gateway.acks import AckOutcome
 
@@ -41,7 +42,7 @@ class DeliveredMessage(msgspec.Struct):
     stream: str
     seq: int
     subject: str
-    time: str
+    time: TimeText
     headers: Headers
     consumer_seq: int
     num_delivered: int
@@ -58,7 +59,7 @@ class PackedMessage(msgspec.Struct):
     stream: str
     seq: int
     subject: str
-    time: str
+    time: TimeText
     headers: Headers
     consumer_seq: int
     num_delivered: int

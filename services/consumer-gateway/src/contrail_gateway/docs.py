@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from contrail_common import errors
 from contrail_common.edge.document import BODY_ERRORS
-from contrail_common.edge.negotiation import JSON_TYPE, MSGPACK_TYPE, NDJSON_TYPE
+from contrail_common.edge.negotiation import JSON_TYPE
 from contrail_common.edge.routing import Answered, Body, Operation
 from contrail_gateway.acks import AckResults
 from contrail_gateway.core.pull_rules import AckBody, PullBody
-from contrail_gateway.deliveries import PackedMessages, PulledMessages
+from contrail_gateway.deliveries import PulledMessages
 from contrail_gateway.pull import PullQuery
 
 _TAG: Final = "delivery"
@@ -25,19 +25,18 @@ _DELIVERED: Final[dict[str, Any]] = {
     "ack_token": "BwAAAAMAAAAAAAAATQAAAAFkZWZhdWx0AAAAAAAAACoAAAABCcTbqFPUrbB4EIhi4tOBvg",
     "data": '{"id":1017}',
 }
-_LINES: Final = (
-    '{"hb":true,"last_consumer_seq":7,"last_stream_seq":42}\n'
-    '{"status":{"code":408,"description":"Request Timeout","num_pending":0}}\n'
-)
-
 NEXT: Final = Operation(
     operation_id="pull",
     tag=_TAG,
     summary="Pull messages",
     description="A long poll of at most 60s, by default 5s, that answers as soon as there is "
     "something. `acks` of an earlier batch are applied first and answered in `ack_results`; then "
-    "an empty poll is 200 without messages. `idle_heartbeat` needs `Accept: application/x-ndjson`; "
-    "of a stream with several shards a heartbeat has `shards`, each with its two sequences.",
+    "an empty poll is 200 without messages. With `Accept: application/vnd.msgpack` payloads are "
+    "bytes in `data`. With `Accept: application/x-ndjson` each line is a message, "
+    '`{"hb":true,"last_consumer_seq":7,"last_stream_seq":42}` when nothing came for an '
+    "`idle_heartbeat` (which needs this form; of a stream with several shards it has `shards`, "
+    "each with its two sequences), and at the end "
+    '`{"status":{"code":408,"description":"Request Timeout","num_pending":0}}`.',
     query=PullQuery,
     body={JSON_TYPE: Body(shape=PullBody, example={"batch": 100, "expires": "30s"})},
     body_required=False,
@@ -48,8 +47,6 @@ NEXT: Final = Operation(
                 JSON_TYPE: Body(
                     shape=PulledMessages, example={"messages": [_DELIVERED], "num_pending": 12}
                 ),
-                NDJSON_TYPE: Body(shape={"type": "string"}, example=_LINES),
-                MSGPACK_TYPE: Body(shape=PackedMessages),
             },
         ),
         204: Answered(description="Nothing came in time."),

@@ -61,7 +61,11 @@ class PullQuery(msgspec.Struct):
     """Parameters of a pull."""
 
     payload: Annotated[
-        str, msgspec.Meta(description="`base64` shows every payload as data_base64.")
+        str,
+        msgspec.Meta(
+            description="`base64` shows every payload as data_base64.",
+            extra_json_schema={"enum": ["auto", "base64"]},
+        ),
     ] = ""
 
 

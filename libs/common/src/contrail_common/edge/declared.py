@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from contrail_common import __version__, errors
 from contrail_common.edge.delivery import send_answer
-from contrail_common.edge.document import documented, finished, parameters_and_body, shapes_of
+from contrail_common.edge.document import TITLE, documented, finished
 from contrail_common.edge.json_body import VALUES_MAX, decode_untyped, escape_pointer
 from contrail_common.edge.negotiation import JSON_TYPE, content_type
 from contrail_common.edge.paths import percent_decode
@@ -81,6 +81,9 @@ class _ParsedRequest(StarletteRequest):
 class JsonRoute(APIRoute):
     """A route whose body is read by the kit: bounded, of the declared type, nested not too deep."""
 
+    operation: Operation
+    """What the document says of it."""
+
     def get_route_handler(
         self,
     ) -> Callable[[StarletteRequest], Coroutine[Any, Any, StarletteResponse]]:
@@ -122,7 +125,7 @@ class DeclaredRoutes:
             (room.management(), room.elsewhere) for room in rooms if room.management is not None
         ]
         self.app = FastAPI(
-            title="Contrail",
+            title=TITLE,
             version=__version__,
             redirect_slashes=False,
             openapi_url=None,
@@ -139,19 +142,18 @@ class DeclaredRoutes:
                 route.template,
                 _endpoint(route),
                 methods=[route.method],
-                **_declared(route),
+                **_declared(route.operation),
             )
-        for management, _ in self._managed:
-            self.app.include_router(management.router)
+        for router, _ in self._managed:
+            self.app.include_router(router)
         self.app.add_exception_handler(ApiError, _on_refusal)
         self.app.add_exception_handler(RequestValidationError, _on_invalid)
         self.app.add_exception_handler(Exception, _on_failure)
 
     def managed(self) -> Iterator[tuple[str, str, Elsewhere | None]]:
         """Method and path template of each management route, and where it is served if not here."""
-        for management, elsewhere in self._managed:
-            for route in management.router.routes:
-                assert isinstance(route, APIRoute)
+        for router, elsewhere in self._managed:
+            for route in _managed_routes(router):
                 for method in route.methods or ():
                     yield method, route.path, elsewhere
 
@@ -159,9 +161,9 @@ class DeclaredRoutes:
         """The OpenAPI document of everything that is served."""
         if self._document is None:
             operations = [route.operation for route in self._routes if route.operation is not None]
-            shapes = shapes_of(operations)
-            shapes.update(shape for management, _ in self._managed for shape in management.shapes)
-            self._document = finished(self.app.openapi(), shapes)
+            for router, _ in self._managed:
+                operations += [route.operation for route in _managed_routes(router)]
+            self._document = finished(self.app.openapi(), operations)
         return self._document
 
 
@@ -173,18 +175,22 @@ def manage(
     operation: Operation,
 ) -> None:
     """Add a management route; its parameters and body are documented by the function itself."""
-    router.add_api_route(template, endpoint, methods=[method], **_answers(operation))
+    router.add_api_route(template, endpoint, methods=[method], **_declared(operation))
+    route = router.routes[-1]
+    assert isinstance(route, JsonRoute)
+    route.operation = operation
 
 
-def _answers(operation: Operation) -> dict[str, Any]:
-    return {**documented(operation), "response_class": KitResponse}
+def _managed_routes(router: APIRouter) -> Iterator[JsonRoute]:
+    for route in router.routes:
+        assert isinstance(route, JsonRoute)
+        yield route
 
 
-def _declared(route: Route) -> dict[str, Any]:
-    if route.operation is None:
+def _declared(operation: Operation | None) -> dict[str, Any]:
+    if operation is None:
         return {"include_in_schema": False}
-    extra = parameters_and_body(route.template, route.operation)
-    return {**_answers(route.operation), "openapi_extra": extra}
+    return {**documented(operation), "response_class": KitResponse}
 
 
 def _endpoint(route: Route) -> Callable[[StarletteRequest], Coroutine[Any, Any, StarletteResponse]]:

@@ -1,6 +1,10 @@
-"""The OpenAPI 3.1 document: operations as the routes declare them, one problem form for errors."""
+"""The OpenAPI 3.1 document: operations as the routes declare them, one problem form for errors.
 
-from collections.abc import Iterable, Mapping
+FastAPI lists the paths, and what pydantic knows of parameters and bodies. All else is filled in
+here, after FastAPI: its own model of the document drops nulls and turns integers into floats.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -8,16 +12,36 @@ import msgspec
 from contrail_common import errors
 from contrail_common.edge.problems import PROBLEM_TYPE, Problem, problem
 from contrail_common.edge.routing import Body, Content, HeaderDoc, Operation
+from contrail_common.edge.schemas import NAMED, REF, generic, references, shown
 from contrail_common.errors import ApiError, ErrorSpec
 
-_REF: Final = "#/components/schemas/{name}"
+TITLE: Final = "Contrail HTTP API"
+"""Generators name their packages after it, and ``contrail`` is the name of the SDK's."""
+
+_INFO: Final[Mapping[str, Any]] = {
+    "summary": "Durable message streams over HTTP.",
+    "description": "Streams store messages by subject, consumers deliver them. Every refusal is "
+    "a problem (RFC 9457) with a stable `code` and `name`. The same messages are published and "
+    "delivered over a WebSocket at `/v1/ws`, which AsyncAPI describes.",
+    "contact": {"name": "Contrail"},
+    "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+}
+_TAGS: Final[Mapping[str, str]] = {
+    "streams": "Create, change, empty, erase, archive and delete streams.",
+    "publishing": "Store messages, one or many at a time.",
+    "reading": "Read and delete messages without a consumer.",
+    "consumers": "Create, change and delete consumers.",
+    "delivery": "Pull messages of a consumer and acknowledge them.",
+    "replay": "Read closed ranges in bulk.",
+    "events": "What happens to streams, consumers and deliveries.",
+    "service": "The state of the server itself.",
+}
 
 COMMON_ERRORS: Final = (
     errors.BAD_REQUEST,
     errors.UNAUTHENTICATED,
     errors.FOREIGN_HOST,
     errors.FOREIGN_ORIGIN,
-    errors.METHOD_NOT_ALLOWED,
     errors.REQUEST_TIMEOUT,
     errors.URI_TOO_LONG,
     errors.REQUEST_HEADERS_TOO_LARGE,
@@ -53,136 +77,216 @@ _PATH_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "seq": {
         "description": "Sequence of a message.",
-        "schema": {"type": "integer", "format": "int64", "minimum": 0},
+        "schema": {"type": "integer", "minimum": 0},
         "example": 42,
     },
 }
 
-_REQUEST_ID: Final = {
-    "description": "Identifies this request in logs and problems; taken from the request when that "
-    "has one.",
-    "schema": {"type": "string"},
+_HEADERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "X-Request-Id": {
+        "description": "Identifies this request in logs and problems; taken from the request when "
+        "that has one.",
+        "schema": {"type": "string"},
+    },
+    "Retry-After": {
+        "description": "Seconds to wait before the next attempt.",
+        "schema": {"type": "integer", "format": "int32"},
+    },
+    "WWW-Authenticate": {
+        "description": "How to authenticate: as `Bearer`.",
+        "schema": {"type": "string"},
+    },
 }
-_REQUEST_ID_REF: Final = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
+_HEADERS_OF_STATUS: Final[Mapping[int, tuple[str, ...]]] = {
+    401: ("X-Request-Id", "WWW-Authenticate"),
+    429: ("X-Request-Id", "Retry-After"),
+    503: ("X-Request-Id", "Retry-After"),
+}
 
 
 def documented(operation: Operation) -> dict[str, Any]:
-    """The keyword arguments of a FastAPI route that carry ``operation``, without its inputs."""
-    responses: dict[int | str, dict[str, Any]] = {
-        status: {
-            "description": answered.description,
-            "headers": {**_REQUEST_ID_REF, **_header_docs(answered.headers)},
-            **({"content": _content(answered.content)} if answered.content else {}),
-        }
-        for status, answered in operation.answers.items()
-    }
-    refusals = (*COMMON_ERRORS, *operation.errors)
-    responses.update(_problems(refusals if not operation.body else (*refusals, *BODY_ERRORS)))
+    """The keyword arguments of a FastAPI route for ``operation``: what its endpoint cannot tell."""
     return {
         "operation_id": operation.operation_id,
         "tags": [operation.tag],
         "summary": operation.summary,
         "description": operation.description,
         "status_code": next(iter(operation.answers)),
-        "responses": responses,
     }
 
 
-def parameters_and_body(template: str, operation: Operation) -> dict[str, Any]:
-    """The inputs of a data-plane route, for ``openapi_extra``."""
-    inputs: dict[str, Any] = {
-        "parameters": [
-            *_path_parameters(template),
-            *_query_parameters(operation.query),
-            *(
-                {
-                    "name": header.name,
-                    "in": "header",
-                    "required": False,
-                    "description": header.description,
-                    "schema": {"type": "string"},
-                    "example": header.example,
-                }
-                for header in operation.headers
-            ),
-        ]
-    }
-    if operation.body:
-        inputs["requestBody"] = {
-            "required": operation.body_required,
-            "content": _content(operation.body),
-        }
-    return inputs
-
-
-def shapes_of(operations: Iterable[Operation]) -> set[type[msgspec.Struct]]:
-    """The structs that the bodies and answers of ``operations`` refer to."""
-    contents: list[Content] = []
-    for operation in operations:
-        contents.append(operation.body)
-        contents.extend(answered.content for answered in operation.answers.values())
-    return {
-        body.shape
-        for content in contents
-        for body in content.values()
-        if isinstance(body.shape, type)
-    }
-
-
-def finished(document: dict[str, Any], shapes: Iterable[type[msgspec.Struct]]) -> dict[str, Any]:
-    """``document`` as FastAPI made it, with the structs' schemas and the security scheme."""
-    used: set[type[msgspec.Struct]] = {*shapes}
-    types = sorted(used | {Problem}, key=lambda shape: shape.__name__)
-    _, structs = msgspec.json.schema_components(types, ref_template=_REF)
-    components = document.setdefault("components", {})
-    schemas = {**components.get("schemas", {}), **structs}
-    _drop_fastapi_errors(document, schemas)
-    components["schemas"] = dict(sorted(schemas.items()))
-    components["examples"] = {
-        name: {"value": msgspec.to_builtins(problem(ApiError(spec)))}
-        for name, spec in sorted(errors.BY_NAME.items())
-    }
-    components["headers"] = {"X-Request-Id": _REQUEST_ID}
-    components["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "The bootstrap token."}
-    }
+def finished(document: dict[str, Any], operations: Iterable[Operation]) -> dict[str, Any]:
+    """``document`` as FastAPI made it, with all that ``operations`` say."""
+    by_id = {operation.operation_id: operation for operation in operations}
+    found = {**document.get("components", {}).get("schemas", {}), **_structs(by_id.values())}
+    named = {**NAMED, **{name: generic(schema) for name, schema in found.items()}}
+    described = [
+        (path, item[method]) for path, item in document["paths"].items() for method in item
+    ]
+    for path, one in described:
+        _describe(one, path, by_id[one["operationId"]])
+        for content in _contents(one):
+            _prune_examples(content, named)
+    document["info"] |= _INFO
+    document["servers"] = [{"url": "/"}]
+    used = {one["tags"][0] for _, one in described}
+    document["tags"] = [{"name": tag, "description": _TAGS[tag]} for tag in sorted(used)]
     # An empty requirement beside the scheme: a server without a configured token asks for none.
     document["security"] = [{"bearer": []}, {}]
-    document["servers"] = [{"url": "/"}]
+    document["components"] = {
+        "schemas": _referred_to(document["paths"], named),
+        "responses": _problem_responses(by_id.values()),
+        "headers": _HEADERS,
+        "examples": _problem_examples(by_id.values()),
+        "securitySchemes": {
+            "bearer": {"type": "http", "scheme": "bearer", "description": "The bootstrap token."}
+        },
+    }
     return document
 
 
-def _drop_fastapi_errors(document: dict[str, Any], schemas: dict[str, Any]) -> None:
-    # FastAPI describes its own 422 wherever there are parameters; no request gets that answer.
-    for own in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(own, None)
-    for item in document["paths"].values():
-        for operation in item.values():
-            content = operation["responses"].get("422", {}).get("content", {})
-            if PROBLEM_TYPE not in content:
-                operation["responses"].pop("422", None)
+def _describe(one: dict[str, Any], path: str, operation: Operation) -> None:
+    """Fill in one operation, of which FastAPI knows the parameters and body of its endpoint."""
+    known = one.pop("parameters", None) or _path_parameters(path)
+    parameters = [
+        *({**each, "schema": generic(each["schema"])} for each in known),
+        *_query_parameters(operation.query),
+        *(
+            {"name": header.name, "in": "header", "required": False, **_header(header)}
+            for header in operation.headers
+        ),
+    ]
+    for each in parameters:
+        if each["schema"].get("default") == "":
+            del each["schema"]["default"]  # what omitting the parameter means
+    if parameters:
+        one["parameters"] = parameters
+    if operation.body:
+        one["requestBody"] = {
+            "required": operation.body_required,
+            "content": _content(operation.body),
+        }
+    elif "requestBody" in one:
+        for media in one["requestBody"]["content"].values():
+            media["schema"] = generic(media["schema"])
+    if not operation.needs_token:
+        one["security"] = []
+    one["responses"] = _responses(operation)
 
 
-def _problems(specs: Iterable[ErrorSpec]) -> dict[int | str, dict[str, Any]]:
+def _contents(one: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The bodies by media type that an operation takes and answers."""
+    yield one.get("requestBody", {}).get("content", {})
+    for answered in one["responses"].values():
+        yield answered.get("content", {})
+
+
+def _prune_examples(content: dict[str, Any], named: Mapping[str, Any]) -> None:
+    for media in content.values():
+        if "example" in media:
+            media["example"] = shown(media["example"], media["schema"], named)
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    answers = {
+        str(status): {
+            "description": answered.description,
+            "headers": {
+                **_header_refs(("X-Request-Id",)),
+                **{header.name: _header(header) for header in answered.headers},
+            },
+            **({"content": _content(answered.content)} if answered.content else {}),
+        }
+        for status, answered in operation.answers.items()
+    }
+    refusals = {
+        str(status): {
+            "$ref": f"#/components/responses/Problem{status}",
+            "description": "; ".join(f"`{spec.name}` ({spec.code}): {spec.title}" for spec in each),
+        }
+        for status, each in sorted(_by_status(_errors(operation)).items())
+    }
+    return {**answers, **refusals}
+
+
+def _errors(operation: Operation) -> list[ErrorSpec]:
+    """All refusals of an operation, each once."""
+    common = [
+        spec
+        for spec in COMMON_ERRORS
+        if operation.needs_token or spec is not errors.UNAUTHENTICATED
+    ]
+    return list(
+        dict.fromkeys([*common, *operation.errors, *(BODY_ERRORS if operation.body else ())])
+    )
+
+
+def _all_errors(operations: Iterable[Operation]) -> list[ErrorSpec]:
+    return list(dict.fromkeys(spec for each in operations for spec in _errors(each)))
+
+
+def _by_status(specs: Iterable[ErrorSpec]) -> dict[int, list[ErrorSpec]]:
     by_status: dict[int, list[ErrorSpec]] = {}
     for spec in specs:
-        known = by_status.setdefault(spec.status, [])
-        if spec not in known:
-            known.append(spec)
+        by_status.setdefault(spec.status, []).append(spec)
+    return by_status
+
+
+def _problem_responses(operations: Iterable[Operation]) -> dict[str, Any]:
+    """One response for each status of a refusal, which operations describe more closely."""
     return {
-        status: {
-            "description": "; ".join(f"`{spec.name}` ({spec.code}): {spec.title}" for spec in each),
-            "headers": _REQUEST_ID_REF,
+        f"Problem{status}": {
+            "description": f"Refused with {status}.",
+            "headers": _header_refs(_HEADERS_OF_STATUS.get(status, ("X-Request-Id",))),
             "content": {
                 PROBLEM_TYPE: {
-                    "schema": {"$ref": _REF.format(name=Problem.__name__)},
+                    "schema": {"$ref": REF.format(name=Problem.__name__)},
                     "examples": {
                         spec.name: {"$ref": f"#/components/examples/{spec.name}"} for spec in each
                     },
                 }
             },
         }
-        for status, each in sorted(by_status.items())
+        for status, each in sorted(_by_status(_all_errors(operations)).items())
+    }
+
+
+def _structs(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The schemas of the structs in bodies and answers of ``operations``, and Problem's."""
+    shapes: list[Any] = [Problem]
+    for operation in operations:
+        for content in (operation.body, *(each.content for each in operation.answers.values())):
+            shapes += [body.shape for body in content.values()]
+    kinds = {shape for shape in shapes if isinstance(shape, type)}
+    by_name = sorted(kinds, key=lambda kind: kind.__name__)
+    _, structs = msgspec.json.schema_components(by_name, ref_template=REF)
+    return structs
+
+
+def _referred_to(paths: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``named`` that ``paths`` and problems need, themselves or through others."""
+    wanted, found = {*references(paths), Problem.__name__}, dict[str, Any]()
+    while wanted:
+        name = wanted.pop()
+        found[name] = named[name]
+        wanted.update(other for other in references(named[name]) if other not in found)
+    return dict(sorted(found.items()))
+
+
+def _problem_examples(operations: Iterable[Operation]) -> dict[str, Any]:
+    specs = sorted(_all_errors(operations), key=lambda spec: spec.name)
+    return {spec.name: {"value": msgspec.to_builtins(problem(ApiError(spec)))} for spec in specs}
+
+
+def _header_refs(names: Iterable[str]) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _header(header: HeaderDoc) -> dict[str, Any]:
+    return {
+        "description": header.description,
+        "schema": {"type": "string"},
+        "example": header.example,
     }
 
 
@@ -192,21 +296,10 @@ def _content(content: Content) -> dict[str, Any]:
 
 def _media(body: Body) -> dict[str, Any]:
     if isinstance(body.shape, type):
-        schema: Mapping[str, Any] = {"$ref": _REF.format(name=body.shape.__name__)}
+        schema = {"$ref": REF.format(name=body.shape.__name__)}
     else:
-        schema = body.shape
+        schema = generic(body.shape)
     return {"schema": schema, **({} if body.example is None else {"example": body.example})}
-
-
-def _header_docs(headers: Iterable[HeaderDoc]) -> dict[str, Any]:
-    return {
-        header.name: {
-            "description": header.description,
-            "schema": {"type": "string"},
-            "example": header.example,
-        }
-        for header in headers
-    }
 
 
 def _path_parameters(template: str) -> list[dict[str, Any]]:
@@ -222,13 +315,13 @@ def _query_parameters(shape: type[msgspec.Struct] | None) -> list[dict[str, Any]
     _, components = msgspec.json.schema_components([shape])
     parameters = []
     for name, schema in components[shape.__name__]["properties"].items():
-        described = {key: value for key, value in schema.items() if key != "description"}
+        described = generic(schema)
         parameters.append(
             {
                 "name": name,
                 "in": "query",
                 "required": False,
-                "description": schema.get("description", ""),
+                "description": described.pop("description", ""),
                 "schema": described,
             }
         )

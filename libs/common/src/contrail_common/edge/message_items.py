@@ -1,11 +1,11 @@
 """One message to publish as clients write it, and what it becomes or why it is refused."""
 
 import functools
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from contrail_common import errors
+from contrail_common import errors, schema_marks
 from contrail_common.edge.json_body import check_nesting, malformed
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.header_columns import BAD_HEADER_VALUE, HEADER_NAME
@@ -27,6 +27,10 @@ PLAIN_ID_MAX: Final = 1024
 _OTHER_FORMS: Final = 2
 
 
+JsonValue = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=schema_marks.JSON)]
+TimeToLive = Annotated[str | int | None, msgspec.Meta(extra_json_schema=schema_marks.TTL)]
+
+
 class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):
     """What the publisher expects of the stream; a message that finds it otherwise is refused."""
 
@@ -38,10 +42,10 @@ class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     headers: Headers | None = None
     msg_id: str | None = None
     expected: ExpectedJson | None = None
-    ttl: str | int | None = None
+    ttl: TimeToLive = None
     data: str | msgspec.UnsetType = msgspec.UNSET
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
-    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    json: JsonValue | msgspec.UnsetType = msgspec.UNSET
 
 
 class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -52,7 +56,7 @@ class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     headers: Headers | None = None
     msg_id: str | None = None
     expected: ExpectedJson | None = None
-    ttl: str | int | None = None
+    ttl: TimeToLive = None
 
 
 Item = MessageItem | PackedMessageItem

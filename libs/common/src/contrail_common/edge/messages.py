@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from contrail_common.model import Headers, StoredMessage
+from contrail_common.schema_marks import TimeText
 from contrail_common.timeunits import format_time
 
 NO_HEADERS: Headers = {}
@@ -19,7 +20,7 @@ class Message(msgspec.Struct):
     stream: str
     seq: int
     subject: str
-    time: str
+    time: TimeText
     headers: Headers
     data: str | msgspec.UnsetType = msgspec.UNSET
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET

@@ -1,5 +1,6 @@
 """The unversioned routes: liveness, readiness, metrics, and the document with a page to read it."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -7,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from contrail_common import errors
-from contrail_common.edge.docs_page import DOCS_PAGE
+from contrail_common.edge.docs_page import docs_page
 from contrail_common.edge.metrics import EdgeMetrics
 from contrail_common.edge.query import parse_query
 from contrail_common.edge.requests import Request
@@ -21,7 +22,7 @@ _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # The page runs its own inline script and style, and fetches nothing but the document beside it.
 _PAGE_POLICY: Final = (
     b"default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
-    b"style-src 'unsafe-inline'; frame-ancestors 'none'"
+    b"style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 )
 
 
@@ -108,7 +109,8 @@ class Probes:
     async def _docs(self, request: Request) -> Answer:
         del request
         headers = [(b"content-security-policy", _PAGE_POLICY)]
-        return Response(200, DOCS_PAGE, b"text/html; charset=utf-8", headers)
+        page = await asyncio.to_thread(docs_page)
+        return Response(200, page, b"text/html; charset=utf-8", headers)
 
 
 _LIVEZ: Final = Operation(
@@ -116,6 +118,7 @@ _LIVEZ: Final = Operation(
     tag="service",
     summary="Liveness",
     description="Answers as long as the process runs; needs no token.",
+    needs_token=False,
     answers={
         200: Answered(
             description="Alive.",
@@ -130,6 +133,7 @@ _READYZ: Final = Operation(
     description="Whether the process serves everything; with `verbose` why it does not. "
     "Needs no token.",
     query=ReadinessQuery,
+    needs_token=False,
     answers={
         200: Answered(
             description="Ready.",

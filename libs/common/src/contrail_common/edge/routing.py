@@ -68,7 +68,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What the OpenAPI document says of a route; ``errors`` are those beyond the common ones."""
+    """What the OpenAPI document says of a route; ``errors`` are those beyond the common ones.
+
+    A management route leaves ``query`` and ``body`` out where its endpoint declares them.
+    """
 
     operation_id: str
     tag: str
@@ -80,6 +83,7 @@ class Operation:
     body: Content = field(default_factory=dict)
     body_required: bool = True
     errors: tuple[ErrorSpec, ...] = ()
+    needs_token: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +135,6 @@ class Elsewhere(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Management:
-    """A service's management routes, and the structs that their documents refer to."""
-
-    router: "APIRouter"
-    shapes: tuple[type[msgspec.Struct], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Room:
     """What a service brings to the edge: its storage, data plane and management routes.
 
@@ -149,7 +145,7 @@ class Room:
 
     link: StorageLink
     routes: tuple[Route, ...]
-    management: Callable[[], Management] | None = None
+    management: Callable[[], "APIRouter"] | None = None
     sockets: tuple[SocketEndpoint, ...] = ()
     elsewhere: Elsewhere | None = None
 

@@ -5,8 +5,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from contrail_common import errors
+from contrail_common import errors, schema_marks
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
+from contrail_common.schema_marks import Unavailable
 from contrail_common.timeunits import INT64_MAX, NS_PER_MS, NS_PER_S, parse_duration
 
 EXPIRES_MAX_NS: Final = 60 * NS_PER_S
@@ -17,7 +18,8 @@ ACKS_MAX: Final = 10_000
 ACKS_BYTES_MAX: Final = 4 << 20
 """Of a body with acknowledgements."""
 
-DurationText = str | int
+GivenDuration = Annotated[str | int | None, msgspec.Meta(extra_json_schema=schema_marks.DURATION)]
+"""A duration that may be left out; an integer is nanoseconds."""
 AckKindText = Literal["ack", "nak", "term", "in_progress"]
 
 
@@ -26,7 +28,7 @@ class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     token: str
     kind: AckKindText = "ack"
-    delay: DurationText | None = None
+    delay: GivenDuration = None
     reason: str | None = None
 
 
@@ -41,15 +43,15 @@ class PullBody(msgspec.Struct, forbid_unknown_fields=True):
     """A pull; ``acks`` of an earlier batch are applied first."""
 
     batch: Annotated[int, msgspec.Meta(ge=1, le=BATCH_MAX)] = 1
-    expires: DurationText | None = None
+    expires: GivenDuration = None
     max_bytes: Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)] = 0
     no_wait: bool = False
-    idle_heartbeat: DurationText | None = None
-    min_pending: int | None = None
-    min_ack_pending: int | None = None
-    group: str | None = None
-    id: str | None = None
-    priority: int | None = None
+    idle_heartbeat: GivenDuration = None
+    min_pending: Unavailable[int | None] = None
+    min_ack_pending: Unavailable[int | None] = None
+    group: Unavailable[str | None] = None
+    id: Unavailable[str | None] = None
+    priority: Unavailable[int | None] = None
     acks: list[AckRequest] = []
 
 
@@ -118,7 +120,7 @@ def ack_delay_ns(ack: AckRequest, at: str) -> int:
     return _duration(f"{at}/delay", ack.delay, errors.INVALID_FIELD)
 
 
-def _duration(field: str, value: DurationText | None, spec: ErrorSpec = errors.PULL_INVALID) -> int:
+def _duration(field: str, value: GivenDuration, spec: ErrorSpec = errors.PULL_INVALID) -> int:
     if value is None:
         return 0
     try:

@@ -1,0 +1,1 @@
+"""Clients made from the OpenAPI document by six generators, each run against a server."""
