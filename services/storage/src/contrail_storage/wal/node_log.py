@@ -101,7 +101,7 @@ class NodeLog:
         self._options = options
         self._segments = segments
         self._sealer = sealer
-        self._end = 0
+        self._doubtful: tuple[Segment, bytes] | None = None
         self._next_batch = 1
         self._next_segment = segments[-1].number + 1 if segments else 1
         self._groups: dict[int, _Group] = {}
@@ -152,20 +152,44 @@ class NodeLog:
         return log
 
     def _take_over(self, found: Replayed) -> None:
-        self.recovery, self._end = found.recovery, found.end
+        self.recovery = found.recovery
+        if self._segments:
+            self._doubtful = self._segments[-1], found.sound
         self._next_batch = found.next_batch
         for number, held in found.recovery.groups.items():
             mark = _Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
             self._groups[number] = _Group(0, *mark[1:], durable=mark)
 
     def begin_segment(self) -> None:
-        """Cut a torn tail, the first change of the files, and go on in a new segment."""
-        if self._segments:
-            last = self._segments[-1]
-            # Also syncs what a killed process wrote and nobody synced, before it counts.
-            self._files.truncate(self._directory / last.name, self._end)
-            last.size = self._end
+        """Write the last segment again, without a torn tail, and go on in a new one.
+
+        This is the first change of the files. Raises OSError; it may be called again then.
+        """
+        if self._doubtful is not None:
+            self._write_again(*self._doubtful)
+            self._doubtful = None
         self._open_segment()
+
+    def _write_again(self, segment: Segment, sound: bytes) -> None:
+        """Replace the last segment by a synced copy of what was read from it.
+
+        A killed process may have left bytes there that it never synced, or whose sync failed. After
+        a failed sync the kernel counts the pages as written, and the next sync of that file answers
+        that all is well. Only bytes written anew can be synced and relied upon.
+        """
+        path = self._directory / segment.name
+        copy = path.with_name(f"{segment.name}.new")
+        with suppress(FileNotFoundError):
+            self._files.unlink(copy)
+        handle = self._files.create(copy)
+        try:
+            handle.write([sound])
+            handle.sync()
+        finally:
+            handle.close()
+        self._files.rename(copy, path)
+        self._files.sync_directory(self._directory)
+        segment.size = len(sound)
 
     def attach(self, group: int, on_durable: OnDurable) -> RecoveredGroup:
         """Return what the log held for a group, once; from then on report its durable records.
