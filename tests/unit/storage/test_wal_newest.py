@@ -1,5 +1,8 @@
 """The record of the newest segment: one that vanishes is missed, one that never counted is not."""
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from contrail_storage.wal import NodeFileDamagedError
