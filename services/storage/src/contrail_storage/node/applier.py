@@ -1,6 +1,6 @@
 """Applying committed entries: machines in order, answers to the callers, jobs to the writer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -224,6 +224,36 @@ class Applier:
                 self._note_small(number, span)
         self._on_written()
 
+    def lost(self, jobs: list[Job]) -> None:
+        """Jobs will never reach the store, which failed. Runs on the event loop."""
+        for job in jobs:
+            if isinstance(job, WriteJob):
+                self.unwritten_bytes -= job.bytes
+            elif isinstance(job, RewriteJob):
+                job.lost = True
+                job.written.set()
+        self._on_written()
+
+    def take_over(self, fresh: "Applier") -> None:
+        """Go on with the machines and blocks of ``fresh``, which stand at the same indexes.
+
+        Raises RuntimeError when they hold something else; then nothing has changed.
+        """
+        stored = {number: one for number, one in self.shards.items() if not one.volatile}
+        if differing := _differing(stored, fresh.shards):
+            raise RuntimeError(f"the log led to another state of the shards {differing}")
+        self._blocks.take_over(fresh._blocks, keys.is_volatile)
+        for number, shard in fresh.shards.items():
+            known = self.shards.setdefault(number, shard)
+            known.machine = shard.machine
+            known.machine.read_from(ShardFacts(self._blocks, number))
+            known.small_runs = shard.small_runs
+            known.damaged = known.damaged or shard.damaged
+            known.notify()
+        self.written_indexes.update(fresh.written_indexes)
+        self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)
+        self._on_written()
+
     def _note_small(self, number: int, span: BlockSpan, level: int = 0) -> None:
         """Remember a small block; when a run of them is worth a block, have it merged.
 
@@ -269,6 +299,8 @@ class Applier:
     def store_pages(self) -> None:
         """Have the directories of blocks stored in pages as far as they are due."""
         self._behind.flush()  # a page that goes must find the rows of all blocks that went
+        if self._writer.failed:
+            return
         for number, directory in self._blocks.directories.items():
             if not keys.is_volatile(number):
                 for due in directory.take_due_pages():
@@ -282,8 +314,13 @@ class Applier:
             self._writer.submit(job)
 
     def rewrite(self, number: int, old: BlockSpan, left: list[Block]) -> RewriteJob | None:
-        """Put what is ``left`` of it in the place of ``old``; None when that no longer stands."""
+        """Put what is ``left`` of it in the place of ``old``; None when that no longer stands.
+
+        Raises StoreFailedError while the store is given up.
+        """
         self._behind.flush()  # where ``old`` waits, it would be joined to others as it was
+        if self._writer.failed and not keys.is_volatile(number):
+            raise StoreFailedError("the store takes nothing now")
         directory = self._blocks.directory(number)
         if not directory.holds(old):
             return None
@@ -296,3 +333,24 @@ class Applier:
             self._blocks.overlay(number, block)
         self._hand_over(job)
         return job
+
+
+def _differing(known: Mapping[int, Shard], fresh: Mapping[int, Shard]) -> list[int]:
+    """Shards that do not hold the same; none of a node that held nothing yet."""
+    if not known:
+        return []
+    return sorted(
+        number
+        for number in known.keys() | fresh.keys()
+        if number not in known
+        or number not in fresh
+        or (
+            not (known[number].damaged or fresh[number].damaged)
+            and _mark(known[number]) != _mark(fresh[number])
+        )
+    )
+
+
+def _mark(shard: Shard) -> tuple[int, int, int]:
+    counters = shard.machine.counters
+    return counters.last_seq, counters.messages, counters.digest

@@ -9,6 +9,7 @@ import structlog
 
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
+from contrail_storage.store.rocks_store import StoreError
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_log import LogFailedError, LogRottenError, NodeLog
 
@@ -51,7 +52,7 @@ async def by_size(
         if size() >= limit:
             try:
                 await checkpoint()
-            except (OSError, LogRottenError) as error:
+            except (OSError, StoreError, LogRottenError) as error:
                 # The log is kept until a later one succeeds: a full disk heals by itself.
                 _log.warning("checkpoint failed", error=str(error))
 

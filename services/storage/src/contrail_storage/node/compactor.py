@@ -24,7 +24,7 @@ from contrail_storage.store.block_store import (
     BlockSpan,
     BlockStore,
 )
-from contrail_storage.store.rocks_store import StoreClosedError
+from contrail_storage.store.rocks_store import StoreClosedError, StoreFailedError
 
 _PAUSE_BLOCKS: Final = 64
 _RETRY_S: Final = 60.0
@@ -237,4 +237,6 @@ class Compactor:
 async def _all_written(jobs: list[RewriteJob]) -> None:
     for job in jobs:
         await job.written.wait()
+        if job.lost:
+            raise StoreFailedError("the store failed before it held what was written again")
     jobs.clear()

@@ -211,6 +211,15 @@ class ConsumerManager:
                 # Behind what tells the desk that its commands of the last term are lost.
                 loop.call_soon(desk.new_term)
 
+    def rebound(self) -> None:
+        """The machines of the durable shards were replaced by equal ones."""
+        for key, desk in list(self._desks.items()):
+            consumer = desk.shard.machine.consumers.get(key[1])
+            if consumer is None:
+                self._close(key)
+            elif consumer is not desk.consumer:
+                desk.rebind(consumer)
+
     async def drop_inactive(self) -> None:
         """Remove the consumers that nobody used for their ``inactive_threshold``."""
         now_s = asyncio.get_running_loop().time()

@@ -94,6 +94,12 @@ class Desk:
         self._counted_to = -1
         self._look_again()
 
+    def rebind(self, consumer: ConsumerMachine) -> None:
+        """Go on with another machine that stands where this one does."""
+        self.consumer = consumer
+        self.deadlines = Redeliveries(consumer)
+        self.reconfigured()
+
     def new_term(self) -> None:
         """This node leads anew: commands given up for lost may have been applied all the same."""
         self.consumer_seq = self.consumer.delivered.consumer_seq + len(self._joined)

@@ -15,6 +15,7 @@ from contrail_storage.node.shard import Shard, volatile_first
 from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.store.block_store import BlockStore
+from contrail_storage.store.rocks_store import StoreError
 
 TICK_S: Final = 0.1
 _SLICE_MESSAGES: Final = 20_000
@@ -46,7 +47,7 @@ class Housekeeper:
             await asyncio.sleep(TICK_S)
             try:
                 await self.tick()
-            except ApiError as error:
+            except (ApiError, StoreError) as error:
                 _log.info("housekeeping waits", reason=str(error))
 
     async def tick(self) -> None:

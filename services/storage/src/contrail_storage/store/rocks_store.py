@@ -78,6 +78,7 @@ _LASTING: Final = tuple(f"*{suffix}" for suffix in _LASTING_SUFFIXES)
 _CURRENT: Final = "CURRENT"
 _MISSING_PREFIX: Final = "IO error: No such file"
 _STALL_PREFIX: Final = "Result incomplete:"
+_REOPENING: Final = "the store failed and is being opened again"
 _PROPERTIES: Final = {
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
     "sst_bytes": "rocksdb.total-sst-files-size",
@@ -123,6 +124,7 @@ class RocksStore:
         self._gate = threading.Condition()
         self._users = 0
         self._closing = False
+        self._suspended = False
         self._scans: set[_Scan] = set()
 
     @classmethod
@@ -159,17 +161,55 @@ class RocksStore:
         return store
 
     def begin_writing(self) -> None:
-        """Take the lock and go on as :meth:`open` does; for the one thread that knows the store."""
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            with _own_errors():
-                assert self._database is not None
-                self._passing_by = self._unverified = None
-                self._database.close()
-                path, options = reading
-                self._database = Rdict(str(path), _options(options), {})
-                self._passing_by = _passing_by(self._database)
-                self._unverified = _passing_by(self._database, verified=False)
+        """Take the lock and go on as :meth:`open` does; for the one thread that knows the store.
+
+        Errors as those of `open`; the store is open for reading still, then.
+        """
+        if self._reading is None:
+            return
+        path, options = self._reading
+        with _own_errors():
+            assert self._database is not None
+            self._passing_by = self._unverified = None
+            self._database.close()
+            try:
+                self._use(Rdict(str(path), _options(options), {}))
+            except BaseException:
+                reading = AccessType.read_only()
+                self._use(Rdict(str(path), _options(options), {}, access_type=reading))
+                raise
+        self._reading = None
+
+    def _use(self, database: Rdict) -> None:
+        self._database = database
+        self._passing_by = _passing_by(database)
+        self._unverified = _passing_by(database, verified=False)
+
+    def suspend(self) -> None:
+        """Close the store that does not work any more; `take_over` is to follow. May be repeated.
+
+        Until then every call raises StoreFailedError, and open scans are cut.
+        """
+        with self._gate:
+            self._suspended = True
+            self._gate.wait_for(lambda: self._users == 0)
+            database, self._database = self._database, None
+            self._passing_by = self._unverified = None
+            for scan in self._scans:
+                scan.cut, scan.rows = True, None
+            self._scans.clear()
+        if database is not None:
+            with suppress(Exception):  # what cannot be written any more was given up
+                database.close()
+
+    def take_over(self, other: "RocksStore") -> None:
+        """Go on, after `suspend`, with what ``other`` has open, which nobody else uses."""
+        with self._gate:
+            self._database, other._database = other._database, None
+            self._passing_by, other._passing_by = other._passing_by, None
+            self._unverified, other._unverified = other._unverified, None
+            self._reading = other._reading
+            self._suspended = False
 
     @staticmethod
     def clone(path: Path, target: Path) -> None:
@@ -346,6 +386,8 @@ class RocksStore:
     def _check_open(self) -> None:
         if self._closing:
             raise StoreClosedError("the store is being closed")
+        if self._suspended:
+            raise StoreFailedError(_REOPENING)
 
     def _wait_for_scans(self, patience_s: float) -> None:
         with self._gate:
@@ -435,6 +477,8 @@ class RocksStore:
     def _using(self) -> Iterator[Rdict]:
         with self._gate:
             database = self._database
+            if self._suspended and not self._closing:
+                raise StoreFailedError(_REOPENING)
             if self._closing or database is None:
                 raise StoreClosedError("the store is closed")
             self._users += 1

@@ -156,6 +156,7 @@ class NodeLog:
         if self._segments:
             self._doubtful = self._segments[-1], found.sound
         self._next_batch = found.next_batch
+        self._count_segments()
         for number, held in found.recovery.groups.items():
             mark = _Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
             self._groups[number] = _Group(0, *mark[1:], durable=mark)
@@ -231,6 +232,11 @@ class NodeLog:
             raise LogRottenError(str(self.recovery.rot))
         self._call_soon, self._on_failure = call_soon, on_failure
         self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a segment to write to."""
+        return self._handle is not None
 
     @property
     def failed(self) -> bool:
@@ -464,6 +470,25 @@ class NodeLog:
             self._refusing = False
             self._waiting = _Batch()
             self._work.notify()
+
+    def read_back(self, keep_from: Mapping[int, int]) -> dict[int, RecoveredGroup]:
+        """What the files hold now above `keep_from`, as at a start. Blocks.
+
+        Nobody may append meanwhile. Raises OSError; LogRottenError for damage.
+        """
+        with self._retention:
+            with self._lock:
+                idle = self._progress.wait_for(
+                    lambda: self._failure or not (self._waiting.parts or self._in_flight_bytes),
+                    _JOIN_TIMEOUT_S,
+                )
+            if not idle:
+                raise LogFailedError("the log does not come to rest")
+            segments = list_segments(self._files, self._directory)
+            found = replay(self._files, self._directory, segments, keep_from, self._sealer).recovery
+        if found.rot is not None:
+            raise LogRottenError(str(found.rot))
+        return found.groups
 
     def drop_segments(self, applied: Mapping[int, int], *, keep_bytes: int | None = None) -> int:
         """Remove the oldest segments that hold nothing above `applied`; return the bytes freed.
