@@ -17,17 +17,22 @@ from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
-from tests.crash.disk import Failure, Plan, StoreOpener, Switch
+from tests.crash.disk import CountedFiles, Failure, Plan, StoreOpener, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
 
 UNTIL_HEALED: Final = 1_000_000
+SOUND: Final = Plan()
 
 
 @asynccontextmanager
-async def node_over_a_switched_store(data_dir: Path) -> AsyncIterator[tuple[StorageNode, Switch]]:
-    switch = Switch(Plan(), Reporter(os.open(os.devnull, os.O_WRONLY)))
-    options = NodeOptions(data_dir, open_store=StoreOpener(switch, 256))
+async def node_over_a_switched_store(
+    data_dir: Path, plan: Plan = SOUND
+) -> AsyncIterator[tuple[StorageNode, Switch]]:
+    reporter = Reporter(os.open(os.devnull, os.O_WRONLY))
+    switch = Switch(plan, reporter)
+    files = CountedFiles(switch, data_dir, reporter)
+    options = NodeOptions(data_dir, open_store=StoreOpener(switch, 256), files=files)
     node = StorageNode.open(options, SingleMemberGroups())
     await node.start()
     try:
@@ -109,3 +114,50 @@ def test_failed_store_is_opened_again_and_the_log_replayed(
     area: Path, call: str, number: int
 ) -> None:
     asyncio.run(fail_and_heal(area / "data", call, number))
+
+
+async def start_on_a_full_disk(data_dir: Path) -> None:
+    config = StreamConfig(name="S", subjects=("s.*",))
+    async with node_over_a_switched_store(data_dir) as (node, switch):
+        link = LocalLink(node)
+        await link.put_stream(config, "put", None, False)
+        await link.put_stream(
+            StreamConfig(name="M", subjects=("m.*",), storage="memory"), "put", None, False
+        )
+        for one in range(40):
+            await publish(link, one)
+        await node.checkpoint()
+        for one in range(40, 80):
+            await publish(link, one)
+        # The last flush fails: the log alone holds the newest messages.
+        switch.plan = Plan(failures=(Failure("store", "flush", 1, errno.EIO, UNTIL_HEALED),))
+    full = Failure("log", "create", 1, errno.ENOSPC, UNTIL_HEALED)
+    async with node_over_a_switched_store(data_dir, Plan(failures=(full,))) as (node, switch):
+        link = LocalLink(node)
+        assert "No space left" in node.readiness()["storage"]
+        assert await everything(link) == [note(one).payload for one in range(80)]
+        assert (await link.stream_info("S")).state.last_seq == 80
+        page = await link.list_streams("", "", 9, "")
+        assert [info.config.name for info in page.streams or []] == ["S"]
+        node.metrics_text()
+        for stream in ("S", "M"):
+            with pytest.raises(ApiError) as caught:
+                await publish(link, 80, stream)
+            assert caught.value.applied is False
+            assert caught.value.spec.status in (503, 507)
+        with pytest.raises(ApiError) as caught:
+            await publish(link, 80)
+        assert caught.value.spec is errors.STORAGE_FULL
+        switch.plan = Plan()
+        await wait_until(lambda: not node.readiness())
+        assert await publish(link, 80) == 81
+        assert await everything(link) == [note(one).payload for one in range(81)]
+        again = await link.publish("S", [note(one) for one in range(80)])
+        assert all(result.duplicate for result in again.results)
+        await link.publish("M", [PublishMessage("m.a", None, b"anew", None)])
+    async with node_over_a_switched_store(data_dir) as (node, _):
+        assert await everything(LocalLink(node)) == [note(one).payload for one in range(81)]
+
+
+def test_start_on_a_full_disk_serves_reads_and_heals(area: Path) -> None:
+    asyncio.run(start_on_a_full_disk(area / "data"))

@@ -252,7 +252,6 @@ class Applier:
             known.notify()
         self.written_indexes.update(fresh.written_indexes)
         self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)
-        self._on_written()
 
     def _note_small(self, number: int, span: BlockSpan, level: int = 0) -> None:
         """Remember a small block; when a run of them is worth a block, have it merged.

@@ -43,8 +43,9 @@ class Healing:
         self._store_failure = ""
         self.reopened = 0
         """How often the store was opened again: what only the failed one held is lost."""
+        self.closed = False
+        """The node stops: what fails now is left as it is."""
         self._pause_s = _PAUSE_S
-        self._changed = asyncio.Event()
 
     @property
     def failure(self) -> str:
@@ -64,7 +65,8 @@ class Healing:
         self._log_failure = f"the log failed: {error}"
         for group in self._node.groups.values():
             group.handle_log_failure()
-        self._node.spawn(self._recover_log())
+        if not self.closed:
+            self._node.spawn(self._recover_log())
 
     async def _recover_log(self) -> None:
         while True:
@@ -96,7 +98,8 @@ class Healing:
         for group in self._node.logged_groups.values():
             group.resign()
         self._node.applier.flush()
-        self._node.spawn(self.reopen())
+        if not self.closed:
+            self._node.spawn(self.reopen())
 
     def worked(self) -> None:
         """The store has flushed everything: the next failure is a new one."""
@@ -198,6 +201,7 @@ class Healing:
         await asyncio.to_thread(node.raw_store.suspend)
         rebuilt = await self._rebuild(None, writable=False)
         node.meta.take_over(rebuilt.meta)
+        node.applier.shards.clear()  # they stand where the store does, behind the log
         self._take_over(rebuilt)
         return dict(rebuilt.ends)
 

@@ -537,6 +537,7 @@ class StorageNode:
         self.restores.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._until_applied(), _STOP_GRACE_S)
+        self.healing.closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -46,6 +46,7 @@ _PURGED_SUBJECTS: Final = 256
 _EVERYTHING: Final = 1 << 62
 _RENEWED_TOGETHER: Final = 256
 HASH_KEY_BYTES: Final = 32
+_UNMADE: Final = "a stream in memory is made anew once the disk takes what is written"
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -102,7 +103,15 @@ class StreamManager:
         entry = self._meta.streams.get(name)
         if entry is None or entry.stage != "listed":
             raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
+        if entry.shard not in self._shards:
+            raise ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
         return entry
+
+    def _listed(self) -> Iterator[StreamEntry]:
+        """The listed streams, without those in memory that this start has not made anew yet."""
+        for entry in self._meta.streams.values():
+            if entry.stage == "listed" and entry.shard in self._shards:
+                yield entry
 
     def shard(self, name: str, part: int | None = None) -> Shard:
         """The shard of the listed stream ``name``, or the one numbered ``part`` of several.
@@ -127,12 +136,7 @@ class StreamManager:
 
     def shard_numbers(self) -> list[int]:
         """Numbers of the listed streams' shards."""
-        return [
-            number
-            for entry in self._meta.streams.values()
-            if entry.stage == "listed"
-            for number in entry.numbers
-        ]
+        return [number for entry in self._listed() for number in entry.numbers]
 
     def taken_numbers(self) -> set[int]:
         """Numbers of the shards of all streams, also of those half made or not wholly removed."""
@@ -140,9 +144,7 @@ class StreamManager:
 
     def names(self) -> list[str]:
         """Names of the listed streams, ascending."""
-        return sorted(
-            entry.name for entry in self._meta.streams.values() if entry.stage == "listed"
-        )
+        return sorted(entry.name for entry in self._listed())
 
     def route(self, subject: str) -> str | None:
         """The listed stream that captures the literal ``subject``, or None."""
