@@ -51,7 +51,9 @@ async def publish(link: LocalLink, number: int, stream: str = "S") -> int:
 
 
 async def everything(link: LocalLink) -> list[bytes]:
-    found = await link.read_range(RangeRequest(stream="S", from_seq=1, limit=1_000, max_bytes=1 << 30))
+    found = await link.read_range(
+        RangeRequest(stream="S", from_seq=1, limit=1_000, max_bytes=1 << 30)
+    )
     return [message.payload for message in found.messages]
 
 

@@ -43,13 +43,11 @@ def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, Sha
     }
 
 
-async def by_size(
-    size: Callable[[], int], limit: int, checkpoint: Callable[[], Awaitable[None]]
-) -> None:
-    """Take a checkpoint whenever the log's ``size`` has reached ``limit`` (bytes)."""
+async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitable[None]]) -> None:
+    """Take a checkpoint whenever it is due, which is looked at each second."""
     while True:
         await asyncio.sleep(1.0)
-        if size() >= limit:
+        if is_due():
             try:
                 await checkpoint()
             except (OSError, StoreError, LogRottenError) as error:

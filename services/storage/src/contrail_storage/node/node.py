@@ -23,10 +23,11 @@ from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.accepting import read_accepting
 from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.applier import Applier
-from contrail_storage.node.checkpointer import Checkpointer, DataLostError, by_size
+from contrail_storage.node.checkpointer import Checkpointer, DataLostError, when_due
 from contrail_storage.node.compactor import Compactor
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.content_sealing import SealingLog
+from contrail_storage.node.disk_room import DiskRoom
 from contrail_storage.node.due_messages import DueMessages
 from contrail_storage.node.entries import EntryContext
 from contrail_storage.node.erasing import Eraser, Erasures
@@ -275,6 +276,8 @@ class StorageNode:
         self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
         self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
+        self.room = self._disk_room()
+        self.shard_log.check_room = self.room.check
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
         self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, shards)
@@ -329,11 +332,11 @@ class StorageNode:
         await self.streams.mend_all()
         await self.consumers.mend_all()
         await self.shredder.mend()
-        upkeep = self.scrubber, self.compactor, self.eraser, self.shredder, Reclaimer(self._disk)
+        reclaimer = Reclaimer(self._disk, is_short=lambda: self.room.short and not self.failure)
+        upkeep = self.scrubber, self.compactor, self.eraser, self.shredder, reclaimer
         for work in (self._housekeeper, *upkeep):
             self.spawn(work.run())
-        limit = self.options.checkpoint_bytes
-        self.spawn(by_size(lambda: self.log.stats.size_bytes, limit, self.checkpoint))
+        self.spawn(when_due(self._is_checkpoint_due, self.checkpoint))
         self._ready = True
 
     def _make_eraser(self) -> Eraser:
@@ -483,6 +486,29 @@ class StorageNode:
             await asyncio.sleep(_TICK_S)
             for group in self.groups.values():
                 group.tick()
+
+    def _disk_room(self) -> DiskRoom:
+        def waiting_bytes() -> int:
+            queued = self.log.queued_bytes + self.shard_log.queued_bytes
+            return queued + self.applier.unwritten_bytes
+
+        stats = self.log.stats
+        return DiskRoom(
+            self.options.data_dir,
+            self.raw_store,
+            lambda: stats.size_bytes,
+            waiting_bytes,
+            lambda: self._tell("server_out_of_space"),
+        )
+
+    def _is_checkpoint_due(self) -> bool:
+        """Whether the log is large, or could give back room that is needed."""
+        if self.failure:
+            return False
+        if self.room.short:
+            self.room.measure()  # what was deleted may have made room
+        stats, limit = self.log.stats, self.options.checkpoint_bytes
+        return stats.size_bytes >= limit or (self.room.short and stats.segments > 1)
 
     async def checkpoint(self) -> None:
         """Flush the store, so that the log below may be dropped. Raises OSError or StoreError."""

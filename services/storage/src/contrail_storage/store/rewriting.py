@@ -22,7 +22,7 @@ _ROUNDS: Final = 3
 _SPANS_MAX: Final = 32
 _SHARD_BYTES: Final = 5
 """Keys begin with their kind and the number of their shard."""
-_RECLAIMED_TOGETHER: Final = 4
+RECLAIMED_TOGETHER: Final = 4
 _SMALL_BYTES: Final = 4 << 20
 _JOINED_TOGETHER: Final = 64
 _RUNNING: Final = "rocksdb.num-running-compactions"
@@ -80,7 +80,7 @@ class Rewriter:
         # The tables name current values alone now, so the store knows what nothing needs.
         self._vacate([one for one in self._blob_files() if self._is_stale(one, ranges)])
 
-    def reclaim(self) -> int:
+    def reclaim(self, together: int = RECLAIMED_TOGETHER) -> int:
         """Write a few files anew of which most is not needed, else small ones if there are many.
 
         Answers their bytes.
@@ -88,7 +88,7 @@ class Rewriter:
         files = self._blob_files()
         mostly_garbage = [one for one in files if 2 * one.garbage_bytes > one.record_bytes]
         small = [one for one in files if one.size < _SMALL_BYTES]
-        chosen = mostly_garbage[:_RECLAIMED_TOGETHER]
+        chosen = mostly_garbage[:together]
         if not chosen and len(small) >= _JOINED_TOGETHER:
             chosen = small[:_JOINED_TOGETHER]
         self._vacate(chosen)

@@ -32,7 +32,7 @@ from rocksdict import (
 )
 
 from contrail_storage.store.blob_files import SUFFIX as BLOB_SUFFIX
-from contrail_storage.store.rewriting import Rewriter, blob_files_of
+from contrail_storage.store.rewriting import RECLAIMED_TOGETHER, Rewriter, blob_files_of
 from contrail_storage.store.store_errors import (
     StoreClosedError,
     StoreCorruptError,
@@ -336,17 +336,20 @@ class RocksStore:
             self._wait_for_scans(patience_s)
             rewriter.wait_for_removals()
 
-    def reclaim(self) -> int:
+    def reclaim(self, *, pressing: bool = False) -> int:
         """Write a few files anew of which most is not needed, or that are many and small.
 
-        Answers their bytes. Nothing is done while `rewrite` is under way. Blocks; errors as those
-        of `rewrite`.
+        Answers their bytes. When it is ``pressing`` what was deleted leaves the tables first, so
+        that it shows, and one file is written at a time. Nothing is done while `rewrite` is under
+        way. Blocks; errors as those of `rewrite`.
         """
         if not self._rewriting.acquire(blocking=False):
             return 0
         try:
             with self._using() as database:
-                return self._rewriter(database).reclaim()
+                if pressing and _has_room_for_tables(database):
+                    database.compact_range(None, None)
+                return self._rewriter(database).reclaim(1 if pressing else RECLAIMED_TOGETHER)
         finally:
             self._rewriting.release()
 
@@ -401,6 +404,15 @@ class RocksStore:
         for scan in scans:
             scan.cut = True
             scan.rows = None
+
+    def owed_bytes(self, compaction_max: int) -> int:
+        """Bytes that are still to be flushed, and at most ``compaction_max`` to be compacted."""
+        with self._using() as database:
+            unflushed, compaction = (
+                database.property_int_value(_PROPERTIES[name]) or 0
+                for name in ("memtable_bytes", "pending_compaction_bytes")
+            )
+        return unflushed + min(compaction, compaction_max)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -520,6 +532,16 @@ class StoreView:
         self._store.seek(self._scan, start)
         while chunk := self._store.rows_below(self._scan, stop):
             yield from chunk
+
+
+def _has_room_for_tables(database: Rdict) -> bool:
+    """Whether all tables could be written once more."""
+    needed = sum(
+        database.property_int_value(_PROPERTIES[name]) or 0
+        for name in ("memtable_bytes", "sst_bytes")
+    )
+    status = os.statvfs(database.path())
+    return status.f_bavail * status.f_frsize > needed
 
 
 def _whole(database: Rdict) -> Rdict:
