@@ -16,8 +16,7 @@ import pytest
 from tests.support.servers import ServerProcess
 
 WAIT_S: Final = 60.0
-MIB: Final = 1 << 20
-PAYLOAD_BYTES: Final = 128 << 10
+PAYLOAD_BYTES: Final = 512 << 10
 _SHIM: Final = Path(__file__).parents[1] / "support" / "failing_calls.c"
 
 
@@ -52,6 +51,7 @@ class Client:
         self._http.put("/v1/streams/S", json={"subjects": ["s.*"]}).raise_for_status()
 
     def moved(self, server: ServerProcess) -> None:
+        self._http.close()
         self._http = server.client()
 
     def publish(self) -> httpx.Response:
@@ -70,10 +70,10 @@ class Client:
     def fill(self) -> None:
         """Publish until nothing is taken any more, also after a checkpoint has made room."""
         refused = 0
-        while refused < 30:
+        while refused < 8:
             if self.publish().status_code == 507:
                 refused += 1
-                self.look(sample=3)
+                self.look(sample=1)
             else:
                 refused = 0
 
@@ -128,7 +128,8 @@ def test_disk_that_fills_up_by_publishing_takes_deletes_and_heals(small_disk: Pa
         server.start()
         client.moved(server)
         client.look()
-        client.purge("s.3")
+        for subject in ("s.2", "s.3", "s.4"):
+            client.purge(subject)
         wait_for(lambda: client.publish().status_code == 201)
         client.look()
         stop(server)
@@ -146,7 +147,7 @@ def test_disk_filled_by_others_is_served_for_reading_also_by_a_start(small_disk:
     with ServerProcess(small_disk / "data") as server:
         client = Client(server)
         client.create()
-        for _ in range(100):
+        for _ in range(30):
             assert client.publish().status_code == 201
         fill()
         wait_for(lambda: client.publish().status_code == 507)

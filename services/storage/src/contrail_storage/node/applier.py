@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import structlog
 
 from contrail_common import errors
-from contrail_common.blocks import Block
+from contrail_common.blocks import Block, BlockCodec
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import (
     META_SHARD,
@@ -36,6 +36,7 @@ from contrail_storage.node.store_writer import (
     merge_job,
 )
 from contrail_storage.node.write_behind import WriteBehind
+from contrail_storage.store.block_codecs import codec_of
 from contrail_storage.store.block_store import (
     UNREADABLE,
     BlockSpan,
@@ -101,6 +102,17 @@ class Applier:
         """A shard without a stream yet."""
         machine = StreamMachine(number, ShardFacts(self._blocks, number))
         return Shard(machine, 0)
+
+    def hash_key(self, number: int) -> bytes:
+        """What message ids of a shard are hashed with; empty where there is no stream."""
+        shard = self.shards.get(number)
+        record = shard.machine.record if shard is not None else None
+        return record.hash_key if record is not None else b""
+
+    def codec_of(self, number: int) -> BlockCodec | None:
+        """What the blocks of a shard are made smaller with; asked by the store's writer."""
+        shard = None if keys.is_volatile(number) else self.shards.get(number)
+        return codec_of(shard.machine.compression) if shard is not None else None
 
     def apply(self, group: int, index: int, term: int, data: bytes, context: object) -> None:
         """Apply one committed entry; ``data`` is empty for Raft's own entries."""

@@ -50,7 +50,8 @@ class DiskRoom:
         ``on_full`` is called when messages begin to be refused.
         """
         self.short = False
-        """Whether messages are refused: what can be dropped should be."""
+        """Whether messages are refused, or will be soon: what can be dropped should be."""
+        self._refuses = False
         self._directory = directory
         self._store = store
         self._log_bytes = log_bytes
@@ -67,6 +68,7 @@ class DiskRoom:
             return
         left = self.measure()
         if left < cost:
+            self._refuse()
             detail = f"no room on the disk: messages may take {max(left, 0) >> 20} MiB more"
             raise ApiError(errors.STORAGE_FULL, detail, retry_after_s=1, applied=False)
         self._left -= cost
@@ -81,12 +83,14 @@ class DiskRoom:
         except StoreError:
             owed = 0  # it failed, and messages are refused for that
         owed = max(owed, self._log_bytes()) + 2 * self._waiting_bytes()
-        self._left = free - owed - min(_RESERVE_BYTES, total // _RESERVE_PART)
-        self._note(short=self._left < _REQUEST_BYTES)
+        reserve = min(_RESERVE_BYTES, total // _RESERVE_PART)
+        self._left = free - owed - reserve
+        self.short = self._left < reserve
+        self._refuses = self._refuses and self.short
         return self._left
 
-    def _note(self, *, short: bool) -> None:
-        if short and not self.short:
+    def _refuse(self) -> None:
+        if not self._refuses:
             _log.warning("disk_full", directory=str(self._directory))
             self._on_full()
-        self.short = short
+        self._refuses = self.short = True

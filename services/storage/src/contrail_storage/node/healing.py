@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from contrail_storage.node.rebuilding import Rebuilt, rebuild
-from contrail_storage.node.switching import STORE_NAME
-from contrail_storage.store.rocks_store import StoreCorruptError, StoreError, StoreMissingError
+from contrail_storage.node.switching import STORE_NAME, discard_unfinished
+from contrail_storage.store.rocks_store import (
+    StoreCorruptError,
+    StoreError,
+    StoreFailedError,
+    StoreLockedError,
+    StoreMissingError,
+)
 from contrail_storage.wal.node_log import LogRottenError
 
 if TYPE_CHECKING:
@@ -135,7 +141,7 @@ class Healing:
         node = self._node
         await asyncio.to_thread(self._check_writable)
         if not node.begun:
-            await asyncio.to_thread(node.begin_writing)
+            await asyncio.to_thread(self._begin_log)
         await self._until_lost()
         groups = node.logged_groups
         applied = {number: group.applied_index for number, group in groups.items()}
@@ -146,6 +152,9 @@ class Healing:
             with suppress(OSError, StoreError):  # then nothing can be read either, until it works
                 self._take_over(await self._rebuild(applied, writable=False))
             raise error
+        if applied != {number: group.applied_index for number, group in groups.items()}:
+            rebuilt.store.close()
+            raise StoreFailedError("entries were applied while the store was opened")
         self._take_over(rebuilt)
         node.writer.go_on()
 
@@ -190,16 +199,43 @@ class Healing:
 
     # A start that cannot write -------------------------------------------------------------------
 
-    async def start_reading(self, error: Exception) -> dict[int, int]:
-        """Show all that the store and the log hold, although nothing can be written.
+    def try_to_write(self) -> None:
+        """All that is stored is known to be sound: from here on files are changed. Blocks.
 
-        Answers where the groups stand.
+        Where they cannot be, the log stays closed, and what the folder holds is for reading.
         """
         node = self._node
-        self._note(error)
-        _log.error("started for reading", error=str(error))
+        held = bool(node.log.recovery.groups)
+        try:
+            node.raw_store.begin_writing()
+            self._begin_log()
+        except (StoreLockedError, StoreMissingError):
+            raise
+        except (OSError, StoreFailedError) as error:
+            if not held:
+                raise  # a new folder: there is nothing to read
+            self._note(error)
+
+    def _begin_log(self) -> None:
+        node = self._node
+        discard_unfinished(node.options.data_dir)
+        if node.keyring is not None:
+            node.keyring.rotate(node.options.node_keys[0])
+        if not node.log.is_open:
+            node.log.begin_segment()
+
+    async def start_reading(self) -> dict[int, int]:
+        """Show all that the store and the log hold, although nothing can be written.
+
+        Answers where the groups stand. Raises OSError.
+        """
+        node = self._node
+        _log.error("started for reading", error=self._store_failure)
         await asyncio.to_thread(node.raw_store.suspend)
-        rebuilt = await self._rebuild(None, writable=False)
+        try:
+            rebuilt = await self._rebuild(None, writable=False)
+        except (StoreError, LogRottenError) as error:
+            raise OSError(str(error)) from error
         node.meta.take_over(rebuilt.meta)
         node.applier.shards.clear()  # they stand where the store does, behind the log
         self._take_over(rebuilt)

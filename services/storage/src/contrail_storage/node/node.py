@@ -24,15 +24,10 @@ from contrail_storage.node.accepting import read_accepting
 from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.applier import Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError, when_due
-from contrail_storage.node.compactor import Compactor
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.content_sealing import SealingLog
-from contrail_storage.node.disk_room import DiskRoom
-from contrail_storage.node.due_messages import DueMessages
 from contrail_storage.node.entries import EntryContext
-from contrail_storage.node.erasing import Eraser, Erasures
 from contrail_storage.node.healing import Healing
-from contrail_storage.node.housekeeper import Housekeeper
 from contrail_storage.node.identity import check_store_is_there, identify
 from contrail_storage.node.loading import load_node, stored_machines, take_anew
 from contrail_storage.node.log_time import LogTime
@@ -43,10 +38,8 @@ from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.readiness import problems_of
-from contrail_storage.node.reclaimer import Reclaimer
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.restore import Restores
-from contrail_storage.node.scrubber import Scrubber
 from contrail_storage.node.shard_logs import ShardLogs
 from contrail_storage.node.shredding import Shredder, stop_without_keys
 from contrail_storage.node.snapshot import Snapshotter
@@ -54,22 +47,20 @@ from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.node.switching import (
     STORE_NAME,
-    discard_unfinished,
     drop_kept_aside,
     finish_switch,
 )
+from contrail_storage.node.upkeep import is_checkpoint_due, room_of, upkeep_of
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
 from contrail_storage.seal.content import ContentOpener
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
 from contrail_storage.seal.subject_keys import SubjectKeys
-from contrail_storage.store.block_codecs import codec_of
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import (
     RocksStore,
     StoreCorruptError,
     StoreError,
     StoreFailedError,
-    StoreLockedError,
     StoreMissingError,
     StoreStalledError,
 )
@@ -145,7 +136,6 @@ class StorageNode:
         self.healing = Healing(self)
         self.begun = False
         """Whether the log takes entries; not yet where the start could not write."""
-        self._unwritable: Exception | None = None
         self._defect = ""
         self.fatal: asyncio.Future[str]
         self.timings = NodeTimings()
@@ -178,7 +168,7 @@ class StorageNode:
             node = read_accepting(
                 options, files, lambda: cls._read(options, groups, files), lambda one: one._parts
             )
-            node._try_to_write()
+            node.healing.try_to_write()
         except BaseException:
             if node is not None:
                 node._disk.close()
@@ -225,30 +215,6 @@ class StorageNode:
         self.subject_keys.load()
         stop_without_keys(self.subject_keys, self.applier.shards.values())
 
-    def _try_to_write(self) -> None:
-        """All that is stored is known to be sound: from here on files are changed.
-
-        Where they cannot be, what the folder holds is served for reading.
-        """
-        held = bool(self.log.recovery.groups)
-        try:
-            self._disk.begin_writing()
-            self.begin_writing()
-        except (StoreLockedError, StoreMissingError):
-            raise
-        except (OSError, StoreFailedError) as error:
-            if not held:
-                raise  # a new folder: there is nothing to read
-            self._unwritable = error
-
-    def begin_writing(self) -> None:
-        """Go on in a new segment of the log. Blocks. Raises OSError; may be called again."""
-        discard_unfinished(self.options.data_dir)
-        if not self.log.is_open:
-            self.log.begin_segment()
-        if self.keyring is not None:
-            self.keyring.rotate(self.options.node_keys[0])
-
     def _machines(self) -> dict[int, StreamMachine]:
         return stored_machines(self.applier)
 
@@ -258,16 +224,13 @@ class StorageNode:
     # Running -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start threads and groups, replay the log, mend half-made streams; then serving.
-
-        Where nothing can be written: show what is stored, and do all that later. Raises OSError.
-        """
+        """Start threads and groups, then `begin`; where nothing can be written, later."""
         self._loop = asyncio.get_running_loop()
         self.fatal = self._loop.create_future()
         self.writer.start()
         ends: Mapping[int, int] = self.applier.written_indexes
-        if self._unwritable is not None:
-            ends = await self.healing.start_reading(self._unwritable)
+        if not self.log.is_open:
+            ends = await self.healing.start_reading()
         for group_id in _LOGGED:
             self.groups[group_id] = self._make_group(group_id, ends.get(group_id, 0))
         self.clock = clock = LogTime(self.applier.last_entry_ns)
@@ -276,13 +239,13 @@ class StorageNode:
         self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
         self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
-        self.room = self._disk_room()
+        self.room = room_of(self)
         self.shard_log.check_room = self.room.check
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
         self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, shards)
         self.streams = StreamManager(
-            self._options.name,
+            self.options.name,
             self.meta,
             shards,
             self.meta_log,
@@ -295,25 +258,9 @@ class StorageNode:
         self.shredder = Shredder(
             self.subject_keys, self.streams, shards, self.shard_logs, self.snapshotter
         )
-        self.scrubber = Scrubber(
-            lambda: [shard for shard in self.streams.shards() if not shard.volatile],
-            self.blocks,
-            self._store,
-            self.reader.opener,
-            bytes_s=self.options.scrub_bytes_s,
-            pause_s=self.options.scrub_pause_s,
-        )
-        due = DueMessages(
-            self.reader, self.shard_logs, self.blocks, self._store.scan, self.until_written
-        )
-        self._housekeeper = Housekeeper(
-            self.streams, self.consumers, self.shard_logs, self.blocks, clock, due
-        )
-        self.compactor = Compactor(
-            self.streams.shards, self.blocks, self.applier, self.options.room
-        )
-        self.eraser = self._make_eraser()
-        if self._unwritable is None:
+        self._upkeep = upkeep = upkeep_of(self, clock, self._store)
+        self.scrubber, self.compactor, self.eraser = upkeep[:3]
+        if self.log.is_open:
             await self.begin()
         else:
             self._ready = True
@@ -332,33 +279,10 @@ class StorageNode:
         await self.streams.mend_all()
         await self.consumers.mend_all()
         await self.shredder.mend()
-        reclaimer = Reclaimer(self._disk, is_short=lambda: self.room.short and not self.failure)
-        upkeep = self.scrubber, self.compactor, self.eraser, self.shredder, reclaimer
-        for work in (self._housekeeper, *upkeep):
+        for work in (*self._upkeep, self.shredder):
             self.spawn(work.run())
-        self.spawn(when_due(self._is_checkpoint_due, self.checkpoint))
+        self.spawn(when_due(lambda: is_checkpoint_due(self), self.checkpoint))
         self._ready = True
-
-    def _make_eraser(self) -> Eraser:
-        erasures = Erasures(
-            self.identity.node_id,
-            self.meta.erasures,
-            self.streams,
-            self.reader,
-            self.meta_log,
-            self.shard_logs,
-            self._log_time_ns,
-            self.shredder,
-        )
-        return Eraser(
-            erasures,
-            self.applier.shards,
-            self.compactor,
-            self._cut_log,
-            self._disk,
-            self.options.erase,
-            lambda: self.healing.reopened,
-        )
 
     async def _replay(self) -> None:
         """Drive the groups without pause until they lead and the log is replayed."""
@@ -401,7 +325,7 @@ class StorageNode:
                 self.consumers.new_term()
             if all(group.is_leader for group in self.groups.values()):
                 self._leading.set()
-                self._tell("domain_leader_elected")
+                self.tell("domain_leader_elected")
                 if self._ready:
                     self.spawn(self._mend())
 
@@ -440,26 +364,20 @@ class StorageNode:
     def _make_proposer(self, number: int, group: Group) -> Proposer:
         self._proposers[number] = proposer = Proposer(
             group,
-            self._log_time_ns,
-            self._hash_key,
+            self.log_time_ns,
+            self.applier.hash_key,
             (*self._factory.refusals, NotLeadingError),
             lambda: self.applier.unwritten_bytes,
         )
         return proposer
 
-    def _log_time_ns(self) -> int:
+    def log_time_ns(self) -> int:
+        """Log time that goes into entries now, in nanoseconds."""
         # Entries replayed at the start may be stamped later than the wall clock stands now.
         return max(self.clock.now(), self.applier.last_entry_ns)
 
-    def _hash_key(self, number: int) -> bytes:
-        shard = self.applier.shards.get(number)
-        record = shard.machine.record if shard is not None else None
-        return record.hash_key if record is not None else b""
-
     def _codec_of(self, number: int) -> BlockCodec | None:
-        """What the blocks of a shard are made smaller with; asked by the store's writer."""
-        shard = None if keys.is_volatile(number) else self.applier.shards.get(number)
-        return codec_of(shard.machine.compression) if shard is not None else None
+        return self.applier.codec_of(number)
 
     def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
         """Go over to another node key, the first; False when it is in use already. Blocks.
@@ -487,29 +405,6 @@ class StorageNode:
             for group in self.groups.values():
                 group.tick()
 
-    def _disk_room(self) -> DiskRoom:
-        def waiting_bytes() -> int:
-            queued = self.log.queued_bytes + self.shard_log.queued_bytes
-            return queued + self.applier.unwritten_bytes
-
-        stats = self.log.stats
-        return DiskRoom(
-            self.options.data_dir,
-            self.raw_store,
-            lambda: stats.size_bytes,
-            waiting_bytes,
-            lambda: self._tell("server_out_of_space"),
-        )
-
-    def _is_checkpoint_due(self) -> bool:
-        """Whether the log is large, or could give back room that is needed."""
-        if self.failure:
-            return False
-        if self.room.short:
-            self.room.measure()  # what was deleted may have made room
-        stats, limit = self.log.stats, self.options.checkpoint_bytes
-        return stats.size_bytes >= limit or (self.room.short and stats.segments > 1)
-
     async def checkpoint(self) -> None:
         """Flush the store, so that the log below may be dropped. Raises OSError or StoreError."""
         self.applier.store_pages()
@@ -521,7 +416,7 @@ class StorageNode:
             raise
         self.healing.worked()
 
-    async def _cut_log(self) -> None:
+    async def cut_log(self) -> None:
         """Flush the store, and drop the whole log that stands now, and what was kept aside."""
         await asyncio.to_thread(drop_kept_aside, self.options.data_dir)
         arguments = self.log, self._machines(), self._applied, self._until_written
@@ -633,7 +528,7 @@ class StorageNode:
 
     def _tell_if_full(self) -> None:
         if self.disk_full:
-            self._tell("server_out_of_space")
+            self.tell("server_out_of_space")
 
     def fail(self, reason: str) -> None:
         """Fail-stop: refuse everything and ask the owner to end the process."""
@@ -655,9 +550,10 @@ class StorageNode:
         self._write_seen.set()
         self._tell_if_full()
 
-    def _tell(self, kind: AdvisoryType) -> None:
-        advisory = Advisory(type=kind, server=self._options.name)
-        self.advisories.tell([advisory], self._log_time_ns())
+    def tell(self, kind: AdvisoryType) -> None:
+        """Advise of what happened to the node."""
+        advisory = Advisory(type=kind, server=self.options.name)
+        self.advisories.tell([advisory], self.log_time_ns())
 
     @property
     def failure(self) -> str:

@@ -21,7 +21,6 @@ from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.switching import STORE_NAME
 from contrail_storage.node.write_behind import ReplayBehind
 from contrail_storage.seal.keyring import Keyring
-from contrail_storage.store.block_codecs import codec_of
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import RocksStore, StoreFailedError, StoreStalledError
 from contrail_storage.store.sealed_store import SealedStore, Store
@@ -136,12 +135,11 @@ class _Rebuilding:
         if self._writable:
             self.applier.written(jobs)  # otherwise their blocks are to stay in memory
 
+    def _codec_of(self, number: int) -> BlockCodec | None:
+        return self.applier.codec_of(number)
+
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._store.scan(prefix, keys.prefix_end(prefix))
-
-    def _codec_of(self, number: int) -> BlockCodec | None:
-        shard = self.applier.shards.get(number)
-        return codec_of(shard.machine.compression) if shard is not None else None
 
 
 class _Nowhere:

@@ -9,16 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.files import AppendHandle, Files
 from contrail_storage.wal.log_options import LogOptions, LogStats
+from contrail_storage.wal.log_state import LogBatch, LogGroup, Mark, OnDurable
 from contrail_storage.wal.newest import missing_newest, note_newest
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
 from contrail_storage.wal.segments import Segment, list_segments, new_segment
@@ -26,8 +26,6 @@ from contrail_storage.wal.segments import Segment, list_segments, new_segment
 _MAX_SEGMENTS: Final = 64
 _JOIN_TIMEOUT_S: Final = 30.0
 _APART_BYTES: Final = 16 << 10
-
-OnDurable = Callable[[int, int], None]
 
 
 class LogFailedError(OSError):
@@ -40,42 +38,6 @@ class LogFullError(Exception):
 
 class LogRottenError(Exception):
     """Batches that were durable once cannot be read; the log does not go on behind them."""
-
-
-class _Mark(NamedTuple):
-    """Where a group's log stands after its first `position` records."""
-
-    position: int
-    last_index: int
-    last_term: int
-    term: int
-    voted_for: str | None
-
-
-_NOTHING: Final = _Mark(0, 0, 0, 0, None)
-
-
-@dataclass(slots=True)
-class _Group:
-    position: int = 0
-    last_index: int = 0
-    last_term: int = 0
-    term: int = 0
-    voted_for: str | None = None
-    durable: _Mark = _NOTHING
-    on_durable: OnDurable | None = None
-
-    def mark(self) -> _Mark:
-        return _Mark(self.position, self.last_index, self.last_term, self.term, self.voted_for)
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Records on their way to the disk; `highest` holds the top entry index of each group."""
-
-    parts: list[bytes] = field(default_factory=list)
-    highest: dict[int, int] = field(default_factory=dict)
-    size: int = 0
 
 
 class NodeLog:
@@ -104,13 +66,13 @@ class NodeLog:
         self._doubtful: tuple[Segment, bytes] | None = None
         self._next_batch = 1
         self._next_segment = segments[-1].number + 1 if segments else 1
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, LogGroup] = {}
         self._handle: AppendHandle | None = None
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
         self._retention = threading.Lock()
-        self._waiting = _Batch()
+        self._waiting = LogBatch()
         self._in_flight_bytes = 0
         self._needs_successor = False
         self._failure: Exception | None = None
@@ -158,8 +120,8 @@ class NodeLog:
         self._next_batch = found.next_batch
         self._count_segments()
         for number, held in found.recovery.groups.items():
-            mark = _Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
-            self._groups[number] = _Group(0, *mark[1:], durable=mark)
+            mark = Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
+            self._groups[number] = LogGroup(0, *mark[1:], durable=mark)
 
     def begin_segment(self) -> None:
         """Write the last segment again, without a torn tail, and go on in a new one.
@@ -204,7 +166,7 @@ class NodeLog:
                 raise LogFailedError(f"the log takes nothing: {self._failure}")
             state = self._groups.get(group)
             if state is None:
-                state = self._groups[group] = _Group()
+                state = self._groups[group] = LogGroup()
                 self._enqueue(group, state, codec.mark_record(RecordKind.BASE, group, 0, 0))
             if state.on_durable is not None:
                 raise ValueError(f"group {group} is attached already")
@@ -298,21 +260,21 @@ class NodeLog:
             record = codec.mark_record(RecordKind.BASE, group, index, term)
             return self._enqueue(group, state, record)
 
-    def _writable(self, group: int) -> _Group:
+    def _writable(self, group: int) -> LogGroup:
         if self._refusing or self._closing:
             raise LogFailedError(f"the log takes nothing: {self._failure or 'closed'}")
         return self._groups[group]
 
-    def _enqueue(self, group: int, state: _Group, record: bytes) -> int:
+    def _enqueue(self, group: int, state: LogGroup, record: bytes) -> int:
         self._waiting.parts.append(record)
         self._waiting.size += len(record)
         self._waiting.highest.setdefault(group, 0)
         return self._advance(state)
 
-    def _advance(self, state: _Group) -> int:
+    def _advance(self, state: LogGroup) -> int:
         if self._failure is not None:
             # Not yet reported: lost like everything that waited when the write failed.
-            self._waiting = _Batch()
+            self._waiting = LogBatch()
         state.position += 1
         self._work.notify()
         return state.position
@@ -324,24 +286,24 @@ class NodeLog:
             except Exception as error:
                 self._fail(error)
 
-    def _next_batch_to_write(self) -> tuple[_Batch, dict[int, _Mark]] | None:
+    def _next_batch_to_write(self) -> tuple[LogBatch, dict[int, Mark]] | None:
         with self._lock:
             while True:
                 if (self._waiting.parts or self._must_leave()) and self._failure is None:
                     return self._take_waiting()
                 lonely = self._needs_successor and self._failure is None
                 if self._closing:
-                    return (_Batch(), {}) if lonely else None
+                    return (LogBatch(), {}) if lonely else None
                 signalled = self._work.wait(self._options.idle_s if lonely else None)
                 if lonely and not signalled and not self._waiting.parts:
-                    return _Batch(), {}
+                    return LogBatch(), {}
 
-    def _take_waiting(self) -> tuple[_Batch, dict[int, _Mark]]:
-        batch, self._waiting = self._waiting, _Batch()
+    def _take_waiting(self) -> tuple[LogBatch, dict[int, Mark]]:
+        batch, self._waiting = self._waiting, LogBatch()
         self._in_flight_bytes = batch.size
         return batch, {group: self._groups[group].mark() for group in batch.highest}
 
-    def _write(self, batch: _Batch, marks: dict[int, _Mark]) -> None:
+    def _write(self, batch: LogBatch, marks: dict[int, Mark]) -> None:
         """Write one batch and sync it (the log's own thread), then report what is durable."""
         if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
@@ -417,7 +379,7 @@ class NodeLog:
         with suppress(RuntimeError):  # The loop has ended; nobody is left to be told.
             self._call_soon(callback)
 
-    def _report_durable(self, marks: dict[int, _Mark]) -> None:
+    def _report_durable(self, marks: dict[int, Mark]) -> None:
         for group, mark in marks.items():
             on_durable = self._groups[group].on_durable
             if on_durable is not None:
@@ -427,7 +389,7 @@ class NodeLog:
         self._close_handle()
         with self._lock:
             self._failure = error
-            self._waiting = _Batch()
+            self._waiting = LogBatch()
             self._in_flight_bytes = 0
             self._progress.notify_all()
         self._tell(partial(self._report_failure, error))
@@ -468,7 +430,7 @@ class NodeLog:
         with self._lock:
             self._failure = None
             self._refusing = False
-            self._waiting = _Batch()
+            self._waiting = LogBatch()
             self._work.notify()
 
     def read_back(self, keep_from: Mapping[int, int]) -> dict[int, RecoveredGroup]:
@@ -588,7 +550,7 @@ class NodeLog:
                     segment.highest.pop(group, None)
 
     def _copy_quiet(
-        self, quiet: Mapping[int, _Mark], held: Mapping[int, RecoveredGroup]
+        self, quiet: Mapping[int, Mark], held: Mapping[int, RecoveredGroup]
     ) -> dict[int, int]:
         budget = self._options.carry_bytes
         targets: dict[int, int] = {}
