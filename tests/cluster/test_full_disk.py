@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.support.servers import ServerProcess
+from tests.support.servers import PLAIN, ServerProcess
 
 WAIT_S: Final = 60.0
 PAYLOAD_BYTES: Final = 512 << 10
@@ -34,6 +34,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.fixture
+def client() -> Iterator["Client"]:
+    client = Client()
+    yield client
+    client.close()
+
+
 def payload(number: int) -> bytes:
     return (b"%d " % number) * (PAYLOAD_BYTES // len(b"%d " % number))
 
@@ -41,16 +48,20 @@ def payload(number: int) -> bytes:
 class Client:
     """Publishes numbered messages, and knows which of them were acknowledged, by sequence."""
 
-    def __init__(self, server: ServerProcess) -> None:
-        self._http = server.client()
+    def __init__(self) -> None:
+        self._http = httpx.Client(verify=PLAIN)
         self.acked: dict[int, int] = {}
         self.unknown: set[int] = set()
         self._next = 0
 
+    def close(self) -> None:
+        self._http.close()
+
     def create(self) -> None:
         self._http.put("/v1/streams/S", json={"subjects": ["s.*"]}).raise_for_status()
 
-    def moved(self, server: ServerProcess) -> None:
+    def turn_to(self, server: ServerProcess) -> None:
+        """Ask ``server`` from now on."""
         self._http.close()
         self._http = server.client()
 
@@ -111,9 +122,11 @@ def stop(server: ServerProcess) -> None:
 
 
 @pytest.mark.cluster
-def test_disk_that_fills_up_by_publishing_takes_deletes_and_heals(small_disk: Path) -> None:
+def test_disk_that_fills_up_by_publishing_takes_deletes_and_heals(
+    small_disk: Path, client: Client
+) -> None:
     with ServerProcess(small_disk / "data") as server:
-        client = Client(server)
+        client.turn_to(server)
         client.create()
         client.fill()
         assert client.acked
@@ -126,7 +139,7 @@ def test_disk_that_fills_up_by_publishing_takes_deletes_and_heals(small_disk: Pa
         client.fill()
         server.kill()
         server.start()
-        client.moved(server)
+        client.turn_to(server)
         client.look()
         for subject in ("s.2", "s.3", "s.4"):
             client.purge(subject)
@@ -136,7 +149,9 @@ def test_disk_that_fills_up_by_publishing_takes_deletes_and_heals(small_disk: Pa
 
 
 @pytest.mark.cluster
-def test_disk_filled_by_others_is_served_for_reading_also_by_a_start(small_disk: Path) -> None:
+def test_disk_filled_by_others_is_served_for_reading_also_by_a_start(
+    small_disk: Path, client: Client
+) -> None:
     ballast = small_disk / "ballast"
 
     def fill() -> None:
@@ -145,7 +160,7 @@ def test_disk_filled_by_others_is_served_for_reading_also_by_a_start(small_disk:
                 file.write(bytes(1 << 12))
 
     with ServerProcess(small_disk / "data") as server:
-        client = Client(server)
+        client.turn_to(server)
         client.create()
         for _ in range(30):
             assert client.publish().status_code == 201
@@ -155,14 +170,14 @@ def test_disk_filled_by_others_is_served_for_reading_also_by_a_start(small_disk:
         stop(server)
     fill()
     with ServerProcess(small_disk / "data") as server:
-        client.moved(server)
+        client.turn_to(server)
         assert "No space left" in client.not_ready()
         client.look()
         refused = client.publish()
         assert (refused.status_code, refused.json()["applied"]) == (507, False)
         stop(server)
         server.start()
-        client.moved(server)
+        client.turn_to(server)
         assert client.publish().status_code == 507
         ballast.unlink()
         wait_for(lambda: not client.not_ready())
@@ -185,14 +200,14 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.cluster
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_store_whose_files_cannot_be_written_heals_by_itself(
-    tmp_path: Path, shim: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, shim: Path, client: Client, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     control = tmp_path / "fails"
     monkeypatch.setenv("LD_PRELOAD", str(shim))
     monkeypatch.setenv("FAIL_BELOW", str(tmp_path / "data" / "store"))
     monkeypatch.setenv("FAIL_WITH", str(control))
     with ServerProcess(tmp_path / "data") as server:
-        client = Client(server)
+        client.turn_to(server)
         client.create()
         for _ in range(20):
             assert client.publish().status_code == 201
@@ -207,7 +222,7 @@ def test_store_whose_files_cannot_be_written_heals_by_itself(
         control.write_text(str(int(number)))
         stop(server)
         server.start()
-        client.moved(server)
+        client.turn_to(server)
         client.look()
         assert client.publish().status_code in (503, 507)
         control.unlink()

@@ -76,6 +76,8 @@ async def fail_and_heal(data_dir: Path, call: str, number: int) -> None:
             for one in first.deliveries[:10]
         ]
         await link.acknowledge("S", "c", acks, True)
+        await link.consumer_info("S", "c")  # every delivery is recorded
+        await node.until_written()
         switch.plan = Plan(failures=(Failure("store", call, 1, number, UNTIL_HEALED),))
         if call == "flush":
             with pytest.raises(Exception, match=os.strerror(number)):

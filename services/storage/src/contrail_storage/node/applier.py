@@ -260,7 +260,10 @@ class Applier:
             known.machine = shard.machine
             known.machine.read_from(ShardFacts(self._blocks, number))
             known.small_runs = shard.small_runs
-            known.damaged = known.damaged or shard.damaged
+            # A shard that stood still over a disk that failed goes on, if it reads back now.
+            lasting = "" if known.stopped else known.damaged
+            known.damaged, known.stopped = shard.damaged or lasting, shard.stopped
+            known.applied_seq = max(known.applied_seq, shard.applied_seq)
             known.notify()
         self.written_indexes.update(fresh.written_indexes)
         self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)

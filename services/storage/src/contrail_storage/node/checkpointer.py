@@ -15,6 +15,7 @@ from contrail_storage.wal.node_log import LogFailedError, LogRottenError, NodeLo
 
 T = TypeVar("T")
 UntilWritten = Callable[[Mapping[int, int]], Awaitable[None]]
+Machines = Callable[[], Mapping[int, StreamMachine]]
 _log = structlog.get_logger("contrail.checkpoint")
 
 
@@ -80,7 +81,7 @@ class Checkpointer:
     async def run(
         self,
         log: NodeLog,
-        machines: Mapping[int, StreamMachine],
+        machines: Machines,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
     ) -> None:
@@ -95,7 +96,7 @@ class Checkpointer:
     async def cut(
         self,
         log: NodeLog,
-        machines: Mapping[int, StreamMachine],
+        machines: Machines,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
     ) -> None:
@@ -113,12 +114,13 @@ class Checkpointer:
     async def _take(
         self,
         log: NodeLog,
-        machines: Mapping[int, StreamMachine],
+        machines: Machines,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
         keep_bytes: int | None,
     ) -> None:
-        marks, noted = marks_of(machines, self._group), dict(applied())
+        # Asked here: another one may have come while it waited, and the store been opened again.
+        marks, noted = marks_of(machines(), self._group), dict(applied())
         await until_written(noted)
         await _whole(lambda: self._checkpoint.take(noted, marks))
         freed = await _whole(lambda: log.drop_segments(noted, keep_bytes=keep_bytes))

@@ -69,6 +69,7 @@ class Healing:
         """What was not durable has an unknown outcome; a new segment is tried until it works."""
         _log.error("log failed", error=str(error))
         self._log_failure = f"the log failed: {error}"
+        self._tell_if_full()
         for group in self._node.groups.values():
             group.handle_log_failure()
         if not self.closed:
@@ -87,6 +88,10 @@ class Healing:
         _log.info("log recovered")
         self._take_part()
 
+    def _tell_if_full(self) -> None:
+        if self._node.disk_full:
+            self._node.tell("server_out_of_space")
+
     def _take_part(self) -> None:
         """Lead again, once all of the disk works."""
         if not self.failure:
@@ -100,6 +105,7 @@ class Healing:
         if self._store_failure:
             return
         self._note(error)
+        self._tell_if_full()
         _log.error("store failed", error=str(error))
         for group in self._node.logged_groups.values():
             group.resign()

@@ -90,6 +90,16 @@ class _NodeCollector:
         )
 
         yield GaugeMetricFamily(
+            "contrail_disk_room_bytes",
+            "Bytes that messages may still take on the disk, in log and store together",
+            max(self._node.room.measure(), 0),
+        )
+        yield CounterMetricFamily(
+            "contrail_store_reopened",
+            "Times that a failed store was opened again",
+            self._node.healing.reopened,
+        )
+        yield GaugeMetricFamily(
             "contrail_memory_bytes", "Bytes of streams in memory", self._node.memory.size_bytes
         )
         yield GaugeMetricFamily(

@@ -7,7 +7,7 @@ machines at their applied indexes, let the groups replay what the log holds abov
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, Final
 
@@ -408,19 +408,25 @@ class StorageNode:
     async def checkpoint(self) -> None:
         """Flush the store, so that the log below may be dropped. Raises OSError or StoreError."""
         self.applier.store_pages()
-        arguments = self.log, self._machines(), self._applied, self._until_written
-        try:
+        arguments = self.log, self._machines, self._applied, self._until_written
+        with self._heeding_the_store():
             await self._checkpointer.run(*arguments)
-        except StoreFailedError as error:
-            self._store_failed(error)
-            raise
         self.healing.worked()
 
     async def cut_log(self) -> None:
         """Flush the store, and drop the whole log that stands now, and what was kept aside."""
         await asyncio.to_thread(drop_kept_aside, self.options.data_dir)
-        arguments = self.log, self._machines(), self._applied, self._until_written
-        await self._checkpointer.cut(*arguments)
+        arguments = self.log, self._machines, self._applied, self._until_written
+        with self._heeding_the_store():
+            await self._checkpointer.cut(*arguments)
+
+    @contextmanager
+    def _heeding_the_store(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreFailedError as error:
+            self._store_failed(error)
+            raise
 
     def _applied(self) -> dict[int, int]:
         """Applied indexes of the groups in the log."""
@@ -468,11 +474,14 @@ class StorageNode:
         self.applier.flush()
         await asyncio.to_thread(self.writer.stop)
         await asyncio.sleep(0)
-        if not self.failure:
-            await self._flush_last()
-        if self.failure:
-            # Everything acknowledged is durable in the log.
-            _log.warning("stopped without flushing the store", reason=self.failure)
+        unflushed = self.failure
+        if not unflushed:
+            try:
+                await self.checkpoint()
+            except (OSError, StoreError, LogRottenError) as error:
+                unflushed = str(error)
+        if unflushed:  # what was acknowledged is durable in the log
+            _log.warning("stopped without flushing the store", reason=unflushed)
         if self.keyring is not None:
             await asyncio.to_thread(self.keyring.close)
         await asyncio.to_thread(self.subject_keys.close)
@@ -480,12 +489,6 @@ class StorageNode:
             await asyncio.to_thread(self._disk.close)
         if self._lock is not None:
             self._lock.release()
-
-    async def _flush_last(self) -> None:
-        try:
-            await self.checkpoint()
-        except (OSError, StoreError, LogRottenError) as error:
-            self._defect = self.failure or f"no checkpoint: {error}"
 
     async def _until_applied(self) -> None:
         while not self.failure and (
@@ -524,11 +527,6 @@ class StorageNode:
             self.fail(f"the store failed: {error!r}")
             return
         self.healing.fail_store(error)
-        self._tell_if_full()
-
-    def _tell_if_full(self) -> None:
-        if self.disk_full:
-            self.tell("server_out_of_space")
 
     def fail(self, reason: str) -> None:
         """Fail-stop: refuse everything and ask the owner to end the process."""
@@ -548,7 +546,6 @@ class StorageNode:
     def _log_failed(self, error: Exception) -> None:
         self.healing.log_failed(error)
         self._write_seen.set()
-        self._tell_if_full()
 
     def tell(self, kind: AdvisoryType) -> None:
         """Advise of what happened to the node."""
