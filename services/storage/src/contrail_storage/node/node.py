@@ -259,7 +259,7 @@ class StorageNode:
             self.subject_keys, self.streams, shards, self.shard_logs, self.snapshotter
         )
         self._upkeep = upkeep = upkeep_of(self, clock, self._store)
-        self.scrubber, self.compactor, self.eraser = upkeep[:3]
+        self.scrubber, self.compactor, self.eraser, self._housekeeper = upkeep[:4]
         if self.log.is_open:
             await self.begin()
         else:
@@ -276,8 +276,7 @@ class StorageNode:
         await self._replay()
         self.clock.begin_term(self.applier.last_entry_ns)
         self._begin_volatile()
-        await self.streams.mend_all()
-        await self.consumers.mend_all()
+        await self._mend()
         await self.shredder.mend()
         for work in (*self._upkeep, self.shredder):
             self.spawn(work.run())
