@@ -165,3 +165,31 @@ async def start_on_a_full_disk(data_dir: Path) -> None:
 
 def test_start_on_a_full_disk_serves_reads_and_heals(area: Path) -> None:
     asyncio.run(start_on_a_full_disk(area / "data"))
+
+
+def is_in_a_file(folder: Path, content: bytes) -> bool:
+    return any(content in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+async def erase_while_the_store_fails(data_dir: Path) -> None:
+    secret = b"the bytes that are to leave every file " * 30
+    async with node_over_a_switched_store(data_dir) as (node, switch):
+        link = LocalLink(node)
+        await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
+        for one in range(20):
+            await publish(link, one)
+        await link.publish("S", [PublishMessage("s.1", None, secret, "secret")])
+        await node.checkpoint()
+        switch.plan = Plan(failures=(Failure("store", "flush", 2, errno.EIO, UNTIL_HEALED),))
+        receipt = await link.erase("S", [21], "")
+        await wait_until(lambda: node.healing.store_failed)
+        assert (await link.erasure(receipt.erasure_id, 0)).status == "pending"
+        switch.plan = SOUND
+        await wait_until(lambda: not node.readiness())
+        assert (await link.erasure(receipt.erasure_id, 20_000_000_000)).status == "done"
+        assert not is_in_a_file(data_dir, secret[:39])
+        assert await everything(link) == [note(one).payload for one in range(20)]
+
+
+def test_erasure_goes_on_behind_a_failed_store_and_leaves_no_bytes(area: Path) -> None:
+    asyncio.run(erase_while_the_store_fails(area / "data"))
