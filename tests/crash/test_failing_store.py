@@ -27,12 +27,13 @@ SOUND: Final = Plan()
 
 @asynccontextmanager
 async def node_over_a_switched_store(
-    data_dir: Path, plan: Plan = SOUND
+    data_dir: Path, plan: Plan = SOUND, node_keys: tuple[bytes, ...] = ()
 ) -> AsyncIterator[tuple[StorageNode, Switch]]:
     reporter = Reporter(os.open(os.devnull, os.O_WRONLY))
     switch = Switch(plan, reporter)
     files = CountedFiles(switch, data_dir, reporter)
-    options = NodeOptions(data_dir, open_store=StoreOpener(switch, 256), files=files)
+    opener = StoreOpener(switch, 256)
+    options = NodeOptions(data_dir, open_store=opener, files=files, node_keys=node_keys)
     node = StorageNode.open(options, SingleMemberGroups())
     await node.start()
     try:
@@ -57,8 +58,10 @@ async def everything(link: LocalLink) -> list[bytes]:
     return [message.payload for message in found.messages]
 
 
-async def fail_and_heal(data_dir: Path, call: str, number: int) -> None:
-    async with node_over_a_switched_store(data_dir) as (node, switch):
+async def fail_and_heal(
+    data_dir: Path, call: str, number: int, node_keys: tuple[bytes, ...]
+) -> None:
+    async with node_over_a_switched_store(data_dir, SOUND, node_keys) as (node, switch):
         link = LocalLink(node)
         await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
         memory = StreamConfig(name="M", subjects=("m.*",), storage="memory")
@@ -112,12 +115,13 @@ async def fail_and_heal(data_dir: Path, call: str, number: int) -> None:
         await node.checkpoint()
 
 
+@pytest.mark.parametrize("node_keys", [(), (bytes(32),)], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("call", ["write", "flush"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_failed_store_is_opened_again_and_the_log_replayed(
-    area: Path, call: str, number: int
+    area: Path, call: str, number: int, node_keys: tuple[bytes, ...]
 ) -> None:
-    asyncio.run(fail_and_heal(area / "data", call, number))
+    asyncio.run(fail_and_heal(area / "data", call, number, node_keys))
 
 
 async def start_on_a_full_disk(data_dir: Path) -> None:
