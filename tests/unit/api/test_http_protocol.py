@@ -2,16 +2,22 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 
+from contrail_common import errors
+from contrail_common.errors import ApiError
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.edge_serving import SOON_S, serving, wait_until
 
 HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PUBLISH = b"POST /v1/subjects/a.b/messages HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = PUBLISH + b"Transfer-Encoding: chunked\r\n\r\n"
+DIRECT = PUBLISH + b"Content-Length: 1\r\n\r\nx"
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -68,6 +74,58 @@ def test_half_a_request_is_answered_408_at_its_deadline(half: bytes) -> None:
         assert b'contrail_http_refused_total{name="request_timeout"} 1.0' in edge.app.metrics.text()
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("before", "late", "answers"),
+    [
+        (b"", HEAD, 1),
+        (HEAD[:9], HEAD[9:], 1),
+        (CHUNKED + b"2\r\nab\r\n", b"0\r\n\r\n", 1),
+        (HEAD, HEAD, 2),
+        (DIRECT, HEAD, 2),
+    ],
+    ids=["first-head", "half-a-head", "half-a-body", "next-request", "next-behind-direct"],
+)
+def test_request_that_came_while_the_server_was_busy_is_answered(
+    before: bytes, late: bytes, answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes lie in the socket's buffer when the loop finds that their time is over."""
+
+    async def scenario() -> None:
+        edge = Edge(head_timeout_s=0.3, body_idle_s=0.3, keep_alive_s=1)
+        loop = asyncio.get_running_loop()
+        async with serving(edge) as (port, server):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.setblocking(False)
+                client.sendall(before)
+                got = b""
+                while got.count(b"HTTP/1.1 2") < answers - 1:
+                    got += await asyncio.wait_for(loop.sock_recv(client, 1 << 16), SOON_S)
+                await wait_until(lambda: bool(server.server_state.connections))
+                [connection] = server.server_state.connections
+                if before and not got:
+                    await wait_until(lambda: connection._begun or connection._body_open)
+
+                def hold_up(*_: object) -> None:
+                    # Beyond each of the deadlines. Sockets are read next after the timers only
+                    # where what holds the loop up is itself a socket that is read.
+                    client.sendall(late)
+                    threading.Event().wait(1.2)
+                    raise ApiError(errors.OVERLOADED)
+
+                monkeypatch.setattr(edge.link, "publish_then", hold_up)
+                with socket.create_connection(("127.0.0.1", port)) as other:
+                    other.sendall(DIRECT)
+                    other.setblocking(False)
+                    refusal = await asyncio.wait_for(loop.sock_recv(other, 1 << 16), SOON_S)
+                    assert b"overloaded" in refusal
+                while got.count(b"HTTP/1.1 2") < answers:
+                    piece = await asyncio.wait_for(loop.sock_recv(client, 1 << 16), SOON_S)
+                    assert piece, "closed without an answer"
+                    got += piece
+
+    uvloop.run(scenario())
 
 
 def test_body_that_drips_is_ended_after_a_window_with_too_little_of_it() -> None:

@@ -5,10 +5,13 @@ import base64
 import contextlib
 import json
 import os
+import socket
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
@@ -102,6 +105,53 @@ def test_socket_that_does_not_connect_in_time_is_closed() -> None:
             assert await code_of_close(client) == 4501
 
     run(scenario())
+
+
+def test_connect_that_came_while_the_server_was_busy_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lies in the socket's buffer when the loop finds that the time for it is over."""
+    asked = json.dumps({"op": "connect", "id": 1, "token": "t"}).encode()
+    connect_frame = bytes([0x81, 0x80 | len(asked), 0, 0, 0, 0]) + asked
+    opening = (
+        b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+        b"Sec-WebSocket-Protocol: contrail.v1.json\r\n\r\n"
+    )
+    publish = (
+        b"POST /v1/subjects/a.b/messages HTTP/1.1\r\nHost: localhost\r\n"
+        b"Authorization: Bearer t\r\nContent-Length: 1\r\n\r\nx"
+    )
+
+    async def scenario() -> None:
+        edge = Edge(token="t", connect_s=0.5)
+        loop = asyncio.get_running_loop()
+        async with serving(edge) as (port, _):
+            with (
+                socket.create_connection(("127.0.0.1", port)) as late,
+                socket.create_connection(("127.0.0.1", port)) as other,
+            ):
+                late.setblocking(False)
+                other.setblocking(False)
+
+                def hold_up(*_: object) -> None:
+                    late.sendall(connect_frame)
+                    threading.Event().wait(1.0)
+                    raise ApiError(errors.OVERLOADED)
+
+                monkeypatch.setattr(edge.link, "publish_then", hold_up)
+                late.sendall(opening)
+                got = b""
+                while b'"op":"info"' not in got:
+                    got += await asyncio.wait_for(loop.sock_recv(late, 1 << 16), SOON_S)
+                other.sendall(publish)
+                await asyncio.wait_for(loop.sock_recv(other, 1 << 16), SOON_S)
+                while b'"op":"ok"' not in got:
+                    piece = await asyncio.wait_for(loop.sock_recv(late, 1 << 16), SOON_S)
+                    assert piece[:1] != b"\x88", "closed"
+                    got += piece
+
+    uvloop.run(scenario())
 
 
 def test_reading_stops_while_too_much_is_unanswered_and_goes_on_after() -> None:

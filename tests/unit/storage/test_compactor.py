@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from contrail_common.link import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
@@ -12,6 +14,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.node.compactor import RoomBounds
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.store.rocks_store import StoreFailedError
 
 PAYLOAD = b"p" * 400
 BLOCK = 250
@@ -255,6 +258,32 @@ def test_block_damaged_before_it_is_rewritten_stops_its_stream(tmp_path: Path) -
             node._store.write([("put", key, b"rotten")])
             await compacted(node)
             assert node.streams.shard("S").damaged.startswith("block 1: ")
+
+    asyncio.run(scenario())
+
+
+def test_block_that_the_disk_failed_to_read_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await publish(link, *["k.a"] * (3 * BLOCK))
+            for seq in range(2, BLOCK):
+                await link.delete_message("S", seq)
+        async with running(tmp_path) as (node, link):
+
+            def failing(*_: object) -> None:
+                raise StoreFailedError("IO error: Input/output error")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(node.blocks, "load_many", failing)
+                with pytest.raises(StoreFailedError):
+                    await compacted(node)
+            assert node.compactor.counts.rewritten == 0
+            assert not node.streams.shard("S").damaged
+            await compacted(node)
+            assert node.compactor.counts.rewritten == 1
 
     asyncio.run(scenario())
 

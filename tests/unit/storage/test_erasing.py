@@ -11,6 +11,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.link import PullRequest, RangeRequest
 from contrail_common.model import Compression, ConsumerConfig, PublishMessage, StreamConfig
+from contrail_storage.core import key_layout as keys
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.store.rocks_store import RocksStore, StoreOptions
 from contrail_storage.wal.files import AppendHandle, Files
@@ -298,6 +299,70 @@ def test_erasure_that_failed_is_finished_by_the_next_start(
             assert done.status == "done"
             assert found(tmp_path, traces(4)) == {}
             assert await seqs_of(link) == [seq for seq in range(1, 14) if seq != 4]
+
+    asyncio.run(scenario())
+
+
+def test_receipt_of_a_damaged_stream_is_tried_once_and_lets_others_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With these pauses whatever is tried again and again is tried at every turn of the loop.
+    monkeypatch.setattr("contrail_storage.node.erasing._RETRY_S", 0.0)
+    monkeypatch.setattr("contrail_storage.node.erasing._LOOK_S", 0.0)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await make(link, "T")
+            await fill(link, 6)
+            await fill(link, 6, "T")
+            await link.delete_message("S", 4)
+        async with running(tmp_path) as (node, link):
+            number = node.streams.shard("S").machine.shard
+            directory = node.blocks.directory(number)
+            base_seq = directory.span(directory.position(4)).base_seq
+            node._store.write([("put", keys.large_key(keys.BLOCK, number, base_seq), b"rotten")])
+            stuck = await link.erase("S", [4], "")
+            while not node.eraser.counts.failed:
+                await asyncio.sleep(0)
+            for seq in (1, 2, 3):
+                assert (await erased(link, "T", [seq])).status == "done"
+            counts = node.eraser.counts
+            assert (counts.cycles, counts.failed, counts.done) == (4, 1, 3)
+            [replica] = (await link.erasure(stuck.erasure_id, 0)).replicas
+            assert replica.status == "pending"
+            assert replica.reason.startswith(f"stream S is damaged: block {base_seq}: ")
+            await link.delete_stream("S")
+            done = await link.erasure(stuck.erasure_id, WAIT_NS)
+            assert [(one.status, one.reason) for one in done.replicas] == [("done", "")]
+            assert found(tmp_path, [b"S.name-of"]) == {}
+
+    asyncio.run(scenario())
+
+
+def test_reason_of_a_failed_erasure_is_told_and_its_pauses_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("contrail_storage.node.erasing._RETRY_S", 0.001)
+    monkeypatch.setattr("contrail_storage.node.erasing._RETRY_MAX_S", 0.004)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await fill(link, 4)
+            cut_log = node.eraser._cut_log
+            monkeypatch.setattr(node.eraser, "_cut_log", Failing())
+            receipt = await link.erase("S", [4], "")
+            pauses = set()
+            while node.eraser.counts.failed < 6:
+                pauses.add(node.eraser._backoff.pause_s)
+                await asyncio.sleep(0)
+            assert pauses == {0.0, 0.001, 0.002, 0.004}
+            [replica] = (await link.erasure(receipt.erasure_id, 0)).replicas
+            assert "No space left on device" in replica.reason
+            monkeypatch.setattr(node.eraser, "_cut_log", cut_log)
+            done = await link.erasure(receipt.erasure_id, WAIT_NS)
+            assert [(one.status, one.reason) for one in done.replicas] == [("done", "")]
 
     asyncio.run(scenario())
 

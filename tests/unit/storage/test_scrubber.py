@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from contrail_common import errors
+from contrail_common.blocks import Block
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
@@ -15,7 +16,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.node import scrubber
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
-from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.store.rocks_store import RocksStore, StoreFailedError
 
 MESSAGES = [PublishMessage(f"a.{n % 7}", {"N": [str(n)]}, b"x" * 500) for n in range(1_000)]
 NODE_KEY = bytes(range(32))
@@ -183,5 +184,30 @@ def test_scrub_runs_by_itself_and_ends_with_the_node(tmp_path: Path) -> None:
             while node.scrubber.counts.rounds < 3:
                 await asyncio.sleep(0)
         await node.stop()
+
+    asyncio.run(scenario())
+
+
+def test_block_that_the_disk_fails_to_read_keeps_no_other_stream_from_its_scrub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with filled(tmp_path) as (node, _):
+            failing = node.streams.shard("S").machine.shard
+            load_many, looked = node.blocks.load_many, []
+
+            def load(number: int, base_seqs: list[int]) -> list[Block]:
+                looked.append(number)
+                if number == failing:
+                    raise StoreFailedError("IO error: Input/output error")
+                return load_many(number, base_seqs)
+
+            monkeypatch.setattr(node.blocks, "load_many", load)
+            await LocalLink(node).publish("T", [PublishMessage("t", None, b"x")])
+            await node.until_written()
+            await node.scrubber.round()
+            assert set(looked) == {failing, node.streams.shard("T").machine.shard}
+            assert node.scrubber.counts.rounds == 1
+            assert node.readiness() == {}
 
     asyncio.run(scenario())

@@ -194,6 +194,44 @@ def test_messages_whose_key_is_destroyed_are_erased_ones_to_everybody(
     asyncio.run(scenario())
 
 
+def test_what_destroyed_keys_leave_in_a_damaged_stream_is_not_tried_at_every_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await fill(link, 3)
+            shard = node.streams.shard("S")
+            slots = node.subject_keys.retire(shard.machine.shard, [secret(2).subject])
+            destroy_again, tries = node.subject_keys.destroy_again, []
+
+            def failing() -> None:
+                tries.append("failed")
+                raise OSError(5, "Input/output error")
+
+            def counted() -> None:
+                tries.append("done")
+                destroy_again()
+
+            monkeypatch.setattr(node.subject_keys, "destroy_again", failing)
+            shard.damaged = "a block does not read back"
+            node.subject_keys.destroy(slots, 4)
+            for _ in range(3):
+                await node.shredder.tick()
+            assert tries == ["failed"]
+            monkeypatch.setattr(node.subject_keys, "destroy_again", counted)
+            node.shredder._mend_at_s = 0.0  # the pause is over
+            for _ in range(3):
+                await node.shredder.tick()
+            assert tries == ["failed", "done"]
+            shard.damaged = ""
+            await node.shredder.tick()
+            assert node.subject_keys.remains == {}
+            await seen_alike(link, [1, 3])
+
+    asyncio.run(scenario())
+
+
 def test_keys_of_subjects_without_messages_and_of_deleted_streams_go(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):

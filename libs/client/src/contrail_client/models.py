@@ -365,10 +365,11 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaErasure(msgspec.Struct, frozen=True):
-    """How far one node is with an erasure."""
+    """How far one node is with an erasure; ``reason`` is why it is pending once a try failed."""
 
     node: str
     status: Literal["pending", "done"]
+    reason: str = ""
 
 
 class Erasure(msgspec.Struct, frozen=True):

@@ -290,6 +290,9 @@ MEMORY_FULL: Final = _register(
 STORAGE_FAILED: Final = _register(
     20055, "storage_failed", 503, "the storage does not take writes", retryable=True
 )
+STORAGE_READ_FAILED: Final = _register(
+    20057, "storage_read_failed", 503, "the disk failed to read stored data", retryable=True
+)
 SUBJECT_KEYS_FULL: Final = _register(
     20080, "subject_keys_full", 507, "no room for another subject key", retryable=True
 )

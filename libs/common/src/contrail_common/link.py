@@ -303,10 +303,11 @@ ERASE_SEQS_MAX: Final = 10_000
 
 
 class ReplicaErasure(msgspec.Struct, frozen=True):
-    """How far one node is with an erasure."""
+    """How far one node is with an erasure; ``reason`` is why it is pending once a try failed."""
 
     node: str
     status: Literal["pending", "done"]
+    reason: str = ""
 
 
 class ErasureReceipt(msgspec.Struct, frozen=True):
@@ -559,7 +560,6 @@ class StorageLink(Protocol):
         """
         ...
 
-    # Node ----------------------------------------------------------------------------------------
     def readiness(self) -> dict[str, str]:
         """Component name to why it is not ready; empty when the node serves everything."""
         ...

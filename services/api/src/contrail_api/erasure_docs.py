@@ -9,11 +9,12 @@ from contrail_common.edge.document import BODY_ERRORS
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 
 
-class ReplicaErasureJson(msgspec.Struct):
-    """How far one node is."""
+class ReplicaErasureJson(msgspec.Struct, omit_defaults=True):
+    """How far one node is; ``reason`` is why it is pending, once a try failed."""
 
     node: str
     status: Literal["pending", "done"]
+    reason: str = ""
 
 
 class ErasureJson(msgspec.Struct):

@@ -77,7 +77,7 @@ class ErasureRoutes:
 
 
 def _response(receipt: ErasureReceipt) -> Response:
-    replicas = [ReplicaErasureJson(one.node, one.status) for one in receipt.replicas]
+    replicas = [ReplicaErasureJson(one.node, one.status, one.reason) for one in receipt.replicas]
     shown = ErasureJson(
         receipt.erasure_id, receipt.status, receipt.messages, receipt.shredded, replicas
     )

@@ -14,6 +14,7 @@ from contrail_common import errors
 from contrail_common.__about__ import __version__
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.edge.json_body import NESTING_MAX
+from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.message_items import Candidate, Item, candidate, check_count, payload_of
 from contrail_common.edge.problems import problem, result_problem
 from contrail_common.edge.settings import EdgeSettings
@@ -170,6 +171,9 @@ class SocketSession:
             self._loop.call_later(_DRAIN_LOOK_S, self._look_drained)
 
     def _too_late(self) -> None:
+        self._connect_by = after_a_look(self._loop, self._refuse_late)
+
+    def _refuse_late(self) -> None:
         self._socket.close(CloseCode.UNAUTHENTICATED, "connect with a token first")
 
     # The feeds' side -----------------------------------------------------------------------------

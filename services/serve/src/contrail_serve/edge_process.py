@@ -17,6 +17,7 @@ from contrail_common.edge.settings import EdgeSettings
 from contrail_common.link import StorageLink
 from contrail_common.link_net.client import RemoteLink
 from contrail_common.link_net.handshake import derived_key
+from contrail_common.link_net.limits import LinkLimits
 from contrail_serve.forwarding.forwarder import Forwarder
 from contrail_serve.forwarding.peers import Peers
 from contrail_serve.process import (
@@ -28,6 +29,8 @@ from contrail_serve.process import (
     stop_signal,
 )
 from contrail_serve.settings import EdgeProcessSettings
+
+_LINK_LATER_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,10 @@ async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
         edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
-        link = RemoteLink(settings.storage, derived_key(settings.cluster_secret, LINK_LABEL))
+        # Storage gives up first, and knows better what it says.
+        limits = LinkLimits(call_s=settings.publish_timeout_s + _LINK_LATER_S)
+        key = derived_key(settings.cluster_secret, LINK_LABEL)
+        link = RemoteLink(settings.storage, key, limits)
         forwarder = Forwarder(Peers(kind.others, settings.peers))
         foreign = replace(kind.foreign(link, edge), elsewhere=forwarder)
         app = build_app([kind.own(link, edge), foreign], edge)

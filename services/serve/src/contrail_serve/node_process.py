@@ -15,6 +15,7 @@ from contrail_common.edge.app import build_app
 from contrail_common.edge.routing import Room
 from contrail_common.link_net.handshake import derived_key
 from contrail_common.link_net.server import LinkServer
+from contrail_common.timeunits import NS_PER_S
 from contrail_serve.groups import SingleMemberGroups
 from contrail_serve.key_file import follow_key_file, warn_if_open
 from contrail_serve.process import (
@@ -124,6 +125,8 @@ def _open_node(settings: NodeSettings) -> StorageNode:
         node_keys=settings.encryption_keys,
         memory_max_bytes=settings.memory_max_bytes,
         accept_data_loss=settings.accept_data_loss,
+        publish_timeout_s=settings.publish_timeout_s,
+        clock_jump_max_ns=round(settings.max_clock_jump_s * NS_PER_S),
     )
     try:
         return StorageNode.open(options, SingleMemberGroups())

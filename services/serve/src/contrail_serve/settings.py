@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contrail_common.names import name_problem
+from contrail_common.timeunits import NS_PER_S, parse_duration
 from contrail_storage.node.physical_memory import quarter_of_memory
 from contrail_storage.seal.node_keys import NodeKeyError, parse_node_keys
 
@@ -33,6 +34,7 @@ _COMMON: Final = frozenset(
         "allowed_hosts",
         "allowed_origins",
         "max_payload",
+        "publish_timeout",
     }
 )
 _SECRET: Final = frozenset({"cluster_secret", "cluster_secret_file"})
@@ -43,6 +45,7 @@ _DATA: Final = frozenset(
         "encryption_key_file",
         "memory_max_bytes",
         "accept_data_loss",
+        "max_clock_jump",
     }
 )
 _FLAGS: Final = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
@@ -57,7 +60,10 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """What every process has: its name, where it answers HTTP, who may call, how it logs."""
+    """What every process has: its name, where it answers HTTP, who may call, how it logs.
+
+    ``publish_timeout_s`` is how long a caller waits for the disk.
+    """
 
     node: str
     host: str
@@ -70,6 +76,7 @@ class ProcessSettings:
     allowed_hosts: frozenset[str]
     allowed_origins: frozenset[str]
     max_payload: int
+    publish_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +85,7 @@ class NodeSettings(ProcessSettings):
 
     ``encryption_key_file`` is where the keys came from, unless they came from the environment.
     ``memory_max_bytes`` bounds the streams in memory. ``accept_data_loss`` opens a damaged folder.
+    ``max_clock_jump_s`` is how far the wall clock may be ahead at a start.
     """
 
     data_dir: Path
@@ -85,6 +93,7 @@ class NodeSettings(ProcessSettings):
     encryption_key_file: Path | None
     memory_max_bytes: int
     accept_data_loss: bool
+    max_clock_jump_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +189,7 @@ def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> d
         "allowed_hosts": hosts if loopback else hosts | {host},
         "allowed_origins": frozenset(_listed(given, "allowed_origins")),
         "max_payload": _number(given, "max_payload", 1 << 20, 1, MAX_PAYLOAD),
+        "publish_timeout_s": _duration_s(given, "publish_timeout", "30s", "100ms", "1h"),
     }
 
 
@@ -237,6 +247,7 @@ def _data(given: Mapping[str, Any]) -> dict[str, Any]:
         "memory_max_bytes": _number(
             given, "memory_max_bytes", quarter_of_memory(), 0, _MEMORY_BYTES_MAX
         ),
+        "max_clock_jump_s": _duration_s(given, "max_clock_jump", "10m", "1s", "36500d"),
         "accept_data_loss": _flag(given, "accept_data_loss", default=False),
     }
 
@@ -303,6 +314,18 @@ def _number(given: Mapping[str, Any], name: str, default: int, low: int, high: i
     if not low <= number <= high:
         raise SettingsError(f"{name} must lie between {low} and {high}, not {number}")
     return number
+
+
+def _duration_s(given: Mapping[str, Any], name: str, default: str, low: str, high: str) -> float:
+    """A duration such as ``30s``, in seconds."""
+    value = given.get(name, default)
+    try:
+        duration_ns = parse_duration(value if isinstance(value, str) else "")
+    except ValueError:
+        raise SettingsError(f"{name} must be a duration such as {default}, not {value!r}") from None
+    if not parse_duration(low) <= duration_ns <= parse_duration(high):
+        raise SettingsError(f"{name} must lie between {low} and {high}, not {value}")
+    return duration_ns / NS_PER_S
 
 
 def _flag(given: Mapping[str, Any], name: str, *, default: bool) -> bool:

@@ -23,6 +23,7 @@ _COMMON: Final[Mapping[str, Any]] = {
     "allowed_hosts": (),
     "allowed_origins": (),
     "max_payload": 1 << 20,
+    "publish_timeout": "30s",
 }
 _SECRETS: Final[Mapping[str, Any]] = {"cluster_secret": None, "cluster_secret_file": None}
 _DATA: Final[Mapping[str, Any]] = {
@@ -31,6 +32,7 @@ _DATA: Final[Mapping[str, Any]] = {
     "encryption_key_file": None,
     "memory_max_bytes": None,
     "accept_data_loss": False,
+    "max_clock_jump": "10m",
 }
 _LINK: Final[Mapping[str, Any]] = {"storage": ("127.0.0.1:7430",), **_SECRETS}
 

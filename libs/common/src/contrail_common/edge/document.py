@@ -24,6 +24,8 @@ COMMON_ERRORS: Final = (
     errors.INTERNAL,
     errors.OVERLOADED,
     errors.NOT_READY,
+    errors.STORAGE_FAILED,
+    errors.STORAGE_READ_FAILED,
     errors.SHUTTING_DOWN,
 )
 BODY_ERRORS: Final = (

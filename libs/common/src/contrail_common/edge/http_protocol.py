@@ -20,6 +20,7 @@ from contrail_common import errors
 from contrail_common.edge.app import EdgeApp
 from contrail_common.edge.delivery import GATHER
 from contrail_common.edge.direct import DirectExchange
+from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_common.edge.requests import Request
 from contrail_common.edge.settings import EdgeSettings
@@ -407,6 +408,10 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _on_deadline(self) -> None:
+        """The time is up, unless the bytes are there and the server has not come to read them."""
+        self._deadline = after_a_look(self.loop, self._give_up)
+
+    def _give_up(self) -> None:
         self._deadline = None
         if self._body_open and not self._body_overdue():
             self._deadline = self.loop.call_later(self.settings.body_idle_s, self._on_deadline)
@@ -426,11 +431,16 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         )
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection; one whose last answer is still unread is cut."""
+        """Close an idle connection, unless its next request is there and was not read yet."""
+        self.timeout_keep_alive_task = after_a_look(self.loop, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close; where the last answer is still unread, cut."""
+        self.timeout_keep_alive_task = None
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
-            super().timeout_keep_alive_handler()
+            super().timeout_keep_alive_handler()  # which closes
 
     def pause_writing(self) -> None:
         """The peer reads slower than the application writes: see that it reads at all."""
@@ -449,6 +459,10 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._stall = self.loop.call_later(self.settings.write_stall_s, self._on_stall)
 
     def _on_stall(self) -> None:
+        """The peer has taken nothing, unless it is the server that did not come to write."""
+        self._stall = after_a_look(self.loop, self._cut_stalled)
+
+    def _cut_stalled(self) -> None:
         if self.transport.get_write_buffer_size() < self._unwritten:
             self._watch_reader()
         else:

@@ -19,6 +19,7 @@ from websockets.protocol import Protocol as Wire
 from websockets.protocol import Side, State
 
 from contrail_common.edge.frame_reader import FINAL, FrameReader
+from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.requests import EdgeState
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.socket_metrics import SocketCounts
@@ -373,9 +374,19 @@ class EdgeSocket(asyncio.Protocol):
         """Ping a peer that is silent; one that stays silent is dead."""
         silent = not self._heard and not self._paused
         if silent and self._pinged:
-            self._end(1006)
-            self._transport.abort()
+            self._watch = after_a_look(self._loop, self._end_silent)
             return
+        self._ping_if(silent)
+
+    def _end_silent(self) -> None:
+        if self._heard:  # it is we who did not listen
+            self._ping_if(silent=False)
+            return
+        self._end(1006)
+        self._transport.abort()
+
+    def _ping_if(self, silent: bool) -> None:
+        """Send a ping, maybe, and look again later."""
         self._pinged = silent
         if silent and not self._ended:
             self._wire.send_ping(b"")

@@ -3,17 +3,20 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
 from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.backoff import Backoff
 from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
 from contrail_storage.store.rocks_store import StoreError
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_log import LogFailedError, LogRottenError, NodeLog
 
 T = TypeVar("T")
+_LOOK_S: Final = 1.0
+_RETRY_MAX_S: Final = 30.0
 UntilWritten = Callable[[Mapping[int, int]], Awaitable[None]]
 Machines = Callable[[], Mapping[int, StreamMachine]]
 _log = structlog.get_logger("contrail.checkpoint")
@@ -46,14 +49,17 @@ def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, Sha
 
 async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitable[None]]) -> None:
     """Take a checkpoint whenever it is due, which is looked at each second."""
+    backoff = Backoff(_LOOK_S, _RETRY_MAX_S)
     while True:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(max(_LOOK_S, backoff.pause_s))
         if is_due():
             try:
                 await checkpoint()
+                backoff.succeeded()
             except (OSError, StoreError, LogRottenError) as error:
                 # The log is kept until a later one succeeds: a full disk heals by itself.
-                _log.warning("checkpoint failed", error=str(error))
+                if backoff.failed(str(error)):
+                    _log.warning("checkpoint failed", error=str(error))
 
 
 class Checkpointer:

@@ -17,6 +17,7 @@ from contrail_common.blocks import Block
 from contrail_storage.core.deleted import PAGE
 from contrail_storage.core.emptying import Live, between_live, emptied
 from contrail_storage.node.applier import Applier
+from contrail_storage.node.backoff import Backoff
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.store_writer import RewriteJob
 from contrail_storage.store.block_store import (
@@ -27,7 +28,7 @@ from contrail_storage.store.block_store import (
 from contrail_storage.store.rocks_store import StoreClosedError, StoreFailedError
 
 _PAUSE_BLOCKS: Final = 64
-_RETRY_S: Final = 60.0
+_RETRY_MAX_S: Final = 60.0
 _WRITTEN_TOGETHER: Final = 32
 """Blocks that stand in memory at most until they are written."""
 _log = structlog.get_logger("contrail.compact")
@@ -79,16 +80,20 @@ class Compactor:
 
     async def run(self) -> None:
         """Make room until cancelled."""
+        backoff = Backoff(self._bounds.tick_s, _RETRY_MAX_S)
         while True:
             await asyncio.sleep(self._bounds.tick_s)
             try:
                 await self.tick()
             except StoreClosedError:
                 return
-            except Exception:
+            except Exception as error:
                 # Not a reason to end a node that serves: the store is larger than it need be.
-                _log.exception("compaction_failed")
-                await asyncio.sleep(_RETRY_S)
+                if backoff.failed(repr(error)):
+                    _log.exception("compaction_failed")
+                await asyncio.sleep(backoff.pause_s)
+            else:
+                backoff.succeeded()
 
     async def tick(self) -> None:
         """Look at everything that was deleted since the last time."""
@@ -106,7 +111,12 @@ class Compactor:
             seq = max(seq, page * PAGE)
             while (found := self._find(shard, seq)) and found.span.base_seq < (page + 1) * PAGE:
                 settled = found.span.end_seq <= self._settled_below(shard)
-                if not settled or not await self._make_room(shard, found):
+                try:
+                    made = settled and await self._make_room(shard, found)
+                except StoreFailedError:
+                    touched.update(pages[looked:])
+                    raise
+                if not made:
                     touched.add(page)  # to be looked at again
                     break
                 seq = found.span.end_seq

@@ -3,7 +3,8 @@
 A request deletes, and records a receipt. The eraser works on all receipts that wait, in one cycle:
 content of dead messages leaves the blocks of their shards, the log goes on in a new segment, the
 store is flushed, all older segments go, and the tables that hold the shards' blocks and names are
-written anew. Only then a receipt is done. Whatever fails leaves it pending, to be tried again.
+written anew. Only then a receipt is done. Whatever fails leaves it pending, to be tried again after
+a pause that grows; a block that cannot be read back is not tried again while its stream is damaged.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import Erasure, ErasureLedger
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.results import Done, Removed
+from contrail_storage.node.backoff import Backoff
 from contrail_storage.node.compactor import Compactor
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.reader import Reader
@@ -39,8 +41,10 @@ _TOGETHER: Final = 128
 _FINISHED_TOGETHER: Final = 256
 _CUT_S: Final = 60.0
 _RETRY_S: Final = 1.0
-_FAILED_S: Final = 60.0
+_RETRY_MAX_S: Final = 60.0
 _OLD_S: Final = 3_600.0
+_LOOK_S: Final = 1.0
+"""How often receipts of damaged streams are looked at: the stream may have been deleted."""
 _RANGES_MAX: Final = 32
 """Shards that are written anew one by one; of more, everything between the first and the last."""
 _CONTENT_KINDS: Final = (keys.BLOCK, keys.COUNTERS, keys.SUBJECT_NAME)
@@ -89,6 +93,8 @@ class Erasures:
     ) -> None:
         self._shredder = shredder
         self.asked = asyncio.Event()
+        self.reasons: dict[str, str] = {}
+        """Why receipts are still pending on this node, by id, once something has failed."""
         self._changed = asyncio.Event()
         self._node_id = node_id
         self._ledger = ledger
@@ -194,6 +200,7 @@ class Erasures:
             ReplicaErasure(
                 self._streams.node if node == self._node_id else node,
                 "done" if done_ns else "pending",
+                "" if done_ns else self._reason(node, erasure_id),
             )
             for node, done_ns in found.replicas.items()
         ]
@@ -204,6 +211,9 @@ class Erasures:
             replicas,
             found.shredded,
         )
+
+    def _reason(self, node: str, erasure_id: str) -> str:
+        return self.reasons.get(erasure_id, "") if node == self._node_id else ""
 
     def pending(self) -> list[Erasure]:
         """What this node has still to do."""
@@ -216,6 +226,8 @@ class Erasures:
             some = ids[start : start + _FINISHED_TOGETHER]
             finish = cmd.FinishErasures(some, self._node_id, self._clock_ns())
             expect(await self._meta_log.command(cmd.META_SHARD, finish), Done)
+        for erasure_id in ids:
+            self.reasons.pop(erasure_id, None)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -247,35 +259,63 @@ class Eraser:
         self._cut_log = cut_log
         self._store = store
         self._bounds = bounds
+        self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
+        self._stuck: set[str] = set()
+        """Receipts of which all was done but for blocks that cannot be read back."""
 
     async def run(self) -> None:
         """Work on what is pending until cancelled."""
         asked = self.erasures.asked
         while True:
             try:
-                if self.erasures.pending():
+                if self._workable():
                     await self.cycle()
+                    self._backoff.succeeded()
                     continue
                 await self.erasures.forget_old()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(asked.wait(), _OLD_S)
+                    await asyncio.wait_for(asked.wait(), _LOOK_S if self._stuck else _OLD_S)
                 asked.clear()
             except StoreClosedError:
                 return
             except (OSError, StoreError, LogRottenError, ApiError) as error:
-                self.counts.failed += 1
-                _log.warning("erasure_put_off", error=str(error))
-                await asyncio.sleep(_RETRY_S)
-            except Exception:
+                if self._put_off(str(error)):
+                    _log.warning("erasure_put_off", error=str(error))
+                await asyncio.sleep(self._backoff.pause_s)
+            except Exception as error:
                 # Not a reason to end a node that serves: the receipts stay pending.
-                self.counts.failed += 1
-                _log.exception("erasure_failed")
-                await asyncio.sleep(_FAILED_S)
+                if self._put_off(repr(error)):
+                    _log.exception("erasure_failed")
+                await asyncio.sleep(self._backoff.pause_s)
+
+    def _put_off(self, reason: str) -> bool:
+        """Note a failure; whether it is to be logged."""
+        self.counts.failed += 1
+        waiting = (one.erasure_id for one in self._workable())
+        self.erasures.reasons |= dict.fromkeys(waiting, reason)
+        return self._backoff.failed(reason)
+
+    def _workable(self) -> list[Erasure]:
+        """What is pending, without what is stuck in streams that are still damaged."""
+        pending = self.erasures.pending()
+        self._stuck.intersection_update(one.erasure_id for one in pending)
+        return [
+            one
+            for one in pending
+            if one.erasure_id not in self._stuck or not any(map(self._damage, one.shards))
+        ]
+
+    def _damage(self, number: int) -> str:
+        """What is wrong with a shard, if it is there and damaged."""
+        shard = self._shards.get(number)
+        if shard is None or not shard.machine.exists or not shard.damaged:
+            return ""
+        return f"stream {shard.name} is damaged: {shard.damaged}"
 
     async def cycle(self) -> None:
-        """Do what all receipts that wait now promise, together."""
+        """Do what all receipts promise that can be worked on now, together."""
         begun = perf_counter()
-        pending = self.erasures.pending()
+        pending = self._workable()
         reopened = self._reopened()
         numbers = sorted({number for one in pending for number in one.shards})
         left = {number for number in numbers if not await self._empty(number)}
@@ -292,8 +332,17 @@ class Eraser:
         self.counts.done += len(done)
         self.counts.cycles += 1
         self.counts.seconds += perf_counter() - begun
-        if left:
-            raise StoreError(f"blocks of the shards {sorted(left)} cannot be read back")
+        for one in pending:
+            if not left.isdisjoint(one.shards):
+                self._note_stuck(one)
+
+    def _note_stuck(self, erasure: Erasure) -> None:
+        """Try a receipt no more while its stream is damaged, and say so once."""
+        reason = "; ".join(filter(None, map(self._damage, erasure.shards)))
+        self.counts.failed += 1
+        self._stuck.add(erasure.erasure_id)
+        self.erasures.reasons[erasure.erasure_id] = reason
+        _log.warning("erasure_put_off", erasure=erasure.erasure_id, error=reason)
 
     async def _empty(self, number: int) -> bool:
         """Take the content of dead messages out of a shard's blocks; False when it cannot be."""

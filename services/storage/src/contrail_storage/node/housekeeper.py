@@ -8,6 +8,7 @@ import structlog
 from contrail_common.errors import ApiError
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Removed
+from contrail_storage.node.backoff import Backoff
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.due_messages import DueMessages, ages_singly
 from contrail_storage.node.log_time import LogTime
@@ -15,9 +16,10 @@ from contrail_storage.node.shard import Shard, volatile_first
 from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.store.block_store import BlockStore
-from contrail_storage.store.rocks_store import StoreError
+from contrail_storage.store.rocks_store import StoreError, StoreFailedError
 
 TICK_S: Final = 0.1
+_RETRY_MAX_S: Final = 60.0
 _SLICE_MESSAGES: Final = 20_000
 _log = structlog.get_logger("contrail.housekeeper")
 
@@ -40,36 +42,58 @@ class Housekeeper:
         self._blocks = blocks
         self._clock = clock
         self._due = due
+        self._failing: dict[int, tuple[Backoff, float]] = {}
+        """Shards of which the disk fails to read what is due, and when each is tried again."""
 
     async def run(self) -> None:
         """Tick until cancelled."""
+        waiting = Backoff(TICK_S, TICK_S)
         while True:
             await asyncio.sleep(TICK_S)
             try:
                 await self.tick()
+                waiting.succeeded()
             except (ApiError, StoreError) as error:
-                _log.info("housekeeping waits", reason=str(error))
+                if waiting.failed(str(error)):
+                    _log.info("housekeeping waits", reason=str(error))
 
     async def tick(self) -> None:
         """One round over all shards."""
         now_ns = self._clock.now()
         for shard in volatile_first(self._streams.shards()):
-            machine = shard.machine  # whose stream may be removed while another one is looked at
-            by_deadline = machine.deadlines.earliest_ns <= now_ns
-            if machine.exists and (by_deadline or ages_singly(shard)):
-                await self._due.remove(shard, now_ns)
-            if machine.exists and self._age_due(shard, now_ns):
-                await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
-            if machine.exists and machine.remover.over_limits and not shard.damaged:
-                # An append removes no more at once than it has time for, and a crash may have come
-                # between lowered limits and what they take away.
-                await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
-            if shard.machine.interest.unlooked and not shard.damaged:
-                await self._repeat(shard, cmd.KeepInterest(_SLICE_MESSAGES))
-            for subject in [] if shard.damaged else list(shard.machine.counters.replaced):
-                await self._repeat(shard, cmd.FinishRollup(subject, _SLICE_MESSAGES))
+            number = shard.machine.shard
+            loop_s = asyncio.get_running_loop().time()
+            backoff, due_s = self._failing.get(number, (None, 0.0))
+            if loop_s < due_s:
+                continue
+            try:
+                await self._look_after(shard, now_ns)
+                self._failing.pop(number, None)
+            except StoreFailedError as error:
+                # The others have their turn, and this one later: the disk may read again.
+                backoff = backoff or Backoff(TICK_S, _RETRY_MAX_S)
+                if backoff.failed(str(error)):
+                    _log.warning("housekeeping_put_off", stream=shard.name, error=str(error))
+                self._failing[number] = backoff, loop_s + backoff.pause_s
         self._consumers.close_gone()
         await self._consumers.drop_inactive()
+
+    async def _look_after(self, shard: Shard, now_ns: int) -> None:
+        """Propose what is due in one shard."""
+        machine = shard.machine  # whose stream may be removed while another one is looked at
+        by_deadline = machine.deadlines.earliest_ns <= now_ns
+        if machine.exists and (by_deadline or ages_singly(shard)):
+            await self._due.remove(shard, now_ns)
+        if machine.exists and self._age_due(shard, now_ns):
+            await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
+        if machine.exists and machine.remover.over_limits and not shard.damaged:
+            # An append removes no more at once than it has time for, and a crash may have come
+            # between lowered limits and what they take away.
+            await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
+        if shard.machine.interest.unlooked and not shard.damaged:
+            await self._repeat(shard, cmd.KeepInterest(_SLICE_MESSAGES))
+        for subject in [] if shard.damaged else list(shard.machine.counters.replaced):
+            await self._repeat(shard, cmd.FinishRollup(subject, _SLICE_MESSAGES))
 
     def _age_due(self, shard: Shard, now_ns: int) -> bool:
         machine = shard.machine

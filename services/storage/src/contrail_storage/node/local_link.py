@@ -41,6 +41,7 @@ from contrail_common.model import (
 from contrail_common.subjects import overlaps
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import StreamEntry
+from contrail_storage.node.answering import AnswerDeadline, Done, changes, reads
 from contrail_storage.node.entries import Outcome
 from contrail_storage.node.last_reader import LastReader
 from contrail_storage.node.node import SHARD_GROUP, StorageNode
@@ -60,6 +61,10 @@ class LocalLink:
         self._node = node
         self._last_reader = LastReader(node.reader)
         self._sharded = ShardedReader(node.reader, self._last_reader, node.replayer)
+        self.deadline = AnswerDeadline(node.publish_timeout_s, self._log_progress)
+
+    def _log_progress(self) -> tuple[int, ...]:
+        return tuple(group.applied_index for group in self._node.groups.values())
 
     def _shard(self, stream: str, part: int | None = None) -> Shard:
         return _sound(self._node.streams.shard(stream, part))
@@ -86,6 +91,7 @@ class LocalLink:
 
     # Streams -------------------------------------------------------------------------------------
 
+    @changes
     async def put_stream(
         self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
     ) -> tuple[StreamInfo, bool]:
@@ -93,10 +99,12 @@ class LocalLink:
         self._node.check_serving()
         return await self._node.streams.put(config, mode, if_match, if_none)
 
+    @reads
     async def stream_info(self, name: str) -> StreamInfo:
         """Configuration and state."""
         return self._node.streams.whole_info(self._parts(name, None))
 
+    @reads
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
         """Streams by name, paged."""
         streams = self._node.streams
@@ -113,12 +121,14 @@ class LocalLink:
                 return Page(streams=infos[:limit], next_token=encode_token(infos[-2].config.name))
         return Page(streams=infos)
 
+    @changes
     async def delete_stream(self, name: str) -> None:
         """Remove a stream."""
         self._node.check_serving()
         await self._node.streams.delete(name)
         self._node.consumers.close_gone()
 
+    @changes
     async def purge_stream(
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
     ) -> int:
@@ -140,32 +150,30 @@ class LocalLink:
 
     async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
         """Store messages; durable when this returns."""
-        if not stream and messages:
-            stream = self._captured_by(messages[0].subject)
-        entry = self._node.streams.entry(stream)
-        if messages and entry.shards > 1:
-            return await self._publish_sharded(entry, messages)
-        shard = self._taking(entry)
+        stream = stream or (self._captured_by(messages[0].subject) if messages else "")
         if not messages:
-            return PublishAck(stream, [], shard.durability)
-        number = shard.machine.shard
-        results = await self._node.shard_logs.of(number).append(number, messages)
-        outcome = _outcome(stream, shard, results)
-        if isinstance(outcome, ApiError):
-            raise outcome
-        return outcome
+            return self._nothing(stream)
+        return await self._published(partial(self.publish_then, stream, messages))
 
     async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
         """Store a batch; durable when this returns."""
-        entry = self._node.streams.entry(stream)
-        if batch.count and entry.shards > 1:
-            return await self._publish_sharded(entry, batch)
-        shard = self._taking(entry)
         if not batch.count:
-            return PublishAck(stream, [], shard.durability)
-        number = shard.machine.shard
-        runs = await self._node.shard_logs.of(number).append_batch(number, batch)
-        outcome = _outcome(stream, shard, runs)
+            return self._nothing(stream)
+        return await self._published(partial(self.publish_batch_then, stream, batch))
+
+    def _nothing(self, stream: str) -> PublishAck:
+        shard = self._taking(self._node.streams.entry(stream))
+        return PublishAck(stream, [], shard.durability)
+
+    async def _published(self, publish: Callable[[Done], None]) -> PublishAck:
+        future: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
+
+        def answer(outcome: PublishOutcome) -> None:
+            if not future.done():  # whoever asked still waits
+                future.set_result(outcome)
+
+        publish(answer)
+        outcome = await future
         if isinstance(outcome, ApiError):
             raise outcome
         return outcome
@@ -175,17 +183,21 @@ class LocalLink:
     ) -> None:
         """Store a batch; ``done`` gets the outcome."""
         entry = self._node.streams.entry(stream)
-        if batch.count and entry.shards > 1:
-            self._publish_sharded_then(entry, batch, done)
-            return
-        shard = self._taking(entry)
         if not batch.count:
-            done(PublishAck(stream, [], shard.durability))
-            return
-        number = shard.machine.shard
-        self._node.shard_logs.of(number).append_batch_then(
-            number, batch, lambda runs: done(_outcome(stream, shard, runs))
-        )
+            done(self._nothing(stream))
+        elif entry.shards > 1:
+            self._publish_sharded_then(entry, batch, done)
+        else:
+            shard = self._taking(entry)
+            number = shard.machine.shard
+            log = self._node.shard_logs.of(number)
+
+            def propose(told: Done) -> None:
+                log.append_batch_then(
+                    number, batch, lambda runs: told(_outcome(stream, shard, runs))
+                )
+
+            self.deadline.publish(done, propose)
 
     def publish_then(
         self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
@@ -198,9 +210,12 @@ class LocalLink:
             return
         shard = self._taking(entry)
         number = shard.machine.shard
-        self._node.shard_logs.of(number).append_then(
-            number, messages, lambda results: done(_outcome(stream, shard, results))
-        )
+        log = self._node.shard_logs.of(number)
+
+        def propose(told: Done) -> None:
+            log.append_then(number, messages, lambda runs: told(_outcome(stream, shard, runs)))
+
+        self.deadline.publish(done, propose)
 
     def publish_each_then(
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
@@ -239,37 +254,27 @@ class LocalLink:
         log = self._node.shard_logs.of(entry.shard)
         publisher = ShardedPublisher(log, self._check_number)
 
-        def answer(results: Outcome) -> None:
-            done(_outcome(entry.name, first, results))
+        def propose(told: Done) -> None:
+            def answer(results: Outcome) -> None:
+                told(_outcome(entry.name, first, results))
 
-        if isinstance(content, MessageBatch):
-            publisher.publish_batch_then(entry, config, content, answer)
-        else:
-            publisher.publish_then(entry, config, content, answer)
+            if isinstance(content, MessageBatch):
+                publisher.publish_batch_then(entry, config, content, answer)
+            else:
+                publisher.publish_then(entry, config, content, answer)
 
-    async def _publish_sharded(
-        self, entry: StreamEntry, content: list[PublishMessage] | MessageBatch
-    ) -> PublishAck:
-        future: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
-
-        def answer(outcome: PublishOutcome) -> None:
-            if not future.done():  # whoever asked still waits
-                future.set_result(outcome)
-
-        self._publish_sharded_then(entry, content, answer)
-        outcome = await future
-        if isinstance(outcome, ApiError):
-            raise outcome
-        return outcome
+        self.deadline.publish(done, propose)
 
     def _check_number(self, number: int) -> None:
         _sound(self._node.applier.shards[number])
 
+    @reads
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """One message."""
         one = self._shard(stream, shard)
         return with_shard(one, await self._node.reader.get(one, seq))
 
+    @reads
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order, waiting for the first when asked to."""
         shards = self._parts(request.stream, request.shard)
@@ -277,6 +282,7 @@ class LocalLink:
             return await self._sharded.read_range(shards, request)
         return await self._sharded.read_one(shards[0], request)
 
+    @reads
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         """A page of the newest messages of subjects."""
         shards = self._parts(request.stream, request.shard)
@@ -298,6 +304,7 @@ class LocalLink:
         last_seq = max(one.applied_seq for one in parts)
         return ReadPosition(last_seq, self._node.groups[group].applied_index)
 
+    @reads
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
@@ -307,6 +314,7 @@ class LocalLink:
             return self._sharded.subject_counts(shards, subject, limit, token)
         return self._node.reader.subject_counts(shards[0], subject, limit, token)
 
+    @changes
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Make one message unreadable."""
         self._check_writable(stream)
@@ -315,6 +323,7 @@ class LocalLink:
 
     # Replay --------------------------------------------------------------------------------------
 
+    @reads
     async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
         """Pin a range and cut it into splits."""
         shards = self._parts(request.stream, request.shard)
@@ -322,6 +331,7 @@ class LocalLink:
             return await self._sharded.plan(shards, request)
         return await self._node.replayer.plan(shards[0], request)
 
+    @reads
     async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
         """Check the request, then stream the encoded body."""
         shard = self._shard(request.stream, request.shard)
@@ -330,33 +340,39 @@ class LocalLink:
 
     # Archives ------------------------------------------------------------------------------------
 
+    @reads
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Stream the archive of a stream as it is now."""
         shards = self._parts(stream, None)
-        await self._node.until_written()
+        await self.deadline.wait(self._node.until_written())
         return self._node.snapshotter.stream(shards, consumers=consumers)
 
+    @changes
     async def begin_restore(self, stream: str) -> str:
         """Begin a restore; its token."""
         self._node.check_serving()
         return await self._node.restores.begin(stream)
 
+    @changes
     async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
         """Take the next bytes of the archive."""
         self._node.check_serving()
         await self._node.restores.append(token, offset, piece)
 
+    @changes
     async def commit_restore(self, token: str) -> StreamInfo:
         """Make the stream."""
         self._node.check_serving()
         return await self._node.restores.commit(token)
 
+    @changes
     async def abort_restore(self, token: str) -> None:
         """Undo."""
         await self._node.restores.abort(token)
 
     # Consumers -----------------------------------------------------------------------------------
 
+    @changes
     async def put_consumer(
         self,
         stream: str,
@@ -369,39 +385,43 @@ class LocalLink:
         self._check_writable(stream)
         return await self._node.consumers.put(stream, config, mode, if_match, if_none)
 
+    @reads
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Configuration and progress."""
         self._parts(stream, None)
-        return await self._node.consumers.info(stream, consumer)
+        return await self.deadline.wait(self._node.consumers.info(stream, consumer))
 
+    @reads
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
         """Consumers of a stream by name, paged."""
         self._parts(stream, None)
         after = decode_token(token)
-        infos = [
-            info for info in await self._node.consumers.infos(stream) if info.config.name > after
-        ]
+        known = await self.deadline.wait(self._node.consumers.infos(stream))
+        infos = [info for info in known if info.config.name > after]
         more = len(infos) > limit
         next_token = encode_token(infos[limit - 1].config.name) if more else None
         return Page(consumers=infos[:limit], next_token=next_token)
 
+    @changes
     async def delete_consumer(self, stream: str, consumer: str) -> None:
         """Remove a consumer."""
         self._check_writable(stream)
         await self._node.consumers.delete(stream, consumer)
 
+    @reads
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
         self._check_writable(request.stream)
         self._parts(request.stream, None)
-        return await self._node.consumers.pull(request)
+        return await self.deadline.wait(self._node.consumers.pull(request), request.expires_ns)
 
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
         """Take acknowledgements."""
         self._check_writable(stream)
-        return await self._node.consumers.acknowledge(stream, consumer, items, sync)
+        work = self._node.consumers.acknowledge(stream, consumer, items, sync)
+        return await (self.deadline.change(work) if sync else work)
 
     # Advisories ----------------------------------------------------------------------------------
 
@@ -411,6 +431,7 @@ class LocalLink:
 
     # Erasing -------------------------------------------------------------------------------------
 
+    @changes
     async def erase(
         self, stream: str, seqs: list[int], subject: str, shard: int | None = None
     ) -> ErasureReceipt:

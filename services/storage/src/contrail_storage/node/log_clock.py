@@ -1,27 +1,79 @@
 """Log time: never backwards, and not led astray by steps of the wall clock.
 
-At the start of a term it is the later of the last entry's time and the wall clock. Within a term it
-follows the boot-time clock and is slewed toward the wall clock by at most one millisecond a second.
+It follows the boot-time clock and is slewed toward a wall clock that is ahead of it by at most one
+millisecond a second. While it is ahead of the wall clock itself, it runs at half speed, so that the
+wall clock comes up to it and every deadline still passes.
 """
 
 from typing import Final
 
+import msgspec
+
+from contrail_common.timeunits import NS_PER_S, format_time
+
 SLEW_DIVISOR: Final = 1_000
+SLOWED_DIVISOR: Final = 2
+_DAY_S: Final = 86_400
 
 
 class LogClock:
     """Stamps log time from readings of the wall clock and of the boot-time clock (ns)."""
 
-    def __init__(self, last_entry_ns: int, wall_ns: int, boot_ns: int) -> None:
-        self._time_ns = max(last_entry_ns, wall_ns)
+    def __init__(self, time_ns: int, boot_ns: int) -> None:
+        self._time_ns = time_ns
+        self._steady_ns = time_ns
+        """Where log time would be, had the wall clock never been behind it: it may catch up."""
         self._boot_ns = boot_ns
 
     def read(self, wall_ns: int, boot_ns: int) -> int:
         """The log time now."""
         elapsed = max(boot_ns - self._boot_ns, 0)
         self._boot_ns = max(boot_ns, self._boot_ns)
-        slew_max = elapsed // SLEW_DIVISOR
-        ahead = wall_ns - (self._time_ns + elapsed)
-        # A slew is less than what has elapsed, so the sum can't run backwards.
-        self._time_ns += elapsed + max(-slew_max, min(slew_max, ahead))
+        self._steady_ns += elapsed
+        self._steady_ns += max(min(wall_ns - self._steady_ns, elapsed // SLEW_DIVISOR), 0)
+        slowed_ns = self._time_ns + elapsed // SLOWED_DIVISOR
+        self._time_ns = max(slowed_ns, min(self._steady_ns, wall_ns))
+        if slowed_ns <= wall_ns < self._steady_ns:
+            self._steady_ns = self._time_ns  # the wall clock stayed behind: it is believed
         return self._time_ns
+
+
+class ClockRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """That log time stood at ``log_ns`` when the machine had been up for ``boot_ns``.
+
+    ``boot_id`` tells one start of the machine from another; empty where it has no name.
+    """
+
+    boot_id: str
+    boot_ns: int
+    log_ns: int
+
+    def known_ns(self, boot_id: str, boot_ns: int) -> int:
+        """The latest time that is known to have come."""
+        same = bool(boot_id) and boot_id == self.boot_id and boot_ns >= self.boot_ns
+        return self.log_ns + (boot_ns - self.boot_ns if same else 0)
+
+
+def doubt(known_ns: int, wall_ns: int, jump_max_ns: int) -> str:
+    """Why the wall clock isn't taken at the start of a node; empty when it is."""
+    ahead_ns = wall_ns - known_ns
+    if ahead_ns <= jump_max_ns:
+        return ""
+    ahead_s = ahead_ns // NS_PER_S
+    return (
+        f"the wall clock ({_to_second(wall_ns)}) is {_roughly(ahead_s)} ahead of the last time "
+        f"known here ({_to_second(known_ns)}): writes wait until it is set right, or the system "
+        "says that it is synchronized; if the server was off for so long, start it once with "
+        f"--max-clock-jump {ahead_s // _DAY_S + 1}d"
+    )
+
+
+def _to_second(time_ns: int) -> str:
+    return format_time(time_ns)[:19] + "Z"
+
+
+def _roughly(seconds: int) -> str:
+    for unit, size in (("days", _DAY_S), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} seconds"

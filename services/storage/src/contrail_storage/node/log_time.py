@@ -1,25 +1,118 @@
 """The node's log time: the clock of the logs it leads, read from the system's clocks."""
 
+import asyncio
+import threading
 import time
+from pathlib import Path
+from typing import Final
 
-from contrail_storage.node.log_clock import LogClock
+import msgspec
+import structlog
+
+from contrail_storage.node.clock_sync import is_synchronized
+from contrail_storage.node.log_clock import ClockRecord, LogClock, doubt
+from contrail_storage.node.options import NodeOptions
+from contrail_storage.wal.files import Files
+from contrail_storage.wal.node_file import NodeFileDamagedError, read_node_file, write_node_file
+
+CLOCK_NAME: Final = "clock"
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_LOOK_S: Final = 1.0
+_RECORD_LOOKS: Final = 300
+_log: Final = structlog.get_logger("contrail.clock")
 
 
 class LogTime:
-    """Reads log time; it never runs backwards."""
+    """Reads log time; it never runs backwards.
 
-    def __init__(self, last_entry_ns: int) -> None:
-        self._clock = LogClock(last_entry_ns, time.time_ns(), _boot_ns())
+    The file ``clock`` keeps the latest time that is known, so that a start can tell a wall clock
+    that is far ahead from a node that was off: see :meth:`begin_term`.
+    """
+
+    def __init__(self, last_entry_ns: int, files: Files, options: NodeOptions) -> None:
+        self.doubt = ""
+        """Why the wall clock is not taken, and nothing is written; empty when it is."""
+        self._files = files
+        self._path = options.data_dir / CLOCK_NAME
+        self._jump_max_ns = options.clock_jump_max_ns
+        self._boot_id = _boot_id()
+        self._record = self._read()
+        self._writing = threading.Lock()
+        self._clock = LogClock(last_entry_ns, _boot_ns())
 
     def begin_term(self, last_entry_ns: int) -> None:
-        """A term begins behind an entry of that time, which the wall clock may stand before."""
+        """A term begins behind an entry of that time, which the wall clock may stand before.
+
+        Where the wall clock is too far ahead of the latest time that is known to have come, log
+        time goes on from there, and there is a ``doubt``.
+        """
+        self._begin(last_entry_ns)
+        if self.doubt:
+            _log.warning("clock_doubted", reason=self.doubt)
+
+    def _begin(self, last_entry_ns: int) -> None:
         last_ns = max(self.now(), last_entry_ns)
-        self._clock = LogClock(last_ns, time.time_ns(), _boot_ns())
+        wall_ns, boot_ns = time.time_ns(), _boot_ns()
+        known_ns = last_ns
+        if self._record is not None:
+            known_ns = max(last_ns, self._record.known_ns(self._boot_id, boot_ns))
+            self.doubt = doubt(known_ns, wall_ns, self._jump_max_ns)
+        if self.doubt and is_synchronized(wall_ns):
+            self.doubt = ""
+        # Entries alone bind log time: what is known beyond them may be of a clock that was ahead.
+        self._clock = LogClock(known_ns if self.doubt else max(last_ns, wall_ns), boot_ns)
 
     def now(self) -> int:
         """Log time now, in nanoseconds."""
         return self._clock.read(time.time_ns(), _boot_ns())
 
+    @property
+    def distance_ns(self) -> int:
+        """How far log time is ahead of the wall clock; negative where it is behind."""
+        return self.now() - time.time_ns()
+
+    async def follow(self) -> None:
+        """Look again at a wall clock that was doubted, and keep the record; until cancelled."""
+        while True:
+            for _ in range(_RECORD_LOOKS):
+                await asyncio.sleep(_LOOK_S)
+                if self.doubt:
+                    self._begin(0)
+                    if not self.doubt:
+                        _log.info("clock_taken")
+                        break
+            await self.keep()
+
+    async def keep(self) -> None:
+        """Record the latest time that is known, unless the wall clock is doubted."""
+        if not self.doubt:
+            record = ClockRecord(self._boot_id, _boot_ns(), self.now())
+            await asyncio.to_thread(self._write, record)
+
+    def _write(self, record: ClockRecord) -> None:
+        with self._writing:
+            try:
+                write_node_file(self._files, self._path, msgspec.msgpack.encode(record))
+            except OSError as error:
+                # The last one stays: a start may doubt a clock that is right, never the reverse.
+                _log.warning("clock_not_recorded", error=str(error))
+
+    def _read(self) -> ClockRecord | None:
+        try:
+            return msgspec.msgpack.decode(read_node_file(self._files, self._path), type=ClockRecord)
+        except FileNotFoundError:
+            return None
+        except (NodeFileDamagedError, msgspec.MsgspecError) as error:
+            _log.warning("clock_record_damaged", error=str(error))
+            return None
+
 
 def _boot_ns() -> int:
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

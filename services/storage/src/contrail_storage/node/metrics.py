@@ -13,6 +13,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from contrail_common.timeunits import NS_PER_S
 from contrail_common.timings import Timings
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.node.entries import EntryContext
@@ -98,6 +99,11 @@ class _NodeCollector:
             "contrail_store_reopened",
             "Times that a failed store was opened again",
             self._node.healing.reopened,
+        )
+        yield GaugeMetricFamily(
+            "contrail_log_time_ahead_seconds",
+            "How far the time of new messages is ahead of the wall clock (negative: behind)",
+            self._node.clock.distance_ns / NS_PER_S,
         )
         yield GaugeMetricFamily(
             "contrail_memory_bytes", "Bytes of streams in memory", self._node.memory.size_bytes

@@ -95,6 +95,7 @@ class StorageNode:
         keyring: Keyring | None = None,
     ) -> None:
         self.identity = identity
+        self.publish_timeout_s = options.publish_timeout_s
         self.keyring = keyring
         self.options = options
         self._files = options.files or Files()
@@ -233,7 +234,7 @@ class StorageNode:
             ends = await self.healing.start_reading()
         for group_id in _LOGGED:
             self.groups[group_id] = self._make_group(group_id, ends.get(group_id, 0))
-        self.clock = clock = LogTime(self.applier.last_entry_ns)
+        self.clock = clock = LogTime(self.applier.last_entry_ns, self._files, self.options)
         self.meta_log = self._make_proposer(META_GROUP, self.groups[META_GROUP])
         self.shard_log = self._make_proposer(SHARD_GROUP, self.groups[SHARD_GROUP])
         self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
@@ -275,6 +276,8 @@ class StorageNode:
         self.spawn(self._tick_groups())
         await self._replay()
         self.clock.begin_term(self.applier.last_entry_ns)
+        await self.clock.keep()
+        self.spawn(self.clock.follow())
         self._begin_volatile()
         await self._mend()
         await self.shredder.mend()
@@ -477,6 +480,7 @@ class StorageNode:
         if not unflushed:
             try:
                 await self.checkpoint()
+                await self.clock.keep()
             except (OSError, StoreError, LogRottenError) as error:
                 unflushed = str(error)
         if unflushed:  # what was acknowledged is durable in the log
@@ -573,17 +577,19 @@ class StorageNode:
 
     def check_serving(self, *, volatile: bool = False) -> None:
         """Raise ApiError while the node takes no writes; those of shards in memory need no log."""
-        if not self._ready or (self.failure and not (volatile and not self.fatal.done())):
+        unready = not self._ready or self.clock.doubt
+        if unready or (self.failure and not (volatile and not self.fatal.done())):
             spec = errors.STORAGE_FULL if self.disk_full else errors.STORAGE_FAILED
             if not self.failure:
                 spec = errors.NOT_READY
-            raise ApiError(spec, self.failure, retry_after_s=1, applied=False)
+            raise ApiError(spec, self.failure or self.clock.doubt, retry_after_s=1, applied=False)
 
     def readiness(self) -> dict[str, str]:
         """What is not ready, and why; empty when everything is."""
         groups, shards = self.groups.values(), self.applier.shards.values()
+        clock = {"clock": self.clock.doubt} if self.clock.doubt else {}
         logs = self._proposers.values()
-        return problems_of(self.failure, groups, shards, logs, serves=self._ready)
+        return clock | problems_of(self.failure, groups, shards, logs, serves=self._ready)
 
     def metrics_text(self) -> str:
         """Prometheus text of the node's own figures."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from contrail_common.timeunits import NS_PER_S
 from contrail_storage.node.applier import MERGE_BLOCKS
 from contrail_storage.node.compactor import RoomBounds
 from contrail_storage.node.erasing import EraseBounds
@@ -25,7 +26,9 @@ class NodeOptions:
     ``name`` is what people call the node, in answers as in logs; it may change from start to start.
     ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
     ``memory_max_bytes`` bounds what all streams in memory take. ``accept_data_loss`` opens a
-    damaged folder with what can be read of it.
+    damaged folder with what can be read of it. ``publish_timeout_s`` is how long a caller waits
+    for the log at most. ``clock_jump_max_ns`` is how far the wall clock may be ahead at a start:
+    see `LogTime`.
     """
 
     data_dir: Path
@@ -41,5 +44,7 @@ class NodeOptions:
     erase: EraseBounds = field(default_factory=EraseBounds)
     accept_data_loss: bool = False
     memory_max_bytes: int = field(default_factory=quarter_of_memory)
+    publish_timeout_s: float = 30.0
+    clock_jump_max_ns: int = 600 * NS_PER_S
     files: Files | None = None
     open_store: Callable[[Path], RocksStore] = RocksStore.open_reading

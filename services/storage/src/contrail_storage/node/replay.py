@@ -26,6 +26,7 @@ from contrail_common.link import (
 )
 from contrail_common.timeunits import format_time
 from contrail_storage.node import arrow_encoding as arrow
+from contrail_storage.node.answering import read_failed
 from contrail_storage.node.filters import SubjectFilter, SubjectLookup
 from contrail_storage.node.opened_picks import open_picked
 from contrail_storage.node.picking import Picked, Run, pick
@@ -33,7 +34,7 @@ from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError
 from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
-from contrail_storage.store.rocks_store import StoreCorruptError
+from contrail_storage.store.rocks_store import StoreCorruptError, StoreFailedError
 
 _RETRIES: Final = 8
 _ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
@@ -153,6 +154,8 @@ class Replayer:
             return None
         except _DamagedError as error:
             raise self._reader.damage(shard, error.base_seq, error.reason) from error.reason
+        except StoreFailedError as error:
+            raise read_failed(error) from error
 
     def _make(self, number: int, unit: "_Unit", encoder: "Encoder") -> "_Made":
         """Read and encode; in a thread."""

@@ -21,6 +21,7 @@ from contrail_storage.store.block_store import UNREADABLE, BlockSpan, BlockStore
 from contrail_storage.store.rocks_store import (
     StoreClosedError,
     StoreCorruptError,
+    StoreFailedError,
     StoreScanCutError,
 )
 
@@ -86,10 +87,14 @@ class Scrubber:
     async def round(self) -> None:
         """Read everything once."""
         for shard in self._shards():
-            if not shard.damaged:
-                await self._scrub_blocks(shard)
-            if not shard.damaged and shard.machine.exists:
-                await self._scrub_rows(shard)
+            try:
+                if not shard.damaged:
+                    await self._scrub_blocks(shard)
+                if not shard.damaged and shard.machine.exists:
+                    await self._scrub_rows(shard)
+            except StoreFailedError as error:
+                # It may be readable the next time; the streams behind it are not to wait for it.
+                _log.warning("scrub_put_off", stream=shard.name, error=str(error))
         self.counts.rounds += 1
 
     async def _scrub_blocks(self, shard: Shard) -> None:

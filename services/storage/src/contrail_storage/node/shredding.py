@@ -16,6 +16,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.subjects import is_wildcard
 from contrail_storage.core import commands as cmd
+from contrail_storage.node.backoff import Backoff
 from contrail_storage.node.content_sealing import refusal, seals
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.shard import Shard
@@ -27,7 +28,7 @@ _TOGETHER: Final = 1_024
 """Subjects that are looked up before others have their turn."""
 TICK_S: Final = 1.0
 SWEEP_S: Final = 30.0
-_FAILED_S: Final = 60.0
+_RETRY_MAX_S: Final = 60.0
 _log = structlog.get_logger("contrail.subject_keys")
 
 
@@ -90,6 +91,11 @@ class Shredder:
         self._snapshots = snapshots
         self._busy: set[int] = set()
         """Slots of erasures under way."""
+        self._stuck: set[int] = set()
+        """Slots whose shards were damaged when their keys were destroyed again."""
+        self._mending = Backoff(TICK_S, _RETRY_MAX_S)
+        self._mend_at_s = 0.0
+        """When :meth:`mend` is worth another try, by the loop's clock."""
         self._swept: dict[int, tuple[int, float]] = {}
         """Of each shard how many messages had gone, and when, as it was last looked at."""
 
@@ -149,8 +155,14 @@ class Shredder:
 
     async def mend(self) -> None:
         """Remove what is left of keys that were destroyed."""
-        left = {at: one for at, one in self._keys.remains.items() if at not in self._busy}
-        if not left:
+        now_s = asyncio.get_running_loop().time()
+        damaged = {number for number, shard in self._shards.items() if shard.damaged}
+        left = {
+            at: one
+            for at, one in self._keys.remains.items()
+            if at not in self._busy and not (at in self._stuck and one.shard in damaged)
+        }
+        if not left or now_s < self._mend_at_s:
             return
         try:
             await asyncio.to_thread(self._keys.destroy_again)
@@ -159,11 +171,16 @@ class Shredder:
                 shard = self._shards.get(number)
                 if shard is not None and seals(shard):
                     if shard.damaged:
+                        self._stuck.update(slots)
                         continue
                     await self._remove(shard, slots)
                 await asyncio.to_thread(self._keys.finish, slots)
+                self._stuck.difference_update(slots)
+            self._mending.succeeded()
         except (ApiError, OSError, SubjectKeysDamagedError) as error:
-            _log.warning("shredding_put_off", error=str(error))
+            if self._mending.failed(str(error)):
+                _log.warning("shredding_put_off", error=str(error))
+            self._mend_at_s = now_s + self._mending.pause_s
 
     async def _remove(self, shard: Shard, slots: list[int]) -> None:
         """Purge the subjects that the destroyed keys in ``slots`` were of."""
@@ -180,16 +197,19 @@ class Shredder:
 
     async def run(self) -> None:
         """Destroy keys that nothing needs any more, until cancelled."""
+        backoff = Backoff(TICK_S, _RETRY_MAX_S)
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(max(TICK_S, backoff.pause_s))
             try:
                 await self.tick()
+                backoff.succeeded()
             except (ApiError, OSError, SubjectKeysDamagedError) as error:
-                _log.warning("keys_not_swept", error=str(error))
-            except Exception:
+                if backoff.failed(str(error)):
+                    _log.warning("keys_not_swept", error=str(error))
+            except Exception as error:
                 # Not a reason to end a node that serves: the keys are destroyed later.
-                _log.exception("sweep_failed")
-                await asyncio.sleep(_FAILED_S)
+                if backoff.failed(repr(error)):
+                    _log.exception("sweep_failed")
 
     async def tick(self, sweep_s: float = SWEEP_S) -> None:
         """One look at all shards that have keys."""

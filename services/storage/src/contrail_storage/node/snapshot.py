@@ -17,10 +17,15 @@ from contrail_storage.core.archive import ArchiveWriter
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.restoring import block_record, state_records
 from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.node.answering import read_failed
 from contrail_storage.node.shard import Shard
 from contrail_storage.seal.content import ContentOpener
 from contrail_storage.store.block_codecs import BLOCK_CODECS
-from contrail_storage.store.rocks_store import StoreCorruptError, StoreScanCutError
+from contrail_storage.store.rocks_store import (
+    StoreCorruptError,
+    StoreFailedError,
+    StoreScanCutError,
+)
 from contrail_storage.store.split_store import SplitStore
 
 SNAPSHOTS_MAX: Final = 8
@@ -66,6 +71,8 @@ class Snapshotter:
                 yield chunk
         except (BlockCorruptError, StoreCorruptError) as error:
             raise ApiError(errors.DATA_LOST, f"cannot be read back: {error}") from error
+        except StoreFailedError as error:
+            raise read_failed(error) from error
         except StoreScanCutError as error:
             raise ApiError(errors.OVERLOADED, f"ended for an erasure: {error}") from error
         finally:

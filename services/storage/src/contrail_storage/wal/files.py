@@ -5,8 +5,8 @@ stop at any call, or let a call fail.
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -15,6 +15,16 @@ _AHEAD_WRITE_MAX: Final = 32 * 1024
 """Above it a write is slow for its bytes; room made ahead of it would double those."""
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Have a failed read name its file: the system names only what it fails to open."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 class AppendHandle(Protocol):
@@ -64,7 +74,8 @@ class Files:
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a file."""
-        return path.read_bytes()
+        with _named(path):
+            return path.read_bytes()
 
     def list_names(self, directory: Path) -> list[str]:
         """Return the names in a directory, sorted."""
@@ -135,10 +146,12 @@ class _AppendFile:
 
 class _UpdateFile:
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self._descriptor, size, offset)
+        with _named(self._path):
+            return os.pread(self._descriptor, size, offset)
 
     def write(self, offset: int, data: bytes) -> None:
         rest = memoryview(data)
