@@ -170,7 +170,7 @@ def test_publish_that_is_refused_at_once_waits_for_nothing(tmp_path: Path) -> No
                 with pytest.raises(ApiError) as refused:
                     await link.publish("S" if content[0].subject == "s.a" else "H", content)
                 assert refused.value.spec is errors.STORAGE_FAILED
-            node.failure = ""
+            node._defect = ""
             assert link.deadline.waiting == 0
 
     asyncio.run(scenario())
