@@ -1,7 +1,9 @@
 """Consumers: create, ensure, change, list, delete."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
@@ -38,6 +40,50 @@ def test_put_of_what_a_get_answered_changes_nothing(stream: Stream) -> None:
     again = stream.client.put(path, json=shown.json()["config"])
     assert (again.status_code, again.headers["etag"]) == (200, shown.headers["etag"])
     assert again.json()["config"] == shown.json()["config"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"ack_policy": "none"},
+        {"ack_policy": "none", "max_ack_pending": -1},
+        {"ack_policy": "all", "max_ack_pending": 7},
+        {"durable_name": None, "ack_policy": "none", "mem_storage": True, "num_replicas": 1},
+        {"deliver_policy": "by_start_sequence", "opt_start_seq": 2, "headers_only": True},
+        {"deliver_policy": "by_start_time", "opt_start_time": "2026-01-31T08:00:00.000000123Z"},
+        {"deliver_policy": "last_per_subject", "filter_subjects": ["a.>", "b"]},
+        {"metadata": {"_nats.ver": "2.12.0", "_nats.level": "2", "_nats.req.level": "1"}},
+    ],
+)
+def test_consumer_of_any_kind_is_the_same_when_it_is_sent_back(
+    stream: Stream, config: dict[str, Any]
+) -> None:
+    path = stream.consumer(**config)
+    shown = stream.client.get(path)
+    for target in (path, f"{path}?pedantic=true"):
+        again = stream.client.put(target, json=shown.json()["config"])
+        assert (again.status_code, again.headers["etag"]) == (200, shown.headers["etag"])
+        assert again.json()["config"] == shown.json()["config"]
+    changed = stream.client.patch(path, json={"description": "d"}, headers=MERGE_PATCH)
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["config"] == {**shown.json()["config"], "description": "d"}
+    assert changed.json()["config"]["metadata"].keys() <= {"_nats.req.level"}
+
+
+def test_consumer_takes_the_replicas_of_its_stream_and_mem_storage(stream: Stream) -> None:
+    """What the clients of JetStream send for ordered consumers, watches and object reads."""
+    for replicas in (0, 1):
+        path = stream.consumer(f"c{replicas}", num_replicas=replicas, mem_storage=True)
+        shown = stream.client.get(path).json()["config"]
+        assert (shown["num_replicas"], shown["mem_storage"]) == (replicas, True)
+    target = f"{stream.path}/consumers/c"
+    assert_problem(stream.client.put(target, json={"num_replicas": 2}), 422, 10126, "/num_replicas")
+    refused = stream.client.put(target, json={"num_replicas": -1})
+    assert_problem(refused, 422, 10133, "/num_replicas")
+    assert stream.client.get(target).status_code == 404
+    body = {"num_replicas": 1, "mem_storage": False}
+    assert_problem(stream.client.put(path, json=body), 409, 10052, "/mem_storage")
+    assert stream.client.put(path, json={"mem_storage": True}).json()["config"]["num_replicas"] == 0
 
 
 def test_post_without_a_name_makes_an_ephemeral(stream: Stream) -> None:
@@ -227,3 +273,60 @@ def test_pedantic_refuses_a_silent_change(stream: Stream) -> None:
     path = f"{stream.path}/consumers/c?pedantic=true"
     assert_problem(stream.client.put(path, json={"max_deliver": 0}), 422, 10157)
     assert stream.client.put(path, json={"max_deliver": -1}).status_code == 201
+
+
+def test_changes_that_race_with_a_delete_neither_skip_messages_nor_bring_it_back(
+    stream: Stream,
+) -> None:
+    stream.fill(20)
+    path = f"{stream.path}/consumers/raced"
+
+    def patch(number: int) -> httpx.Response:
+        body = {"description": f"change {number}"}
+        return stream.client.patch(path, json=body, headers=MERGE_PATCH)
+
+    def put(number: int) -> httpx.Response:
+        return stream.client.put(path, json={"description": f"put {number}"})
+
+    def delete(_: int) -> httpx.Response:
+        return stream.client.delete(path)
+
+    with ThreadPoolExecutor(6) as pool:
+        for changes in ([patch, patch], [put, patch], [put, put]):
+            for turn in range(8):
+                etag = stream.client.put(path, json={}).headers["etag"]
+                calls = [*changes, delete, *changes]
+                answers = list(pool.map(lambda call, turn=turn: call(turn), calls))
+                statuses = {one.status_code for one in answers}
+                assert statuses <= {200, 201, 204, 404, 412}, statuses
+                left = stream.client.get(path)
+                if put not in changes:  # a PATCH changes what is there, and makes nothing
+                    assert left.status_code == 404
+                elif left.status_code == 200:
+                    assert left.json()["num_pending"] == 20
+                stale = stream.client.delete(path, headers={"if-match": etag})
+                assert stale.status_code == (404 if left.status_code == 404 else 412)
+                stream.client.delete(path)
+
+
+def test_deletes_and_changes_of_one_version_are_decided_once(stream: Stream) -> None:
+    paths = [f"{stream.path}/consumers/raced", stream.path]
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(6):
+            stream.configure()
+            for path, config in ((paths[0], {}), (paths[1], {"subjects": [f"{stream.prefix}.>"]})):
+                etag = stream.client.put(path, json=config).headers["etag"]
+
+                def change(text: str, path: str = path, etag: str = etag) -> int:
+                    body = {"description": text}
+                    headers = {**MERGE_PATCH, "if-match": etag}
+                    return stream.client.patch(path, json=body, headers=headers).status_code
+
+                def delete(_: str, path: str = path, etag: str = etag) -> int:
+                    headers = {"if-match": etag}
+                    return stream.client.delete(path, headers=headers).status_code
+
+                calls = (change, delete, change, delete)
+                found = pool.map(lambda call, text=f"{turn}": call(text), calls)
+                done = [status for status in found if status not in (412, 404)]
+                assert done in ([200], [204])

@@ -246,6 +246,38 @@ def test_post_needs_a_name(client: httpx.Client) -> None:
     assert_problem(client.post("/v1/streams", json={}), 422, None, "/name")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"storage": "memory", "retention": "interest", "discard": "new", "max_msgs": 7},
+        {"retention": "workqueue", "max_age": "90s", "duplicate_window": "30s"},
+        {"subject_delete_marker_ttl": "2s", "max_age": "1m", "deny_purge": True},
+        {"compression": "s2", "consumer_limits": {"max_ack_pending": 7}, "first_seq": 5},
+        {"shards": 4, "shard_by": [2], "max_bytes": 4_000_000, "erasure": "subject_key"},
+        {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 1},
+        {"metadata": {"_nats.ver": "2.12.0", "_nats.level": "2", "_nats.req.level": "1"}},
+        {"sealed": True, "max_age": "1h", "allow_rollup_hdrs": True},
+    ],
+)
+def test_stream_of_any_kind_is_the_same_when_it_is_sent_back(
+    unused: Stream, config: dict[str, Any]
+) -> None:
+    asked = dict(config)
+    seals = asked.pop("sealed", False)
+    assert unused.configure(**asked).status_code == 201
+    if seals:
+        assert unused.client.post(f"{unused.path}/seal").status_code == 200
+    shown = unused.client.get(unused.path)
+    for target in (unused.path, f"{unused.path}?pedantic=true"):
+        again = unused.client.put(target, json=shown.json()["config"])
+        assert (again.status_code, again.headers["etag"]) == (200, shown.headers["etag"])
+        assert again.json()["config"] == shown.json()["config"]
+    changed = unused.client.patch(unused.path, json={"description": "d"}, headers=MERGE_PATCH)
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["config"] == {**shown.json()["config"], "description": "d"}
+    assert changed.json()["config"]["metadata"].keys() <= {"_nats.req.level"}
+
+
 # PATCH -------------------------------------------------------------------------------------------
 def test_patch_changes_only_what_it_names(stream: Stream) -> None:
     stream.configure(description="kept", max_age="1h", metadata={"a": "1", "b": "2"})

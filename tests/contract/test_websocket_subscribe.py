@@ -33,6 +33,60 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.02)
 
 
+# The consumer ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ordered", [False, True])
+def test_own_consumer_has_what_jetstream_clients_ask_of_theirs(
+    talk: Talk, stream: Stream, ordered: bool
+) -> None:
+    asked = {"num_replicas": 1, "mem_storage": True}
+    answer = talk.done("sub", sid="s", stream=stream.name, ordered=ordered, credit=WHOLE, **asked)
+    config = info(stream, answer["consumer"])["config"]
+    assert {key: config[key] for key in asked} == asked
+    refused = talk.refused("sub", sid="t", stream=stream.name, num_replicas=2)
+    assert refused["name"] == "consumer_replicas_exceeded"
+
+
+def test_consumer_is_bound_exactly_while_a_subscription_holds_it(
+    server: ServerProcess, talk: Talk, stream: Stream
+) -> None:
+    def bound(name: str = "c") -> bool:
+        found: bool = info(stream, name)["push_bound"]
+        return found
+
+    stream.consumer()
+    stream.next(f"{stream.path}/consumers/c", no_wait=True)
+    assert not bound()  # a pull is no subscription
+    talk.done("sub", sid="s", stream=stream.name, consumer="c")
+    assert bound()  # with the answer, whichever process is asked, and without any credit
+    with Talk(server.url) as other:
+        other.done("sub", sid="t", stream=stream.name, consumer="c", credit=WHOLE)
+        talk.done("unsub", sid="s")
+        assert bound()
+        listed = stream.client.get(f"{stream.path}/consumers").json()["items"]
+        assert [one["push_bound"] for one in listed] == [True]
+    wait_until(lambda: not bound())  # the socket is closed, and nobody has said so
+    own = talk.done("sub", sid="u", stream=stream.name, ordered=True, credit=WHOLE)["consumer"]
+    assert bound(own)
+    assert not bound()
+    talk.done("sub", sid="v", stream=stream.name, consumer="c", credit=WHOLE)
+    stream.client.delete(f"{stream.path}/consumers/c")
+    assert talk.next("gone")["sid"] == "v"
+    stream.consumer()
+    assert not bound()  # it is another of the same name
+    talk.done("sub", sid="w", stream=stream.name, consumer="c", credit=WHOLE)
+    talk.done("unsub", sid="w", drain=True)
+    wait_until(lambda: not bound())
+
+
+def test_consumer_of_several_shards_is_bound_too(talk: Talk, unused: Stream) -> None:
+    assert unused.configure(shards=3).status_code == 201
+    unused.consumer()
+    talk.done("sub", sid="s", stream=unused.name, consumer="c")
+    assert info(unused)["push_bound"]
+    talk.done("unsub", sid="s")
+    wait_until(lambda: not info(unused)["push_bound"])
+
+
 # Messages ----------------------------------------------------------------------------------------
 def test_durable_consumer_is_pushed_what_it_would_be_pulled(talk: Talk, stream: Stream) -> None:
     stream.fill(3)
@@ -107,6 +161,7 @@ def test_subscription_to_what_is_new_gets_only_that(talk: Talk, stream: Stream) 
         ({"consumer": "nobody"}, "consumer_not_found"),
         ({"consumer": "c", "deliver_policy": "all"}, "invalid_field"),
         ({"consumer": "c", "ordered": True}, "invalid_field"),
+        ({"consumer": "c", "mem_storage": False}, "invalid_field"),
         ({"replay_policy": "original"}, "consumer_config_invalid"),
         ({"deliver_policy": "last_per_subject"}, "deliver_policy_invalid"),
         ({"deliver_policy": "by_start_sequence"}, "deliver_policy_invalid"),

@@ -17,6 +17,7 @@ from contrail_common.link import (
     AckItem,
     AckResult,
     Chunk,
+    Held,
     LastRequest,
     Pieces,
     PublishAck,
@@ -38,6 +39,7 @@ from contrail_common.model import (
     StoredMessage,
 )
 from contrail_common.texts import Texts, as_u32
+from contrail_storage.node.bindings import Binding
 
 ACK_KEY = b"k" * 32
 
@@ -163,6 +165,9 @@ class LinkDouble:
         if request.wait_ns:
             await self._wait_for_ever()
         return RangeResult([], 1, 0)
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        return Binding(lambda _: None)
 
     async def pull(self, request: PullRequest) -> PullResult:
         self._fail()

@@ -170,13 +170,27 @@ def test_markers_turn_on_what_they_need_and_off_what_is_in_their_way() -> None:
     check_stream_update(config, stream(allow_msg_ttl=True))
 
 
-@pytest.mark.parametrize("given", [{"allow_msg_ttl": False}, {"allow_rollup_hdrs": False}])
-def test_pedantic_refuses_switches_that_markers_would_turn(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        # Left out or said to be off, a switch that markers turn on is one that changes silently.
+        ({}, "allow_rollup_hdrs"),
+        ({"allow_msg_ttl": True}, "allow_rollup_hdrs"),
+        ({"allow_rollup_hdrs": True}, "allow_msg_ttl"),
+        ({"allow_rollup_hdrs": True, "allow_msg_ttl": False}, "allow_msg_ttl"),
+        ({"allow_rollup_hdrs": True, "allow_msg_ttl": True, "deny_purge": True}, "deny_purge"),
+    ],
+)
+def test_pedantic_refuses_switches_that_markers_would_turn(
+    given: dict[str, Any], field: str
+) -> None:
     marks = {"subject_delete_marker_ttl_ns": NS_PER_S}
-    assert stream(pedantic=True, **marks).allow_msg_ttl
-    assert refusal(lambda: stream(pedantic=True, **marks, **given)).spec is errors.PEDANTIC
-    refused = refusal(lambda: stream(pedantic=True, **marks, deny_purge=True))
-    assert refused.spec is errors.PEDANTIC
+    refused = refusal(lambda: stream(pedantic=True, **marks, **given))
+    assert (refused.spec, refused.spec.status) == (errors.PEDANTIC, 422)
+    assert [one.pointer for one in refused.fields] == [f"/{field}"]
+    stream(**marks, **given)
+    asked = marks | {"allow_msg_ttl": True, "allow_rollup_hdrs": True}
+    assert stream(pedantic=True, **asked) == stream(**marks)
 
 
 def test_sealed_stream_with_markers_is_what_it_shows() -> None:

@@ -42,10 +42,35 @@ def test_star_in_if_none_match_only_creates() -> None:
 
 
 def test_star_in_if_match_needs_something_there() -> None:
-    assert for_put(wanted(if_match="*"), 3) == (3, False)
+    # Whichever version stands when the change is applied, so there is none to look up.
+    assert for_put(wanted(if_match="*"), None) == (0, False)
     with pytest.raises(ApiError) as refused:
-        for_put(wanted(if_match="*"), None)
+        for_put(wanted(if_match="*", if_none_match='"2"'), None)
     assert refused.value.spec is errors.PRECONDITION_FAILED
+
+
+def for_delete(conditions: Preconditions, version: int) -> int | None:
+    async def current() -> int:
+        return version
+
+    return asyncio.run(conditions.for_delete(current))
+
+
+def test_removal_leaves_one_etag_to_the_storage_and_looks_others_up() -> None:
+    assert for_delete(wanted(), 3) is None
+    assert for_delete(wanted(if_match="*"), 3) is None
+    assert for_delete(wanted(if_match='"2"'), 3) == 2
+    assert for_delete(wanted(if_match='"2", "3"'), 3) == 3
+    assert for_delete(wanted(if_none_match='"2"'), 3) == 3
+    for conditions in (
+        wanted(if_match='"2", "4"'),
+        wanted(if_none_match='"3"'),
+        wanted(if_none_match="*"),
+        wanted(if_match='"2"', if_none_match="*"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            for_delete(conditions, 3)
+        assert refused.value.spec is errors.PRECONDITION_FAILED
 
 
 def test_one_of_several_etags_is_enough() -> None:

@@ -18,7 +18,7 @@ from contrail_common.subjects import (
     overlaps,
     subject_problem,
 )
-from tests.unit.storage.naive_models import naive_matches
+from tests.unit.storage.naive_subjects import naive_matches
 
 TOKENS = ["a", "b", "a*", ">b", "*>"]
 WORLD = [

@@ -27,7 +27,7 @@ from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_store import BlockStore, ShardFacts, span_of
 from tests.unit.storage.machine_rig import SHARD, Message, append_of, configure, consumer_config
-from tests.unit.storage.naive_models import naive_matches
+from tests.unit.storage.naive_subjects import naive_matches
 
 SECOND_NS = 1_000_000_000
 PATIENCE_S = 10.0

@@ -236,6 +236,12 @@ class Rig:
         self.restart()
         return lost
 
+    def begin_numbers_at(self, number: int) -> None:
+        """New subjects get numbers from ``number`` on, as behind many that came and went."""
+        writes = Writes()
+        self.machine.subjects.restore_next_id(number, writes)
+        self.store.write(writes.rows)
+
     def restart(self) -> None:
         """Throw the machine away and load it from its rows."""
         self.machine = StreamMachine.load(SHARD, self.shelf, self.store.scan)
@@ -279,6 +285,7 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
                 "floor": repr(each.floor),
                 "pending": {seq: repr(item) for seq, item in each.pending.items()},
                 "acked ahead": sorted(each.acked_ahead),
+                "given up": list(each.given_up),
                 "pinned": each.pinned and (each.pinned.encode(), each.pinned.end_seq),
             }
             for number, each in machine.consumers.items()

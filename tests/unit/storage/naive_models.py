@@ -1,36 +1,12 @@
 """A stream and a consumer as plainly as they can be written: lists, dicts, and no cleverness."""
 
 import copy
-import itertools
 from dataclasses import dataclass, field, replace
 
 from contrail_common import errors
 from contrail_common.model import TTL_NEVER, AckKind, ConsumerConfig, Headers, StreamConfig
 from tests.unit.storage.machine_rig import Message, Outcome
-
-
-def naive_matches(pattern: str, subject: str) -> bool:
-    """Whether a filter matches a literal subject, token by token."""
-    return _tokens_match(pattern.split("."), subject.split("."))
-
-
-def _tokens_match(pattern: list[str], subject: list[str]) -> bool:
-    if pattern == [">"]:
-        return len(subject) > 0
-    if not pattern or not subject:
-        return pattern == subject
-    return pattern[0] in ("*", subject[0]) and _tokens_match(pattern[1:], subject[1:])
-
-
-def naive_collides(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
-    """Whether some subject of up to three tokens is matched by both lists of filters."""
-    tokens = ["a", "b", "x", "y", "other"]
-    return any(
-        any(naive_matches(one, ".".join(subject)) for one in left or (">",))
-        and any(naive_matches(one, ".".join(subject)) for one in right or (">",))
-        for length in (1, 2, 3)
-        for subject in itertools.product(tokens, repeat=length)
-    )
+from tests.unit.storage.naive_subjects import naive_collides, naive_matches
 
 
 def naive_size(payload: bytes, headers: Headers | None) -> int:
@@ -70,6 +46,7 @@ class NaiveStream:
         self.consumers_made = 0
         self.deadlines: dict[tuple[int, int], list[int]] = {}
         self.unlooked = (0, 0)
+        self.accepted: list[tuple[str, int]] = []
 
     @property
     def first_seq(self) -> int:
@@ -137,6 +114,7 @@ class NaiveStream:
 
     def _append_all(self, now_ns: int, batch: list[Message]) -> list[Outcome]:
         batch = [self._raised(message) for message in batch]
+        self.accepted = [(each.subject, each.size) for each in self.messages]
         result = [self._append_one(now_ns, message) for message in batch]
         stored = [
             (message, seq)
@@ -201,6 +179,7 @@ class NaiveStream:
         if self._is_wanted(message.subject):
             never = message.ttl_ns == TTL_NEVER
             self.messages.append(Stored(self.last_seq, message.subject, size, now_ns, never))
+        self.accepted = self._with(self.accepted, message, size)
         self.last_time_ns = now_ns
         self.last_id = message.msg_id or ""
         if message.msg_id:
@@ -242,15 +221,33 @@ class NaiveStream:
         return None
 
     def _is_full(self, message: Message, size: int) -> bool:
-        config = self.config
-        own = sum(each.subject == message.subject for each in self.messages)
+        config, before = self.config, self.accepted
+        own = sum(subject == message.subject for subject, _ in before)
         at_limit = 0 < config.max_msgs_per_subject <= own
         if at_limit and config.discard_new_per_subject and not message.rollup:
             return True
-        more = 0 if at_limit or message.rollup else 1
-        return (more > 0 and 0 <= config.max_msgs < len(self.messages) + more) or (
-            0 <= config.max_bytes < self.bytes + size
+        after = self._with(before, message, size)
+        used, used_after = (sum(each for _, each in held) for held in (before, after))
+        return (len(before) < len(after) and 0 <= config.max_msgs < len(after)) or (
+            used < used_after and 0 <= config.max_bytes < used_after
         )
+
+    def _with(
+        self, held: list[tuple[str, int]], message: Message, size: int
+    ) -> list[tuple[str, int]]:
+        """What the stream holds, as subjects and sizes, once it has taken a message to ``held``."""
+        if message.rollup == "all":
+            held = []
+        if message.rollup == "sub":
+            held = [each for each in held if each[0] != message.subject]
+        if not self._is_wanted(message.subject):
+            return held
+        held = [*held, (message.subject, size)]
+        own = [each for each in held if each[0] == message.subject]
+        most = self.config.max_msgs_per_subject
+        for each in own[: max(len(own) - most, 0)] if most > 0 else []:
+            held.remove(each)
+        return held
 
     # Interest and workqueue ----------------------------------------------------------------------
 
@@ -479,6 +476,7 @@ class NaiveConsumer:
     floor: tuple[int, int] = (0, 0)
     pending: dict[int, NaivePending] = field(default_factory=dict)
     settled_ahead: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.stream_seq = self.next_seq - 1
@@ -492,7 +490,8 @@ class NaiveConsumer:
     def needs(self, message: Stored) -> bool:
         """Whether it has not settled a message that it is to have."""
         to_come = message.seq >= self.next_seq and message.seq not in self.settled_ahead
-        return self.matches(message.subject) and (to_come or message.seq in self.pending)
+        kept = message.seq in self.pending or message.seq in self.given_up
+        return self.matches(message.subject) and (to_come or kept)
 
     def ack_wait_ns(self, attempt: int) -> int:
         """The pause before the next delivery."""
@@ -502,10 +501,23 @@ class NaiveConsumer:
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         """What is pending is due as if the new waiting times had held before."""
+        if (config.max_deliver or -1) < 0 or config.max_deliver > self.config.max_deliver:
+            self.given_up.clear()
         before = {seq: self.ack_wait_ns(item.attempts) for seq, item in self.pending.items()}
         self.config = config
         for seq, item in self.pending.items():
             item.deadline_ns += self.ack_wait_ns(item.attempts) - before[seq]
+
+    def give_up(self, seqs: list[int]) -> None:
+        """Let go of deliveries; those that were the last allowed are remembered."""
+        for seq in seqs:
+            item = self.pending.pop(seq, None)
+            if item and 0 < self.config.max_deliver <= item.attempts:
+                self.given_up.add(seq)
+
+    def forget_all_but(self, live: set[int]) -> None:
+        """What is not in the stream is not pending either."""
+        self.pending = {seq: item for seq, item in self.pending.items() if seq in live}
 
     def forget_below(self, first_seq: int) -> None:
         """The stream now begins at ``first_seq``."""
@@ -557,8 +569,10 @@ class NaiveConsumer:
                 *(lower if kind == "ack" and self.config.ack_policy == "all" else []),
                 seq,
             ]:
-                if self.pending.pop(each, None) or each >= self.next_seq:
+                late = each == seq and each in self.given_up
+                if self.pending.pop(each, None) or each >= self.next_seq or late:
                     settled.add(each)
+                    self.given_up.discard(each)
                 if each >= self.next_seq:
                     self.settled_ahead.add(each)
         elif seq in self.pending:

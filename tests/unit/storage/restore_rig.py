@@ -5,6 +5,7 @@ import contextlib
 import shutil
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,9 +81,9 @@ class RestoreCrashes:
         async with running(data_dir, *self._node_keys) as node:
             link, listing = LocalLink(node), node.streams._list
 
-            async def seen(name: str, subjects: tuple[str, ...]) -> None:
+            async def seen(*arguments: Any) -> None:
                 self._crash(data_dir, whole=True)
-                await listing(name, subjects)
+                await listing(*arguments)
 
             self._monkeypatch.setattr(node.streams, "_list", seen)
             token = await link.begin_restore("S")

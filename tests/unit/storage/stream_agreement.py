@@ -144,6 +144,8 @@ class StreamAgreement(RuleBasedStateMachine):
                 for seq, item in naive.pending.items()
                 if seq >= self.naive.first_seq
             }
+            live = {message.seq for message in self.naive.messages}
+            assert set(found.given_up) == naive.given_up & live
             assert (found.floor.consumer_seq, found.floor.stream_seq) == naive.floor
             assert {seq for seq in found.acked_ahead if seq >= position} == {
                 seq for seq in naive.settled_ahead if seq >= position

@@ -361,7 +361,7 @@ def changed_header(records: list[Record], **fields: Any) -> list[Record]:
         {"last_time_ns": 5},
         {"next_subject": 1},
         {"next_consumer": 1},
-        {"next_subject": (1 << 31) + 1},
+        {"next_subject": 1 << 32},
         {"next_consumer": (1 << 31) + 1},
         {"loss": msgspec.structs.replace(LOSS, messages=-1)},
         {"loss": msgspec.structs.replace(LOSS, times=0)},

@@ -40,7 +40,7 @@ def test_floor_lies_below_the_lowest_pending_after_any_change(
         elif step == "term":
             change = cmd.Acknowledge(1, 1, [], [("term", chosen, 0)])
         elif step == "gone":
-            change = Gone(chosen)
+            change = Gone([chosen])
         elif step == "exhaust":
             change = cmd.Exhaust(1, 1, [chosen])
         elif step == "trim":

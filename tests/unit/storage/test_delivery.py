@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from contrail_common import errors
+from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.node import delivery
@@ -489,5 +490,51 @@ def test_raised_max_ack_pending_lets_a_waiting_pull_go_on() -> None:
         desk.apply(cmd.PutConsumer(wider, 0))
         desk.desk.reconfigured()
         assert await waiting == [2]
+
+    run(scene())
+
+
+@pytest.mark.parametrize("ack_policy", ["explicit", "none"])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("batch", [1, 9])
+def test_another_filter_looks_at_all_behind_the_last_delivery(
+    ack_policy: str, batch: int, late: bool
+) -> None:
+    async def scene() -> None:
+        desk = rig(filter_subjects=("a.x",), ack_policy=ack_policy)
+        desk.publish("a.x", "b", "b", "a.x", "b")
+        assert await desk.pull_seqs(batch) == [1, 4][:batch]
+        if not late:
+            await desk.record()
+        wider = consumer_config(
+            "red", ack_wait_ns=SECOND_NS, ack_policy=ack_policy, filter_subjects=("b",)
+        )
+        desk.apply(cmd.PutConsumer(wider, 0))
+        desk.desk.reconfigured()
+        await desk.record()  # what was chosen by the filter before may be recorded behind it
+        left = [2, 3, 5] if batch == 1 else [5]
+        assert await desk.desk.num_pending() == len(left)
+        assert await desk.new_desk().num_pending() == len(left)
+        assert desk.consumer.next_seq == left[0]
+        assert await desk.pull_seqs(9) == left
+
+    run(scene())
+
+
+def test_another_filter_skips_nothing_that_a_cancelled_pull_had_chosen() -> None:
+    async def scene() -> None:
+        desk = rig(filter_subjects=("a.x",), max_deliver=5)
+        desk.publish("b", "a.x", "b", "a.x", "b")
+        desk.late = True
+        pull = asyncio.create_task(desk.pull_seqs(9))
+        await turns()
+        desk.lose()
+        with pytest.raises(ApiError):
+            await pull
+        wider = consumer_config("red", max_deliver=5, filter_subjects=("b",))
+        desk.apply(cmd.PutConsumer(wider, 0))
+        desk.desk.reconfigured()
+        desk.late = False
+        assert await desk.pull_seqs(9) == [1, 3, 5]
 
     run(scene())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from contrail_storage.core.results import Writes
 from contrail_storage.core.subject_table import PAGE, SubjectTable
 from contrail_storage.node.filters import FILTERS_MAX, FilterCache, SubjectFilter
-from tests.unit.storage.naive_models import naive_matches
+from tests.unit.storage.naive_subjects import naive_matches
 
 SUBJECTS = ["a", "b", "a.x", "a.y", "b.x", "a.x.y"]
 PATTERNS = ["a", "a.*", "*", ">", "*.x", "a.>", "nothing"]

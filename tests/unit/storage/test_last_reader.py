@@ -17,7 +17,7 @@ from contrail_storage.node.last_reader import LastBounds, LastReader
 from tests.unit.common.link_rig import storage
 from tests.unit.storage.desk_rig import DeskRig, run
 from tests.unit.storage.machine_rig import configure
-from tests.unit.storage.naive_models import naive_matches
+from tests.unit.storage.naive_subjects import naive_matches
 
 SUBJECTS = ["b", *(f"a.{number}" for number in range(6))]
 FILTERS = ["", "b", "a.*", "a.3", "c"]

@@ -140,3 +140,14 @@ def test_dropped_stream_takes_the_report_with_it() -> None:
     rig.apply(5, cmd.DropStream())
     assert rig.store.rows == {}
     assert rig.machine.loss is None
+
+
+def test_lost_messages_are_not_pending_any_more() -> None:
+    rig = made(subjects("a", "b"), subjects("a", "c"), subjects("b", "b"))
+    rig.apply(3, cmd.PutConsumer(consumer_config("red"), 1))
+    rig.apply(3, cmd.Deliver(1, 1, [1, 3, 4, 6], 7))
+    del rig.shelf.blocks[1]
+    rig.count_anew()
+    rig.apply(4, accept())
+    rig.restart()
+    assert sorted(rig.machine.consumers[1].pending) == [1, 6]

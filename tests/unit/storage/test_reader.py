@@ -12,7 +12,7 @@ from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.store.block_store import BlockStore
 from tests.unit.storage.desk_rig import DeskRig, run
-from tests.unit.storage.naive_models import naive_matches
+from tests.unit.storage.naive_subjects import naive_matches
 
 SUBJECTS = ["a.1", "a.2", "a.3", "b"]
 FILTERS = ["a.1", "a.*", "b", ">", "c"]

@@ -5,7 +5,7 @@ import pytest
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import removing
-from contrail_storage.core.results import Removed
+from contrail_storage.core.results import Appended, Refused, Removed
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 
 
@@ -69,9 +69,9 @@ def test_append_removes_no_more_than_it_has_time_for_and_the_rest_is_enforced(
 def test_search_that_ends_early_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removing, "SEARCH_SEQS", 4)
     rig = stream()
-    publish(rig, "aXXXXXXXXXa")
+    publish(rig, "aXXXXXXXXXaa")
     found = [rig.apply(1, cmd.PurgeSubjects(["s.a"], 100, 50))[0] for _ in range(4)]
-    assert [result.count for result in found if isinstance(result, Removed)] == [1, 0, 1, 0]
+    assert [result.count for result in found if isinstance(result, Removed)] == [1, 0, 2, 0]
     assert [result.more for result in found if isinstance(result, Removed)] == [
         True, True, False, False,
     ]  # fmt: skip
@@ -104,3 +104,75 @@ def test_message_that_goes_is_pending_at_no_consumer() -> None:
     rig.restart()
     (consumer,) = rig.machine.consumers.values()
     assert sorted(consumer.pending) == [1]
+
+
+# Discard new -------------------------------------------------------------------------------------
+
+
+def put(rig: Rig, *messages: Message, atomic: bool = False) -> list[str]:
+    """Append messages in one command: what became of each."""
+    (result,) = rig.apply(1, append_of(messages, atomic=atomic))
+    assert isinstance(result, Appended)
+    verdicts = [(result.exceptions or {}).get(at) for at in range(result.count)]
+    return [each.detail if isinstance(each, Refused) else "stored" for each in verdicts]
+
+
+def test_roll_ups_of_new_subjects_do_not_pass_the_limit() -> None:
+    rig = stream(discard="new", max_msgs=10, allow_rollup_hdrs=True)
+    messages = [Message(f"s.{number}", b"x", rollup="sub") for number in range(100)]
+    stored = [put(rig, message) for message in messages]
+    assert [each for (each,) in stored].count("stored") == 10
+    assert put(rig, *messages[5:15]) == ["stored"] * 5 + ["maximum messages exceeded"] * 5
+    assert rig.machine.counters.messages == 10
+
+
+def test_what_replaces_as_much_as_it_brings_is_stored_in_a_full_stream() -> None:
+    rig = stream(discard="new", max_bytes=100, max_msgs_per_subject=1, allow_rollup_hdrs=True)
+    assert put(rig, Message("s.a", b"x" * 60), Message("s.b", b"x" * 40)) == ["stored"] * 2
+    assert put(rig, Message("s.a", b"x" * 61)) == ["maximum bytes exceeded"]
+    assert put(rig, Message("s.a", b"x" * 60)) == ["stored"]
+    assert put(rig, Message("s.a", b"x" * 50), Message("s.b", b"x" * 50)) == ["stored"] * 2
+    assert put(rig, Message("s.b", b"x" * 51, rollup="sub")) == ["maximum bytes exceeded"]
+    assert put(rig, Message("s.c", b"x"), Message("s.b", b"", rollup="sub")) == [
+        "maximum bytes exceeded",
+        "stored",
+    ]
+    assert put(rig, Message("s.c", b"x" * 100, rollup="all")) == ["stored"]
+    assert live(rig) == [rig.machine.counters.last_seq]
+    assert rig.machine.counters.bytes == 100
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_room_made_by_one_message_of_a_command_is_for_those_behind_it(atomic: bool) -> None:
+    limits = {"max_msgs": 4, "max_bytes": 40, "allow_rollup_hdrs": True, "allow_atomic": True}
+    rig = stream(discard="new", **limits)
+    assert put(rig, *[Message(f"s.{name}", b"x" * 10) for name in "aaab"]) == ["stored"] * 4
+    batch = [Message("s.a", b"x", rollup="sub"), *[Message(f"s.{n}", b"x" * 10) for n in "cdef"]]
+    expected = ["stored"] * 3 + ["maximum messages exceeded"] * 2
+    if atomic:
+        assert put(rig, *batch, atomic=True) == ["maximum messages exceeded"] * 5
+        assert (rig.machine.counters.messages, rig.machine.counters.bytes) == (4, 40)
+        batch, expected = batch[:3], expected[:3]
+    assert put(rig, *batch, atomic=atomic) == expected
+    assert (rig.machine.counters.messages, rig.machine.counters.bytes) == (4, 31)
+
+
+def test_lowered_limits_still_take_what_makes_the_stream_no_fuller() -> None:
+    rig = stream(discard="new", max_msgs_per_subject=2)
+    assert put(rig, *[Message("s.a", b"x" * 10)] * 2, Message("s.b", b"x" * 10)) == ["stored"] * 3
+    lowered = {"max_msgs": 2, "max_bytes": 20, "max_msgs_per_subject": 2}
+    config = StreamConfig(name="S", subjects=("s.>",), discard="new", **lowered)  # type: ignore[arg-type]
+    rig.apply(1, configure(config))
+    assert put(rig, Message("s.b", b"")) == ["maximum messages exceeded"]
+    assert put(rig, Message("s.a", b"x" * 11)) == ["maximum bytes exceeded"]
+    assert put(rig, Message("s.a", b"x" * 10)) == ["stored"]
+
+
+def test_only_message_of_a_subject_is_found_at_once_however_far_away() -> None:
+    rig = stream(discard="new", max_bytes=12, max_msgs_per_subject=1)
+    assert put(rig, *[Message(f"s.{name}", b"xx") for name in "abcdef"]) == ["stored"] * 6
+    for name in "ab" * 20:
+        assert put(rig, Message(f"s.{name}", b"yy")) == ["stored"]
+        table = rig.machine.subjects
+        at = table.numbered.place(table.ids[f"s.{name}"])
+        assert table.first[at] == table.last[at]

@@ -54,17 +54,20 @@ class InterestComparison(StreamComparison):
         filters=st.sampled_from(
             [((), None), (("a", "a.*"), ("b",)), (("a.>",), ("b", "*.x.y")), ((), ()), (("a",), ())]
         ),
+        max_deliver=st.sampled_from([-1, 1]),
     )
     def make(
         self,
         config: StreamConfig,
         first_seq: int,
         filters: tuple[tuple[str, ...], tuple[str, ...] | None],
+        max_deliver: int,
     ) -> None:
         super().make(config, first_seq)
         for name, own in zip(NAMES, filters, strict=True):
             if own is not None:
-                self.put_consumer_of(consumer_config(name, filter_subjects=own), first_seq)
+                config = consumer_config(name, filter_subjects=own, max_deliver=max_deliver)
+                self.put_consumer_of(config, first_seq)
 
     @rule(subjects=st.lists(st.sampled_from(SUBJECTS), min_size=1, max_size=8))
     def publish(self, subjects: list[str]) -> None:
@@ -79,7 +82,7 @@ class InterestComparison(StreamComparison):
         name=st.sampled_from(NAMES), count=st.integers(1, 5), skipped=st.integers(0, 2), term=maybe
     )
     def work(self, name: str, count: int, skipped: int, term: bool) -> None:
-        self.deliver(name, count, 0)
+        self.deliver(name, count, 0, removed=False)
         consumer = self.naive.consumers.get(name)
         acked = sorted(consumer.pending)[skipped:] if consumer else []
         others: list[tuple[AckKind, int, int]] = []
@@ -89,7 +92,7 @@ class InterestComparison(StreamComparison):
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(1, 3))
     def work_on_the_newest(self, name: str, count: int) -> None:
-        self.deliver(name, 4, 0)
+        self.deliver(name, 4, 0, removed=False)
         consumer = self.naive.consumers.get(name)
         self.acknowledge_these(name, sorted(consumer.pending)[-count:] if consumer else [], [])
 

@@ -84,6 +84,8 @@ class ConsumerConfig(TypedDict, total=False):
     headers_only: bool
     inactive_threshold: Duration
     metadata: dict[str, str]
+    num_replicas: int
+    mem_storage: bool
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ former, the storage node the latter, inside the decision they belong to.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final, TypedDict, TypeVar
+from typing import Final, TypedDict, TypeVar, get_args
 
 import msgspec
 
@@ -25,7 +25,7 @@ from contrail_common.model import (
 )
 from contrail_common.names import PATH_SEPARATORS, name_problem
 from contrail_common.partition import POSITION_MAX, POSITIONS_MAX, SHARDS_MAX
-from contrail_common.retention_rules import check_retention_update
+from contrail_common.retention_rules import RetentionProblem, may_become
 from contrail_common.subjects import (
     RESERVED_PREFIX,
     contains,
@@ -44,6 +44,8 @@ AGE_MIN_NS: Final = 100 * NS_PER_MS
 SUBJECTS_MAX: Final = 256
 """Subjects of a stream or filters of a consumer; finding overlaps is quadratic in them."""
 _NAMES_SHOWN: Final = 10
+_OF_ANSWERS: Final = ("_nats.ver", "_nats.level")
+"""Metadata that JetStream adds to its answers: what is sent back is not the client's own."""
 
 RESERVED_SUBJECTS: Final = ("$JS.>", "$JSC.>", "$NRG.>", "$SYS.>", f"{RESERVED_PREFIX}.>")
 RESERVED_EXCEPTIONS: Final = ("$JS.EVENT.>", "$SYS.ACCOUNT.>")
@@ -107,6 +109,8 @@ class ConsumerDraft(TypedDict, total=False):
     headers_only: bool
     inactive_threshold_ns: int
     metadata: dict[str, str]
+    num_replicas: int
+    mem_storage: bool
 
 
 # Streams -----------------------------------------------------------------------------------------
@@ -154,10 +158,10 @@ def normalise_stream(
         allow_msg_ttl=rules.switched("allow_msg_ttl", on=marker_ttl_ns != 0),
         subject_delete_marker_ttl_ns=marker_ttl_ns,
         allow_atomic=draft.get("allow_atomic", False),
-        compression=_compression(rules, draft.get("compression", "none")),
+        compression=_compression(draft.get("compression", "none")),
         first_seq=rules.at_least_zero("first_seq", draft.get("first_seq", 1)) or 1,
         consumer_limits=_consumer_limits(rules, draft.get("consumer_limits", ConsumerLimits())),
-        metadata=draft.get("metadata", {}),
+        metadata=_metadata(draft.get("metadata", {})),
         encrypted=draft.get("encrypted", False),
         shards=draft.get("shards", 1),
         shard_by=draft.get("shard_by", ()),
@@ -203,24 +207,39 @@ def check_stream_create(config: StreamConfig) -> None:
 
 def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
     """Raise STREAM_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
-    check_retention_update(old, new)
+    problem = stream_update_problem(old, new)
+    if problem is not None:
+        raise problem.as_error()
+
+
+def stream_update_problem(old: StreamConfig, new: StreamConfig) -> RetentionProblem | None:
+    """What ``new`` changes that may not change in ``old``, None when it may replace it."""
+    if not may_become(old.retention, new.retention):
+        return _frozen("retention", "cannot be changed to or from workqueue")
     for field in ("name", "storage", "first_seq", "shards", "shard_by", "erasure"):
         if getattr(old, field) != getattr(new, field):
-            raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be changed")
+            return _frozen(field, "cannot be changed")
     for field in ("sealed", "deny_delete", "deny_purge"):
         if getattr(old, field) and not getattr(new, field):
-            raise _invalid(errors.STREAM_UPDATE_REFUSED, field, "cannot be taken back")
+            return _frozen(field, "cannot be taken back")
     if old.allow_msg_ttl and not new.allow_msg_ttl:
-        raise _invalid(errors.STREAM_UPDATE_REFUSED, "allow_msg_ttl", "cannot be turned off")
+        return _frozen("allow_msg_ttl", "cannot be turned off")
+    return None
 
 
-def check_consumers_fit(config: StreamConfig, consumers: Iterable[ConsumerConfig]) -> None:
-    """Raise STREAM_UPDATE_REFUSED when one of the stream's consumers exceeds its limits."""
+def consumers_problem(
+    config: StreamConfig, consumers: Iterable[ConsumerConfig]
+) -> RetentionProblem | None:
+    """Which of a stream's consumers exceed the limits that ``config`` sets, None when none does."""
     over = [one.name for one in consumers if over_limits(one, config.consumer_limits)]
-    if over:
-        names = ", ".join(sorted(over)[:_NAMES_SHOWN])
-        message = f"change to limits violates {len(over)} consumers: {names}"
-        raise _invalid(errors.STREAM_UPDATE_REFUSED, "consumer_limits", message)
+    if not over:
+        return None
+    names = ", ".join(sorted(over)[:_NAMES_SHOWN])
+    return _frozen("consumer_limits", f"change to limits violates {len(over)} consumers: {names}")
+
+
+def _frozen(field: str, message: str) -> RetentionProblem:
+    return RetentionProblem(errors.STREAM_UPDATE_REFUSED, field, message)
 
 
 def check_stream_encryption(config: StreamConfig, *, encrypts: bool) -> None:
@@ -287,19 +306,26 @@ def _duplicate_window(rules: "_Rules", draft: StreamDraft, max_age_ns: int) -> i
     return rules.rewritten("duplicate_window", "duplicate_window_ns", 0, default_ns)
 
 
-def _compression(rules: "_Rules", compression: str) -> Compression:
-    """JetStream's s2 is kin to lz4: about as fast, and blocks about as small."""
-    known: dict[str, Compression] = {"none": "none", "lz4": "lz4", "s2": "lz4", "zstd": "zstd"}
+def _metadata(metadata: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in metadata.items() if key not in _OF_ANSWERS}
+
+
+def _compression(compression: str) -> Compression:
+    known: dict[str, Compression] = {one: one for one in get_args(Compression)}
     stored = known.get(compression)
     if stored is None:
         raise _invalid(errors.STREAM_CONFIG_INVALID, "compression", f"must be one of {list(known)}")
-    rules.rewritten("compression", "compression", compression, str(stored))
     return stored
 
 
-def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:
+def _not_negative(rules: "_Rules", replicas: int) -> int:
     if replicas < 0:
         rules.refuse("num_replicas", "must not be negative", errors.REPLICAS_NEGATIVE)
+    return replicas
+
+
+def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:
+    _not_negative(rules, replicas)
     if replicas > REPLICAS_MAX:
         rules.refuse("num_replicas", f"must lie between 1 and {REPLICAS_MAX}")
     if replicas > 1 and not clustered:
@@ -348,7 +374,9 @@ def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> Consu
         inactive_threshold_ns=rules.at_least_zero(
             "inactive_threshold", draft.get("inactive_threshold_ns", 0)
         ),
-        metadata=draft.get("metadata", {}),
+        metadata=_metadata(draft.get("metadata", {})),
+        num_replicas=_not_negative(rules, draft.get("num_replicas", 0)),
+        mem_storage=draft.get("mem_storage", False),
     )
 
 
@@ -379,7 +407,14 @@ def over_limits(config: ConsumerConfig, limits: ConsumerLimits) -> ErrorSpec | N
 
 
 def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig) -> None:
-    """Raise CONSUMER_UPDATE_REFUSED when ``new`` changes what may not change in ``old``.
+    """Raise CONSUMER_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
+    problem = consumer_update_problem(old, new)
+    if problem is not None:
+        raise problem.as_error()
+
+
+def consumer_update_problem(old: ConsumerConfig, new: ConsumerConfig) -> RetentionProblem | None:
+    """What ``new`` changes that may not change in ``old``, None when it may replace it.
 
     The list is JetStream's, less the fields of push consumers.
     """
@@ -391,10 +426,12 @@ def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig) -> None:
         "opt_start_time_ns": "opt_start_time",
         "ack_policy": "ack_policy",
         "max_waiting": "max_waiting",
+        "mem_storage": "mem_storage",
     }
     for attribute, field in fixed.items():
         if getattr(old, attribute) != getattr(new, attribute):
-            raise _invalid(errors.CONSUMER_UPDATE_REFUSED, field, "cannot be changed")
+            return RetentionProblem(errors.CONSUMER_UPDATE_REFUSED, field, "cannot be changed")
+    return None
 
 
 def _check_filters(rules: "_Rules", filters: tuple[str, ...]) -> None:
@@ -441,8 +478,9 @@ def _max_ack_pending(rules: "_Rules", draft: ConsumerDraft) -> int:
         rules.refuse("max_ack_pending", "needs an ack policy")
     if given < 0:
         return rules.unlimited("max_ack_pending", given)
-    # What 0 becomes is for the stream to say, but it does become something: pedantic refuses it.
-    rules.defaulted("max_ack_pending", given, model.MAX_ACK_PENDING)
+    if draft.get("ack_policy") != "none":
+        # What 0 becomes is for the stream to say, but it does become something: pedantic refuses.
+        rules.defaulted("max_ack_pending", given, model.MAX_ACK_PENDING)
     return given
 
 
@@ -472,9 +510,13 @@ class _Rules:
         return stored
 
     def switched(self, field: str, *, on: bool = False, off: bool = False) -> bool:
-        """A switch, which another field may turn ``on`` or ``off`` whatever was given."""
+        """A switch, which another field may turn ``on`` or ``off``; pedantic wants it so itself."""
         given = bool(self._draft.get(field, False))
-        return bool(self.rewritten(field, field, given, (given or on) and not off))
+        stored = (given or on) and not off
+        if self._pedantic and given != stored:
+            message = f"must be {str(stored).lower()} with a subject_delete_marker_ttl"
+            raise _invalid(errors.PEDANTIC, field, message)
+        return stored
 
     def unlimited(self, field: str, value: int) -> int:
         """A limit; 0 and below mean unlimited, which is stored as -1."""

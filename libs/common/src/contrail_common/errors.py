@@ -205,6 +205,12 @@ WORKQUEUE_NOT_UNIQUE: Final = _register(
 WORKQUEUE_DELIVER_ALL: Final = _register(
     10101, "workqueue_needs_deliver_all", 422, "consumer must be deliver all on workqueue stream"
 )
+CONSUMER_REPLICAS_EXCEEDED: Final = _register(
+    10126, "consumer_replicas_exceeded", 422, "consumer replicas exceed those of the stream"
+)
+CONSUMER_REPLICAS_DIFFER: Final = _register(
+    10134, "consumer_replicas_differ", 422, "consumer replicas must be those of the stream"
+)
 CONSUMER_LIMITS_EXCEEDED: Final = _register(
     10121, "max_ack_pending_limit", 422, "consumer max_ack_pending exceeds the stream's limit"
 )

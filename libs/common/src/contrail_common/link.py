@@ -19,7 +19,6 @@ from contrail_common.model import (
     AdvisoryType,
     ConsumerConfig,
     ConsumerInfo,
-    Headers,
     PublishMessage,
     StoredMessage,
     StreamConfig,
@@ -42,7 +41,8 @@ def pieces_of(chunk: Chunk | Pieces) -> Pieces:
 class PubResult(msgspec.Struct, frozen=True, gc=False):
     """Outcome of one message: a sequence, or the error code and detail of its refusal.
 
-    ``code`` 0 is success. ``OUTCOME_UNKNOWN`` stands here too when a request spans several commits.
+    ``code`` 0 is success; otherwise ``seq`` means nothing. ``OUTCOME_UNKNOWN`` stands here too when
+    a request spans several commits.
     With ``count`` above 1 it is the outcome of a run of messages: when they were stored their
     sequences ascend from ``seq``, otherwise code and detail are the same for each. ``shard`` is
     where they are stored, of a stream that has several.
@@ -323,6 +323,18 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
     shredded: bool = False
 
 
+class Held(Protocol):
+    """Something that is held open: an iterator without content that can be closed at any time."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Itself; it ends when there is nothing to hold any more."""
+        ...
+
+    async def aclose(self) -> None:
+        """Hold it no longer; nothing to do the second time."""
+        ...
+
+
 class StorageLink(Protocol):
     """A storage node as the edge services see it."""
 
@@ -333,8 +345,8 @@ class StorageLink(Protocol):
         """Create (True) or find identical / update (False).
 
         ``create`` refuses another config under the name (STREAM_EXISTS); ``put`` updates it.
-        ``if_match`` is the config version that must stand, ``if_none`` that none may
-        (PRECONDITION_FAILED otherwise).
+        ``if_match`` is the config version that must stand (0: any), ``if_none`` that none may
+        (PRECONDITION_FAILED otherwise). All of it is decided when the change is applied.
         """
         ...
 
@@ -346,8 +358,11 @@ class StorageLink(Protocol):
         """Streams by name, those whose subjects overlap ``subject`` when given."""
         ...
 
-    async def delete_stream(self, name: str) -> None:
-        """Remove the stream with its messages and consumers (STREAM_NOT_FOUND)."""
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
+        """Remove the stream with its messages and consumers (STREAM_NOT_FOUND).
+
+        ``if_match`` is the config version that must stand (PRECONDITION_FAILED otherwise).
+        """
         ...
 
     async def purge_stream(
@@ -530,8 +545,21 @@ class StorageLink(Protocol):
         """Consumers of the stream by name."""
         ...
 
-    async def delete_consumer(self, stream: str, consumer: str) -> None:
-        """Remove the consumer; its waiting pulls end with CONSUMER_DELETED."""
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
+        """Remove the consumer; its waiting pulls end with CONSUMER_DELETED.
+
+        ``if_match`` is as with ``delete_stream``.
+        """
+        ...
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Show the consumer as bound (``push_bound``) and in use while the answer is open.
+
+        It ends when the consumer is gone, and with an ApiError when the link is lost.
+        Raises STREAM_NOT_FOUND, CONSUMER_NOT_FOUND.
+        """
         ...
 
     async def pull(self, request: PullRequest) -> PullResult:
@@ -567,34 +595,3 @@ class StorageLink(Protocol):
     def metrics_text(self) -> str:
         """Prometheus exposition text of the node's own metrics."""
         ...
-
-
-__all__ = [
-    "ERASE_SEQS_MAX",
-    "RESTORE_PIECE_BYTES_MAX",
-    "AckItem",
-    "AckResult",
-    "CreateMode",
-    "DeletedRanges",
-    "Delivery",
-    "ErasureReceipt",
-    "EventsRequest",
-    "EventsResult",
-    "Headers",
-    "LastRequest",
-    "Page",
-    "PubResult",
-    "PublishAck",
-    "PullRequest",
-    "PullResult",
-    "RangeRequest",
-    "RangeResult",
-    "ReadPosition",
-    "ReplayFormat",
-    "ReplayPlan",
-    "ReplayPlanRequest",
-    "ReplayRequest",
-    "ReplaySplit",
-    "ReplicaErasure",
-    "StorageLink",
-]

@@ -18,7 +18,7 @@ DeliverPolicy = Literal[
 AckPolicy = Literal["none", "all", "explicit"]
 Retention = Literal["limits", "interest", "workqueue"]
 Storage = Literal["file", "memory"]
-Compression = Literal["none", "lz4", "zstd"]
+Compression = Literal["none", "lz4", "zstd", "s2"]
 Erasure = Literal["rewrite", "subject_key"]
 Rollup = Literal["sub", "all"]
 """What a message replaces: all earlier ones of its subject, or of the stream."""
@@ -71,8 +71,10 @@ class ConsumerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream's configuration (JetStream's field names and meanings).
 
-    ``compression`` is of blocks written from now on. ``encrypted``, which JetStream has not,
-    demands a node that encrypts what it stores; a node with a key encrypts every stream.
+    ``compression`` is of blocks written from now on; s2, JetStream's, is kept as it was asked for,
+    and its blocks are written as lz4, which is about as fast and makes them about as small.
+    ``encrypted``, which JetStream has not, demands a node that encrypts what it stores; a node with
+    a key encrypts every stream.
     ``shards`` and ``shard_by`` are ours too: see :mod:`contrail_common.partition`. So is
     ``erasure``: with ``subject_key`` the content of each subject is sealed by a key of its own,
     which an erasure of the subject destroys first.
@@ -116,7 +118,8 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``opt_start_cursor`` stands for ``opt_start_seq`` where a stream has several shards. Asked for
     with a ``max_ack_pending`` or ``inactive_threshold_ns`` of 0 it takes the stream's default, see
-    :func:`contrail_common.config_rules.complete_consumer`.
+    :func:`contrail_common.config_rules.complete_consumer`. ``num_replicas`` (0: the stream's) and
+    ``mem_storage`` are kept for clients that send them; a consumer is stored with its stream.
     """
 
     name: str
@@ -139,6 +142,8 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     inactive_threshold_ns: int = 0
     metadata: dict[str, str] = {}
     opt_start_cursor: str = ""
+    num_replicas: int = 0
+    mem_storage: bool = False
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +219,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration and progress of a consumer.
 
     Of a stream with several shards it is summed over ``shards``; of stream sequences, which are of
-    one shard, it has the highest.
+    one shard, it has the highest. ``push_bound``: some subscription holds it.
     """
 
     stream: str
@@ -228,6 +233,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_pending: int
     shards: list[ConsumerShardInfo] = []
+    push_bound: bool = False
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
-from contrail_common.model import ConsumerConfig, Retention, StreamConfig
+from contrail_common.model import ConsumerConfig, Retention
 from contrail_common.subjects import overlaps
 
 
@@ -35,6 +35,21 @@ def kind_problem(config: ConsumerConfig, retention: Retention) -> RetentionProbl
     return None
 
 
+def replicas_problem(config: ConsumerConfig, stream_replicas: int) -> RetentionProblem | None:
+    """Why a consumer cannot have so many replicas: its stream's (0 says the same) or none.
+
+    JetStream lets a consumer of a limits stream have fewer; here it is stored with its stream.
+    """
+    field, asked = "num_replicas", config.num_replicas
+    if asked in (0, stream_replicas):
+        return None
+    if asked > stream_replicas:
+        message = f"{asked} exceed the stream's {stream_replicas}"
+        return RetentionProblem(errors.CONSUMER_REPLICAS_EXCEEDED, field, message)
+    message = f"must be 0 or the stream's {stream_replicas}"
+    return RetentionProblem(errors.CONSUMER_REPLICAS_DIFFER, field, message)
+
+
 def collision(
     config: ConsumerConfig, retention: Retention, others: Iterable[ConsumerConfig]
 ) -> RetentionProblem | None:
@@ -61,11 +76,3 @@ def collision(
 def may_become(old: Retention, new: Retention) -> bool:
     """Whether a stream may change its retention so; a workqueue stays one, and none becomes one."""
     return old == new or "workqueue" not in (old, new)
-
-
-def check_retention_update(old: StreamConfig, new: StreamConfig) -> None:
-    """Raise STREAM_UPDATE_REFUSED when the retention may not change so."""
-    if not may_become(old.retention, new.retention):
-        message = "cannot be changed to or from workqueue"
-        problem = FieldProblem("/retention", message)
-        raise ApiError(errors.STREAM_UPDATE_REFUSED, f"retention: {message}", [problem])

@@ -25,7 +25,10 @@ class ConsumerConfigBody(RequestModel):
     )
 
     name: str = Field(default="", description="Name; on a PUT the path gives it.")
-    durable_name: str | None = Field(default=None, description="The name again, as JetStream's.")
+    durable_name: str | None = Field(
+        default=None,
+        description="The name again, as JetStream's; an explicit null makes an ephemeral consumer.",
+    )
     description: str = ""
     deliver_policy: Literal[
         "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
@@ -53,8 +56,12 @@ class ConsumerConfigBody(RequestModel):
     inactive_threshold: DurationNs = Field(
         default=0, description="0 is the stream's default, or 5s for an ephemeral consumer."
     )
-    num_replicas: Int64 = 0
-    mem_storage: bool = False
+    num_replicas: Int64 = Field(default=0, description="0, or as many as the stream has.")
+    mem_storage: bool = Field(
+        default=False,
+        description="Kept and shown for JetStream's clients; a consumer is stored where its "
+        "stream is. Cannot be changed.",
+    )
     pause_until: TimeNs | None = None
     priority_groups: list[str] | None = None
     priority_policy: Literal["none", "overflow", "pinned_client", "prioritized"] = "none"
@@ -80,8 +87,6 @@ _ONLY_DEFAULT: Final = (
     "replay_policy",
     "rate_limit_bps",
     "sample_freq",
-    "num_replicas",
-    "mem_storage",
     "pause_until",
     "priority_groups",
     "priority_policy",
@@ -182,6 +187,7 @@ class ConsumerInfoJson(msgspec.Struct, kw_only=True):
 
     Where the stream has several shards, ``shards`` has the progress in each; numbers and consumer
     sequences are summed over them then, and of stream sequences there is the highest.
+    ``push_bound``: a WebSocket subscription holds the consumer now.
     """
 
     stream: str
@@ -225,14 +231,15 @@ def config_json(config: ConsumerConfig) -> ConsumerConfigJson:
         rate_limit_bps=0,
         sample_freq="",
         max_waiting=config.max_waiting,
-        max_ack_pending=config.max_ack_pending,
+        # Where nothing is acknowledged it means nothing, and would be refused when it is sent back.
+        max_ack_pending=0 if _is_unused(config) else config.max_ack_pending,
         headers_only=config.headers_only,
         max_batch=config.max_batch,
         max_expires=format_duration(config.max_expires_ns),
         max_bytes=config.max_bytes,
         inactive_threshold=format_duration(config.inactive_threshold_ns),
-        num_replicas=0,
-        mem_storage=False,
+        num_replicas=config.num_replicas,
+        mem_storage=config.mem_storage,
         pause_until=None,
         priority_groups=[],
         priority_policy="none",
@@ -241,6 +248,10 @@ def config_json(config: ConsumerConfig) -> ConsumerConfigJson:
         ordered_by=None,
         replay_speed=None,
     )
+
+
+def _is_unused(config: ConsumerConfig) -> bool:
+    return config.ack_policy == "none" and config.max_ack_pending > 0
 
 
 def info_json(info: ConsumerInfo) -> ConsumerInfoJson:
@@ -256,7 +267,7 @@ def info_json(info: ConsumerInfo) -> ConsumerInfoJson:
         num_redelivered=info.num_redelivered,
         num_waiting=info.num_waiting,
         num_pending=info.num_pending,
-        push_bound=False,
+        push_bound=info.push_bound,
         paused=False,
         shards=[
             ConsumerShardJson(

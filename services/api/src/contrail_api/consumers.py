@@ -74,7 +74,7 @@ class ConsumerRoutes:
         """Create a consumer: durable when it has a name, ephemeral otherwise."""
         name = config.name or config.durable_name or ""
         _check_durable_name(config, name)
-        durable = bool(name)
+        durable = bool(name) and not _is_ephemeral(config)
         named = config.model_copy(update={"name": name or secrets.token_hex(_EPHEMERAL_NAME_BYTES)})
         complete = normalise_consumer(consumer_draft(named, durable=durable), pedantic=pedantic)
         info, created = await self._link.put_consumer(stream, complete, "create", None, False)
@@ -89,7 +89,8 @@ class ConsumerRoutes:
         pedantic: Pedantic = False,
     ) -> KitResponse:
         """Create a durable consumer, or replace its configuration."""
-        complete = _normalised(config, consumer, durable=True, pedantic=pedantic)
+        durable = not _is_ephemeral(config)
+        complete = _normalised(config, consumer, durable=durable, pedantic=pedantic)
         wanted = preconditions(kit_request(request))
         if_match, if_none = await wanted.for_put(lambda: self._version(stream, consumer))
         info, created = await self._link.put_consumer(stream, complete, "put", if_match, if_none)
@@ -128,8 +129,15 @@ class ConsumerRoutes:
     ) -> KitResponse:
         """Remove a consumer; pulls that wait on it end."""
         wanted = preconditions(kit_request(request))
-        wanted.check((await self._link.consumer_info(stream, consumer)).version)
-        await self._link.delete_consumer(stream, consumer)
+
+        async def version() -> int:
+            return (await self._link.consumer_info(stream, consumer)).version
+
+        async def read_and_remove() -> None:
+            if_match = await wanted.for_delete(version)
+            await self._link.delete_consumer(stream, consumer, if_match)
+
+        await unless_overtaken(read_and_remove)
         return answer(request, no_content())
 
     async def _version(self, stream: str, consumer: str) -> int | None:
@@ -160,6 +168,11 @@ def _normalised(
     _check_durable_name(config, consumer)
     named = config.model_copy(update={"name": consumer})
     return normalise_consumer(consumer_draft(named, durable=durable), pedantic=pedantic)
+
+
+def _is_ephemeral(config: ConsumerConfigBody) -> bool:
+    """Whether it is said to be none that lasts: as the answer to an ephemeral one shows it."""
+    return "durable_name" in config.model_fields_set and config.durable_name is None
 
 
 def _check_durable_name(config: ConsumerConfigBody, name: str) -> None:

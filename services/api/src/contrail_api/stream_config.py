@@ -66,7 +66,8 @@ class StreamConfigBody(RequestModel):
     deny_purge: bool = False
     allow_rollup_hdrs: bool = False
     compression: Literal["none", "lz4", "zstd", "s2"] = Field(
-        default="none", description="Of blocks on disk, written from now on; s2 is stored as lz4."
+        default="none",
+        description="Of blocks on disk, written from now on; s2 blocks are written as lz4.",
     )
     first_seq: Int64 = Field(default=1, ge=0)
     consumer_limits: ConsumerLimitsBody | None = None

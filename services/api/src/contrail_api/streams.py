@@ -142,8 +142,14 @@ class StreamRoutes:
     async def delete_stream(self, request: Request, stream: StreamName) -> KitResponse:
         """Remove a stream with its messages and consumers."""
         wanted = preconditions(kit_request(request))
-        wanted.check((await self._link.stream_info(stream)).version)
-        await self._link.delete_stream(stream)
+
+        async def version() -> int:
+            return (await self._link.stream_info(stream)).version
+
+        async def read_and_remove() -> None:
+            await self._link.delete_stream(stream, await wanted.for_delete(version))
+
+        await unless_overtaken(read_and_remove)
         return answer(request, no_content())
 
     async def purge_stream(

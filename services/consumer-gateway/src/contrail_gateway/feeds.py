@@ -20,6 +20,7 @@ from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, AckResult, PullRequest, PullResult, StorageLink
 from contrail_common.model import ConsumerConfig, ConsumerInfo
 from contrail_common.timeunits import INT64_MAX, NS_PER_S, parse_time
+from contrail_gateway.binding import Bound
 from contrail_gateway.core.frames import FrameId, Gap, Gone, Ok, ServerFrame, Sub, Subscribed
 from contrail_gateway.core.ledger import place
 from contrail_gateway.core.lots import Listed, Lot
@@ -107,6 +108,7 @@ class Feed:
         self.sub = sub
         self._host = host
         self._frame = frame
+        self._bound = Bound(host.link)
         self._config: ConsumerConfig | None = None
         self._addresses: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
         self._sign: SignToken | None = None
@@ -177,6 +179,7 @@ class Feed:
             self._host.send(Gone(sid=self.sub.sid, reason=errors.INTERNAL.title))
         finally:
             self._give_back()
+            self._host.later(asyncio.create_task(self._bound.end()))
             self._host.ended(self)
             if self._own_name:
                 self._host.later(asyncio.create_task(self._delete(self._own_name)))
@@ -190,6 +193,7 @@ class Feed:
                 info = await self._host.link.consumer_info(sub.stream, frame.consumer)
             else:
                 info = await self._make(self._config)
+            await self._bound.to(sub.stream, info.config.name)
             if sub.ordered and info.shards:
                 sub.order = await self._sharded_order(info)
         except ApiError as error:
@@ -228,6 +232,7 @@ class Feed:
         finally:
             self._pumping = False
         self._give_back()
+        await self._bound.end()
         if self._left is not None:
             self._host.send(Ok(id=self._left))
         if self._drained:
@@ -420,6 +425,7 @@ class Feed:
         if sub.order is not None:
             config = msgspec.structs.replace(config, opt_start_cursor=sub.order.taken_to())
         info = await self._make(config)
+        await self._bound.to(sub.stream, info.config.name)
         sub.opened(info, time.monotonic_ns(), sub.next_seq)
         if sub.order is not None:
             sub.order.resumed(info)
@@ -516,6 +522,8 @@ def _own_config(frame: Sub) -> ConsumerConfig:
         filter_subjects=tuple(frame.filter_subjects or ()),
         deliver_policy=frame.deliver_policy or "all",
         inactive_threshold_ns=_INACTIVE_NS,
+        num_replicas=frame.num_replicas or 0,
+        mem_storage=bool(frame.mem_storage),
     )
     if frame.opt_start_seq is not None:
         draft["opt_start_seq"] = frame.opt_start_seq

@@ -35,13 +35,28 @@ class Preconditions:
 
         Raises PRECONDITION_FAILED where the headers cannot hold.
         """
-        if self.match is None and not self.none_match and not self.match_any:
-            return None, self.create_only
-        if self.match is not None and len(self.match) == 1 and not self.none_match:
-            return next(iter(self.match)), self.create_only
+        if not self.none_match:
+            if self.match is None:
+                return 0 if self.match_any else None, self.create_only
+            if len(self.match) == 1:
+                return next(iter(self.match)), self.create_only
         version = await current()
         self.check(version)
         return version, self.create_only
+
+    async def for_delete(self, current: Callable[[], Awaitable[int]]) -> int | None:
+        """``if_match`` of the storage link for a removal.
+
+        ``current`` looks up the version that stands, and raises where there is nothing to remove.
+        """
+        if self.match is None and not self.none_match and not self.create_only:
+            return None
+        alone = not self.none_match and not self.create_only
+        if alone and self.match is not None and len(self.match) == 1:
+            return next(iter(self.match))
+        version = await current()
+        self.check(version)
+        return version
 
     def check(self, version: int | None) -> None:
         """Raise PRECONDITION_FAILED unless a resource at ``version`` (None: absent) may be used."""

@@ -19,6 +19,7 @@ from contrail_common.link import (
     ErasureReceipt,
     EventsRequest,
     EventsResult,
+    Held,
     LastRequest,
     Page,
     PublishAck,
@@ -131,9 +132,9 @@ class RemoteLink:
         """Streams by name, paged."""
         return await self._call(methods.LIST_STREAMS, subject, prefix, limit, token)
 
-    async def delete_stream(self, name: str) -> None:
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
         """Remove a stream."""
-        await self._call(methods.DELETE_STREAM, name)
+        await self._call(methods.DELETE_STREAM, name, if_match)
 
     async def purge_stream(
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
@@ -225,7 +226,7 @@ class RemoteLink:
         """Check the request, then stream the encoded body."""
         return await self._stream(methods.REPLAY, request)
 
-    async def _stream(self, method: Method[None], *arguments: Any) -> AsyncIterator[bytes]:
+    async def _stream(self, method: Method[None], *arguments: Any) -> "ChunkStream":
         body = encode(arguments)
         retry = _Retry(self._streams)
         while True:
@@ -283,9 +284,15 @@ class RemoteLink:
         """Consumers of a stream by name, paged."""
         return await self._call(methods.LIST_CONSUMERS, stream, limit, token)
 
-    async def delete_consumer(self, stream: str, consumer: str) -> None:
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
         """Remove a consumer."""
-        await self._call(methods.DELETE_CONSUMER, stream, consumer)
+        await self._call(methods.DELETE_CONSUMER, stream, consumer, if_match)
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Hold a consumer for a subscription."""
+        return await self._stream(methods.BIND_CONSUMER, stream, consumer)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""

@@ -92,7 +92,7 @@ PUT_STREAM: Final = Method(
 )
 STREAM_INFO: Final = Method(2, "stream_info", tuple[str], StreamInfo, _READ)
 LIST_STREAMS: Final = Method(3, "list_streams", tuple[str, str, int, str], Page, _READ)
-DELETE_STREAM: Final = Method(4, "delete_stream", tuple[str], NoneType, _CHANGE)
+DELETE_STREAM: Final = Method(4, "delete_stream", tuple[str, int | None], NoneType, _CHANGE)
 PURGE_STREAM: Final = Method(5, "purge_stream", tuple[str, str, int, int, int | None], int, _CHANGE)
 STREAM_FOR_SUBJECT: Final = Method(6, "stream_for_subject", tuple[str], str, _READ)
 PUBLISH: Final = Method(7, "publish", tuple[str, list[PublishMessage]], PublishAck, _CHANGE)
@@ -116,7 +116,9 @@ PUT_CONSUMER: Final = Method(
 )
 CONSUMER_INFO: Final = Method(17, "consumer_info", tuple[str, str], ConsumerInfo, _READ)
 LIST_CONSUMERS: Final = Method(18, "list_consumers", tuple[str, int, str], Page, _READ)
-DELETE_CONSUMER: Final = Method(19, "delete_consumer", tuple[str, str], NoneType, _CHANGE)
+DELETE_CONSUMER: Final = Method(
+    19, "delete_consumer", tuple[str, str, int | None], NoneType, _CHANGE
+)
 PULL: Final = Method(20, "pull", tuple[PullRequest], PullResult, OnLoss.REFUSE, may_wait=True)
 ACKNOWLEDGE: Final = Method(
     21, "acknowledge", tuple[str, str, list[AckItem], bool], list[AckResult], _CHANGE
@@ -145,6 +147,10 @@ ABORT_RESTORE: Final = Method(34, "abort_restore", tuple[str], NoneType, _READ)
 
 ERASE: Final = Method(36, "erase", tuple[str, list[int], str, int | None], ErasureReceipt, _CHANGE)
 ERASURE: Final = Method(37, "erasure", tuple[str, int], ErasureReceipt, _READ, may_wait=True)
+
+BIND_CONSUMER: Final = Method(
+    38, "bind_consumer", tuple[str, str], NoneType, OnLoss.REFUSE, may_wait=True, streams=True
+)
 
 METHODS: Final[dict[int, Method[Any]]] = {
     method.number: method
@@ -180,5 +186,6 @@ METHODS: Final[dict[int, Method[Any]]] = {
         READ_POSITION,
         ERASE,
         ERASURE,
+        BIND_CONSUMER,
     )
 }

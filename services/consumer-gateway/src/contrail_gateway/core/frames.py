@@ -97,6 +97,8 @@ class Sub(msgspec.Struct, tag_field="op", tag="sub", forbid_unknown_fields=True)
     credit: CreditGiven | None = None
     id: FrameId | None = None
     opt_start_cursor: Text | None = None
+    num_replicas: Count | None = None
+    mem_storage: bool | None = None
 
 
 class AddCredit(msgspec.Struct, tag_field="op", tag="credit", forbid_unknown_fields=True):

@@ -248,7 +248,7 @@ def _places(sub: Subscription, frame: Settling) -> tuple[list[int], list[tuple[i
 def _check_durable(frame: Sub) -> None:
     for name in (
         "filter_subjects", "deliver_policy", "opt_start_seq", "opt_start_time", "replay_policy",
-        "opt_start_cursor",
+        "opt_start_cursor", "num_replicas", "mem_storage",
     ):  # fmt: skip
         if getattr(frame, name) is not None:
             raise _invalid(name, "belongs to a subscription without a consumer's name")

@@ -21,6 +21,7 @@ from contrail_storage.core.commands import Append, HashedExpected
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.emptying import emptied_columns
 from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.filling import Filling
 from contrail_storage.core.results import Appended, Refused, Writes
 
 if TYPE_CHECKING:
@@ -138,14 +139,24 @@ class Appender:
             for number, subject in enumerate(command.subjects)
             if not self._is_captured(subject)
         ]
-        verdicts: Verdicts = {}
-        for number in foreign:
-            refused = Refused(
+        refused = {
+            number: Refused(
                 errors.SUBJECT_NOT_CAPTURED.code,
                 f"the stream does not capture {command.subjects[number]}",
             )
+            for number in foreign
+        }
+        table = self._machine.subjects
+        if not table.has_room(len(command.subjects)):
+            detail = "the stream has no number left for a new subject"
+            no_room = Refused(errors.STORE_FAILED.code, detail)
+            for number, subject in enumerate(command.subjects):
+                if subject not in table.ids:
+                    refused.setdefault(number, no_room)
+        verdicts: Verdicts = {}
+        for number, verdict in refused.items():
             for at in np.flatnonzero(subject_index == number):
-                verdicts[int(at)] = refused
+                verdicts[int(at)] = verdict
         return verdicts
 
     def _is_captured(self, subject: str) -> bool:
@@ -170,6 +181,7 @@ class Appender:
         first_seq = self._machine.counters.last_seq + 1
         count = columns.count
         subjects = self._machine.subjects
+        subjects.make_room(len(command.subjects), writes)
         if count == 1:
             sid = subjects.number(command.subjects[int(subject_index[0])], writes)
             sids = np.array([sid], np.uint32)
@@ -219,6 +231,7 @@ class Appender:
         positions = np.flatnonzero(wanted)
         block: Block | None = None
         payload = b""
+        machine.subjects.make_room(len(command.subjects), writes)
         if len(positions):
             start, stop = int(positions[0]), int(positions[-1]) + 1
             within = wanted[start:stop]
@@ -283,9 +296,7 @@ class _Batch:
         self._unwanted = unwanted
         self._accepted = 0
         self._stored: dict[str, int] = {}
-        self._subject_counts: dict[str, int] = {}
-        self._stored_messages = 0
-        self._stored_bytes = 0
+        self._filling: Filling | None = None
         self.new_ids: IdHashes | None = None
         self.new_id_seqs = np.zeros(0, np.int64)
         self.last_id = machine.counters.last_id
@@ -361,9 +372,6 @@ class _Batch:
             self._accepted += 1
             if self._is_wanted(at):
                 self._stored[subject] = seq
-                self._subject_counts[subject] = self._count_of(subject) + 1
-                self._stored_messages += 1
-                self._stored_bytes += int(self._sizes[at])
             self.last_id = message_id
             if message_id != NO_ID:
                 new[message_id] = seq
@@ -374,10 +382,6 @@ class _Batch:
     def _is_wanted(self, at: int) -> bool:
         """Whether the message is stored once it is accepted."""
         return self._unwanted is None or not self._unwanted[at]
-
-    def _count_of(self, subject: str) -> int:
-        """Messages of the subject, with those of this batch."""
-        return self._subject_counts.get(subject) or self._machine.subjects.count(subject)
 
     def _verdict(
         self, at: int, expected: HashedExpected | None, subject: str, twin: int
@@ -396,9 +400,13 @@ class _Batch:
             return Refused(errors.TTL_DISABLED.code, "the stream does not allow per-message TTL")
         if rollup is not None and not config.allow_rollup_hdrs:
             return Refused(errors.ROLLUP_REFUSED.code, "the stream does not allow roll-ups")
-        if not self._is_wanted(at):
+        if config.discard != "new":
             return None
-        return self._check_full(subject, int(self._sizes[at]), rollup)
+        if self._filling is None:
+            self._filling = Filling(self._machine, self._command, self._sizes, self._subject_index)
+        size, stored = int(self._sizes[at]), self._is_wanted(at)
+        why = self._filling.take(subject, size, rollup, stored=stored)
+        return None if why is None else Refused(errors.STORE_FAILED.code, why)
 
     def _check_expected(self, expected: HashedExpected, subject: str) -> Refused | None:
         last_seq = self._first_seq + self._accepted - 1
@@ -412,8 +420,14 @@ class _Batch:
         if expected.last_seq is not None and expected.last_seq != last_seq:
             return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {last_seq}")
         if expected.last_id is not None and expected.last_id != self.last_id:
-            return Refused(errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID")
+            return self._wrong_last_id(last_seq)
         return None
+
+    def _wrong_last_id(self, last_seq: int) -> Refused:
+        code, detail = errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID"
+        if self.last_id == NO_ID:
+            return Refused(code, f"{detail}: the last message has none")
+        return Refused(code, detail, seq=last_seq)  # machines keep no id that could be told
 
     def _last_of(self, pattern: str) -> int:
         """Last sequence of the subject or filter, counting this batch's earlier messages."""
@@ -439,17 +453,3 @@ class _Batch:
             table.last_of(sid) == last_seq and matches(pattern, table.name(sid))
             for sid in table.unsettled
         )
-
-    def _check_full(self, subject: str, size: int, rollup: Rollup | None) -> Refused | None:
-        config, counters = self._machine.own_config, self._machine.counters
-        if config.discard != "new":
-            return None
-        # A message that replaces others makes the stream no fuller.
-        replaces = rollup is not None or 0 < config.max_msgs_per_subject <= self._count_of(subject)
-        if rollup is None and replaces and config.discard_new_per_subject:
-            return Refused(errors.STORE_FAILED.code, "maximum messages per subject exceeded")
-        if not replaces and 0 <= config.max_msgs <= counters.messages + self._stored_messages:
-            return Refused(errors.STORE_FAILED.code, "maximum messages exceeded")
-        if 0 <= config.max_bytes < counters.bytes + self._stored_bytes + size:
-            return Refused(errors.STORE_FAILED.code, "maximum bytes exceeded")
-        return None

@@ -36,6 +36,7 @@ from contrail_storage.core.archive import (
 )
 from contrail_storage.core.dedupe import ID_BYTES
 from contrail_storage.core.deleted import PAGE, DeletedSet
+from contrail_storage.core.given_up import pages_are_sound
 from contrail_storage.core.losing import RANGES_MAX, REASON_MAX
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.restoring import Consumer, MorePending
@@ -77,6 +78,7 @@ class ArchiveCheck:
         self._consumers: dict[str, ConsumerConfig] = {}
         self._consumer = 0
         self._pending: set[int] = set()
+        self._given_up_page = -1
         self._blocks: _Blocks | None = None
 
     def take(self, record: Record) -> None:
@@ -126,7 +128,7 @@ class ArchiveCheck:
         _need(0 <= header.created_ns <= INT64_MAX, "its time")
         _need(0 <= header.last_time_ns <= INT64_MAX, "its time")
         _need(0 <= header.digest <= _NUMBER_MAX, "its digest")
-        _need(0 <= header.next_subject <= _GIVEN_MAX, "its subjects")
+        _need(0 <= header.next_subject <= _NUMBER_MAX, "its subjects")
         _need(1 <= header.next_consumer <= _GIVEN_MAX, "its consumers")
         _need(header.loss is None or _is_sound_loss(header.loss), "its loss")
         _need(0 <= header.keep_from <= header.keep_to <= header.last_seq + 1, "its interest")
@@ -220,7 +222,8 @@ class ArchiveCheck:
         _need(_is_sound(state.delivered) and _is_sound(state.floor), "a consumer's position")
         _need(all(0 < seq <= INT64_MAX for seq in state.acked_ahead), "a consumer's position")
         self._check_pinned(consumer)
-        self._take_pending(MorePending(consumer.number, state.pending))
+        self._given_up_page = -1
+        self._take_pending(MorePending(consumer.number, state.pending, state.given_up))
 
     def _check_pinned(self, consumer: Consumer) -> None:
         end_seq, what = consumer.state.pinned_end, "what a consumer gets first"
@@ -238,6 +241,11 @@ class ArchiveCheck:
             _need(0 < item.consumer_seq <= INT64_MAX, "a delivery")
             _need(0 <= item.deadline_ns <= INT64_MAX, "a delivery")
             self._pending.add(seq)
+        for number, _ in more.given_up[:1]:
+            _need(number > self._given_up_page, "what a consumer gave up on")
+        _need(pages_are_sound(more.given_up, self.header.last_seq), "what a consumer gave up on")
+        for number, _ in more.given_up[-1:]:
+            self._given_up_page = number
 
     def _messages(self) -> "_Blocks":
         if self._blocks is None:

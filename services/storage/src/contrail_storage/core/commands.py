@@ -72,11 +72,26 @@ class Append(msgspec.Struct, tag=1, array_like=True):
         )
 
 
+class Precondition(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
+    """What must hold for a configuration to be put in place, decided when the command is applied.
+
+    ``create`` refuses to replace a different configuration, ``update`` to make what is not there.
+    ``version`` is the one that must stand (If-Match; 0 for any), ``absent`` that none may stand
+    (If-None-Match: *).
+    """
+
+    create: bool = False
+    update: bool = False
+    version: int | None = None
+    absent: bool = False
+
+
 class ConfigureStream(msgspec.Struct, tag=2, array_like=True):
     """Create the shard's stream, or replace its configuration (then the identity is kept).
 
     ``part`` says which of the stream's shards this one becomes. The shards behind the first take
-    over its ``version``; 0 gives the next.
+    over its ``version``; 0 gives the next. Without ``given``, as earlier versions logged it and for
+    the shards behind the first, the command does either, whatever stands.
     """
 
     config: StreamConfig
@@ -84,17 +99,33 @@ class ConfigureStream(msgspec.Struct, tag=2, array_like=True):
     hash_key: bytes
     part: int = 0
     version: int = 0
+    given: Precondition | None = None
+
+    @property
+    def may_create(self) -> bool:
+        """Whether it makes a stream where there is none."""
+        return self.given is None or not self.given.update
 
 
-class DropStream(msgspec.Struct, tag=3, array_like=True):
-    """Remove everything of the shard."""
+class DropStream(msgspec.Struct, tag=3, array_like=True, omit_defaults=True):
+    """Remove everything of the shard.
+
+    Only of the stream with this ``incarnation`` ("": any) and this ``version`` (None: any).
+    """
+
+    incarnation: str = ""
+    version: int | None = None
 
 
-class Trim(msgspec.Struct, tag=4, array_like=True):
-    """Remove messages below ``to_seq``; at most ``messages_max`` of them in this entry."""
+class Trim(msgspec.Struct, tag=4, array_like=True, omit_defaults=True):
+    """Remove messages below ``to_seq``; at most ``messages_max`` of them in this entry.
+
+    The newest ``keep`` messages of the stream stay, as of when the command is applied.
+    """
 
     to_seq: int
     messages_max: int
+    keep: int = 0
 
 
 class ExpireAge(msgspec.Struct, tag=5, array_like=True):
@@ -147,12 +178,19 @@ class DeleteMessage(msgspec.Struct, tag=6, array_like=True):
     previous_seq: int
 
 
-class PurgeSubjects(msgspec.Struct, tag=14, array_like=True):
-    """Remove what ``subjects`` have below ``to_seq``; at most ``messages_max`` in this entry."""
+class PurgeSubjects(msgspec.Struct, tag=14, array_like=True, omit_defaults=True):
+    """Remove what ``subjects`` have below ``to_seq``; at most ``messages_max`` in this entry.
+
+    The newest ``keep`` of their messages stay, as of when the command is applied. ``shredded``: the
+    keys that open them are destroyed, so they go although the stream was sealed or closed to
+    purges meanwhile.
+    """
 
     subjects: list[str]
     to_seq: int
     messages_max: int
+    keep: int = 0
+    shredded: bool = False
 
 
 class FinishRollup(msgspec.Struct, tag=15, array_like=True):
@@ -166,18 +204,21 @@ class PutConsumer(msgspec.Struct, tag=7, array_like=True):
     """Create a consumer starting at ``start_seq`` (0: behind the last message), or update it.
 
     Up to ``pinned_end`` it gets nothing but what is ``pinned`` (``core.pinned``), if anything is.
+    Without ``given``, as earlier versions logged it, the command does either, whatever stands.
     """
 
     config: ConsumerConfig
     start_seq: int
     pinned: bytes = b""
     pinned_end: int = 0
+    given: Precondition | None = None
 
 
-class DropConsumer(msgspec.Struct, tag=8, array_like=True):
-    """Remove a consumer."""
+class DropConsumer(msgspec.Struct, tag=8, array_like=True, omit_defaults=True):
+    """Remove a consumer, if it is still at ``version`` (None: at any)."""
 
     consumer_id: int
+    version: int | None = None
 
 
 class Deliver(msgspec.Struct, tag=9, array_like=True):
@@ -261,31 +302,40 @@ class ReserveStream(msgspec.Struct, tag=20, array_like=True):
 class ListStream(msgspec.Struct, tag=21, array_like=True):
     """Meta: the reserved stream is made (or its subjects changed) and is to be listed.
 
-    ``config`` is that of a stream in memory, from which a restart makes it anew.
+    ``config`` is that of a stream in memory, from which a restart makes it anew. ``incarnation`` is
+    the stream that is meant, here and below ("": whichever has the name, as earlier versions logged
+    it): one that is being removed, or was made anew, is left as it is.
     """
 
     name: str
     subjects: tuple[str, ...]
     config: StreamConfig | None = None
+    incarnation: str = ""
 
 
 class RenewStream(msgspec.Struct, tag=29, array_like=True):
-    """Meta: what a listed stream in memory held is lost; it gets a new shard id and identity."""
+    """Meta: what a listed stream in memory held is lost; it gets a new shard id and identity.
+
+    ``lost`` is the incarnation that is lost ("": whichever it is).
+    """
 
     name: str
     incarnation: str
+    lost: str = ""
 
 
-class UnlistStream(msgspec.Struct, tag=22, array_like=True):
+class UnlistStream(msgspec.Struct, tag=22, array_like=True, omit_defaults=True):
     """Meta: the stream is being removed; its name stays taken until it is released."""
 
     name: str
+    incarnation: str = ""
 
 
-class ReleaseStream(msgspec.Struct, tag=23, array_like=True):
+class ReleaseStream(msgspec.Struct, tag=23, array_like=True, omit_defaults=True):
     """Meta: the stream is gone; name and subjects are free."""
 
     name: str
+    incarnation: str = ""
 
 
 class KeepInterest(msgspec.Struct, tag=16, array_like=True):

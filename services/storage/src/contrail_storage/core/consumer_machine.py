@@ -18,6 +18,7 @@ from contrail_common.model import AckKind, Advisory, AdvisoryType, ConsumerConfi
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import Acknowledge, Advance, Deliver, Exhaust
+from contrail_storage.core.given_up import GivenUp
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import Writes
 
@@ -43,10 +44,16 @@ class Trimmed(msgspec.Struct, tag=30, array_like=True):
     first_seq: int
 
 
-class Gone(msgspec.Struct, tag=31, array_like=True):
-    """Delta: the message ``seq`` was deleted from the stream."""
+class GoneOne(msgspec.Struct, tag=31, array_like=True):
+    """Delta of earlier versions, which is only read: the message ``seq`` left the stream."""
 
     seq: int
+
+
+class Gone(msgspec.Struct, tag=33, array_like=True):
+    """Delta: the pending messages ``seqs`` left the stream."""
+
+    seqs: list[int]
 
 
 class Reconfigured(msgspec.Struct, tag=32, array_like=True):
@@ -55,7 +62,7 @@ class Reconfigured(msgspec.Struct, tag=32, array_like=True):
     config: ConsumerConfig
 
 
-Change = Deliver | Advance | Acknowledge | Exhaust | Trimmed | Gone | Reconfigured
+Change = Deliver | Advance | Acknowledge | Exhaust | Trimmed | GoneOne | Gone | Reconfigured
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -71,6 +78,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     pending: dict[int, Pending]
     acked_ahead: list[int]
     pinned_end: int = 0
+    given_up: list[tuple[int, bytes]] = []
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -93,6 +101,11 @@ def ack_wait_ns(config: ConsumerConfig, attempt: int) -> int:
     return backoff[min(attempt, len(backoff)) - 1]
 
 
+def allows_more(old: ConsumerConfig, new: ConsumerConfig) -> bool:
+    """Whether ``new`` has more deliveries of a message than ``old``; below 1 there is no limit."""
+    return old.max_deliver > 0 and not 0 < new.max_deliver <= old.max_deliver
+
+
 @dataclass(slots=True, eq=False)
 class ConsumerMachine:
     """State of one consumer. ``next_seq`` is the next stream sequence to consider for delivery."""
@@ -110,6 +123,8 @@ class ConsumerMachine:
     acked_ahead: set[int] = field(default_factory=set)
     pinned: Pinned | None = None
     """What it is to get first, until it has come behind that."""
+    given_up: GivenUp = field(default_factory=GivenUp)
+    """Of the messages that are left: those whose last allowed delivery ran out."""
     _deltas: int = 0
     _delta_bytes: int = 0
     _snapshot_bytes: int = 0
@@ -161,8 +176,13 @@ class ConsumerMachine:
         elif isinstance(change, Trimmed):
             for seq in [seq for seq in self.pending if seq < change.first_seq]:
                 del self.pending[seq]
+            self.given_up.trim(change.first_seq)
             self._advance(change.first_seq)
         elif isinstance(change, Gone):
+            for seq in change.seqs:
+                self.pending.pop(seq, None)
+                self.given_up.discard(seq)
+        elif isinstance(change, GoneOne):
             self.pending.pop(change.seq, None)
         else:
             self._reconfigure(change.config)
@@ -194,11 +214,14 @@ class ConsumerMachine:
         return settled
 
     def awaited(self, seqs: Mapping[int, object], top_seq: int) -> set[int]:
-        """Those of ``seqs`` (the highest is ``top_seq``) that are pending or yet to be delivered.
+        """Those of ``seqs`` (the highest is ``top_seq``) that it still needs.
 
-        Whether the filter matches them is not for a consumer to know.
+        They are pending or yet to be delivered, or it gave up on them. Whether its filter matches
+        them is not for a consumer to know.
         """
         found = {seq for seq in seqs if seq in self.pending}
+        if self.given_up:
+            found.update(seq for seq in seqs if seq in self.given_up)
         if top_seq >= self.next_seq:
             ahead = [seq for seq in seqs if seq >= self.next_seq and seq not in self.acked_ahead]
             if self.pinned is not None and ahead:
@@ -218,6 +241,8 @@ class ConsumerMachine:
     def _reconfigure(self, config: ConsumerConfig) -> None:
         old, self.config = self.config, config
         self.version += 1
+        if allows_more(old, config):
+            self.given_up.clear()
         # JetStream lets a changed ack_wait hold for what is pending already, as if it had been so
         # when the delivery, or a delayed nak of it, was made.
         for item in self.pending.values():
@@ -234,6 +259,7 @@ class ConsumerMachine:
         # What the stream no longer holds is given up too, whatever deliveries were left to it.
         if pending is not None and 0 < self.config.max_deliver <= pending.attempts:
             told.append(self._advisory("max_deliver", seq, pending))
+            self.given_up.add(seq)
 
     def _advisory(
         self, kind: AdvisoryType, seq: int, pending: Pending, reason: str = ""
@@ -270,7 +296,8 @@ class ConsumerMachine:
         self._settle(seq, settled)
 
     def _settle(self, seq: int, settled: list[int]) -> None:
-        delivered = self.pending.pop(seq, None) is not None
+        # A late ack of what was given up on settles it as well (so it does with JetStream).
+        delivered = self.pending.pop(seq, None) is not None or self.given_up.discard(seq)
         if seq >= self.next_seq:
             # The command of this delivery, or of one before it, was lost with its leader: what the
             # client has settled is not to come again all the same.
@@ -342,6 +369,7 @@ class ConsumerMachine:
             self.pending,
             sorted(self.acked_ahead),
             0 if self.pinned is None else self.pinned.end_seq,
+            self.given_up.pages(),
         )
 
     def write_snapshot(self, writes: Writes) -> None:
@@ -393,6 +421,7 @@ class ConsumerMachine:
             stored.pending,
             set(stored.acked_ahead),
             Pinned.of_rows(pinned, stored.pinned_end),
+            GivenUp(stored.given_up),
             _snapshot_bytes=len(row),
         )
 

@@ -206,7 +206,7 @@ class Expirer:
         config, counters = machine.own_config, machine.counters
         ttl_ns = config.subject_delete_marker_ttl_ns
         names = [name for name in names if name not in machine.subjects.ids]
-        if ttl_ns <= 0:
+        if ttl_ns <= 0 or not machine.subjects.has_room(len(names)):
             return
         headers: Headers = {
             model.MARKER_REASON: [model.MARKER_MAX_AGE],

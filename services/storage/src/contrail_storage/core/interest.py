@@ -1,9 +1,9 @@
 """Interest and workqueue: messages that go once the consumers have settled them.
 
 A consumer still needs a message that its filter matches and that is pending with it, or is yet to
-be delivered and was not acknowledged ahead of that. This is JetStream's ``needAck``, with one rule
-for all ack policies: above the floor of a consumer that acknowledges all lie only such messages,
-and what it has given up, which holds no message for anybody.
+be delivered and was not acknowledged ahead of that, or that ``max_deliver`` made it give up on
+(``core.given_up``). This is JetStream's ``needAck``, with one rule for all ack policies: above the
+floor of a consumer that acknowledges all lie only such messages.
 
 What is delivered and settled is looked at in the command that settles it. What a removed consumer,
 another filter or another retention leaves over is looked at by commands of its own, a slice each.
@@ -73,6 +73,7 @@ class Interest:
         self._demand: _Demand | None = None
         self._covered: dict[str, bool] = {}
         self._verdicts: dict[int, dict[int, bool]] = {}
+        self._rounds = 0
 
     def forget(self, consumer_id: int) -> None:
         """A consumer was made, went, or has other filters."""
@@ -185,12 +186,16 @@ class Interest:
         filters = consumer.config.filter_subjects
         if not filters:
             return True
+        table = self._machine.subjects
+        if self._rounds != table.rounds:  # numbers may be those of other subjects
+            self._verdicts.clear()
+            self._rounds = table.rounds
         verdicts = self._verdicts.setdefault(consumer.consumer_id, {})
         verdict = verdicts.get(sid)
         if verdict is None:
             if len(verdicts) >= _VERDICTS_MAX:
                 verdicts.clear()
-            name = self._machine.subjects.name(sid)
+            name = table.name(sid)
             verdict = verdicts[sid] = matches_any(filters, name)
         return verdict
 
@@ -237,6 +242,12 @@ class Interest:
             # What it has given up lies below its floor, too, and may be nobody's by now.
             from_seq = 0 if consumer.config.max_deliver > 0 else consumer.floor.stream_seq + 1
             self.look_again(from_seq, machine.counters.last_seq + 1, writes)
+
+    def look_at_given_up(self, consumer: ConsumerMachine, writes: Writes) -> None:
+        """A consumer is about to let go of what it gave up on."""
+        if self._machine.config.retention == "interest" and consumer.given_up:
+            given_up = list(consumer.given_up)
+            self.look_again(given_up[0], given_up[-1] + 1, writes)
 
     @property
     def unlooked(self) -> bool:

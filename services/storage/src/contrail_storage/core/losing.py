@@ -43,6 +43,7 @@ def accept_loss(
     record.next_consumer_id += NUMBER_STEP
     machine.write_record(writes)
     for consumer in machine.consumers.values():
+        machine.forget_gone(consumer, list(consumer.pending), now_ns, writes)
         consumer.epoch += NUMBER_STEP
         consumer.version += INDEX_STEP
         consumer.write_snapshot(writes)
@@ -92,10 +93,13 @@ class Recount:
         live = self._machine.deleted.are_live(seqs)
         known = (at >= 0) & (at < len(self._known))
         known[known] = self._known[at[known]]
+        # The row of a subject knows of no message below its first: one that stands there was of
+        # another subject, whose number it has now.
         kept = live & known
+        kept[known] &= seqs[known] >= self._machine.subjects.first[at[known]]
         self._count(at[kept], seqs[kept])
         # Before the first message that is kept they get marks that are trimmed away again.
-        self._lose(seqs[live & ~known])
+        self._lose(seqs[live & ~kept])
         self._bytes += int(facts.sizes[start:][kept].sum())
         self._next_seq = facts.end_seq
         self._last_time_ns = max(self._last_time_ns, int(facts.times_ns[-1]))

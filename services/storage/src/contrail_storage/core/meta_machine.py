@@ -1,7 +1,8 @@
 """The meta machine: stream names, the subjects they hold, and shard ids (never used again).
 
-A stream is reserved, made in its shard's log, then listed; a removal unlists, drops the shard, then
-releases. A crash in between leaves a reservation or an unlisted stream for the leader to finish.
+A stream is reserved, made in its shard's log, then listed. A removal begins in the first shard's
+log, which decides it, then unlists, drops the other shards and releases. A crash in between leaves
+a reservation, or a name without its shard, for the leader to finish.
 
 Of a stream in memory the configuration is kept here too: a restart makes it anew, in another shard.
 """
@@ -70,9 +71,9 @@ class MetaMachine:
             case cmd.RenewStream():
                 return self._renew(command, writes)
             case cmd.UnlistStream():
-                return self._unlist(command.name, writes)
+                return self._unlist(command, writes)
             case cmd.ReleaseStream():
-                return self._release(command.name, writes)
+                return self._release(command.name, writes, command.incarnation)
             case cmd.RecordErasure() | cmd.FinishErasures():
                 return self.erasures.apply(command, writes)
             case cmd.PlaceStream() | cmd.SkipNumbers():
@@ -90,6 +91,11 @@ class MetaMachine:
                     if overlaps(ours, theirs):
                         return f"{ours} overlaps with {theirs} of stream {entry.name}"
         return None
+
+    def _entry(self, name: str, incarnation: str) -> StreamEntry | None:
+        """The stream called ``name``, if it is the one with ``incarnation`` ("": any)."""
+        entry = self.streams.get(name)
+        return None if entry is None or incarnation not in ("", entry.incarnation) else entry
 
     def _reserve(self, command: cmd.ReserveStream, writes: Writes) -> Result:
         if command.name in self.streams:
@@ -117,7 +123,7 @@ class MetaMachine:
         return shard | keys.VOLATILE if volatile else shard
 
     def _renew(self, command: cmd.RenewStream, writes: Writes) -> Result:
-        entry = self.streams.get(command.name)
+        entry = self._entry(command.name, command.lost)
         if entry is None or entry.stage != "listed" or not keys.is_volatile(entry.shard):
             return Refused(errors.STREAM_NOT_FOUND.code)
         writes.delete(self._key(entry.shard))
@@ -127,8 +133,8 @@ class MetaMachine:
         return Reserved(shard)
 
     def _list(self, command: cmd.ListStream, writes: Writes) -> Result:
-        entry = self.streams.get(command.name)
-        if entry is None:
+        entry = self._entry(command.name, command.incarnation)
+        if entry is None or (command.incarnation and entry.stage == "unlisted"):
             return Refused(errors.STREAM_NOT_FOUND.code)
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
@@ -164,19 +170,20 @@ class MetaMachine:
         self._put(entry, writes)
         return Done()
 
-    def _unlist(self, name: str, writes: Writes) -> Result:
-        entry = self.streams.get(name)
+    def _unlist(self, command: cmd.UnlistStream, writes: Writes) -> Result:
+        entry = self._entry(command.name, command.incarnation)
         if entry is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         self._put(msgspec.structs.replace(entry, stage="unlisted"), writes)
         if entry.stage == "listed":
-            writes.advisories.append(_action(name, "delete"))
+            writes.advisories.append(_action(entry.name, "delete"))
         return Done()
 
-    def _release(self, name: str, writes: Writes) -> Result:
-        entry = self.streams.pop(name, None)
+    def _release(self, name: str, writes: Writes, incarnation: str = "") -> Result:
+        entry = self._entry(name, incarnation)
         if entry is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
+        del self.streams[name]
         self._shard_count -= entry.shards
         writes.delete(self._key(entry.shard))
         return Done()

@@ -81,6 +81,7 @@ class Remover:
         if most is not None:
             table = machine.subjects
             over = table.numbered.numbers(np.flatnonzero(table.counts > most)[:_SUBJECTS_MAX])
+            over.sort()
             removed += self._keep_subject_limit(
                 over.astype(np.uint32),
                 most,
@@ -245,16 +246,32 @@ class Remover:
         refused = self._purge_refused()
         if refused is not None:
             return refused
-        if command.to_seq > machine.counters.last_seq:
+        to_seq = command.to_seq
+        if command.keep:
+            to_seq = min(to_seq, self._keep_from(command.keep))
+        if to_seq > machine.counters.last_seq:
             return Removed(self.purge_all(writes))
 
         def below(facts: MessageFacts, _: Live | None) -> int:
-            return command.to_seq - facts.base_seq
+            return to_seq - facts.base_seq
 
         removed = self._remove_head(below, command.messages_max, index, writes)
         if removed:
             machine.write_counters(writes)
         return Removed(removed, self._reaches(below))
+
+    def _keep_from(self, keep: int) -> int:
+        """The smallest sequence from which at most ``keep`` messages are live."""
+        counters, deleted = self._machine.counters, self._machine.deleted
+        low, high = counters.first_seq, counters.last_seq + 1
+        while low < high:
+            middle = (low + high) // 2
+            live = counters.last_seq - middle + 1 - deleted.count(middle, counters.last_seq)
+            if live > keep:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _purge_refused(self) -> Refused | None:
         config = self._machine.config
@@ -329,11 +346,17 @@ class Remover:
         self, command: cmd.PurgeSubjects, index: int, now_ns: int, writes: Writes
     ) -> Result:
         """Purge a slice of what some subjects have below a sequence."""
-        refused = self._purge_refused()
+        refused = None if command.shredded else self._purge_refused()
         if refused is not None:
             return refused
         return self._purge(
-            command.subjects, command.to_seq, command.messages_max, index, now_ns, writes
+            command.subjects,
+            command.to_seq,
+            command.messages_max,
+            index,
+            now_ns,
+            writes,
+            command.keep,
         )
 
     def _purge(
@@ -344,6 +367,7 @@ class Remover:
         index: int,
         now_ns: int,
         writes: Writes,
+        keep: int = 0,
     ) -> Removed:
         machine = self._machine
         table = machine.subjects
@@ -354,11 +378,15 @@ class Remover:
         if not len(sids):
             return Removed(0)
         quota = table.counts[table.numbered.places(sids)].astype(np.int64)
-        chosen = self._oldest(sids, quota, to_seq, min(messages_max, REMOVED_MAX))
+        excess = int(quota.sum()) - keep
+        if excess <= 0:
+            return Removed(0)
+        chosen = self._oldest(sids, quota, to_seq, min(messages_max, REMOVED_MAX, excess))
         self._take(chosen, sids, index, now_ns, writes)
         machine.write_counters(writes)
         end_seq = min(to_seq, machine.counters.last_seq + 1)
-        return Removed(len(chosen.seqs), chosen.searched_to < end_seq)
+        left = not keep or len(chosen.seqs) < excess
+        return Removed(len(chosen.seqs), left and chosen.searched_to < end_seq)
 
     def remove_oldest(
         self,
@@ -377,6 +405,20 @@ class Remover:
         chosen = self._oldest(sids, quota, self._machine.counters.last_seq + 1, messages_max)
         self._take(chosen, sids, index, now_ns, writes)
         return len(chosen.seqs)
+
+    def sizes_of_oldest(self, quota: dict[int, int]) -> dict[int, list[int]]:
+        """Sizes of the oldest messages of some subjects, by number, as many as ``quota`` says.
+
+        Fewer where they lie too far apart for one command, as in :meth:`remove_oldest`.
+        """
+        sids = np.array(sorted(quota), np.uint32)
+        counts = np.array([quota[sid] for sid in sids.tolist()], np.int64)
+        end_seq = self._machine.counters.last_seq + 1
+        chosen = self._oldest(sids, counts, end_seq, REMOVED_MAX)
+        found: dict[int, list[int]] = {sid: [] for sid in quota}
+        for sid, size in zip(chosen.sids.tolist(), chosen.sizes.tolist(), strict=True):
+            found[sid].append(size)
+        return found
 
     def _oldest(self, sids: U32Array, quota: I64Array, to_seq: int, messages_max: int) -> _Chosen:
         machine = self._machine
@@ -513,11 +555,13 @@ class Remover:
         counters = machine.counters
         machine.deletions += 1
         machine.exempt.discard_many(seqs, writes)
-        waiting = [consumer for consumer in machine.consumers.values() if consumer.pending]
-        gone = set(seqs.tolist()) if waiting else set()
-        for consumer in waiting:
-            for seq in sorted(consumer.pending.keys() & gone):
-                consumer.change(Gone(seq), now_ns, writes)
+        consumers = [one for one in machine.consumers.values() if one.pending or one.given_up]
+        gone = set(seqs.tolist()) if consumers else set()
+        for consumer in consumers:
+            given_up = {seq for seq in gone if seq in consumer.given_up}
+            forgotten = sorted(given_up.union(consumer.pending.keys() & gone))
+            if forgotten:
+                consumer.change(Gone(forgotten), now_ns, writes)
         if int(seqs[0]) == counters.first_seq or not counters.messages:
             self.move_head(writes)
 

@@ -36,6 +36,7 @@ _ID_BYTES: Final = 128 * 1024
 _DEADLINE_BYTES: Final = 128 * 1024
 _DEADLINE_OVERHEAD: Final = 16
 _PENDING: Final = 4_096
+_GIVEN_UP: Final = 1_024
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -52,10 +53,11 @@ class Consumer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MorePending(msgspec.Struct, array_like=True, frozen=True):
-    """More of what the consumer before has pending, by sequence."""
+    """More of what the consumer before has pending, by sequence, and of what it gave up on."""
 
     number: int
     pending: dict[int, Pending]
+    given_up: list[tuple[int, bytes]] = []
 
 
 # Out -------------------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
         last_id=counters.last_id,
         digest=counters.digest,
         replaced=counters.replaced,
-        next_subject=machine.subjects.next_id,
+        next_subject=machine.subjects.next_of_archive,
         next_consumer=record.next_consumer_id,
         keep_from=counters.keep_from,
         keep_to=counters.keep_to,
@@ -140,11 +142,17 @@ def _deadline_records(
 def _consumer_records(consumer: ConsumerMachine) -> Iterator[Record]:
     state = consumer.snapshot()
     pending = list(state.pending.items())
-    first = msgspec.structs.replace(state, pending=dict(pending[:_PENDING]))
+    given_up = state.given_up
+    first = msgspec.structs.replace(
+        state, pending=dict(pending[:_PENDING]), given_up=given_up[:_GIVEN_UP]
+    )
     pinned = b"" if consumer.pinned is None else consumer.pinned.encode()
     yield Record(archive.CONSUMER, _encode(Consumer(consumer.consumer_id, first, pinned)))
     for start in range(_PENDING, len(pending), _PENDING):
         more = MorePending(consumer.consumer_id, dict(pending[start : start + _PENDING]))
+        yield Record(archive.PENDING, _encode(more))
+    for start in range(_GIVEN_UP, len(given_up), _GIVEN_UP):
+        more = MorePending(consumer.consumer_id, {}, given_up[start : start + _GIVEN_UP])
         yield Record(archive.PENDING, _encode(more))
 
 
@@ -210,6 +218,7 @@ def take_record(machine: "StreamMachine", record: Record, index: int, writes: Wr
         more = archive.decoded(payload, MorePending)
         restored = machine.consumers[more.number]
         restored.pending.update(more.pending)
+        restored.given_up.take_up(more.given_up)
         restored.write_snapshot(writes)
     else:
         writes.blocks.append((machine.shard, decode_block(payload)))

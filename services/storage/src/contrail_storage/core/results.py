@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from contrail_common.blocks import Block
 from contrail_common.model import Advisory
+from contrail_common.retention_rules import RetentionProblem
 
 Row = (
     tuple[Literal["put"], bytes, bytes]
@@ -16,10 +17,21 @@ Row = (
 
 @dataclass(slots=True, frozen=True)
 class Refused:
-    """A refusal: an error code of the registry and a sentence."""
+    """A refusal: an error code of the registry and a sentence.
+
+    That of a configuration has the whole ``problem``: its field, and which of the errors that share
+    a code. ``seq`` is the message that it is about, where the answer can tell more of it.
+    """
 
     code: int
     detail: str = ""
+    problem: RetentionProblem | None = None
+    seq: int = 0
+
+    @classmethod
+    def of(cls, problem: RetentionProblem) -> "Refused":
+        """The refusal of a configuration that cannot be."""
+        return cls(problem.spec.code, problem.message, problem)
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,12 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.blocks import BlockCorruptError
-from contrail_common.config_rules import over_limits
+from contrail_common.config_rules import (
+    consumer_update_problem,
+    consumers_problem,
+    over_limits,
+    stream_update_problem,
+)
 from contrail_common.model import (
     Advisory,
     AdvisoryAction,
@@ -22,13 +27,23 @@ from contrail_common.model import (
     StreamState,
 )
 from contrail_common.partition import share
-from contrail_common.retention_rules import collision, kind_problem, may_become
+from contrail_common.retention_rules import (
+    collision,
+    kind_problem,
+    may_become,
+    replicas_problem,
+)
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.appending import Appender
 from contrail_storage.core.archive import ArchiveError, ArchiveHeader, Record
-from contrail_storage.core.consumer_machine import ConsumerMachine, Reconfigured
+from contrail_storage.core.consumer_machine import (
+    ConsumerMachine,
+    Gone,
+    Reconfigured,
+    allows_more,
+)
 from contrail_storage.core.consumer_machine import Trimmed as ConsumerTrimmed
 from contrail_storage.core.deadlines import Deadlines, ExemptSet
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
@@ -38,6 +53,7 @@ from contrail_storage.core.facts import FactsPort, MessageFacts
 from contrail_storage.core.interest import Interest
 from contrail_storage.core.losing import accept_loss
 from contrail_storage.core.pinned import Pinned
+from contrail_storage.core.preconditions import refusal
 from contrail_storage.core.removing import Remover
 from contrail_storage.core.restoring import take_record
 from contrail_storage.core.results import (
@@ -216,7 +232,7 @@ class StreamMachine:
         if isinstance(command, cmd.ConfigureStream):
             return self._configure(command, index, time_ns, writes)
         if isinstance(command, cmd.DropStream) and self._holds_anything():
-            return self._drop(writes)
+            return self._drop(command, writes)
         if isinstance(command, cmd.RestorePart | cmd.FinishRestore):
             return self._restore(command, index, writes)
         if self.record is None:
@@ -284,6 +300,9 @@ class StreamMachine:
         self, command: cmd.ConfigureStream, index: int, time_ns: int, writes: Writes
     ) -> Result:
         config = command.config
+        refused = None if command.given is None else self._configure_refused(command, command.given)
+        if refused is not None:
+            return refused
         if not 1 <= config.first_seq <= FIRST_SEQ_MAX:
             return Refused(errors.STREAM_CONFIG_INVALID.code, "first_seq is out of range")
         if any(over_limits(one.config, config.consumer_limits) for one in self.consumers.values()):
@@ -319,12 +338,35 @@ class StreamMachine:
         self.write_record(writes)
         return Done()
 
+    def _configure_refused(
+        self, command: cmd.ConfigureStream, given: cmd.Precondition
+    ) -> Refused | None:
+        record = self.record
+        if record is not None and record.incarnation != command.incarnation:
+            # The stream that was meant is gone, and this is another.
+            return Refused(errors.STREAM_NOT_FOUND.code)
+        version = None if record is None else record.version
+        same = record is not None and record.config == command.config
+        refused = refusal(given, version, errors.STREAM_EXISTS, errors.STREAM_NOT_FOUND, same=same)
+        if refused is not None or record is None or same:
+            return refused
+        consumers = [one.config for one in self.consumers.values()]
+        problem = stream_update_problem(record.config, command.config) or consumers_problem(
+            command.config, consumers
+        )
+        return None if problem is None else Refused.of(problem)
+
     def _holds_anything(self) -> bool:
         """Whether there is a stream, or some part of one that is being restored."""
         parts = self.subjects.ids, self.dedupe, self.deleted.pages(), self.consumers
         return self.exists or any(len(part) > 0 for part in parts)
 
-    def _drop(self, writes: Writes) -> Result:
+    def _drop(self, command: cmd.DropStream, writes: Writes) -> Result:
+        record = self.record
+        if record is not None and command.incarnation not in ("", record.incarnation):
+            return Refused(errors.STREAM_NOT_FOUND.code)
+        if record is not None and command.version not in (None, 0, record.version):
+            return Refused(errors.PRECONDITION_FAILED.code, f"the version is {record.version}")
         self.record = None
         self.counters = Counters(1, 0, 0, 0, 0, NO_ID, 0)
         self.subjects = SubjectTable(self.shard)
@@ -401,21 +443,17 @@ class StreamMachine:
         self, command: cmd.PutConsumer, index: int, now_ns: int, writes: Writes
     ) -> Result:
         assert self.record is not None
-        over = over_limits(command.config, self.config.consumer_limits)
-        if over is not None:
-            return Refused(over.code)
         existing = self.consumer(command.config.name)
-        others = [one.config for one in self.consumers.values() if one is not existing]
-        problem = kind_problem(command.config, self.config.retention) or collision(
-            command.config, self.config.retention, others
-        )
-        if problem is not None:
-            return Refused(problem.spec.code, problem.message)
+        refused = self._put_refused(command, existing)
+        if refused is not None:
+            return refused
         if existing is not None:
             if existing.config != command.config:
                 if existing.config.filter_subjects != command.config.filter_subjects:
                     self.interest.forget(existing.consumer_id)
                     self.interest.look_again_without(existing, writes)
+                elif allows_more(existing.config, command.config):
+                    self.interest.look_at_given_up(existing, writes)
                 existing.change(Reconfigured(command.config), now_ns, writes)
                 self._tell_of(existing, "modify", writes)
             return ConsumerPut(existing.consumer_id, created=False)
@@ -441,10 +479,42 @@ class StreamMachine:
         self._tell_of(consumer, "create", writes)
         return ConsumerPut(consumer_id, created=True)
 
+    def _put_refused(
+        self, command: cmd.PutConsumer, existing: ConsumerMachine | None
+    ) -> Refused | None:
+        config, given = command.config, command.given
+        if given is not None:
+            refused = refusal(
+                given,
+                None if existing is None else existing.version,
+                errors.CONSUMER_EXISTS,
+                errors.CONSUMER_NOT_FOUND,
+                same=existing is not None and existing.config == config,
+            )
+            if refused is not None:
+                return refused
+        over = over_limits(config, self.config.consumer_limits)
+        if over is not None:
+            return Refused(over.code)
+        retention = self.config.retention
+        others = [one.config for one in self.consumers.values() if one is not existing]
+        problem = (
+            replicas_problem(config, self.config.num_replicas)
+            or kind_problem(config, retention)
+            or collision(config, retention, others)
+        )
+        if problem is None and given is not None and existing is not None and not self.part:
+            # The first shard decides; what it has decided the others take over as it is.
+            problem = consumer_update_problem(existing.config, config)
+        return None if problem is None else Refused.of(problem)
+
     def _drop_consumer(self, command: cmd.DropConsumer, writes: Writes) -> Result:
-        consumer = self.consumers.pop(command.consumer_id, None)
+        consumer = self.consumers.get(command.consumer_id)
         if consumer is None:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
+        if command.version not in (None, 0, consumer.version):
+            return Refused(errors.PRECONDITION_FAILED.code, f"the version is {consumer.version}")
+        del self.consumers[command.consumer_id]
         del self.consumer_ids[consumer.config.name]
         consumer.erase(writes)
         self.interest.forget(consumer.consumer_id)
@@ -466,16 +536,29 @@ class StreamMachine:
             return Refused(errors.TOKEN_STALE.code)
         from_seq = consumer.next_seq
         settled = consumer.change(change, now_ns, writes)
-        # A delivery is recorded after it was sent: its message may be gone by then.
-        self._forget_trimmed(consumer, now_ns, writes)
+        if isinstance(change, cmd.Deliver):
+            self.forget_gone(consumer, change.seqs, now_ns, writes)
         if self.config.retention != "limits":
             self.interest.settled(consumer, settled, index, now_ns, writes)
             if isinstance(change, cmd.Advance):
                 self.interest.passed(from_seq, consumer, writes)
         return Done()
 
+    def forget_gone(
+        self, consumer: ConsumerMachine, seqs: Iterable[int], now_ns: int, writes: Writes
+    ) -> None:
+        """Take those of ``seqs`` off what is pending that are not in the stream.
+
+        A delivery is recorded after it was sent. What was removed in between is nobody's to take
+        off later: its removal came before the record.
+        """
+        gone = [seq for seq in seqs if seq in consumer.pending and not self.is_live(seq)]
+        if gone:
+            consumer.change(Gone(gone), now_ns, writes)
+
     def _forget_trimmed(self, consumer: ConsumerMachine, now_ns: int, writes: Writes) -> None:
         first_seq = self.counters.first_seq
+        consumer.given_up.trim(first_seq)
         if consumer.pending and consumer.floor.stream_seq + 1 < first_seq:
             consumer.change(ConsumerTrimmed(first_seq), now_ns, writes)
 
@@ -510,6 +593,7 @@ class StreamMachine:
             prefix = keys.small_key(keys.CONSUMER_DELTA, shard, consumer.consumer_id)
             for _, delta in scan(prefix):
                 consumer.replay(delta)
+            consumer.given_up.trim(machine.counters.first_seq)
             machine.consumer_ids[consumer.config.name] = consumer.consumer_id
         if machine.record is not None:
             machine.remover.look_for_subjects_over()

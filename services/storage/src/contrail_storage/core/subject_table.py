@@ -6,8 +6,12 @@ message follows or precedes one that went away is in the blocks alone.
 
 In rows the ``last`` of an unsettled subject stands below zero.
 
-A subject gets a number (sid) with its first message and keeps it while it has messages; numbers
-ascend and are never used again, so a number in an old block can't come to mean another subject.
+A subject gets a number (sid) with its first message and keeps it while it has messages. Numbers
+ascend. Behind the last one (after 2^32 of them) they come round again, in runs of which no number
+is a live subject's: a number without a subject is in blocks of messages that are gone alone, which
+nobody asks for their subject. So the number of a live message means one subject for as long as the
+message lives, in every block, whenever that was written.
+
 Memory: the name, one dict slot, and 32 bytes. A number has a place in the arrays
 (``core.subject_names``); when half of the places are dead they are laid out anew, so that memory
 follows the live subjects, however far apart their numbers are.
@@ -28,7 +32,7 @@ from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
 from contrail_storage.core.subject_ids import SubjectIds
-from contrail_storage.core.subject_names import SubjectNames
+from contrail_storage.core.subject_names import SubjectNames, rank_order
 
 PAGE: Final = 1_024
 PART: Final = 256
@@ -37,7 +41,14 @@ _DELTA_BYTES_MIN: Final = 1 << 20
 _DELTA_ROWS_MAX: Final = 4_096
 _PAGE_BYTES: Final = PAGE * 20
 _NEXT_ID_ROW: Final = 0xFFFF_FFFF
-"""Stands for a number in the key of the row that keeps the next number over a restart."""
+"""Stands for a number in the key of the row that keeps the next number over a restart.
+
+The row has the next number, and behind the first run the end of its run: u32 each.
+"""
+RUN: Final = 1_024
+"""Later runs of numbers begin and end at multiples of this, so that pages lie in one run."""
+END: Final = (_NEXT_ID_ROW // RUN) * RUN
+"""No run goes further."""
 _ONE: Final = struct.Struct("<IqqI")
 
 
@@ -57,6 +68,8 @@ class SubjectTable:
         self._delta_bytes = 0
         self._delta_rows = 0
         self._dead = 0
+        self.rounds = 0
+        """How many runs of numbers began here: what is remembered by number holds within one."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -114,11 +127,53 @@ class SubjectTable:
         sid = self.ids.get(subject)
         if sid is None:
             sid = self.next_id
+            assert sid != self._end, "somebody forgot to make room for new subjects"
             self.ids.add(subject, sid)
             self.numbered.append(subject)
             self._grow()
             writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), subject.encode())
         return sid
+
+    # Runs of numbers ------------------------------------------------------------------------------
+
+    @property
+    def _end(self) -> int:
+        """The number behind the run of those that new subjects get."""
+        return self.numbered.origin or END
+
+    def has_room(self, subjects: int) -> bool:
+        """Whether so many new subjects can have numbers.
+
+        False where almost all numbers are used up, and those of the subjects that live leave no gap
+        that is wide enough: with less than four million subjects there is one.
+        """
+        return self._end - self.next_id >= subjects or self._next_run(subjects) is not None
+
+    def make_room(self, subjects: int, writes: Writes) -> None:
+        """Begin another run of numbers where this one has not so many left; see `has_room`."""
+        if self._end - self.next_id >= subjects:
+            return
+        run = self._next_run(subjects)
+        if run is not None:
+            self.rounds += 1
+            self._lay_out(*run)
+            self._put_next_id(writes)
+
+    def _next_run(self, subjects: int) -> tuple[int, int] | None:
+        """Start and end of the next run from here on round that has so many numbers."""
+        live = self.numbered.numbers(np.flatnonzero(self.counts[: self.size]))
+        pages = END // RUN
+        # Each gap lies between a page with a live number and the next, both ends counted as such.
+        used = np.concatenate(([-1], np.unique(live // RUN), [pages]))
+        starts, ends = used[:-1] + 1, np.minimum(used[1:], pages)
+        here = -(-self._end // RUN) % pages
+        within = np.flatnonzero((starts < here) & (here < ends))
+        starts, ends = np.append(starts, np.full(len(within), here)), np.append(ends, ends[within])
+        wide = np.flatnonzero((ends - starts) * RUN >= max(subjects, 1))
+        if not len(wide):
+            return None
+        first = wide[np.argmin((starts[wide] - here) % pages)]
+        return int(starts[first]) * RUN, int(ends[first]) * RUN
 
     def _grow(self) -> None:
         size = len(self.first)
@@ -189,6 +244,12 @@ class SubjectTable:
         self.first[at] = np.maximum(self.first[at], first)
         self.counts[touched] -= counts.astype(np.uint32)
         self._forget(touched[self.counts[touched] == 0], writes)
+        # A subject's only message is its last: with a limit of one nothing is searched through.
+        alone = touched[self.counts[touched] == 1]
+        if self.unsettled:
+            bounds = np.isin(self.numbered.numbers(alone), list(self.unsettled))
+            alone = alone[~bounds]
+        self.first[alone] = self.last[alone]
         changed = np.union1d(touched, moved)
         if len(changed):
             self._delta(changed, index, writes)
@@ -261,7 +322,7 @@ class SubjectTable:
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
-        self.numbered = SubjectNames(self.next_id)
+        self.numbered = self.numbered.emptied()
         self.ids.clear()
         self.unsettled.clear()
         self.first = np.zeros(PAGE, np.int64)
@@ -274,7 +335,10 @@ class SubjectTable:
 
     def _put_next_id(self, writes: Writes) -> None:
         key = keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW)
-        writes.put(key, self.next_id.to_bytes(4, "little"))
+        row = self.next_id.to_bytes(4, "little")
+        if self.numbered.origin:
+            row += self.numbered.origin.to_bytes(4, "little")
+        writes.put(key, row)
 
     def _forget(self, dead: I64Array, writes: Writes) -> None:
         for at, sid in zip(dead.tolist(), self.numbered.numbers(dead).tolist(), strict=True):
@@ -294,13 +358,21 @@ class SubjectTable:
         if self._dead >= PAGE and self._dead * 2 >= self.size:
             self._lay_out()
 
-    def _lay_out(self, next_id: int | None = None) -> None:
-        """Let go of the places of dead subjects; new ones are numbered from ``next_id`` on."""
+    def _lay_out(self, next_id: int | None = None, end: int | None = None) -> None:
+        """Let go of the places of dead subjects; new ones are numbered from ``next_id`` on.
+
+        With an ``end`` that is another run of numbers.
+        """
         live = np.flatnonzero(self.counts[: self.size])
-        sids = self.numbered.numbers(live)
-        next_id = next_id or self.next_id
         texts = list(compress(self.numbered.texts, self.counts.tolist()))
-        self.numbered = SubjectNames.of_live(sids, texts, next_id)
+        next_id = self.next_id if next_id is None else next_id
+        if end is not None:
+            sids = self.numbered.numbers(live)
+            order = rank_order(sids, end)
+            live, texts = live[order], [texts[at] for at in order.tolist()]
+        sids = self.numbered.numbers(live)
+        origin = self.numbered.origin if end is None else end
+        self.numbered = SubjectNames.of_live(sids, texts, next_id, origin)
         at = self.numbered.places(sids)
         columns = self.first[live], self.last[live], self.counts[live]
         self._make_arrays()
@@ -372,7 +444,7 @@ class SubjectTable:
 
     def _write_page(self, page: int, writes: Writes) -> None:
         low = self.numbered.place_from(page * PAGE)
-        high = self.numbered.place_from((page + 1) * PAGE)
+        high = self.numbered.place_behind((page + 1) * PAGE - 1)
         # Dead ones are left out: which of them have places depends on when the arrays were made.
         live = np.flatnonzero(self.counts[low:high]) + low
         key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
@@ -410,9 +482,15 @@ class SubjectTable:
     def parts(self) -> Iterator[tuple[bytes, list[str]]]:
         """All live subjects by number, some at a time: their rows (as a page's) and names."""
         live = np.flatnonzero(self.counts[: self.size])
+        live = live[np.argsort(self.numbered.numbers(live))]
         for start in range(0, len(live), PART):
             at = live[start : start + PART]
             yield self._row(at), [self.name(sid) for sid in self.numbered.numbers(at).tolist()]
+
+    @property
+    def next_of_archive(self) -> int:
+        """A number above all that blocks of this table have: the next of a table made of it."""
+        return _NEXT_ID_ROW if self.numbered.origin else self.next_id
 
     def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
         """Take up subjects of another table; their numbers are above all that stand here."""
@@ -444,19 +522,23 @@ class SubjectTable:
     ) -> None:
         """Take up the state from its rows, each given as (key, value) in key order."""
         found: list[tuple[int, str]] = []
-        next_id = 0
+        next_id = origin = 0
         for key, value in names:
             sid = keys.last_number(key, 4)
             if sid == _NEXT_ID_ROW:
-                next_id = int.from_bytes(value, "little")
+                next_id = int.from_bytes(value[:4], "little")
+                origin = int.from_bytes(value[4:], "little")
             else:
                 found.append((sid, value.decode()))
-        if found:
-            next_id = max(next_id, found[-1][0] + 1)
+        # The row is as of the run's beginning, or of the death of its newest subject.
+        young = [sid for sid, _ in found if not origin or next_id <= sid < origin]
+        next_id = max(next_id, young[-1] + 1) if young else next_id
         for sid, name in found:
             self.ids.add(name, sid)
         live = np.array([sid for sid, _ in found], np.int64)
-        self.numbered = SubjectNames.of_live(live, [name for _, name in found], next_id)
+        order = rank_order(live, origin)
+        texts = [found[at][1] for at in order.tolist()]
+        self.numbered = SubjectNames.of_live(live[order], texts, next_id, origin)
         self._make_arrays()
         self._dead = self.size - len(found)
         self._load_rows(row for _, row in pages)

@@ -57,6 +57,11 @@ _ENDING: Final = (DropStream, AcceptLoss)
 _log = structlog.get_logger("contrail.apply")
 
 
+def _makes(command: Command) -> bool:
+    """Whether it may be what a shard begins with."""
+    return isinstance(command, _MAKING) and getattr(command, "may_create", True)
+
+
 class JobSink(Protocol):
     """What takes the jobs of applied entries, in order."""
 
@@ -152,7 +157,7 @@ class Applier:
                 self._tell(writes, entry.time_ns)
                 continue
             shard = self.shards.get(number)
-            if shard is None and isinstance(command, _MAKING):
+            if shard is None and _makes(command):
                 shard = self.shards[number] = self.new_shard(number)
             if shard is None:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))

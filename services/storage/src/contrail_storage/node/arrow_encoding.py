@@ -46,14 +46,19 @@ class SubjectTexts:
         """A string column of the subjects numbered ``sids``; ``base`` is the number of names[0]."""
         if len(names) > _TEXTS_MAX:
             distinct, inverse = np.unique(sids, return_inverse=True)
-            texts = _strings([names[sid - base] for sid in distinct.tolist()])
+            texts = _strings([names[at] for at in _behind(distinct, base).tolist()])
             return texts.take(_array(pa.int32(), inverse.astype(np.int32)))
         # One pair, taken once: batches are made in several threads.
         known, texts = self._texts
         if names is not known or len(names) != len(texts):
             texts = _strings(names)
             self._texts = names, texts
-        return texts.take(_array(pa.int64(), sids.astype(np.int64) - base))
+        return texts.take(_array(pa.int64(), _behind(sids, base)))
+
+
+def _behind(sids: NDArray[np.uint32], base: int) -> NDArray[np.int64]:
+    """How far numbers are behind ``base``; they come round again."""
+    return (sids.astype(np.int64) - base) & 0xFFFF_FFFF
 
 
 class BatchEncoder:

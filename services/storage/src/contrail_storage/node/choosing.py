@@ -8,15 +8,28 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from contrail_common import errors
 from contrail_common.blocks import Block, MessageColumns, columns_of
 from contrail_common.delivery_columns import DeliveryColumns, join_deliveries
+from contrail_common.errors import ApiError
 from contrail_common.link import PullRequest
-from contrail_common.model import Headers, StoredMessage
+from contrail_common.model import ConsumerConfig, Headers, StoredMessage
 from contrail_common.texts import as_u32, lengths_of
 from contrail_storage.core.subject_table import SubjectTable
 
 PULL_BYTES_MAX: Final = 8 << 20
 _MESSAGE_SIZE_HEADER: Final = "Nats-Msg-Size"
+
+
+def check_limits(config: ConsumerConfig, request: PullRequest) -> None:
+    """Raise PULL_LIMIT for a pull that asks for more than the consumer gives at once."""
+    for limit, asked, what in (
+        (config.max_batch, request.batch, "max_batch"),
+        (config.max_expires_ns, request.expires_ns, "max_expires"),
+        (config.max_bytes, request.max_bytes, "max_bytes"),
+    ):
+        if limit > 0 and asked > limit:
+            raise ApiError(errors.PULL_LIMIT, f"the pull exceeds {what} of {limit}")
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,11 +1,11 @@
 """Managing consumers on a node: create, update, remove, pull from and acknowledge to them."""
 
 import asyncio
-import contextlib
 from contextlib import suppress
 from itertools import islice
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from contrail_common import errors
@@ -13,21 +13,22 @@ from contrail_common.config_rules import complete_consumer
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.link import AckItem, AckResult, CreateMode, PullRequest, PullResult
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
-from contrail_common.retention_rules import collision, kind_problem
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.pinned import SUBJECTS_MAX, Pinned
-from contrail_storage.core.results import ConsumerPut, Done, Result
-from contrail_storage.node.consumer_puts import is_changed, to_create
+from contrail_storage.core.results import ConsumerPut, Done, Refused, Result
+from contrail_storage.node.bindings import Binding, Bindings
+from contrail_storage.node.consumer_puts import ATTEMPTS, is_settled, named
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.reader import Reader
+from contrail_storage.node.redeliveries import Redeliveries
 from contrail_storage.node.shard import Shard, volatile_first
 from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.sharded_consumers import ShardedConsumers
 from contrail_storage.node.sharded_state import bad_cursor
-from contrail_storage.node.streams import StreamManager, expect
+from contrail_storage.node.streams import StreamManager, begun, expect
 from contrail_storage.node.unacked_desk import UnackedDesk
 
 _OK: Final = AckResult()
@@ -47,6 +48,7 @@ class ConsumerManager:
         self._reader = reader
         self._clock = clock
         self._desks: dict[tuple[int, int], Desk] = {}
+        self._bindings = Bindings()
         self._lock = asyncio.Lock()
         self._sharded = ShardedConsumers(
             streams,
@@ -68,31 +70,49 @@ class ConsumerManager:
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
         """Create or update; see ``StorageLink.put_consumer``."""
+        config = named(config)
+        given = cmd.Precondition(create=mode == "create", version=if_match, absent=if_none)
         if self._streams.entry(stream).shards > 1:
             async with self._lock:
-                return await self._sharded.put(stream, config, mode, if_match, if_none=if_none)
+                return await self._sharded.put(stream, config, given)
         if config.opt_start_cursor:
             raise bad_cursor("the stream has one shard: its positions are sequences")
         shard = self._streams.shard(stream)
         config = complete_consumer(config, shard.machine.config.consumer_limits)
-        async with self._lock:
-            existing = shard.machine.consumer(config.name) if config.name else None
-            _check_retention(shard, config, existing)
-            if existing is None:
-                return await self._create(shard, to_create(config, if_match)), True
-            if is_changed(existing, config, mode, if_match, if_none=if_none):
-                update = cmd.PutConsumer(config, 0)
-                expect(await self._propose(shard, update), ConsumerPut)
-                self._desk(shard, existing).reconfigured()
-                await self._streams.keep_interest(shard)
-            return await self._info(shard, existing), False
+        for _ in range(ATTEMPTS):
+            existing = shard.machine.consumer(config.name)
+            if is_settled(existing, config, given):
+                assert existing is not None
+                return await self._info(shard, existing), False
+            put = await self._put(shard, config, given, is_there=existing is not None)
+            if put is not None:
+                consumer = shard.machine.consumers.get(put.consumer_id)
+                if consumer is None:
+                    raise ApiError(errors.CONSUMER_NOT_FOUND, "it was deleted again at once")
+                return await self._info(shard, consumer), put.created
+        raise ApiError(errors.OVERLOADED, "it is deleted again and again", applied=False)
 
-    async def _create(self, shard: Shard, config: ConsumerConfig) -> ConsumerInfo:
-        command = await self._creation(shard, config)
-        consumer_id = expect(await self._propose(shard, command), ConsumerPut).consumer_id
-        consumer = shard.machine.consumers[consumer_id]
-        self._desk(shard, consumer)
-        return await self._info(shard, consumer)
+    async def _put(
+        self, shard: Shard, config: ConsumerConfig, given: cmd.Precondition, *, is_there: bool
+    ) -> ConsumerPut | None:
+        """Create or update; None when the consumer to be updated was deleted meanwhile."""
+        if is_there:
+            # Where to begin is not known of it: should it be gone by then, it is not made of this.
+            update = msgspec.structs.replace(given, update=True)
+            command = cmd.PutConsumer(config, 0, given=update)
+        else:
+            creation = await self._creation(shard, config)
+            command = msgspec.structs.replace(creation, given=given)
+        result = await self._propose(shard, command)
+        if is_there and result == Refused(errors.CONSUMER_NOT_FOUND.code):
+            return None
+        put = expect(result, ConsumerPut)
+        consumer = shard.machine.consumers.get(put.consumer_id)
+        if consumer is not None and not put.created:
+            self._desk(shard, consumer).reconfigured()
+            with suppress(ApiError):  # the housekeeper goes on with it
+                await self._streams.keep_interest(shard)
+        return put
 
     async def _creation(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
         """The command that makes a consumer of a shard."""
@@ -142,23 +162,28 @@ class ConsumerManager:
     async def info(self, stream: str, name: str) -> ConsumerInfo:
         """Configuration and progress."""
         if self._streams.entry(stream).shards > 1:
-            return await self._sharded.desk(stream, name).info()
+            return await self._sharded_info(stream, name)
         shard = self._streams.shard(stream)
         return await self._info(shard, self._find(shard, name))
+
+    async def _sharded_info(self, stream: str, name: str) -> ConsumerInfo:
+        desk = self._sharded.desk(stream, name)
+        bound = self._bindings.holds(_key(desk.desks[0]))
+        return msgspec.structs.replace(await desk.info(), push_bound=bound)
 
     async def infos(self, stream: str) -> list[ConsumerInfo]:
         """All consumers of a stream by name."""
         shard = self._streams.parts(stream)[0]
         names = sorted(shard.machine.consumer_ids)
         if self._streams.entry(stream).shards > 1:
-            return [await self._sharded.desk(stream, name).info() for name in names]
+            return [await self._sharded_info(stream, name) for name in names]
         return [await self._info(shard, self._find(shard, name)) for name in names]
 
     async def _info(self, shard: Shard, consumer: ConsumerMachine) -> ConsumerInfo:
-        desk = self._desk(shard, consumer)
+        desk, stream = self._desk(shard, consumer), shard.name
         await desk.settle()
         return ConsumerInfo(
-            stream=shard.name,
+            stream=stream,
             config=consumer.config,
             created_ns=consumer.created_ns,
             version=consumer.version,
@@ -168,28 +193,38 @@ class ConsumerManager:
             num_redelivered=sum(1 for item in consumer.pending.values() if item.attempts > 1),
             num_waiting=len(desk.waiters),
             num_pending=await desk.num_pending(),
+            push_bound=self._bindings.holds(_key(desk)),
         )
 
-    async def delete(self, stream: str, name: str) -> None:
-        """Remove a consumer; its waiting pulls end."""
+    async def delete(self, stream: str, name: str, if_match: int | None = None) -> None:
+        """Remove a consumer; see ``StorageLink.delete_consumer``."""
         if self._streams.entry(stream).shards > 1:
             async with self._lock:
-                for shard in self._sharded.with_consumer(self._streams.parts(stream), name):
-                    await self._drop(shard, self._find(shard, name))
+                await self._drop_of_all(stream, name, if_match)
             return
         shard = self._streams.shard(stream)
-        await self._drop(shard, self._find(shard, name))
+        await self._drop(shard, self._find(shard, name), if_match)
 
-    async def _drop(self, shard: Shard, consumer: ConsumerMachine) -> None:
-        expect(await self._propose(shard, cmd.DropConsumer(consumer.consumer_id)), Done)
+    async def _drop_of_all(self, stream: str, name: str, if_match: int | None) -> None:
+        """Remove a consumer from all shards of its stream; the first decides."""
+        first, *others = self._sharded.with_consumer(self._streams.parts(stream), name)
+        await self._drop(first, self._find(first, name), if_match)
+        with begun():
+            for shard in others:
+                await self._drop(shard, self._find(shard, name), None)
+
+    async def _drop(self, shard: Shard, consumer: ConsumerMachine, if_match: int | None) -> None:
+        drop = cmd.DropConsumer(consumer.consumer_id, if_match)
+        expect(await self._propose(shard, drop), Done)
         self._close((shard.machine.shard, consumer.consumer_id))
-        with contextlib.suppress(ApiError):  # the housekeeper goes on with it
+        with suppress(ApiError):  # the housekeeper goes on with it
             await self._streams.keep_interest(shard)
 
     def _close(self, key: tuple[int, int]) -> None:
         desk = self._desks.pop(key, None)
         if desk is not None:
             desk.close()
+        self._bindings.end(key)
 
     def close_gone(self) -> None:
         """End the desks of consumers and streams that are gone."""
@@ -218,14 +253,16 @@ class ConsumerManager:
             if consumer is None:
                 self._close(key)
             elif consumer is not desk.consumer:
-                desk.rebind(consumer)
+                desk.consumer = consumer
+                desk.deadlines = Redeliveries(consumer)
+                desk.reconfigured()
 
     async def drop_inactive(self) -> None:
         """Remove the consumers that nobody used for their ``inactive_threshold``."""
         now_s = asyncio.get_running_loop().time()
         for shard in volatile_first(self._streams.shards()):
-            if shard.damaged:
-                continue
+            if shard.damaged or not shard.machine.exists:
+                continue  # it was removed while another one was looked at
             if shard.machine.config.shards > 1:
                 await self._drop_inactive_of_all(shard, now_s)
                 continue
@@ -234,24 +271,33 @@ class ConsumerManager:
                 threshold_ns = config.inactive_threshold_ns
                 if not threshold_ns and not config.durable:
                     threshold_ns = INACTIVE_THRESHOLD_NS
-                if not threshold_ns:
-                    continue
                 desk = self._desk(shard, consumer)
+                if not threshold_ns or self._bindings.holds(_key(desk)):
+                    continue
                 idle_ns = (now_s - desk.last_active_s) * 1e9
                 if idle_ns > threshold_ns and consumer.pending:
                     # Who holds a delivery is at work until its ack is due (JetStream's rule).
                     due_ns = max(item.deadline_ns for item in consumer.pending.values())
                     idle_ns = min(idle_ns, self._clock.now() - due_ns)
                 if idle_ns > threshold_ns and not desk.waiters:
-                    await self._drop(shard, consumer)
+                    with suppress(ApiError):  # changed or deleted meanwhile
+                        await self._drop(shard, consumer, consumer.version)
 
     async def _drop_inactive_of_all(self, shard: Shard, now_s: float) -> None:
         """The same on all shards of a stream, of which ``shard`` is one; done with the first."""
         if any(part.damaged for part in self._streams.parts(shard.name)):
             return
         for name in [] if shard.machine.part else sorted(shard.machine.consumer_ids):
-            if self._sharded.is_idle(shard.name, name, now_s, self._clock.now()):
-                await self.delete(shard.name, name)
+            async with self._lock:
+                # Not before the lock is held: somebody may be about to make it anew.
+                consumer = shard.machine.consumer(name)
+                if consumer is None or not shard.machine.exists:
+                    continue
+                if self._bindings.holds((shard.machine.shard, consumer.consumer_id)):
+                    continue
+                if self._sharded.is_idle(shard.name, name, now_s, self._clock.now()):
+                    with suppress(ApiError):
+                        await self._drop_of_all(shard.name, name, consumer.version)
 
     async def mend_all(self) -> None:
         """Finish or undo what a crash left half done of consumers on several shards."""
@@ -259,6 +305,13 @@ class ConsumerManager:
             for name in self._streams.names():
                 with suppress(ApiError):  # then the next change of a consumer mends them
                     await self._sharded.mend(self._streams.parts(name))
+
+    def bind(self, stream: str, name: str) -> Binding:
+        """Hold a consumer for a subscription; see ``StorageLink.bind_consumer``."""
+        first = self._streams.parts(stream)[0]
+        desk = self._desk(first, self._find(first, name))
+        desk.touch()
+        return self._bindings.hold(_key(desk), desk.touch)
 
     # Delivering ----------------------------------------------------------------------------------
 
@@ -344,15 +397,8 @@ class ConsumerManager:
         return None
 
 
-def _check_retention(
-    shard: Shard, config: ConsumerConfig, existing: ConsumerMachine | None
-) -> None:
-    """Refuse what the stream's retention has no room for, with the field's name."""
-    retention = shard.machine.config.retention
-    others = [one.config for one in shard.machine.consumers.values() if one is not existing]
-    problem = kind_problem(config, retention) or collision(config, retention, others)
-    if problem is not None:
-        raise problem.as_error()
+def _key(desk: Desk) -> tuple[int, int]:
+    return desk.shard.machine.shard, desk.consumer.consumer_id
 
 
 def desk_kind(config: ConsumerConfig) -> type[Desk]:

@@ -23,12 +23,18 @@ from contrail_common.model import AckKind
 from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust, StreamCommand
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Refused, Result
-from contrail_storage.node.choosing import PULL_BYTES_MAX, Batch, Chosen, without_payload
+from contrail_storage.node.choosing import (
+    PULL_BYTES_MAX,
+    Batch,
+    Chosen,
+    check_limits,
+    without_payload,
+)
 from contrail_storage.node.entries import has_failed
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.reader import Found, Reader
 from contrail_storage.node.redeliveries import Redeliveries
-from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard import Shard, woken
 
 JOIN_S: Final = 0.005
 _JOIN_AGAIN_S: Final = 0.1
@@ -47,6 +53,7 @@ class Desk:
     ``in_flight`` are the sequences chosen whose deliveries the machine does not have yet, and
     ``waiters`` the pulls that wait, in the order they came. ``_held_back`` tells that the machine
     was sent a position before the desk's own, ``_top_seq`` is the highest sequence that went out.
+    The machine's position is right behind that: other filters may want what these pass over.
     """
 
     shard: Shard
@@ -68,7 +75,8 @@ class Desk:
     _top_seq: int = 0
     _join_timer: asyncio.TimerHandle | None = None
     _deadline_timer: asyncio.TimerHandle | None = None
-    _filter: SubjectFilter = field(default_factory=lambda: SubjectFilter(()))
+    _filter: SubjectFilter = field(init=False)
+    _filters: tuple[str, ...] = ()
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _count: int = 0
     _counted_to: int = -1
@@ -82,6 +90,8 @@ class Desk:
         self.deadlines = Redeliveries(self.consumer)
         self.touch()
         self.shard.listeners.add(self.wake)
+        self._filter = SubjectFilter(self.consumer.config.filter_subjects)
+        self._filters = self.consumer.config.filter_subjects
         self.reconfigured()
 
     def touch(self) -> None:
@@ -90,15 +100,19 @@ class Desk:
 
     def reconfigured(self) -> None:
         """The consumer's configuration changed."""
-        self._filter = SubjectFilter(self.consumer.config.filter_subjects)
-        self._counted_to = -1
         self._look_again()
 
-    def rebind(self, consumer: ConsumerMachine) -> None:
-        """Go on with another machine that stands where this one does."""
-        self.consumer = consumer
-        self.deadlines = Redeliveries(consumer)
-        self.reconfigured()
+    def _take_filters(self) -> None:
+        """Go by the filters that the consumer has now; nobody may be choosing meanwhile.
+
+        Other filters look at everything again that lies behind the last delivery.
+        """
+        if self._filters != self.consumer.config.filter_subjects:
+            self._filters = self.consumer.config.filter_subjects
+            self._filter = SubjectFilter(self._filters)
+            self._counted_to = -1
+            behind_last = max(self._top_seq, self.consumer.delivered.stream_seq) + 1
+            self.position = min(self.position, behind_last)
 
     def new_term(self) -> None:
         """This node leads anew: commands given up for lost may have been applied all the same."""
@@ -133,7 +147,7 @@ class Desk:
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Serve a pull: what there is now, or wait for the first message up to ``expires``."""
-        self._check_limits(request)
+        check_limits(self.consumer.config, request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.expires_ns / 1e9
         self.touch()
@@ -183,16 +197,6 @@ class Desk:
         if self.shard.damaged:
             raise ApiError(errors.DATA_LOST, self.shard.damaged)
 
-    def _check_limits(self, request: PullRequest) -> None:
-        config = self.consumer.config
-        for limit, asked, what in (
-            (config.max_batch, request.batch, "max_batch"),
-            (config.max_expires_ns, request.expires_ns, "max_expires"),
-            (config.max_bytes, request.max_bytes, "max_bytes"),
-        ):
-            if limit > 0 and asked > limit:
-                raise ApiError(errors.PULL_LIMIT, f"the pull exceeds {what} of {limit}")
-
     # Several shards ------------------------------------------------------------------------------
 
     def join(self, siblings: "tuple[Desk, ...]", lock: asyncio.Lock) -> None:
@@ -201,7 +205,7 @@ class Desk:
 
     def check(self, request: PullRequest) -> None:
         """Raise ApiError for a pull that the consumer does not take."""
-        self._check_limits(request)
+        check_limits(self.consumer.config, request)
         self._check_open()
 
     async def take(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
@@ -225,6 +229,7 @@ class Desk:
         """What there is for a pull now; from here on it is delivered."""
         async with self._lock:
             self._check_open()
+            self._take_filters()
             batch = Batch(request)
             try:
                 await self._choose(batch)
@@ -420,10 +425,11 @@ class Desk:
         # What the machine does not know yet must stay ahead of its position: if the command of
         # those messages is lost and this one is not, they would be skipped.
         unknown = self._fresh_in_flight().difference(seqs)
-        position = min(self.position, *unknown) if unknown else self.position
+        reached = min(self.position, self._top_seq + 1)
+        position = min(reached, *unknown) if unknown else reached
         future = self.propose(Deliver(consumer.consumer_id, consumer.epoch, seqs, position))
         self._joined = self._joined[len(seqs) :]
-        self._held_back = position < self.position
+        self._held_back = position < reached
         self.track(future)
         future.add_done_callback(lambda done: self._recorded(seqs, done))
         return future
@@ -456,12 +462,17 @@ class Desk:
         """Deliveries that were chosen but not recorded are to be chosen again."""
         self.in_flight.difference_update(seqs)
         self._joined = [seq for seq in self._joined if seq in self.in_flight]
+        self._top_seq = max(self._given_seq(), self.consumer.delivered.stream_seq, *self.in_flight)
         # The machine is past what was settled meanwhile; the rest it does not know yet.
         fresh = [seq for seq in seqs if seq >= self.consumer.next_seq]
         if fresh:
             self.position = min(self.position, *fresh)
             self._counted_to = -1
         self._look_again()
+
+    def _given_seq(self) -> int:
+        """The highest sequence that went out and is neither in flight nor known to the machine."""
+        return 0
 
     def _give_back(self, seqs: list[int]) -> None:
         """Deliveries that count, but reached nobody, are due again at once."""
@@ -545,6 +556,7 @@ class Desk:
     async def num_pending(self) -> int:
         """Messages that match and were not yet delivered, as of what is applied."""
         async with self._lock:
+            self._take_filters()
             return await self._count_pending()
 
     async def _count_pending(self) -> int:
@@ -586,15 +598,3 @@ class Desk:
             wanted &= self._filter.select(machine.subjects, sids)
         behind = await self.reader.count(self.shard, pinned.end_seq, high, self._filter)
         return int(np.count_nonzero(wanted)) + behind
-
-
-async def woken(waiter: asyncio.Event, timeout_s: float) -> bool:
-    """Wait to be woken; False when ``timeout_s`` passed first."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await waiter.wait()
-    except TimeoutError:
-        return False
-    # From here on a wake is noted, so that none is missed while the pull looks.
-    waiter.clear()
-    return True

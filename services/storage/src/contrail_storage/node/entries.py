@@ -321,7 +321,7 @@ def _runs(
             seq += stored
             stored = 0
         if isinstance(verdict, Refused):
-            runs.append(PubResult(0, code=verdict.code, detail=verdict.detail))
+            runs.append(PubResult(verdict.seq, code=verdict.code, detail=verdict.detail))
         else:
             runs.append(PubResult(verdict, duplicate=True))
     if stored:

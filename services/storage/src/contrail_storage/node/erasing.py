@@ -119,9 +119,8 @@ class Erasures:
             await self._delete(first, wanted)
             messages = len(wanted)
         else:
-            part = first.machine.part if len(shards) == 1 else None
             async with self._shredder.shredded(shards, subject) as shredded:
-                messages = await self._streams.purge(name, subject, 0, 0, part)
+                messages = await self._streams.purge(shards, subject, 0, 0, shredded=shredded)
         erasure_id = secrets.token_hex(16)
         record = cmd.RecordErasure(
             erasure_id,

@@ -50,6 +50,7 @@ class SubjectFilter:
             self.patterns = ()
         self._numbered = SubjectNames(0)
         self._seen = 0
+        self._rounds = 0
         self._mask = np.zeros(64, np.bool_)
 
     @property
@@ -72,6 +73,10 @@ class SubjectFilter:
 
     def _move(self, table: SubjectTable) -> None:
         """Take what is known of numbers to the places that they have now."""
+        if self._rounds != table.rounds:  # numbers may be those of other subjects
+            self._rounds, self._seen = table.rounds, 0
+            self._numbered, self._mask = table.numbered, np.zeros(64, np.bool_)
+            return
         before = SubjectLookup(self._numbered, self._mask[: self._seen])
         next_sid = self._numbered.number(self._seen)
         self._numbered = table.numbered
@@ -108,13 +113,15 @@ class SubjectFilter:
         if len(self.patterns) == 1 and not is_wildcard(self.patterns[0]):
             sid = table.ids.get(self.patterns[0], -1)
             return np.array([sid] if sid >= from_sid else [], np.int64)
-        low = table.numbered.place_from(from_sid)
+        low = 0 if table.numbered.origin else table.numbered.place_from(from_sid)
         total = table.size
         wanted = table.counts[low:total] > 0
         if self.patterns:
             self._catch_up(table)
             wanted &= self._mask[low:total]
-        return table.numbered.numbers(np.flatnonzero(wanted) + low)
+        sids = table.numbered.numbers(np.flatnonzero(wanted) + low)
+        # Behind the first run of numbers places do not ascend as numbers do.
+        return np.sort(sids[sids >= from_sid]) if table.numbered.origin else sids
 
 
 class FilterCache:

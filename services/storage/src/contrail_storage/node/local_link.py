@@ -15,6 +15,7 @@ from contrail_common.link import (
     ErasureReceipt,
     EventsRequest,
     EventsResult,
+    Held,
     LastRequest,
     Page,
     Pieces,
@@ -122,10 +123,10 @@ class LocalLink:
         return Page(streams=infos)
 
     @changes
-    async def delete_stream(self, name: str) -> None:
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
         """Remove a stream."""
         self._node.check_serving()
-        await self._node.streams.delete(name)
+        await self._node.streams.delete(name, if_match)
         self._node.consumers.close_gone()
 
     @changes
@@ -134,7 +135,8 @@ class LocalLink:
     ) -> int:
         """Remove messages, answer how many."""
         self._check_writable(name)
-        return await self._node.streams.purge(name, subject, up_to_seq, keep, shard)
+        streams = self._node.streams
+        return await streams.purge(streams.parts(name, shard), subject, up_to_seq, keep)
 
     # Messages ------------------------------------------------------------------------------------
 
@@ -403,10 +405,17 @@ class LocalLink:
         return Page(consumers=infos[:limit], next_token=next_token)
 
     @changes
-    async def delete_consumer(self, stream: str, consumer: str) -> None:
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
         """Remove a consumer."""
         self._check_writable(stream)
-        await self._node.consumers.delete(stream, consumer)
+        await self._node.consumers.delete(stream, consumer, if_match)
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Hold a consumer for a subscription."""
+        self._parts(stream, None)
+        return self._node.consumers.bind(stream, consumer)
 
     @reads
     async def pull(self, request: PullRequest) -> PullResult:

@@ -244,7 +244,7 @@ class StorageNode:
         self.shard_log.check_room = self.room.check
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
-        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, shards)
+        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, self.reader, shards)
         self.streams = StreamManager(
             self.options.name,
             self.meta,

@@ -275,7 +275,7 @@ class Reader:
         """Live messages of the subjects at ``places`` in ``from_seq`` .. ``to_seq``."""
         machine = shard.machine
         numbered = machine.subjects.numbered  # the table may lay out its places anew meanwhile
-        wanted = np.zeros(int(places[-1]) + 2, np.bool_)  # the last stands for all others
+        wanted = np.zeros(int(places.max()) + 2, np.bool_)  # the last stands for all others
         wanted[places] = True
         total, seq = 0, from_seq
         while seq <= to_seq:

@@ -406,7 +406,8 @@ class _RecordEncoder:
         parts: list[bytes] = []
         for block, positions in picked.by_run():
             for position in positions.tolist():
-                name = names[int(block.subject_ids[position]) - base]
+                # Numbers come round again, see core.subject_table.
+                name = names[(int(block.subject_ids[position]) - base) & 0xFFFF_FFFF]
                 assert name is not None
                 parts.append(self._encode(self._record(block, position, name)))
         return b"".join(parts)

@@ -123,3 +123,15 @@ def check_removal(shard: Shard, *, by_subject: bool = False) -> None:
         refusal = errors.PURGE_DENIED
     if refusal is not None:
         raise ApiError(refusal, applied=False)
+
+
+async def woken(waiter: asyncio.Event, timeout_s: float) -> bool:
+    """Wait to be woken; False when ``timeout_s`` passed first."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waiter.wait()
+    except TimeoutError:
+        return False
+    # From here on a wake is noted, so that none is missed while the pull looks.
+    waiter.clear()
+    return True

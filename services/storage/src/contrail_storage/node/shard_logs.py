@@ -14,7 +14,9 @@ from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.results import Result
 from contrail_storage.node.content_sealing import SealingLog
 from contrail_storage.node.entries import Outcome
+from contrail_storage.node.last_ids import LastIdLog
 from contrail_storage.node.proposer import Proposer
+from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 
 
@@ -58,18 +60,22 @@ class ShardLogs:
         durable: Proposer,
         volatile: Proposer,
         sealing: SealingLog,
+        reader: Reader,
         shards: Mapping[int, Shard],
     ) -> None:
         self._shards = shards
         self._durable = durable
         self._volatile = volatile
         self._sealing = sealing
+        self._to_durable = LastIdLog(durable, reader, shards)
+        self._to_volatile = LastIdLog(volatile, reader, shards)
+        self._to_sealing = LastIdLog(sealing, reader, shards)
 
     def of(self, shard: int) -> PublishLog:
         """What takes the messages of a shard."""
         if is_volatile(shard):
-            return self._volatile
-        return self._sealing if self._sealing.takes(shard) else self._durable
+            return self._to_volatile
+        return self._to_sealing if self._sealing.takes(shard) else self._to_durable
 
     def _proposer(self, shard: int) -> Proposer:
         return self._volatile if is_volatile(shard) else self._durable

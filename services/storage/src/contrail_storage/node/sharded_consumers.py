@@ -10,21 +10,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+import msgspec
+
 from contrail_common import errors
 from contrail_common.config_rules import complete_consumer
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.link import AckItem, AckResult, CreateMode
+from contrail_common.link import AckItem, AckResult
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import ConsumerPut, Done, Result
-from contrail_storage.node.consumer_puts import is_changed, to_create
+from contrail_storage.node.consumer_puts import is_settled
 from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.shard import Shard
 from contrail_storage.node.sharded_pull import ShardedDesk
 from contrail_storage.node.sharded_state import own_cursor
-from contrail_storage.node.streams import StreamManager, expect
+from contrail_storage.node.streams import StreamManager, begun, expect
 
 _DESKS_MAX = 4_096
 """So many desks may be kept that are of consumers long gone."""
@@ -77,26 +79,36 @@ class ShardedConsumers:
         self,
         stream: str,
         config: ConsumerConfig,
-        mode: CreateMode,
-        if_match: int | None,
-        *,
-        if_none: bool,
+        given: cmd.Precondition,
     ) -> tuple[ConsumerInfo, bool]:
         """Create or update; see ``StorageLink.put_consumer``. One at a time."""
         shards = self._streams.parts(stream)
         await self.mend(shards)
         config = complete_consumer(config, shards[0].machine.config.consumer_limits)
-        existing = shards[0].machine.consumer(config.name) if config.name else None
-        if existing is None:
-            return await self._create(shards, to_create(config, if_match)), True
-        if is_changed(existing, config, mode, if_match, if_none=if_none):
-            for shard in shards:
-                expect(await self._propose(shard, cmd.PutConsumer(config, 0)), ConsumerPut)
-                self._desk_of(shard, config.name).reconfigured()
+        existing = shards[0].machine.consumer(config.name)
+        if not is_settled(existing, config, given):
+            if existing is None:
+                return await self._create(shards, config, given), True
+            await self._update(shards, config, given)
         return await self.desk(stream, config.name).info(), False
 
-    async def _create(self, shards: Sequence[Shard], config: ConsumerConfig) -> ConsumerInfo:
+    async def _update(
+        self, shards: Sequence[Shard], config: ConsumerConfig, given: cmd.Precondition
+    ) -> None:
+        """Change the consumer on the first shard, which decides, then on the others."""
+        update = msgspec.structs.replace(given, update=True)
+        for shard in shards:
+            with begun(shard is not shards[0]):
+                put = cmd.PutConsumer(config, 0, given=update)
+                expect(await self._propose(shard, put), ConsumerPut)
+                self._desk_of(shard, config.name).reconfigured()
+            update = cmd.Precondition(update=True)
+
+    async def _create(
+        self, shards: Sequence[Shard], config: ConsumerConfig, given: cmd.Precondition
+    ) -> ConsumerInfo:
         creations = await self._creations(shards, config)
+        creations[0] = msgspec.structs.replace(creations[0], given=given)
         try:
             for shard, put in reversed(list(zip(shards, creations, strict=True))):
                 expect(await self._propose(shard, put), ConsumerPut)
@@ -154,7 +166,8 @@ class ShardedConsumers:
                     result = await self._propose(shard, cmd.DropConsumer(consumer.consumer_id))
                     expect(result, Done)
                 elif wanted.config != consumer.config:
-                    put = cmd.PutConsumer(wanted.config, 0)
+                    update = cmd.Precondition(update=True)
+                    put = cmd.PutConsumer(wanted.config, 0, given=update)
                     expect(await self._propose(shard, put), ConsumerPut)
 
     def is_idle(self, stream: str, name: str, now_s: float, log_ns: int) -> bool:

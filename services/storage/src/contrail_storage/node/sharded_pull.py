@@ -22,7 +22,8 @@ from contrail_common.model import (
     message_size,
 )
 from contrail_storage.node.choosing import PULL_BYTES_MAX
-from contrail_storage.node.delivery import Desk, woken
+from contrail_storage.node.delivery import Desk
+from contrail_storage.node.shard import woken
 
 
 class ShardedDesk:

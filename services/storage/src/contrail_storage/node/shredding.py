@@ -44,7 +44,13 @@ class Streams(Protocol):
         ...
 
     async def purge(
-        self, name: str, subject: str, up_to_seq: int, keep: int, part: int | None = None
+        self,
+        shards: list[Shard],
+        subject: str,
+        up_to_seq: int,
+        keep: int,
+        *,
+        shredded: bool = False,
     ) -> int:
         """Remove messages of a subject below a sequence."""
         ...
@@ -185,12 +191,11 @@ class Shredder:
     async def _remove(self, shard: Shard, slots: list[int]) -> None:
         """Purge the subjects that the destroyed keys in ``slots`` were of."""
         machine = shard.machine
-        part = machine.part if machine.config.shards > 1 else None
         names = [name for _, name in machine.subjects.live()]
         for some in _batches(names):
             for below_seq, subject in self._keys.remains_of(machine.shard, some, slots):
                 if below_seq:
-                    await self._streams.purge(shard.name, subject, below_seq, 0, part)
+                    await self._streams.purge([shard], subject, below_seq, 0, shredded=True)
             await asyncio.sleep(0)
 
     # Subjects without messages -------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
 import msgspec
@@ -11,10 +11,10 @@ import structlog
 
 from contrail_common import errors
 from contrail_common.config_rules import (
-    check_consumers_fit,
     check_stream_create,
     check_stream_encryption,
     check_stream_update,
+    consumers_problem,
 )
 from contrail_common.errors import REGISTRY, ApiError
 from contrail_common.link import CreateMode
@@ -23,6 +23,7 @@ from contrail_common.subjects import matches_any
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
+from contrail_storage.core.preconditions import refusal
 from contrail_storage.core.results import Done, Refused, Removed, Reserved, Result
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.proposer import Proposer
@@ -54,13 +55,20 @@ ResultT = TypeVar("ResultT", bound=Result)
 def expect(result: Result, kind: type[ResultT]) -> ResultT:
     """``result`` if it is of ``kind``; raises ApiError for the refusal that ``apply`` answered."""
     if isinstance(result, Refused):
-        raise ApiError(REGISTRY[result.code], result.detail, applied=False)
+        raise error_of(result)
     assert isinstance(result, kind), f"{result} is not a {kind.__name__}"
     return result
 
 
+def error_of(refused: Refused) -> ApiError:
+    """The refusal that ``apply`` answered, for the caller."""
+    if refused.problem is not None:
+        return refused.problem.as_error()
+    return ApiError(REGISTRY[refused.code], refused.detail, applied=False)
+
+
 @contextmanager
-def _begun(has_effect: bool = True) -> Iterator[None]:
+def begun(has_effect: bool = True) -> Iterator[None]:
     """Behind a step that has had its effect no refusal may say that nothing was applied."""
     try:
         yield
@@ -101,17 +109,16 @@ class StreamManager:
     def entry(self, name: str) -> StreamEntry:
         """What meta knows of the listed stream ``name`` (STREAM_NOT_FOUND)."""
         entry = self._meta.streams.get(name)
-        if entry is None or entry.stage != "listed":
-            raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
-        if entry.shard not in self._shards:
+        if entry is not None and is_volatile(entry.shard) and entry.shard not in self._shards:
             raise ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
+        if entry is None or not self._is_there(entry):
+            raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
         return entry
 
-    def _listed(self) -> Iterator[StreamEntry]:
-        """The listed streams, without those in memory that this start has not made anew yet."""
-        for entry in self._meta.streams.values():
-            if entry.stage == "listed" and entry.shard in self._shards:
-                yield entry
+    def _is_there(self, entry: StreamEntry) -> bool:
+        """Whether the stream is listed, and its removal has not begun: that is with its shard."""
+        first = self._shards.get(entry.shard)
+        return entry.stage == "listed" and first is not None and first.machine.exists
 
     def shard(self, name: str, part: int | None = None) -> Shard:
         """The shard of the listed stream ``name``, or the one numbered ``part`` of several.
@@ -136,7 +143,12 @@ class StreamManager:
 
     def shard_numbers(self) -> list[int]:
         """Numbers of the listed streams' shards."""
-        return [number for entry in self._listed() for number in entry.numbers]
+        return [
+            number
+            for entry in self._meta.streams.values()
+            if self._is_there(entry)
+            for number in entry.numbers
+        ]
 
     def taken_numbers(self) -> set[int]:
         """Numbers of the shards of all streams, also of those half made or not wholly removed."""
@@ -144,7 +156,7 @@ class StreamManager:
 
     def names(self) -> list[str]:
         """Names of the listed streams, ascending."""
-        return sorted(entry.name for entry in self._listed())
+        return sorted(entry.name for entry in self._meta.streams.values() if self._is_there(entry))
 
     def route(self, subject: str) -> str | None:
         """The listed stream that captures the literal ``subject``, or None."""
@@ -208,29 +220,28 @@ class StreamManager:
     ) -> tuple[StreamInfo, bool]:
         """Create or update; see ``StorageLink.put_stream``."""
         check_stream_encryption(config, encrypts=self._encrypts)
+        given = cmd.Precondition(create=mode == "create", version=if_match, absent=if_none)
         async with self._lock:
             if config.name in self._restoring:
                 raise ApiError(errors.STREAM_EXISTS, "the stream is being restored", applied=False)
             entry = await self._mended(config.name)
             if entry is None or entry.stage != "listed":
-                if if_match is not None:
-                    raise ApiError(errors.PRECONDITION_FAILED, "there is no such stream")
+                _check(given, None, same=False)
                 check_stream_create(config)
                 return await self._create(config), True
             shard = self._shards[entry.shard]
             record = shard.machine.record
             assert record is not None
-            if if_none or if_match not in (None, record.version):
-                raise ApiError(
-                    errors.PRECONDITION_FAILED, f"the version is {record.version}", applied=False
-                )
+            _check(given, record.version, same=record.config == config)
             if record.config != config:
-                if mode == "create":
-                    raise ApiError(errors.STREAM_EXISTS, applied=False)
+                # The shard decides this when it applies the change; here it is known before the
+                # subjects are claimed.
                 check_stream_update(record.config, config)
-                consumers = shard.machine.consumers.values()
-                check_consumers_fit(config, [consumer.config for consumer in consumers])
-                await self._update(shard, entry, config)
+                consumers = [one.config for one in shard.machine.consumers.values()]
+                problem = consumers_problem(config, consumers)
+                if problem is not None:
+                    raise problem.as_error()
+                await self._update(shard, entry, config, given)
             else:
                 # A crash may have come between an earlier change and what it takes away.
                 await self._keep_to(entry)
@@ -240,9 +251,9 @@ class StreamManager:
         incarnation = secrets.token_hex(8)
         number = await self._reserve(config, incarnation)
         await self._configure(number, config, incarnation)
-        with _begun():
+        with begun():
             await self._align(self._meta.streams[config.name])
-            await self._list(config, config.subjects)
+            await self._list(config, config.subjects, incarnation)
         return self.whole_info(self.parts(config.name))
 
     async def _align(self, entry: StreamEntry) -> None:
@@ -276,7 +287,9 @@ class StreamManager:
 
     async def _configure(self, number: int, config: StreamConfig, incarnation: str) -> None:
         """Make the stream of a shard that has none."""
-        configure = cmd.ConfigureStream(config, incarnation, secrets.token_bytes(HASH_KEY_BYTES))
+        hash_key = secrets.token_bytes(HASH_KEY_BYTES)
+        given = cmd.Precondition(create=True)
+        configure = cmd.ConfigureStream(config, incarnation, hash_key, given=given)
         expect(await self._shard_log.command(number, configure), Done)
 
     async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
@@ -286,19 +299,26 @@ class StreamManager:
         )
         return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
 
-    async def _update(self, shard: Shard, entry: StreamEntry, config: StreamConfig) -> None:
+    async def _update(
+        self, shard: Shard, entry: StreamEntry, config: StreamConfig, given: cmd.Precondition
+    ) -> None:
         # Subjects are claimed in meta before the shard takes them, and let go of after.
         record = shard.machine.record
         assert record is not None
         if set(config.subjects) != set(entry.subjects):
             both = tuple(dict.fromkeys(entry.subjects + config.subjects))
-            await self._list(record.config, both)
-        configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key)
-        expect(await self._shard_log.command(entry.shard, configure), Done)
-        with _begun():
+            await self._list(record.config, both, record.incarnation)
+        given = msgspec.structs.replace(given, update=True)
+        configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key, given=given)
+        result = await self._shard_log.command(entry.shard, configure)
+        if isinstance(result, Refused):
+            with suppress(ApiError):  # then the next change or start lets go of the subjects
+                await self._mended(config.name)
+            raise error_of(result)
+        with begun():
             await self._align(entry)
             if shard.volatile or set(config.subjects) != set(entry.subjects):
-                await self._list(config, config.subjects)
+                await self._list(config, config.subjects, record.incarnation)
             await self._keep_to(entry)
 
     async def _keep_to(self, entry: StreamEntry) -> None:
@@ -337,24 +357,32 @@ class StreamManager:
             if not result.more:
                 return
 
-    async def _list(self, config: StreamConfig, subjects: tuple[str, ...]) -> None:
+    async def _list(
+        self, config: StreamConfig, subjects: tuple[str, ...], incarnation: str
+    ) -> None:
         kept = config if config.storage == "memory" else None
-        listing = cmd.ListStream(config.name, subjects, kept)
+        listing = cmd.ListStream(config.name, subjects, kept, incarnation)
         expect(await self._meta_log.command(cmd.META_SHARD, listing), Done)
 
-    async def delete(self, name: str) -> None:
-        """Remove a stream with all it holds (STREAM_NOT_FOUND)."""
+    async def delete(self, name: str, if_match: int | None = None) -> None:
+        """Remove a stream with all it holds; see ``StorageLink.delete_stream``."""
         async with self._lock:
             entry = self.entry(name)
-            unlist = cmd.UnlistStream(name)
-            expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
-            with _begun():
+            record = self._shards[entry.shard].machine.record
+            assert record is not None
+            # The shard decides, as it knows the version: from here on the stream is gone.
+            drop = cmd.DropStream(record.incarnation, if_match)
+            expect(await self._shard_log.command(entry.shard, drop), Done)
+            with begun():
                 await self._drop(entry)
 
     async def _drop(self, entry: StreamEntry) -> None:
+        """Finish the removal of a stream, whatever is left of it."""
+        unlist = cmd.UnlistStream(entry.name, entry.incarnation)
+        expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
         for number in entry.numbers:
             await self._shard_log.command(number, cmd.DropStream())
-        release = cmd.ReleaseStream(entry.name)
+        release = cmd.ReleaseStream(entry.name, entry.incarnation)
         expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
 
     async def mend_all(self) -> None:
@@ -384,7 +412,7 @@ class StreamManager:
 
     def _is_whole(self, entry: StreamEntry) -> bool:
         """Whether the stream is listed, under the very subjects that all its shards capture."""
-        if entry.stage != "listed":
+        if not self._is_there(entry):
             return False
         if not all(self._is_aligned(entry, number) for number in entry.numbers[1:]):
             return False
@@ -405,7 +433,7 @@ class StreamManager:
     async def _renew(self, entry: StreamEntry) -> None:
         assert entry.config is not None
         incarnation = secrets.token_hex(8)
-        renew = cmd.RenewStream(entry.name, incarnation)
+        renew = cmd.RenewStream(entry.name, incarnation, entry.incarnation)
         number = expect(await self._meta_log.command(cmd.META_SHARD, renew), Reserved).shard
         await self._configure(number, entry.config, incarnation)
         await self._align(self._meta.streams[entry.name])
@@ -414,7 +442,8 @@ class StreamManager:
         shard = self._shards.get(entry.shard)
         if entry.stage != "unlisted" and shard is not None and shard.machine.exists:
             await self._align(entry)
-            await self._list(shard.machine.config, shard.machine.config.subjects)
+            config = shard.machine.config
+            await self._list(config, config.subjects, entry.incarnation)
             for number in entry.numbers:
                 await self._enforce_limits(self._shards[number])
         else:
@@ -445,9 +474,10 @@ class StreamManager:
         for part in reversed(range(len(finishes))):
             command = self._shard_log.command(number + part, finishes[part])
             expect(await command, Done)
-        with _begun():
+        with begun():
             await self._align(self._meta.streams[config.name])
-            await self._list(config, config.subjects)
+            incarnation = self._meta.streams[config.name].incarnation
+            await self._list(config, config.subjects, incarnation)
         return self.whole_info(self.parts(config.name))
 
     async def end_restore(self, name: str) -> None:
@@ -459,31 +489,45 @@ class StreamManager:
     # Messages ------------------------------------------------------------------------------------
 
     async def purge(
-        self, name: str, subject: str, up_to_seq: int, keep: int, part: int | None = None
+        self,
+        shards: list[Shard],
+        subject: str,
+        up_to_seq: int,
+        keep: int,
+        *,
+        shredded: bool = False,
     ) -> int:
-        """Remove messages below a sequence, all but the newest, or all; in slices."""
-        shards = self.parts(name, part)
+        """Remove messages below a sequence, all but the newest, or all; in slices.
+
+        Of these ``shards`` of a stream, which by then may be gone (STREAM_NOT_FOUND) and its name
+        another's. ``shredded``: nothing opens the messages any more, so that no rule keeps them.
+        """
+        if not all(shard.machine.exists for shard in shards):
+            raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
         if len(shards) > 1:
             shards = check_purge(shards, subject, up_to_seq, keep)
         removed = 0
         for shard in shards:
-            with _begun(removed > 0):
-                removed += await self._purge(shard, subject, up_to_seq, keep)
+            with begun(removed > 0):
+                removed += await self._purge(shard, subject, up_to_seq, keep, shredded=shredded)
         return removed
 
-    async def _purge(self, shard: Shard, subject: str, up_to_seq: int, keep: int) -> int:
+    async def _purge(
+        self, shard: Shard, subject: str, up_to_seq: int, keep: int, *, shredded: bool
+    ) -> int:
         async with shard.removal:
             to_seq = up_to_seq or _EVERYTHING
-            if subject and subject != ">":
-                return await self._purge_subjects(shard, SubjectFilter((subject,)), to_seq, keep)
-            if keep:
-                to_seq = _keep_from(shard, keep)
-            return await self._in_slices(shard, cmd.Trim(to_seq, _SLICE_MESSAGES))
+            if shredded or subject not in ("", ">"):
+                subjects = SubjectFilter((subject or ">",))
+                purge = cmd.PurgeSubjects([], to_seq, _SLICE_MESSAGES, keep, shredded)
+                return await self._purge_subjects(shard, subjects, purge)
+            trim = cmd.Trim(to_seq, _SLICE_MESSAGES, keep)
+            return await self._in_slices(shard, trim)
 
     async def _in_slices(self, shard: Shard, command: cmd.StreamCommand, removed: int = 0) -> int:
         """Propose a command until it leaves nothing over; answers ``removed`` and what it took."""
         while True:
-            with _begun(removed > 0):
+            with begun(removed > 0):
                 done = await self._shard_log.command(shard.machine.shard, command)
                 result = expect(done, Removed)
             removed += result.count
@@ -491,17 +535,19 @@ class StreamManager:
                 return removed
 
     async def _purge_subjects(
-        self, shard: Shard, subjects: SubjectFilter, to_seq: int, keep: int
+        self, shard: Shard, subjects: SubjectFilter, purge: cmd.PurgeSubjects
     ) -> int:
-        """Purge what matches, some subjects at a time; of ``keep`` the newest of all stay."""
-        if keep:
-            to_seq = await self._reader.newest_from(shard, subjects, keep)
+        """Purge what matches, some subjects at a time."""
         names = [name for _, name in subjects.subjects(shard.machine.subjects)]
+        if purge.keep and len(names) > _PURGED_SUBJECTS:
+            # No one command knows all these subjects: what stays are the newest as of now.
+            to_seq = await self._reader.newest_from(shard, subjects, purge.keep)
+            purge = msgspec.structs.replace(purge, to_seq=to_seq, keep=0)
         removed = 0
         for start in range(0, max(len(names), 1), _PURGED_SUBJECTS):
             some = names[start : start + _PURGED_SUBJECTS]
-            purge = cmd.PurgeSubjects(some, to_seq, _SLICE_MESSAGES)
-            removed = await self._in_slices(shard, purge, removed)
+            command = msgspec.structs.replace(purge, subjects=some)
+            removed = await self._in_slices(shard, command, removed)
         shard.notify()  # where a consumer's pending messages went there is room
         return removed
 
@@ -521,15 +567,8 @@ class StreamManager:
         shard.notify()
 
 
-def _keep_from(shard: Shard, keep: int) -> int:
-    """The smallest sequence from which at most ``keep`` messages are live."""
-    counters, deleted = shard.machine.counters, shard.machine.deleted
-    low, high = counters.first_seq, counters.last_seq + 1
-    while low < high:
-        middle = (low + high) // 2
-        live = counters.last_seq - middle + 1 - deleted.count(middle, counters.last_seq)
-        if live > keep:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _check(given: cmd.Precondition, version: int | None, *, same: bool) -> None:
+    """Refuse early what the shard would refuse now, so that nothing is claimed for it."""
+    refused = refusal(given, version, errors.STREAM_EXISTS, errors.STREAM_NOT_FOUND, same=same)
+    if refused is not None:
+        raise error_of(refused)

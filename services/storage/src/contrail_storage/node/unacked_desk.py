@@ -54,6 +54,7 @@ class UnackedDesk(Desk):
             return await Desk._deliver(self, request)
         async with self._lock:
             self._check_open()
+            self._take_filters()
             opened = partial(self.reader.opened, self.shard)
             headers_only = self.consumer.config.headers_only
             batch = ColumnBatch(request, opened, headers_only=headers_only)
@@ -109,9 +110,12 @@ class UnackedDesk(Desk):
     def _give_out(self, found: DeliveryColumns) -> None:
         self.consumer_seq = found.last_consumer_seq
         self._top_seq = found.last_seq
-        self._given = self.position
+        self._given = found.last_seq + 1
         self._unrecorded = True
         self._send_soon(JOIN_S)
+
+    def _given_seq(self) -> int:
+        return self._given - 1
 
     def _send_joined(self) -> "asyncio.Future[Result] | None":
         if self._join_timer is not None:

@@ -41,6 +41,7 @@ _BY_NAME: Final[Mapping[Compression, BlockCodec | None]] = {
     "none": None,
     "lz4": _LZ4,
     "zstd": _ZSTD,
+    "s2": _LZ4,
 }
 
 

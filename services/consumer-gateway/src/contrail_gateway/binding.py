@@ -1,0 +1,62 @@
+"""A consumer is bound to a subscription, over whatever becomes of the link in between."""
+
+import asyncio
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.link import Held, StorageLink
+
+_RETRY_MIN_S: Final = 0.05
+_RETRY_MAX_S: Final = 2.0
+
+
+class Bound:
+    """What one subscription holds: one consumer at a time."""
+
+    def __init__(self, link: StorageLink) -> None:
+        self._link = link
+        self._held: Held | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def to(self, stream: str, consumer: str) -> None:
+        """Hold this consumer, and none that was held before; ApiError when it cannot be."""
+        held = await self._link.bind_consumer(stream, consumer)
+        before = self._held, self._task
+        self._held = held
+        self._task = asyncio.create_task(self._keep(held, stream, consumer))
+        await _release(*before)
+
+    async def end(self) -> None:
+        """Hold nothing any more."""
+        before = self._held, self._task
+        self._held = self._task = None
+        await _release(*before)
+
+    async def _keep(self, held: Held, stream: str, consumer: str) -> None:
+        """Until the consumer is gone: a binding that was lost with a link is taken up again."""
+        retry_s = _RETRY_MIN_S
+        while True:
+            try:
+                async for _ in held:
+                    pass
+                return
+            except ApiError:
+                await held.aclose()  # the link was lost
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _RETRY_MAX_S)
+            try:
+                held = self._held = await self._link.bind_consumer(stream, consumer)
+                retry_s = _RETRY_MIN_S
+            except ApiError as error:
+                if error.spec in (errors.STREAM_NOT_FOUND, errors.CONSUMER_NOT_FOUND):
+                    return
+
+
+async def _release(held: Held | None, task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+    if held is not None:  # here, as a task that has not begun yet runs nothing any more
+        await held.aclose()
+    if task is not None:
+        await asyncio.wait([task])

@@ -1,0 +1,25 @@
+"""Whether what a caller expects of a stream's or a consumer's configuration holds."""
+
+from contrail_common import errors
+from contrail_common.errors import ErrorSpec
+from contrail_storage.core.commands import Precondition
+from contrail_storage.core.results import Refused
+
+
+def refusal(
+    given: Precondition, version: int | None, exists: ErrorSpec, missing: ErrorSpec, *, same: bool
+) -> Refused | None:
+    """Why a configuration may not be put where ``version`` stands (None: nothing does).
+
+    ``same``: what stands is the very configuration; otherwise ``create`` refuses with ``exists``.
+    ``update`` refuses with ``missing`` where nothing stands.
+    """
+    if version is None and given.version is not None:
+        return Refused(errors.PRECONDITION_FAILED.code, "there is none")
+    if version is not None and (given.absent or given.version not in (None, 0, version)):
+        return Refused(errors.PRECONDITION_FAILED.code, f"the version is {version}")
+    if version is None and given.update:
+        return Refused(missing.code)
+    if version is not None and given.create and not same:
+        return Refused(exists.code)
+    return None
