@@ -109,9 +109,9 @@ class StreamManager:
     def entry(self, name: str) -> StreamEntry:
         """What meta knows of the listed stream ``name`` (STREAM_NOT_FOUND)."""
         entry = self._meta.streams.get(name)
-        if entry is not None and is_volatile(entry.shard) and entry.shard not in self._shards:
-            raise ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
         if entry is None or not self._is_there(entry):
+            if entry is not None and entry.stage == "listed" and entry.shard not in self._shards:
+                raise ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
             raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
         return entry
 
