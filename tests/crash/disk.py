@@ -142,11 +142,6 @@ class CountedFiles(Files):
         undo = None if self._shadow is None else self._shadow / f"{inode}{UNDO}"
         return _CountedUpdate(self, self._switch, path, super().update(path), undo)
 
-    def truncate(self, path: Path, size: int) -> None:
-        self._switch.step(_lane(path), "truncate")
-        super().truncate(path, size)
-        self.report("truncated", path, size=size)
-
     def rename(self, source: Path, target: Path) -> None:
         self._switch.step(_lane(target), "rename")
         super().rename(source, target)

@@ -277,7 +277,7 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
     deliveries: list[Delivery]
 
 
-ChangeKind = Literal["created", "synced", "truncated", "renamed", "unlinked", "directory-synced"]
+ChangeKind = Literal["created", "synced", "renamed", "unlinked", "directory-synced"]
 
 
 class FileChange(msgspec.Struct, frozen=True, tag=True):

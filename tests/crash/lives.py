@@ -141,8 +141,6 @@ class Life:
                 outcome = Refused(error.spec.name, error.detail, error.applied)
         except (OSError, StoreFailedError) as error:
             assert isinstance(call, history.TakeCheckpoint), call
-            if isinstance(error, StoreFailedError):
-                raise NodeStoppedError(str(error)) from error
             outcome = Refused(_NO_CHECKPOINT, str(error), None)
         self._report(Returned(number, outcome, self.node.clock.now()))
         return outcome

@@ -87,7 +87,7 @@ class PowerCut:
         match change.kind:
             case "created":
                 directory.change({name: _Inode(self._shadow / str(change.inode))})
-            case "synced" | "truncated":
+            case "synced":
                 directory.names[name].synced = change.size
             case "unlinked":
                 directory.change({name: None})

@@ -57,7 +57,7 @@ async def compacted(node: StorageNode) -> None:
 
 async def until_written(node: StorageNode) -> None:
     node.applier.flush()
-    while node.writer._waiting:
+    while node.writer.submitted != node.writer.settled:
         await asyncio.sleep(0)
 
 

@@ -165,12 +165,12 @@ def test_publish_that_is_refused_at_once_waits_for_nothing(tmp_path: Path) -> No
         async with running(tmp_path, Files(), 0.0) as (node, link):
             link.deadline._timeout_s = 30.0
             await make(link)
-            node.failure = "the log failed: for a test"
+            node._defect = "the log failed: for a test"
             for content in ([message(1)], [message(1, "h.a")]):
                 with pytest.raises(ApiError) as refused:
                     await link.publish("S" if content[0].subject == "s.a" else "H", content)
                 assert refused.value.spec is errors.STORAGE_FAILED
-            node.failure = ""
+            node._defect = ""
             assert link.deadline.waiting == 0
 
     asyncio.run(scenario())

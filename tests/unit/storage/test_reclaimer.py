@@ -12,7 +12,7 @@ class ScriptedStore:
     def __init__(self, answers: list[int | Exception]) -> None:
         self.answers = answers
 
-    def reclaim(self) -> int:
+    def reclaim(self, *, pressing: bool = False) -> int:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

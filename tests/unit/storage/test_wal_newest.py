@@ -1,5 +1,8 @@
 """The record of the newest segment: one that vanishes is missed, one that never counted is not."""
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from contrail_storage.wal import NodeFileDamagedError
@@ -59,13 +62,20 @@ def test_log_of_before_the_newest_segment_was_recorded_is_opened(disk: SimDisk, 
 
 
 def test_segment_whose_record_failed_takes_no_entry_and_its_loss_is_no_damage(
-    disk: SimDisk, node: Node
+    disk: SimDisk, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.put(1, 1, b"acked")
     node.log.close()
-    disk.fail("rename")
+    rename = disk.rename
+
+    def refuse_the_record(source: Path, target: Path) -> None:
+        if target.name == NEWEST_NAME:
+            raise OSError(errno.EIO, "error")
+        rename(source, target)
+
+    monkeypatch.setattr(disk, "rename", refuse_the_record)
     with pytest.raises(OSError, match="error"):
         Node(disk)
-    disk.heal()
+    monkeypatch.undo()
     del disk.names[max(disk.segments)]
     assert Node(disk).held[1].last_index == 1

@@ -260,6 +260,32 @@ def test_batch_that_reached_the_disk_after_its_failed_sync_does_not_come_back(
     assert entries(held) == [(1, 1, b"acked")]
 
 
+@pytest.mark.parametrize("restarts_failing", [0, 1, 2])
+def test_bytes_whose_sync_failed_are_written_again_before_a_restart_relies_on_them(
+    disk: SimDisk, restarts_failing: int
+) -> None:
+    node = Node(disk).start()
+    node.put(1, 1, b"kept")
+    disk.fail("sync")
+    node.log.append(1, 2, 1, b"in the page cache alone")
+    node.loop.run_until(lambda: bool(node.failures))
+    for _ in range(restarts_failing):
+        with pytest.raises(OSError, match="Input/output"):
+            Node(disk)
+    disk.heal()
+    restarted = Node(disk).start()
+    assert [index for index, _, _ in entries(restarted.held[1])] == [1, 2]
+    restarted.put(1, 3, b"behind it")
+    after = Node(disk.survivor())
+    assert after.log.recovery.rot is None
+    assert [data for _, _, data in entries(after.held[1])] == [
+        b"kept",
+        b"in the page cache alone",
+        b"behind it",
+    ]
+    assert not [path for path in disk.names if path.name.endswith(".new")]
+
+
 def test_recovery_that_fails_may_be_tried_again(disk: SimDisk, node: Node) -> None:
     node.put(1, 1, b"acked")
     disk.fail("write", errno.ENOSPC)
@@ -347,12 +373,12 @@ def test_torn_tail_is_cut_and_said(disk: SimDisk, node: Node) -> None:
 
 def test_room_made_ahead_is_no_torn_tail(disk: SimDisk, node: Node) -> None:
     node.put(1, 1, b"acked")
-    (inode,) = disk.segments.values()
+    [(path, inode)] = disk.segments.items()
     assert inode.content.endswith(bytes(QUIET.ahead_bytes - 1000))
     reopened = Node(disk)
     assert (reopened.log.recovery.torn_tail, reopened.log.recovery.rot) == (None, None)
     assert reopened.held[1].last_index == 1
-    assert len(inode.content) == inode.end
+    assert len(disk.names[path].content) == inode.end
 
 
 def test_zeros_behind_a_segment_that_was_left_are_passed_over(disk: SimDisk) -> None:

@@ -24,6 +24,16 @@ class Inode:
     end: int = 0
     """Where what was appended ends; behind it are zeros."""
     durable_end: int = 0
+    dropped_end: int = 0
+    """Up to here a failed sync counts bytes as written that are not: no later one writes them."""
+
+    def sync(self) -> None:
+        """All that is written becomes durable, but for what a failed sync gave up."""
+        kept = bytes(self.content)
+        if self.dropped_end > self.durable_end:
+            lost = slice(self.durable_end, self.dropped_end)
+            kept = kept[: lost.start] + bytes(lost.stop - lost.start) + kept[lost.stop :]
+        self.durable, self.durable_end = kept, self.end
 
     def update(self, offset: int, data: bytes) -> None:
         self.content = _updated(self.content, offset, data)
@@ -32,7 +42,8 @@ class Inode:
     def survivor(self, keep: float) -> bytes:
         if not self.updates:
             kept = self.durable_end + int((self.end - self.durable_end) * keep)
-            return bytes(self.content[:kept]) + self.durable[kept:]
+            unsynced = bytes(self.content[self.durable_end : kept])
+            return self.durable[: self.durable_end] + unsynced + self.durable[kept:]
         content = bytearray(self.durable)
         size = int(sum(len(data) for _, data in self.updates) * keep)
         for offset, data in self.updates:
@@ -116,12 +127,6 @@ class SimDisk(Files):
     def list_names(self, directory: Path) -> list[str]:
         return sorted(path.name for path in self.names if path.parent == directory)
 
-    def truncate(self, path: Path, size: int) -> None:
-        self.step("truncate")
-        inode = self.names[path]
-        del inode.content[size:]
-        inode.durable, inode.end, inode.durable_end = bytes(inode.content), size, size
-
     def rename(self, source: Path, target: Path) -> None:
         self.step("rename")
         self.names[target] = self.names.pop(source)
@@ -172,10 +177,13 @@ class SimHandle:
     def sync(self) -> None:
         self.disk.syncing.set()
         assert self.disk.sync_gate.wait(30)
-        self.disk.step("sync")
+        try:
+            self.disk.step("sync")
+        except OSError:
+            self.inode.dropped_end = self.inode.end
+            raise
         if not self.disk.sync_lies:
-            self.inode.durable = bytes(self.inode.content)
-            self.inode.durable_end = self.inode.end
+            self.inode.sync()
 
     def close(self) -> None:
         if self.inode.end == self.inode.durable_end:

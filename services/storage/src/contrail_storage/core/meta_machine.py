@@ -196,6 +196,12 @@ class MetaMachine:
     def _key(number: int) -> bytes:
         return keys.small_key(keys.STREAM, cmd.META_SHARD, number)
 
+    def take_over(self, other: "MetaMachine") -> None:
+        """Become what ``other`` is."""
+        self.streams, self.erasures = other.streams, other.erasures
+        self.changes += 1
+        self.next_shard, self._shard_count = other.next_shard, other._shard_count
+
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Take up the state from its rows, given as (key, value)."""
         for key, value in rows:

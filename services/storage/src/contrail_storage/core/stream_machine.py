@@ -214,6 +214,10 @@ class StreamMachine:
         consumer_id = self.consumer_ids.get(name)
         return None if consumer_id is None else self.consumers[consumer_id]
 
+    def read_from(self, facts: FactsPort) -> None:
+        """Ask ``facts`` from now on."""
+        self._facts = facts
+
     def facts_at(self, seq: int) -> MessageFacts:
         """Facts of a run of messages holding ``seq``, those of this very entry included."""
         for facts in self._fresh:

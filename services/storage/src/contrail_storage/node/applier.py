@@ -1,12 +1,12 @@
 """Applying committed entries: machines in order, answers to the callers, jobs to the writer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import structlog
 
 from contrail_common import errors
-from contrail_common.blocks import Block
+from contrail_common.blocks import Block, BlockCodec
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import (
     META_SHARD,
@@ -36,6 +36,7 @@ from contrail_storage.node.store_writer import (
     merge_job,
 )
 from contrail_storage.node.write_behind import WriteBehind
+from contrail_storage.store.block_codecs import codec_of
 from contrail_storage.store.block_store import (
     UNREADABLE,
     BlockSpan,
@@ -106,6 +107,17 @@ class Applier:
         """A shard without a stream yet."""
         machine = StreamMachine(number, ShardFacts(self._blocks, number))
         return Shard(machine, 0)
+
+    def hash_key(self, number: int) -> bytes:
+        """What message ids of a shard are hashed with; empty where there is no stream."""
+        shard = self.shards.get(number)
+        record = shard.machine.record if shard is not None else None
+        return record.hash_key if record is not None else b""
+
+    def codec_of(self, number: int) -> BlockCodec | None:
+        """What the blocks of a shard are made smaller with; asked by the store's writer."""
+        shard = None if keys.is_volatile(number) else self.shards.get(number)
+        return codec_of(shard.machine.compression) if shard is not None else None
 
     def apply(self, group: int, index: int, term: int, data: bytes, context: object) -> None:
         """Apply one committed entry; ``data`` is empty for Raft's own entries."""
@@ -229,6 +241,38 @@ class Applier:
                 self._note_small(number, span)
         self._on_written()
 
+    def lost(self, jobs: list[Job]) -> None:
+        """Jobs will never reach the store, which failed. Runs on the event loop."""
+        for job in jobs:
+            if isinstance(job, WriteJob):
+                self.unwritten_bytes -= job.bytes
+            elif isinstance(job, RewriteJob):
+                job.lost = True
+                job.written.set()
+        self._on_written()
+
+    def take_over(self, fresh: "Applier") -> None:
+        """Go on with the machines and blocks of ``fresh``, which stand at the same indexes.
+
+        Raises RuntimeError when they hold something else; then nothing has changed.
+        """
+        stored = {number: one for number, one in self.shards.items() if not one.volatile}
+        if differing := _differing(stored, fresh.shards):
+            raise RuntimeError(f"the log led to another state of the shards {differing}")
+        self._blocks.take_over(fresh._blocks, keys.is_volatile)
+        for number, shard in fresh.shards.items():
+            known = self.shards.setdefault(number, shard)
+            known.machine = shard.machine
+            known.machine.read_from(ShardFacts(self._blocks, number))
+            known.small_runs = shard.small_runs
+            # A shard that stood still over a disk that failed goes on, if it reads back now.
+            lasting = "" if known.stopped else known.damaged
+            known.damaged, known.stopped = shard.damaged or lasting, shard.stopped
+            known.applied_seq = max(known.applied_seq, shard.applied_seq)
+            known.notify()
+        self.written_indexes.update(fresh.written_indexes)
+        self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)
+
     def _note_small(self, number: int, span: BlockSpan, level: int = 0) -> None:
         """Remember a small block; when a run of them is worth a block, have it merged.
 
@@ -274,6 +318,8 @@ class Applier:
     def store_pages(self) -> None:
         """Have the directories of blocks stored in pages as far as they are due."""
         self._behind.flush()  # a page that goes must find the rows of all blocks that went
+        if self._writer.failed:
+            return
         for number, directory in self._blocks.directories.items():
             if not keys.is_volatile(number):
                 for due in directory.take_due_pages():
@@ -287,8 +333,13 @@ class Applier:
             self._writer.submit(job)
 
     def rewrite(self, number: int, old: BlockSpan, left: list[Block]) -> RewriteJob | None:
-        """Put what is ``left`` of it in the place of ``old``; None when that no longer stands."""
+        """Put what is ``left`` of it in the place of ``old``; None when that no longer stands.
+
+        Raises StoreFailedError while the store is given up.
+        """
         self._behind.flush()  # where ``old`` waits, it would be joined to others as it was
+        if self._writer.failed and not keys.is_volatile(number):
+            raise StoreFailedError("the store takes nothing now")
         directory = self._blocks.directory(number)
         if not directory.holds(old):
             return None
@@ -301,3 +352,24 @@ class Applier:
             self._blocks.overlay(number, block)
         self._hand_over(job)
         return job
+
+
+def _differing(known: Mapping[int, Shard], fresh: Mapping[int, Shard]) -> list[int]:
+    """Shards that do not hold the same; none of a node that held nothing yet."""
+    if not known:
+        return []
+    return sorted(
+        number
+        for number in known.keys() | fresh.keys()
+        if number not in known
+        or number not in fresh
+        or (
+            not (known[number].damaged or fresh[number].damaged)
+            and _mark(known[number]) != _mark(fresh[number])
+        )
+    )
+
+
+def _mark(shard: Shard) -> tuple[int, int, int]:
+    counters = shard.machine.counters
+    return counters.last_seq, counters.messages, counters.digest

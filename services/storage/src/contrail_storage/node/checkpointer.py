@@ -10,6 +10,7 @@ import structlog
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.backoff import Backoff
 from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
+from contrail_storage.store.rocks_store import StoreError
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_log import LogFailedError, LogRottenError, NodeLog
 
@@ -17,6 +18,7 @@ T = TypeVar("T")
 _LOOK_S: Final = 1.0
 _RETRY_MAX_S: Final = 30.0
 UntilWritten = Callable[[Mapping[int, int]], Awaitable[None]]
+Machines = Callable[[], Mapping[int, StreamMachine]]
 _log = structlog.get_logger("contrail.checkpoint")
 
 
@@ -45,18 +47,16 @@ def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, Sha
     }
 
 
-async def by_size(
-    size: Callable[[], int], limit: int, checkpoint: Callable[[], Awaitable[None]]
-) -> None:
-    """Take a checkpoint whenever the log's ``size`` has reached ``limit`` (bytes)."""
+async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitable[None]]) -> None:
+    """Take a checkpoint whenever it is due, which is looked at each second."""
     backoff = Backoff(_LOOK_S, _RETRY_MAX_S)
     while True:
         await asyncio.sleep(max(_LOOK_S, backoff.pause_s))
-        if size() >= limit:
+        if is_due():
             try:
                 await checkpoint()
                 backoff.succeeded()
-            except (OSError, LogRottenError) as error:
+            except (OSError, StoreError, LogRottenError) as error:
                 # The log is kept until a later one succeeds: a full disk heals by itself.
                 if backoff.failed(str(error)):
                     _log.warning("checkpoint failed", error=str(error))
@@ -87,7 +87,7 @@ class Checkpointer:
     async def run(
         self,
         log: NodeLog,
-        machines: Mapping[int, StreamMachine],
+        machines: Machines,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
     ) -> None:
@@ -102,7 +102,7 @@ class Checkpointer:
     async def cut(
         self,
         log: NodeLog,
-        machines: Mapping[int, StreamMachine],
+        machines: Machines,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
     ) -> None:
@@ -120,12 +120,13 @@ class Checkpointer:
     async def _take(
         self,
         log: NodeLog,
-        machines: Mapping[int, StreamMachine],
+        machines: Machines,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
         keep_bytes: int | None,
     ) -> None:
-        marks, noted = marks_of(machines, self._group), dict(applied())
+        # Asked here: another one may have come while it waited, and the store been opened again.
+        marks, noted = marks_of(machines(), self._group), dict(applied())
         await until_written(noted)
         await _whole(lambda: self._checkpoint.take(noted, marks))
         freed = await _whole(lambda: log.drop_segments(noted, keep_bytes=keep_bytes))

@@ -247,4 +247,6 @@ class Compactor:
 async def _all_written(jobs: list[RewriteJob]) -> None:
     for job in jobs:
         await job.written.wait()
+        if job.lost:
+            raise StoreFailedError("the store failed before it held what was written again")
     jobs.clear()

@@ -23,6 +23,7 @@ from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.reader import Reader
+from contrail_storage.node.redeliveries import Redeliveries
 from contrail_storage.node.shard import Shard, volatile_first
 from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.sharded_consumers import ShardedConsumers
@@ -244,6 +245,17 @@ class ConsumerManager:
             if not desk.shard.volatile:
                 # Behind what tells the desk that its commands of the last term are lost.
                 loop.call_soon(desk.new_term)
+
+    def rebound(self) -> None:
+        """The machines of the durable shards were replaced by equal ones."""
+        for key, desk in list(self._desks.items()):
+            consumer = desk.shard.machine.consumers.get(key[1])
+            if consumer is None:
+                self._close(key)
+            elif consumer is not desk.consumer:
+                desk.consumer = consumer
+                desk.deadlines = Redeliveries(consumer)
+                desk.reconfigured()
 
     async def drop_inactive(self) -> None:
         """Remove the consumers that nobody used for their ``inactive_threshold``."""

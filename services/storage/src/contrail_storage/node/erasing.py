@@ -247,7 +247,10 @@ class Eraser:
         cut_log: Callable[[], Awaitable[None]],
         store: RewritableStore,
         bounds: EraseBounds,
+        reopened: Callable[[], int] = lambda: 0,
     ) -> None:
+        """``reopened`` is how often the store lost what it had not flushed."""
+        self._reopened = reopened
         self.counts = EraseCounts()
         self.erasures = erasures
         self._shards = shards
@@ -312,6 +315,7 @@ class Eraser:
         """Do what all receipts promise that can be worked on now, together."""
         begun = perf_counter()
         pending = self._workable()
+        reopened = self._reopened()
         numbers = sorted({number for one in pending for number in one.shards})
         left = {number for number in numbers if not await self._empty(number)}
         stored = [number for number in numbers if not is_volatile(number)]
@@ -319,6 +323,8 @@ class Eraser:
             async with asyncio.timeout(_CUT_S):
                 await self._cut_log()
             await asyncio.to_thread(self._store.rewrite, _ranges(stored), self._bounds.patience_s)
+        if self._reopened() != reopened:
+            raise StoreError("the store was opened again meanwhile")
         done = [one for one in pending if left.isdisjoint(one.shards)]
         if done:
             await self.erasures.finish(done)

@@ -16,7 +16,7 @@ from contrail_storage.node.shard import Shard, volatile_first
 from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.store.block_store import BlockStore
-from contrail_storage.store.rocks_store import StoreFailedError
+from contrail_storage.store.rocks_store import StoreError, StoreFailedError
 
 TICK_S: Final = 0.1
 _RETRY_MAX_S: Final = 60.0
@@ -53,7 +53,7 @@ class Housekeeper:
             try:
                 await self.tick()
                 waiting.succeeded()
-            except ApiError as error:
+            except (ApiError, StoreError) as error:
                 if waiting.failed(str(error)):
                     _log.info("housekeeping waits", reason=str(error))
 

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 
 import structlog
 
+from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.meta_machine import MetaMachine
@@ -69,7 +71,8 @@ async def take_anew(
 
     Where that does not read back either, the shard keeps a state that nobody is shown.
     """
-    await until_written()
+    with suppress(ApiError):  # the store fails: it is opened again, with all shards
+        await until_written()
     number = shard.machine.shard
     try:
         machine = await asyncio.to_thread(

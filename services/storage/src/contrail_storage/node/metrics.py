@@ -91,6 +91,16 @@ class _NodeCollector:
         )
 
         yield GaugeMetricFamily(
+            "contrail_disk_room_bytes",
+            "Bytes that messages may still take on the disk, in log and store together",
+            max(self._node.room.measure(), 0),
+        )
+        yield CounterMetricFamily(
+            "contrail_store_reopened",
+            "Times that a failed store was opened again",
+            self._node.healing.reopened,
+        )
+        yield GaugeMetricFamily(
             "contrail_log_time_ahead_seconds",
             "How far the time of new messages is ahead of the wall clock (negative: behind)",
             self._node.clock.distance_ns / NS_PER_S,

@@ -7,7 +7,7 @@ machines at their applied indexes, let the groups replay what the log holds abov
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, Final
 
@@ -23,14 +23,11 @@ from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.accepting import read_accepting
 from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.applier import Applier
-from contrail_storage.node.checkpointer import Checkpointer, DataLostError, by_size
-from contrail_storage.node.compactor import Compactor
+from contrail_storage.node.checkpointer import Checkpointer, DataLostError, when_due
 from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.content_sealing import SealingLog
-from contrail_storage.node.due_messages import DueMessages
 from contrail_storage.node.entries import EntryContext
-from contrail_storage.node.erasing import Eraser, Erasures
-from contrail_storage.node.housekeeper import Housekeeper
+from contrail_storage.node.healing import Healing
 from contrail_storage.node.identity import check_store_is_there, identify
 from contrail_storage.node.loading import load_node, stored_machines, take_anew
 from contrail_storage.node.log_time import LogTime
@@ -41,10 +38,8 @@ from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
 from contrail_storage.node.reader import Reader
 from contrail_storage.node.readiness import problems_of
-from contrail_storage.node.reclaimer import Reclaimer
 from contrail_storage.node.replay import Replayer
 from contrail_storage.node.restore import Restores
-from contrail_storage.node.scrubber import Scrubber
 from contrail_storage.node.shard_logs import ShardLogs
 from contrail_storage.node.shredding import Shredder, stop_without_keys
 from contrail_storage.node.snapshot import Snapshotter
@@ -52,19 +47,20 @@ from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
 from contrail_storage.node.switching import (
     STORE_NAME,
-    discard_unfinished,
     drop_kept_aside,
     finish_switch,
 )
+from contrail_storage.node.upkeep import is_checkpoint_due, room_of, upkeep_of
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
 from contrail_storage.seal.content import ContentOpener
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
 from contrail_storage.seal.subject_keys import SubjectKeys
-from contrail_storage.store.block_codecs import codec_of
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import (
+    RocksStore,
     StoreCorruptError,
     StoreError,
+    StoreFailedError,
     StoreMissingError,
     StoreStalledError,
 )
@@ -74,7 +70,7 @@ from contrail_storage.wal import Files
 from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.folder_lock import FolderLock
 from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
-from contrail_storage.wal.node_log import NodeLog
+from contrail_storage.wal.node_log import LogRottenError, NodeLog
 
 __all__ = ["META_GROUP", "SHARD_GROUP", "NodeOptions", "StorageNode"]
 
@@ -82,7 +78,7 @@ META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
 _LOGGED: Final = (META_GROUP, SHARD_GROUP)
 _TICK_S: Final = 0.05
-_RECOVER_WAIT_S: Final = 0.5
+_FULL: Final = "No space left", "quota exceeded"
 _STOP_GRACE_S: Final = 10.0
 _log = structlog.get_logger("contrail.node")
 
@@ -100,8 +96,8 @@ class StorageNode:
     ) -> None:
         self.identity = identity
         self.publish_timeout_s = options.publish_timeout_s
-        self._keyring = keyring
-        self._options = options
+        self.keyring = keyring
+        self.options = options
         self._files = options.files or Files()
         self._disk = store
         self.memory = MemoryRoom(options.memory_max_bytes)
@@ -109,8 +105,14 @@ class StorageNode:
         self._factory = groups
         self.meta = MetaMachine()
         self.blocks = BlockStore(self._store, page_blocks=options.page_blocks)
-        told = self._written_soon, self._store_failed_soon
-        self.writer = StoreWriter(self._store, StoreStalledError, *told, self._codec_of)
+        self.writer = StoreWriter(
+            self._store,
+            StoreStalledError,
+            self._written_soon,
+            self._store_failed_soon,
+            self._codec_of,
+            self._lost_soon,
+        )
         self.advisories = AdvisoryHub()
         self.applier = Applier(
             self.meta,
@@ -120,7 +122,7 @@ class StorageNode:
             self.advisories,
             options.merge_blocks,
         )
-        self.applier.on_stopped = lambda shard: self._spawn(
+        self.applier.on_stopped = lambda shard: self.spawn(
             take_anew(shard, self.blocks, self._scan, self.until_written)
         )
         self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
@@ -132,7 +134,10 @@ class StorageNode:
         self._lock: FolderLock | None = None
         self.groups: dict[int, Group] = {}
         self._proposers: dict[int, Proposer] = {}
-        self.failure = ""
+        self.healing = Healing(self)
+        self.begun = False
+        """Whether the log takes entries; not yet where the start could not write."""
+        self._defect = ""
         self.fatal: asyncio.Future[str]
         self.timings = NodeTimings()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,7 +169,7 @@ class StorageNode:
             node = read_accepting(
                 options, files, lambda: cls._read(options, groups, files), lambda one: one._parts
             )
-            node._begin_writing()
+            node.healing.try_to_write()
         except BaseException:
             if node is not None:
                 node._disk.close()
@@ -191,17 +196,17 @@ class StorageNode:
 
     @property
     def _parts(self) -> tuple[Store, Keyring | None]:
-        return self._disk, self._keyring
+        return self._disk, self.keyring
 
     def _recover(self, files: Files) -> None:
         load_node(self._scan, self.meta, self.applier, self.blocks)
-        self._checkpointer = Checkpointer(self._disk, files, self._options.data_dir, SHARD_GROUP)
+        self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(
-            self._options.data_dir / LOG_NAME,
+            self.options.data_dir / LOG_NAME,
             files=files,
-            options=self._options.log,
+            options=self.options.log,
             keep_from=self.applier.written_indexes,
-            sealer=self._keyring,
+            sealer=self.keyring,
             begin=False,
         )
         if self.log.recovery.rot is not None:
@@ -210,14 +215,6 @@ class StorageNode:
         self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
         self.subject_keys.load()
         stop_without_keys(self.subject_keys, self.applier.shards.values())
-
-    def _begin_writing(self) -> None:
-        """All that is stored is known to be sound: from here on files are changed."""
-        discard_unfinished(self._options.data_dir)
-        self._disk.begin_writing()
-        self.log.begin_segment()
-        if self._keyring is not None:
-            self._keyring.rotate(self._options.node_keys[0])
 
     def _machines(self) -> dict[int, StreamMachine]:
         return stored_machines(self.applier)
@@ -228,92 +225,66 @@ class StorageNode:
     # Running -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start threads and groups, replay the log, mend half-made streams; then serving."""
+        """Start threads and groups, then `begin`; where nothing can be written, later."""
         self._loop = asyncio.get_running_loop()
         self.fatal = self._loop.create_future()
         self.writer.start()
+        ends: Mapping[int, int] = self.applier.written_indexes
+        if not self.log.is_open:
+            ends = await self.healing.start_reading()
         for group_id in _LOGGED:
-            self.groups[group_id] = self._make_group(group_id)
-        self.clock = clock = LogTime(self.applier.last_entry_ns, self._files, self._options)
+            self.groups[group_id] = self._make_group(group_id, ends.get(group_id, 0))
+        self.clock = clock = LogTime(self.applier.last_entry_ns, self._files, self.options)
         self.meta_log = self._make_proposer(META_GROUP, self.groups[META_GROUP])
         self.shard_log = self._make_proposer(SHARD_GROUP, self.groups[SHARD_GROUP])
         self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
         self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
+        self.room = room_of(self)
+        self.shard_log.check_room = self.room.check
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
         self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, self.reader, shards)
         self.streams = StreamManager(
-            self._options.name,
+            self.options.name,
             self.meta,
             shards,
             self.meta_log,
             self.shard_logs,
             self.reader,
-            encrypts=self._keyring is not None,
+            encrypts=self.keyring is not None,
         )
         self.restores = Restores(self.streams, self.subject_keys)
         self.consumers = ConsumerManager(self.streams, self.shard_logs, self.reader, clock)
-        self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
-        for group in self.groups.values():
-            group.start()
-        self._spawn(self._tick_groups())
-        await self._replay()
-        clock.begin_term(self.applier.last_entry_ns)
-        await clock.keep()
-        self._spawn(clock.follow())
-        self._begin_volatile()
-        await self.streams.mend_all()
-        await self.consumers.mend_all()
         self.shredder = Shredder(
             self.subject_keys, self.streams, shards, self.shard_logs, self.snapshotter
         )
-        await self.shredder.mend()
-        self.scrubber = Scrubber(
-            lambda: [shard for shard in self.streams.shards() if not shard.volatile],
-            self.blocks,
-            self._store,
-            self.reader.opener,
-            bytes_s=self._options.scrub_bytes_s,
-            pause_s=self._options.scrub_pause_s,
-        )
-        due = DueMessages(
-            self.reader, self.shard_logs, self.blocks, self._store.scan, self.until_written
-        )
-        self._housekeeper = Housekeeper(
-            self.streams, self.consumers, self.shard_logs, self.blocks, clock, due
-        )
-        self._spawn(self._housekeeper.run())
-        self.compactor = Compactor(
-            self.streams.shards, self.blocks, self.applier, self._options.room
-        )
-        self.eraser = self._make_eraser()
-        reclaimer = Reclaimer(self._disk)
-        for work in (self.scrubber, self.compactor, self.eraser, self.shredder, reclaimer):
-            self._spawn(work.run())
-        limit = self._options.checkpoint_bytes
-        self._spawn(by_size(lambda: self.log.stats.size_bytes, limit, self.checkpoint))
-        self._ready = True
+        self._upkeep = upkeep = upkeep_of(self, clock, self._store)
+        self.scrubber, self.compactor, self.eraser, self._housekeeper = upkeep[:4]
+        if self.log.is_open:
+            await self.begin()
+        else:
+            self._ready = True
+            self.spawn(self.healing.reopen())
 
-    def _make_eraser(self) -> Eraser:
-        erasures = Erasures(
-            self.identity.node_id,
-            self.meta.erasures,
-            self.streams,
-            self.reader,
-            self.meta_log,
-            self.shard_logs,
-            self._log_time_ns,
-            self.shredder,
-        )
-        return Eraser(
-            erasures,
-            self.applier.shards,
-            self.compactor,
-            self._cut_log,
-            self._disk,
-            self._options.erase,
-        )
+    async def begin(self) -> None:
+        """Lead, with the log replayed and half-made streams mended; then serve. Raises OSError."""
+        self.begun, self._ready = True, False
+        self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
+        for group in self.groups.values():
+            group.start()
+        self.spawn(self._tick_groups())
+        await self._replay()
+        self.clock.begin_term(self.applier.last_entry_ns)
+        await self.clock.keep()
+        self.spawn(self.clock.follow())
+        self._begin_volatile()
+        await self._mend()
+        await self.shredder.mend()
+        for work in (*self._upkeep, self.shredder):
+            self.spawn(work.run())
+        self.spawn(when_due(lambda: is_checkpoint_due(self), self.checkpoint))
+        self._ready = True
 
     async def _replay(self) -> None:
         """Drive the groups without pause until they lead and the log is replayed."""
@@ -346,7 +317,7 @@ class StorageNode:
 
         return commit, lost
 
-    def _make_group(self, group_id: int) -> Group:
+    def _make_group(self, group_id: int, applied_index: int) -> Group:
         commit, lost = self._callbacks(group_id)
 
         def role(leads: bool) -> None:
@@ -356,15 +327,15 @@ class StorageNode:
                 self.consumers.new_term()
             if all(group.is_leader for group in self.groups.values()):
                 self._leading.set()
-                self._tell("domain_leader_elected")
+                self.tell("domain_leader_elected")
                 if self._ready:
-                    self._spawn(self._mend())
+                    self.spawn(self._mend())
 
         return self._factory.make(
             group_id=group_id,
             node_id=self.identity.node_id,
             log=self.log,
-            applied_index=self.applier.written_indexes.get(group_id, 0),
+            applied_index=applied_index,
             on_commit=commit,
             on_role=role,
             on_lost=lost,
@@ -380,7 +351,7 @@ class StorageNode:
                 self.timings.applied(begun, own)
             except Exception as error:
                 _log.exception("entry not applied", group=group_id, index=entry.index)
-                self._fail(f"entry {entry.index} of group {group_id}: {error!r}")
+                self.fail(f"entry {entry.index} of group {group_id}: {error!r}")
         if own is not None:
             if self.fatal.done():
                 own.unknown()
@@ -388,44 +359,39 @@ class StorageNode:
 
     async def _mend(self) -> None:
         """Finish what a failed log left half done; should it fail again, the next term tries."""
-        with suppress(ApiError):
+        with suppress(ApiError, StoreError):
             await self.streams.mend_all()
             await self.consumers.mend_all()
 
     def _make_proposer(self, number: int, group: Group) -> Proposer:
         self._proposers[number] = proposer = Proposer(
             group,
-            self._log_time_ns,
-            self._hash_key,
+            self.log_time_ns,
+            self.applier.hash_key,
             (*self._factory.refusals, NotLeadingError),
             lambda: self.applier.unwritten_bytes,
         )
         return proposer
 
-    def _log_time_ns(self) -> int:
+    def log_time_ns(self) -> int:
+        """Log time that goes into entries now, in nanoseconds."""
         # Entries replayed at the start may be stamped later than the wall clock stands now.
         return max(self.clock.now(), self.applier.last_entry_ns)
 
-    def _hash_key(self, number: int) -> bytes:
-        shard = self.applier.shards.get(number)
-        record = shard.machine.record if shard is not None else None
-        return record.hash_key if record is not None else b""
-
     def _codec_of(self, number: int) -> BlockCodec | None:
-        """What the blocks of a shard are made smaller with; asked by the store's writer."""
-        shard = None if keys.is_volatile(number) else self.applier.shards.get(number)
-        return codec_of(shard.machine.compression) if shard is not None else None
+        return self.applier.codec_of(number)
 
     def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
         """Go over to another node key, the first; False when it is in use already. Blocks.
 
         After an OSError all goes on as before, but a restart may need either of the two keys.
         """
-        if self._keyring is None:
+        if self.keyring is None:
             raise ValueError("the node does not encrypt")
-        return self._keyring.rotate(node_keys[0])
+        return self.keyring.rotate(node_keys[0])
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Have ``work`` done until the node stops; the node fails when it does."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -433,7 +399,7 @@ class StorageNode:
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._fail(f"a background task ended: {task.exception()!r}")
+            self.fail(f"a background task ended: {task.exception()!r}")
 
     async def _tick_groups(self) -> None:
         while True:
@@ -442,32 +408,52 @@ class StorageNode:
                 group.tick()
 
     async def checkpoint(self) -> None:
-        """Flush the store, so that the log below may be dropped."""
+        """Flush the store, so that the log below may be dropped. Raises OSError or StoreError."""
         self.applier.store_pages()
-        arguments = self.log, self._machines(), self._applied, self._until_written
-        await self._checkpointer.run(*arguments)
+        arguments = self.log, self._machines, self._applied, self._until_written
+        with self._heeding_the_store():
+            await self._checkpointer.run(*arguments)
+        self.healing.worked()
 
-    async def _cut_log(self) -> None:
+    async def cut_log(self) -> None:
         """Flush the store, and drop the whole log that stands now, and what was kept aside."""
-        await asyncio.to_thread(drop_kept_aside, self._options.data_dir)
-        arguments = self.log, self._machines(), self._applied, self._until_written
-        await self._checkpointer.cut(*arguments)
+        await asyncio.to_thread(drop_kept_aside, self.options.data_dir)
+        arguments = self.log, self._machines, self._applied, self._until_written
+        with self._heeding_the_store():
+            await self._checkpointer.cut(*arguments)
+
+    @contextmanager
+    def _heeding_the_store(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreFailedError as error:
+            self._store_failed(error)
+            raise
 
     def _applied(self) -> dict[int, int]:
         """Applied indexes of the groups in the log."""
-        return {number: self.groups[number].applied_index for number in _LOGGED}
+        return {number: group.applied_index for number, group in self.logged_groups.items()}
 
     async def until_written(self) -> None:
-        """Wait until the store holds all that is applied now."""
-        await self._until_written({n: group.applied_index for n, group in self.groups.items()})
+        """Wait until the store holds all that is applied now (ApiError when it fails)."""
+        try:
+            await self._until_written({n: group.applied_index for n, group in self.groups.items()})
+        except StoreFailedError as error:
+            raise ApiError(errors.STORAGE_FAILED, str(error), retry_after_s=1) from error
+
+    async def write_noted(self) -> None:
+        """Wait until something was written, or will not be."""
+        self._write_seen.clear()
+        await self._write_seen.wait()
 
     async def _until_written(self, indexes: Mapping[int, int]) -> None:
         self.applier.flush()
         while any(
             self.applier.written_indexes.get(group, 0) < index for group, index in indexes.items()
         ):
-            self._write_seen.clear()
-            await self._write_seen.wait()
+            if self.healing.store_failed:
+                raise StoreFailedError(self.failure)
+            await self.write_noted()
 
     async def stop(self) -> None:
         """Stop cleanly: groups, log, writer; flush, so that the next start has little to replay.
@@ -480,6 +466,7 @@ class StorageNode:
         self.restores.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._until_applied(), _STOP_GRACE_S)
+        self.healing.closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -489,13 +476,20 @@ class StorageNode:
         self.applier.flush()
         await asyncio.to_thread(self.writer.stop)
         await asyncio.sleep(0)
-        if not self.failure:
-            await self.checkpoint()
-            await self.clock.keep()
-        if self._keyring is not None:
-            await asyncio.to_thread(self._keyring.close)
+        unflushed = self.failure
+        if not unflushed:
+            try:
+                await self.checkpoint()
+                await self.clock.keep()
+            except (OSError, StoreError, LogRottenError) as error:
+                unflushed = str(error)
+        if unflushed:  # what was acknowledged is durable in the log
+            _log.warning("stopped without flushing the store", reason=unflushed)
+        if self.keyring is not None:
+            await asyncio.to_thread(self.keyring.close)
         await asyncio.to_thread(self.subject_keys.close)
-        await asyncio.to_thread(self._disk.close)
+        with suppress(StoreError):
+            await asyncio.to_thread(self._disk.close)
         if self._lock is not None:
             self._lock.release()
 
@@ -504,8 +498,7 @@ class StorageNode:
             any(log.queued_bytes for log in self._proposers.values())
             or any(group.outstanding_bytes for group in self.groups.values())
         ):
-            self._write_seen.clear()
-            await self._write_seen.wait()
+            await self.write_noted()
 
     # Failures ------------------------------------------------------------------------------------
 
@@ -516,17 +509,31 @@ class StorageNode:
         self.writer.settle(len(jobs))
         self.applier.written(jobs)
 
+    def _lost_soon(self, jobs: list[Job]) -> None:
+        self._loop.call_soon_threadsafe(self._lost, jobs)
+
+    def _lost(self, jobs: list[Job]) -> None:
+        self.writer.settle(len(jobs))
+        self.applier.lost(jobs)
+
     def _write_noted(self) -> None:
         self._write_seen.set()
         self.shard_log.resume()
         self.volatile_log.resume()
 
     def _store_failed_soon(self, error: Exception) -> None:
-        self._loop.call_soon_threadsafe(self._fail, f"the store failed: {error}")
+        self._loop.call_soon_threadsafe(self._store_failed, error)
 
-    def _fail(self, reason: str) -> None:
+    def _store_failed(self, error: Exception) -> None:
+        self._write_seen.set()
+        if not isinstance(error, (OSError, StoreFailedError)):
+            self.fail(f"the store failed: {error!r}")
+            return
+        self.healing.fail_store(error)
+
+    def fail(self, reason: str) -> None:
         """Fail-stop: refuse everything and ask the owner to end the process."""
-        self.failure = self.failure or reason
+        self._defect = self._defect or reason
         self._ready = False
         self._write_seen.set()
         if not self.fatal.done():
@@ -540,39 +547,33 @@ class StorageNode:
         self.volatile_log.fail_all()
 
     def _log_failed(self, error: Exception) -> None:
-        # What was not yet durable has an unknown outcome; the log goes on in a new segment as
-        # soon as the disk takes one.
-        self.failure = f"the log failed: {error}"
+        self.healing.log_failed(error)
         self._write_seen.set()
-        _log.error("log failed", error=str(error))
-        if self.disk_full:
-            self._tell("server_out_of_space")
-        for group in self.groups.values():
-            group.handle_log_failure()
-        self._spawn(self._recover_log())
 
-    async def _recover_log(self) -> None:
-        while True:
-            try:
-                await asyncio.to_thread(self.log.recover)
-            except OSError as error:
-                _log.warning("log not recovered yet", error=str(error))
-                await asyncio.sleep(_RECOVER_WAIT_S)
-            else:
-                break
-        self.failure = ""
-        for group in self.groups.values():
-            group.handle_log_recovered()
-        _log.info("log recovered")
+    def tell(self, kind: AdvisoryType) -> None:
+        """Advise of what happened to the node."""
+        advisory = Advisory(type=kind, server=self.options.name)
+        self.advisories.tell([advisory], self.log_time_ns())
 
-    def _tell(self, kind: AdvisoryType) -> None:
-        advisory = Advisory(type=kind, server=self._options.name)
-        self.advisories.tell([advisory], self._log_time_ns())
+    @property
+    def failure(self) -> str:
+        """Why no writes are taken; empty when they are."""
+        return self._defect or self.healing.failure
 
     @property
     def disk_full(self) -> bool:
         """Whether no writes are taken because the disk is full."""
-        return "No space left" in self.failure
+        return any(text in self.failure for text in _FULL)
+
+    @property
+    def raw_store(self) -> RocksStore:
+        """The store on the disk, below what seals its values."""
+        return self._disk.below if isinstance(self._disk, SealedStore) else self._disk
+
+    @property
+    def logged_groups(self) -> dict[int, Group]:
+        """The groups whose entries are in the log."""
+        return {number: self.groups[number] for number in _LOGGED}
 
     def check_serving(self, *, volatile: bool = False) -> None:
         """Raise ApiError while the node takes no writes; those of shards in memory need no log."""
@@ -581,8 +582,7 @@ class StorageNode:
             spec = errors.STORAGE_FULL if self.disk_full else errors.STORAGE_FAILED
             if not self.failure:
                 spec = errors.NOT_READY
-            reason = self.failure or self.clock.doubt
-            raise ApiError(spec, reason, retry_after_s=1, applied=False)
+            raise ApiError(spec, self.failure or self.clock.doubt, retry_after_s=1, applied=False)
 
     def readiness(self) -> dict[str, str]:
         """What is not ready, and why; empty when everything is."""

@@ -75,10 +75,14 @@ class Reader:
                 return block
             try:
                 if of_seq is not None:
-                    return await self._points.block(number, base_seq)
-                bases = directory.run_from(position, _RUN_BLOCKS, _RUN_BYTES)
-                times = directory.last_times_ns(bases)
-                return await asyncio.to_thread(self._blocks.load_run, number, bases, times)
+                    block = await self._points.block(number, base_seq)
+                else:
+                    bases = directory.run_from(position, _RUN_BLOCKS, _RUN_BYTES)
+                    times = directory.last_times_ns(bases)
+                    block = await asyncio.to_thread(self._blocks.load_run, number, bases, times)
+                if self._blocks.directories.get(number) in (directory, None):
+                    return block
+                # The store was opened again: what stands there may be other blocks.
             except BlockMissingError:
                 continue  # merged or trimmed while we asked: look again
             except (BlockCorruptError, StoreCorruptError) as error:

@@ -1,6 +1,7 @@
 """Room of values that the store keeps apart from its tables and that nothing needs any more."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import structlog
@@ -8,6 +9,7 @@ import structlog
 from contrail_storage.store.rocks_store import StoreClosedError, StoreError
 
 _PAUSE_S: Final = 60.0
+_SHORT_PAUSE_S: Final = 2.0
 _BYTES_S: Final = 16 << 20
 _log = structlog.get_logger("contrail.reclaim")
 
@@ -15,7 +17,7 @@ _log = structlog.get_logger("contrail.reclaim")
 class ReclaimableStore(Protocol):
     """What is needed of the store."""
 
-    def reclaim(self) -> int:
+    def reclaim(self, *, pressing: bool = False) -> int:
         """Write a few files anew of which most is not needed any more; answers their bytes."""
         ...
 
@@ -27,18 +29,31 @@ class Reclaimer:
     which streams that keep their messages stand beside streams that do not.
     """
 
-    def __init__(self, store: ReclaimableStore, pause_s: float = _PAUSE_S) -> None:
+    def __init__(
+        self,
+        store: ReclaimableStore,
+        pause_s: float = _PAUSE_S,
+        is_short: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``is_short`` tells whether the disk is so full that messages are refused."""
         self.reclaimed_bytes = 0
+        self._is_short = is_short
         self._store = store
         self._pause_s = pause_s
 
     async def run(self) -> None:
         """Reclaim until cancelled, at no more than 16 MiB/s."""
-        size = 0
+        size, rested_s = 0, 0.0
         while True:
-            await asyncio.sleep(size / _BYTES_S if size else self._pause_s)
+            pause_s = size / _BYTES_S if size else min(self._pause_s, _SHORT_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            rested_s += pause_s
+            short = self._is_short()
+            if not (size or short or rested_s >= self._pause_s):
+                continue
+            rested_s = 0.0
             try:
-                size = await asyncio.to_thread(self._store.reclaim)
+                size = await asyncio.to_thread(self._store.reclaim, pressing=short)
             except StoreClosedError:
                 return
             except StoreError as error:

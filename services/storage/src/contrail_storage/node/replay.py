@@ -296,6 +296,7 @@ class _Scan:
         self.number = shard.machine.shard
         self._high = high
         self._shard = shard
+        self._machine = shard.machine
         self._directory = directory
         self._bounds = _bounds_of(request)
         self._clamp = request.clamp
@@ -344,6 +345,10 @@ class _Scan:
         machine = self._shard.machine
         if not machine.exists:
             raise ApiError(errors.STREAM_NOT_FOUND)
+        if machine is not self._machine:
+            # The same messages may lie in other blocks now. Like any body that is cut it lacks its
+            # end mark.
+            raise ApiError(errors.STORAGE_FAILED, "the store was opened again", retry_after_s=1)
         if seq < machine.counters.first_seq and not self._clamp:
             # Retention overtook the reader. The body ends without its end mark, so nobody takes it
             # for whole; asking again from here answers 410.

@@ -8,6 +8,7 @@ whatever point it was flushed, is the exact state at its applied index.
 """
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -26,6 +27,7 @@ from contrail_storage.store.directory_pages import PageRange, page_rows
 _BATCH_BYTES: Final = 4 << 20
 _NOW_BYTES_MAX: Final = 32 << 10
 _STALL_WAIT_S: Final = 0.005
+_STOP_GRACE_S: Final = 10.0
 _log = structlog.get_logger("contrail.store")
 
 
@@ -80,6 +82,8 @@ class RewriteJob:
     gone: GoneBlock
     blocks: list[tuple[Block, BlockSpan]]
     written: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is in the store, or never will be (``lost``)."""
+    lost: bool = False
 
     @property
     def bytes(self) -> int:
@@ -118,17 +122,26 @@ class StoreWriter:
         on_written: Callable[[list[Job]], None],
         on_failure: Callable[[Exception], None],
         codec_of: Callable[[int], BlockCodec | None] = lambda shard: None,
+        on_lost: Callable[[list[Job]], None] = lambda jobs: None,
     ) -> None:
-        """``codec_of`` a shard is what its blocks are made smaller with; asked from any thread."""
+        """``codec_of`` a shard is what its blocks are made smaller with; asked from any thread.
+
+        After ``on_failure`` only jobs of shards in memory are written, until :meth:`go_on`; the
+        others go to ``on_lost``.
+        """
         self._store = store
         self._codec_of = codec_of
         self._stalled = stalled
         self._on_written = on_written
         self._on_failure = on_failure
+        self._on_lost = on_lost
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
-        self._failed = False
-        self._waiting = 0
+        self.failed = False
+        """Whether a write failed: what is in memory is ahead of the store."""
+        self.submitted = self.settled = 0
+        """Jobs ever queued, and those of them that came back to the thread that submits."""
+        self._stall_until = math.inf
         self.batches = 0
         self.seconds = 0.0
         self.stalls = 0
@@ -139,16 +152,20 @@ class StoreWriter:
 
     def submit(self, job: Job) -> None:
         """Queue a job; jobs are written in the order they come."""
-        self._waiting += 1
+        self.submitted += 1
         self._jobs.put(job)
 
     def settle(self, jobs: int) -> None:
-        """Queued jobs were reported as written to the thread that submits."""
-        self._waiting -= jobs
+        """Queued jobs were reported as written or lost to the thread that submits."""
+        self.settled += jobs
+
+    def go_on(self) -> None:
+        """The store works again, and holds what was lost. Nothing of before may be queued."""
+        self.failed = False
 
     def write_now(self, jobs: Sequence[Job]) -> bool:
         """Write small jobs in the calling thread if none is queued; False when they are to be."""
-        if self._waiting or self._failed or sum(map(_size, jobs)) > _NOW_BYTES_MAX:
+        if self.submitted != self.settled or self.failed or sum(map(_size, jobs)) > _NOW_BYTES_MAX:
             return False
         started = time.perf_counter()
         try:
@@ -163,7 +180,8 @@ class StoreWriter:
         return True
 
     def stop(self) -> None:
-        """Write what is queued, then end the thread."""
+        """Write what is queued, then end the thread; a store that stalls has a few seconds left."""
+        self._stall_until = time.monotonic() + _STOP_GRACE_S
         self._jobs.put(None)
         self._thread.join()
 
@@ -171,7 +189,10 @@ class StoreWriter:
         running = True
         while running:
             jobs, running = self._drain()
-            if not jobs or self._failed:
+            if not jobs:
+                continue
+            if self.failed:
+                self._spare(jobs)
                 continue
             started = time.perf_counter()
             try:
@@ -179,15 +200,25 @@ class StoreWriter:
                     self._write(self._operations(part))
             except Exception as error:
                 self._fail(error)
+                self._spare(jobs)
                 continue
             self._note(started)
             self._on_written(jobs)
 
     def _fail(self, error: Exception) -> None:
-        # Fail-stop: what is in memory is ahead of the store, only a restart mends that.
-        self._failed = True
+        self.failed = True
         _log.critical("store write failed", error=str(error))
         self._on_failure(error)
+
+    def _spare(self, jobs: Sequence[Job]) -> None:
+        """The store has failed: write what is of shards in memory alone."""
+        spared = [job for job in jobs if _is_volatile(job)]
+        if spared:
+            self._write(self._operations(spared))
+            self._on_written(spared)
+        lost = [job for job in jobs if not _is_volatile(job)]
+        if lost:
+            self._on_lost(lost)
 
     def _note(self, started: float) -> None:
         self.batches += 1
@@ -215,6 +246,8 @@ class StoreWriter:
             except self._stalled:
                 # The store asks for patience; nothing was written, the same batch goes again.
                 self.stalls += 1
+                if time.monotonic() > self._stall_until:
+                    raise
                 time.sleep(_STALL_WAIT_S)
             else:
                 return
@@ -263,6 +296,10 @@ class StoreWriter:
             for kind in (keys.BLOCK_PAGE, keys.BLOCK_INDEX)
         )
         return page_rows(job.shard, job.range, pages, rows)
+
+
+def _is_volatile(job: Job) -> bool:
+    return keys.is_volatile(job.group if isinstance(job, WriteJob) else job.shard)
 
 
 def _size(job: Job) -> int:

@@ -47,6 +47,7 @@ _PURGED_SUBJECTS: Final = 256
 _EVERYTHING: Final = 1 << 62
 _RENEWED_TOGETHER: Final = 256
 HASH_KEY_BYTES: Final = 32
+_UNMADE: Final = "a stream in memory is made anew once the disk takes what is written"
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -109,6 +110,8 @@ class StreamManager:
         """What meta knows of the listed stream ``name`` (STREAM_NOT_FOUND)."""
         entry = self._meta.streams.get(name)
         if entry is None or not self._is_there(entry):
+            if entry is not None and entry.stage == "listed" and entry.shard not in self._shards:
+                raise ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
             raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
         return entry
 

@@ -84,6 +84,17 @@ class WriteBehind:
         run.jobs[-1].blocks.append((number, merge.merged, merge.span))
 
 
+class ReplayBehind(WriteBehind):
+    """The same while a log is read back in a thread of its own, where no timer is needed."""
+
+    def put(self, job: WriteJob) -> None:
+        """Take the job of the next entry."""
+        self._held.append(job)
+        self._bytes += job.bytes
+        if self._bytes >= HOLD_BYTES_MAX:
+            self.flush()
+
+
 class _Run:
     """Adjoining blocks of a shard that fit into one, and the jobs that were to write them."""
 

@@ -343,6 +343,20 @@ class BlockStore:
             del self._unwritten[shard, part.base_seq]
         self._unwritten[shard, joined.base_seq] = joined
 
+    def take_over(self, fresh: "BlockStore", keeps: Callable[[int], bool]) -> None:
+        """Show what ``fresh`` does in the place of all shards but those that it ``keeps``.
+
+        The same messages may lie in other blocks there.
+        """
+        with self._lock:
+            self._discards += 1
+            for key in [key for key in self._cache if not keeps(key[0])]:
+                self._cache_bytes -= self._cache.pop(key)[1]
+        kept = {key: block for key, block in self._unwritten.items() if keeps(key[0])}
+        self._unwritten = kept | fresh._unwritten
+        directories = {number: one for number, one in self.directories.items() if keeps(number)}
+        self.directories = directories | fresh.directories
+
     def discard(self, shard: int, base_seq: int) -> None:
         """The block goes, or another one comes in its place: what was read of it is void."""
         with self._lock:

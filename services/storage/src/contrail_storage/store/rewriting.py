@@ -23,6 +23,8 @@ _SPANS_MAX: Final = 32
 _SHARD_BYTES: Final = 5
 """Keys begin with their kind and the number of their shard."""
 _RECLAIMED_TOGETHER: Final = 4
+_PRESSING_PART: Final = 8
+"""Where room is short a file is written anew for this part of it."""
 _SMALL_BYTES: Final = 4 << 20
 _JOINED_TOGETHER: Final = 64
 _RUNNING: Final = "rocksdb.num-running-compactions"
@@ -91,6 +93,23 @@ class Rewriter:
         chosen = mostly_garbage[:_RECLAIMED_TOGETHER]
         if not chosen and len(small) >= _JOINED_TOGETHER:
             chosen = small[:_JOINED_TOGETHER]
+        self._vacate(chosen)
+        return sum(one.size for one in chosen)
+
+    def press(self, free_bytes: int) -> int:
+        """Write the one file anew that gives back most, if the rest of it fits; answers its bytes.
+
+        What was deleted leaves the tables first, where they fit, so that the store knows of it.
+        """
+        if sum(one["size"] for one in self._database.live_files()) < free_bytes:
+            self._compact(b"", b"\xff" * 32)
+        files = [
+            one
+            for one in self._blob_files()
+            if _PRESSING_PART * one.garbage_bytes > one.record_bytes
+            and one.record_bytes - one.garbage_bytes < free_bytes
+        ]
+        chosen = sorted(files, key=lambda one: one.garbage_bytes)[-1:]
         self._vacate(chosen)
         return sum(one.size for one in chosen)
 

@@ -11,19 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self, TypeVar
 
 from rocksdict import (
-    AccessType,
-    BlockBasedOptions,
     BottommostLevelCompaction,
-    Cache,
     CompactOptions,
     DbClosedError,
-    DBCompressionType,
-    Options,
     Rdict,
     RdictIter,
     ReadOptions,
@@ -32,7 +26,15 @@ from rocksdict import (
 )
 
 from contrail_storage.store.blob_files import SUFFIX as BLOB_SUFFIX
-from contrail_storage.store.rewriting import Rewriter, blob_files_of
+from contrail_storage.store.opening import (
+    MIB,
+    ReadingFolder,
+    StoreOptions,
+    passing_by,
+    rocks_options,
+    whole,
+)
+from contrail_storage.store.rewriting import Rewriter
 from contrail_storage.store.store_errors import (
     StoreClosedError,
     StoreCorruptError,
@@ -67,17 +69,16 @@ Operation = (
 )
 Value = TypeVar("Value")
 
-MIB: Final = 1 << 20
 _SCAN_ROWS: Final = 256
 _SCAN_BYTES: Final = 4 * MIB
 _WAIT_STEP_S: Final = 0.01
 _MOVED_TOGETHER: Final = 8
-_FAMILY: Final = "default"
 _LASTING_SUFFIXES: Final = (".sst", BLOB_SUFFIX)
 _LASTING: Final = tuple(f"*{suffix}" for suffix in _LASTING_SUFFIXES)
 _CURRENT: Final = "CURRENT"
 _MISSING_PREFIX: Final = "IO error: No such file"
 _STALL_PREFIX: Final = "Result incomplete:"
+_REOPENING: Final = "the store failed and is being opened again"
 _PROPERTIES: Final = {
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
     "sst_bytes": "rocksdb.total-sst-files-size",
@@ -93,27 +94,14 @@ _PROPERTIES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """Bounds of memory, files and background work; the size from which values stand apart."""
-
-    write_buffer_bytes: int = 64 * MIB
-    write_buffers: int = 4
-    block_cache_bytes: int = 64 * MIB
-    target_file_bytes: int = 64 * MIB
-    max_open_files: int = 512
-    background_jobs: int = 2
-    apart_bytes_min: int = 32 << 10
-
-
 class RocksStore:
     """Ordered bytes to bytes. All methods may be called from any thread."""
 
     def __init__(self, database: Rdict) -> None:
         self._database: Rdict | None = database
-        self._passing_by: Rdict | None = _passing_by(database)
-        self._unverified: Rdict | None = _passing_by(database, verified=False)
-        self._reading: tuple[Path, StoreOptions] | None = None
+        self._passing_by: Rdict | None = passing_by(database)
+        self._unverified: Rdict | None = passing_by(database, verified=False)
+        self._reading: tuple[Path, StoreOptions, ReadingFolder] | None = None
         self._write_options = WriteOptions()
         # The published stub calls this a method; it is a property.
         setattr(self._write_options, "disable_wal", True)  # noqa: B010
@@ -123,6 +111,7 @@ class RocksStore:
         self._gate = threading.Condition()
         self._users = 0
         self._closing = False
+        self._suspended = False
         self._scans: set[_Scan] = set()
 
     @classmethod
@@ -136,7 +125,7 @@ class RocksStore:
         except OSError as error:
             raise StoreFailedError(str(error)) from error
         with _own_errors():
-            return cls(_whole(Rdict(str(path), _options(options or StoreOptions()), {})))
+            return cls(whole(Rdict(str(path), rocks_options(options or StoreOptions()), {})))
 
     @classmethod
     def open_reading(
@@ -153,23 +142,69 @@ class RocksStore:
                 raise StoreCorruptError(f"{path.name} has tables and no {_CURRENT}")
             return cls.open(path, options)
         with _own_errors():
-            database = Rdict(str(path), _options(options), {}, access_type=AccessType.read_only())
-            store = cls(database if with_gaps else _whole(database))
-        store._reading = path, options
+            folder = ReadingFolder(path, options)
+            store = cls(folder.database if with_gaps else whole(folder.database))
+        store._reading = path, options, folder
         return store
 
     def begin_writing(self) -> None:
-        """Take the lock and go on as :meth:`open` does; for the one thread that knows the store."""
+        """Take the lock and go on as :meth:`open` does; for the one thread that knows the store.
+
+        Errors as those of `open`; the store is open for reading still, then.
+        """
+        if self._reading is None:
+            return
+        path, options, folder = self._reading
+        with _own_errors():
+            assert self._database is not None
+            self._passing_by = self._unverified = None
+            self._database.close()
+            folder.remove()
+            try:
+                self._use(Rdict(str(path), rocks_options(options), {}))
+            except BaseException:
+                folder = ReadingFolder(path, options)
+                self._reading = path, options, folder
+                self._use(folder.database)
+                raise
+        self._reading = None
+
+    def _use(self, database: Rdict) -> None:
+        self._database = database
+        self._passing_by = passing_by(database)
+        self._unverified = passing_by(database, verified=False)
+
+    def suspend(self) -> None:
+        """Close the store that does not work any more; `take_over` is to follow. May be repeated.
+
+        Until then every call raises StoreFailedError, and open scans are cut.
+        """
+        with self._gate:
+            self._suspended = True
+            self._gate.wait_for(lambda: self._users == 0)
+            database, self._database = self._database, None
+            self._passing_by = self._unverified = None
+            for scan in self._scans:
+                scan.cut, scan.rows = True, None
+            self._scans.clear()
+        if database is not None:
+            with suppress(Exception):  # what cannot be written any more was given up
+                database.close()
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
         reading, self._reading = self._reading, None
         if reading is not None:
-            with _own_errors():
-                assert self._database is not None
-                self._passing_by = self._unverified = None
-                self._database.close()
-                path, options = reading
-                self._database = Rdict(str(path), _options(options), {})
-                self._passing_by = _passing_by(self._database)
-                self._unverified = _passing_by(self._database, verified=False)
+            reading[2].remove()
+
+    def take_over(self, other: "RocksStore") -> None:
+        """Go on, after `suspend`, with what ``other`` has open, which nobody else uses."""
+        with self._gate:
+            self._database, other._database = other._database, None
+            self._passing_by, other._passing_by = other._passing_by, None
+            self._unverified, other._unverified = other._unverified, None
+            self._reading, other._reading = other._reading, None
+            self._suspended = False
 
     @staticmethod
     def clone(path: Path, target: Path) -> None:
@@ -196,7 +231,7 @@ class RocksStore:
         the store is opened for writing. Raises StoreError.
         """
         with _own_errors():
-            Rdict.repair(str(path), _options(StoreOptions()))
+            Rdict.repair(str(path), rocks_options(StoreOptions()))
 
     def write(self, operations: Sequence[Operation]) -> None:
         """Write all operations, in order, as one atomic batch.
@@ -296,17 +331,22 @@ class RocksStore:
             self._wait_for_scans(patience_s)
             rewriter.wait_for_removals()
 
-    def reclaim(self) -> int:
+    def reclaim(self, *, pressing: bool = False) -> int:
         """Write a few files anew of which most is not needed, or that are many and small.
 
-        Answers their bytes. Nothing is done while `rewrite` is under way. Blocks; errors as those
-        of `rewrite`.
+        Answers their bytes. When it is ``pressing`` what was deleted leaves the tables first, so
+        that it shows, and one file is written at a time. Nothing is done while `rewrite` is under
+        way. Blocks; errors as those of `rewrite`.
         """
         if not self._rewriting.acquire(blocking=False):
             return 0
         try:
             with self._using() as database:
-                return self._rewriter(database).reclaim()
+                rewriter = self._rewriter(database)
+                if not pressing:
+                    return rewriter.reclaim()
+                status = os.statvfs(database.path())
+                return rewriter.press(status.f_bavail * status.f_frsize // 2)
         finally:
             self._rewriting.release()
 
@@ -346,6 +386,8 @@ class RocksStore:
     def _check_open(self) -> None:
         if self._closing:
             raise StoreClosedError("the store is being closed")
+        if self._suspended:
+            raise StoreFailedError(_REOPENING)
 
     def _wait_for_scans(self, patience_s: float) -> None:
         with self._gate:
@@ -359,6 +401,15 @@ class RocksStore:
         for scan in scans:
             scan.cut = True
             scan.rows = None
+
+    def owed_bytes(self, compaction_max: int) -> int:
+        """Bytes that are still to be flushed, and at most ``compaction_max`` to be compacted."""
+        with self._using() as database:
+            unflushed, compaction = (
+                database.property_int_value(_PROPERTIES[name]) or 0
+                for name in ("memtable_bytes", "pending_compaction_bytes")
+            )
+        return unflushed + min(compaction, compaction_max)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -382,6 +433,7 @@ class RocksStore:
         if database is not None:
             with _own_errors():
                 database.close()
+        self._stop_reading()
 
     def _scan(
         self, start: bytes, stop: bytes, read: Callable[[RdictIter], Value]
@@ -435,6 +487,8 @@ class RocksStore:
     def _using(self) -> Iterator[Rdict]:
         with self._gate:
             database = self._database
+            if self._suspended and not self._closing:
+                raise StoreFailedError(_REOPENING)
             if self._closing or database is None:
                 raise StoreClosedError("the store is closed")
             self._users += 1
@@ -476,69 +530,6 @@ class StoreView:
         self._store.seek(self._scan, start)
         while chunk := self._store.rows_below(self._scan, stop):
             yield from chunk
-
-
-def _whole(database: Rdict) -> Rdict:
-    """The database, once its files of values are found there and complete.
-
-    RocksDB looks at its tables when it opens, and at these when it reads them.
-    """
-    folder = Path(database.path())
-    try:
-        for file in blob_files_of(database):
-            size = (folder / file.name).stat().st_size
-            if size != file.size:
-                raise StoreCorruptError(f"{file.name} has {size} bytes instead of {file.size}")
-    except FileNotFoundError as error:
-        database.close()
-        raise StoreMissingError(str(error)) from error
-    except StoreCorruptError:
-        database.close()
-        raise
-    return database
-
-
-def _passing_by(database: Rdict, *, verified: bool = True) -> Rdict:
-    """A handle whose reads pass by the cache, and maybe the checksums; it keeps the store open.
-
-    Options of single reads are not heeded where several keys are read.
-    """
-    handle = database.get_column_family(_FAMILY)
-    options = ReadOptions()
-    options.fill_cache(False)  # type: ignore[call-arg]  # the stub lacks the argument
-    # Those of values apart are computed without the processor's help in the builds that we use.
-    options.set_verify_checksums(verified)
-    handle.set_read_options(options)
-    return handle
-
-
-def _options(options: StoreOptions) -> Options:
-    cache = Cache(options.block_cache_bytes)
-    table = BlockBasedOptions()
-    table.set_block_cache(cache)
-    table.set_block_size(16 * 1024)
-    table.set_bloom_filter(10, False)
-    table.set_cache_index_and_filter_blocks(True)
-    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-    rocks = Options(raw_mode=True)
-    rocks.create_if_missing(True)
-    rocks.set_block_based_table_factory(table)
-    rocks.set_paranoid_checks(True)
-    rocks.set_write_buffer_size(options.write_buffer_bytes)
-    rocks.set_max_write_buffer_number(options.write_buffers)
-    rocks.set_target_file_size_base(options.target_file_bytes)
-    rocks.set_level_compaction_dynamic_level_bytes(True)
-    rocks.set_max_background_jobs(options.background_jobs)
-    rocks.set_max_open_files(options.max_open_files)
-    rocks.set_bytes_per_sync(MIB)
-    rocks.set_keep_log_file_num(2)
-    rocks.set_max_log_file_size(4 * MIB)
-    # Written once by a flush, and by no compaction: those move what names them.
-    rocks.set_enable_blob_files(True)
-    rocks.set_min_blob_size(options.apart_bytes_min)
-    # Blocks come compressed, or encrypted and incompressible, from above.
-    rocks.set_compression_type(DBCompressionType.none())
-    return rocks
 
 
 def _sync(path: Path) -> None:

@@ -86,9 +86,9 @@ class SealedStore:
         """Write the files of ``ranges`` anew, with what is current in them alone."""
         self._store.rewrite(ranges, patience_s)
 
-    def reclaim(self) -> int:
+    def reclaim(self, *, pressing: bool = False) -> int:
         """Write a few files anew of which most is not needed any more; answers their bytes."""
-        return self._store.reclaim()
+        return self._store.reclaim(pressing=pressing)
 
     @property
     def stats(self) -> dict[str, int]:

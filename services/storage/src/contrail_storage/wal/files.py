@@ -81,15 +81,6 @@ class Files:
         """Return the names in a directory, sorted."""
         return sorted(os.listdir(directory))
 
-    def truncate(self, path: Path, size: int) -> None:
-        """Cut a file to `size` bytes and sync all of what is left."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.ftruncate(descriptor, size)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     def rename(self, source: Path, target: Path) -> None:
         """Give `source` the name `target`, replacing a file of that name."""
         os.replace(source, target)

@@ -9,16 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.files import AppendHandle, Files
 from contrail_storage.wal.log_options import LogOptions, LogStats
+from contrail_storage.wal.log_state import LogBatch, LogGroup, Mark, OnDurable
 from contrail_storage.wal.newest import missing_newest, note_newest
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
 from contrail_storage.wal.segments import Segment, list_segments, new_segment
@@ -26,8 +26,6 @@ from contrail_storage.wal.segments import Segment, list_segments, new_segment
 _MAX_SEGMENTS: Final = 64
 _JOIN_TIMEOUT_S: Final = 30.0
 _APART_BYTES: Final = 16 << 10
-
-OnDurable = Callable[[int, int], None]
 
 
 class LogFailedError(OSError):
@@ -40,42 +38,6 @@ class LogFullError(Exception):
 
 class LogRottenError(Exception):
     """Batches that were durable once cannot be read; the log does not go on behind them."""
-
-
-class _Mark(NamedTuple):
-    """Where a group's log stands after its first `position` records."""
-
-    position: int
-    last_index: int
-    last_term: int
-    term: int
-    voted_for: str | None
-
-
-_NOTHING: Final = _Mark(0, 0, 0, 0, None)
-
-
-@dataclass(slots=True)
-class _Group:
-    position: int = 0
-    last_index: int = 0
-    last_term: int = 0
-    term: int = 0
-    voted_for: str | None = None
-    durable: _Mark = _NOTHING
-    on_durable: OnDurable | None = None
-
-    def mark(self) -> _Mark:
-        return _Mark(self.position, self.last_index, self.last_term, self.term, self.voted_for)
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Records on their way to the disk; `highest` holds the top entry index of each group."""
-
-    parts: list[bytes] = field(default_factory=list)
-    highest: dict[int, int] = field(default_factory=dict)
-    size: int = 0
 
 
 class NodeLog:
@@ -101,16 +63,16 @@ class NodeLog:
         self._options = options
         self._segments = segments
         self._sealer = sealer
-        self._end = 0
+        self._doubtful: tuple[Segment, bytes] | None = None
         self._next_batch = 1
         self._next_segment = segments[-1].number + 1 if segments else 1
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, LogGroup] = {}
         self._handle: AppendHandle | None = None
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
         self._retention = threading.Lock()
-        self._waiting = _Batch()
+        self._waiting = LogBatch()
         self._in_flight_bytes = 0
         self._needs_successor = False
         self._failure: Exception | None = None
@@ -152,20 +114,45 @@ class NodeLog:
         return log
 
     def _take_over(self, found: Replayed) -> None:
-        self.recovery, self._end = found.recovery, found.end
+        self.recovery = found.recovery
+        if self._segments:
+            self._doubtful = self._segments[-1], found.sound
         self._next_batch = found.next_batch
+        self._count_segments()
         for number, held in found.recovery.groups.items():
-            mark = _Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
-            self._groups[number] = _Group(0, *mark[1:], durable=mark)
+            mark = Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
+            self._groups[number] = LogGroup(0, *mark[1:], durable=mark)
 
     def begin_segment(self) -> None:
-        """Cut a torn tail, the first change of the files, and go on in a new segment."""
-        if self._segments:
-            last = self._segments[-1]
-            # Also syncs what a killed process wrote and nobody synced, before it counts.
-            self._files.truncate(self._directory / last.name, self._end)
-            last.size = self._end
+        """Write the last segment again, without a torn tail, and go on in a new one.
+
+        This is the first change of the files. Raises OSError; it may be called again then.
+        """
+        if self._doubtful is not None:
+            self._write_again(*self._doubtful)
+            self._doubtful = None
         self._open_segment()
+
+    def _write_again(self, segment: Segment, sound: bytes) -> None:
+        """Replace the last segment by a synced copy of what was read from it.
+
+        A killed process may have left bytes there that it never synced, or whose sync failed. After
+        a failed sync the kernel counts the pages as written, and the next sync of that file answers
+        that all is well. Only bytes written anew can be synced and relied upon.
+        """
+        path = self._directory / segment.name
+        copy = path.with_name(f"{segment.name}.new")
+        with suppress(FileNotFoundError):
+            self._files.unlink(copy)
+        handle = self._files.create(copy)
+        try:
+            handle.write([sound])
+            handle.sync()
+        finally:
+            handle.close()
+        self._files.rename(copy, path)
+        self._files.sync_directory(self._directory)
+        segment.size = len(sound)
 
     def attach(self, group: int, on_durable: OnDurable) -> RecoveredGroup:
         """Return what the log held for a group, once; from then on report its durable records.
@@ -179,7 +166,7 @@ class NodeLog:
                 raise LogFailedError(f"the log takes nothing: {self._failure}")
             state = self._groups.get(group)
             if state is None:
-                state = self._groups[group] = _Group()
+                state = self._groups[group] = LogGroup()
                 self._enqueue(group, state, codec.mark_record(RecordKind.BASE, group, 0, 0))
             if state.on_durable is not None:
                 raise ValueError(f"group {group} is attached already")
@@ -207,6 +194,11 @@ class NodeLog:
             raise LogRottenError(str(self.recovery.rot))
         self._call_soon, self._on_failure = call_soon, on_failure
         self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a segment to write to."""
+        return self._handle is not None
 
     @property
     def failed(self) -> bool:
@@ -268,21 +260,21 @@ class NodeLog:
             record = codec.mark_record(RecordKind.BASE, group, index, term)
             return self._enqueue(group, state, record)
 
-    def _writable(self, group: int) -> _Group:
+    def _writable(self, group: int) -> LogGroup:
         if self._refusing or self._closing:
             raise LogFailedError(f"the log takes nothing: {self._failure or 'closed'}")
         return self._groups[group]
 
-    def _enqueue(self, group: int, state: _Group, record: bytes) -> int:
+    def _enqueue(self, group: int, state: LogGroup, record: bytes) -> int:
         self._waiting.parts.append(record)
         self._waiting.size += len(record)
         self._waiting.highest.setdefault(group, 0)
         return self._advance(state)
 
-    def _advance(self, state: _Group) -> int:
+    def _advance(self, state: LogGroup) -> int:
         if self._failure is not None:
             # Not yet reported: lost like everything that waited when the write failed.
-            self._waiting = _Batch()
+            self._waiting = LogBatch()
         state.position += 1
         self._work.notify()
         return state.position
@@ -294,24 +286,24 @@ class NodeLog:
             except Exception as error:
                 self._fail(error)
 
-    def _next_batch_to_write(self) -> tuple[_Batch, dict[int, _Mark]] | None:
+    def _next_batch_to_write(self) -> tuple[LogBatch, dict[int, Mark]] | None:
         with self._lock:
             while True:
                 if (self._waiting.parts or self._must_leave()) and self._failure is None:
                     return self._take_waiting()
                 lonely = self._needs_successor and self._failure is None
                 if self._closing:
-                    return (_Batch(), {}) if lonely else None
+                    return (LogBatch(), {}) if lonely else None
                 signalled = self._work.wait(self._options.idle_s if lonely else None)
                 if lonely and not signalled and not self._waiting.parts:
-                    return _Batch(), {}
+                    return LogBatch(), {}
 
-    def _take_waiting(self) -> tuple[_Batch, dict[int, _Mark]]:
-        batch, self._waiting = self._waiting, _Batch()
+    def _take_waiting(self) -> tuple[LogBatch, dict[int, Mark]]:
+        batch, self._waiting = self._waiting, LogBatch()
         self._in_flight_bytes = batch.size
         return batch, {group: self._groups[group].mark() for group in batch.highest}
 
-    def _write(self, batch: _Batch, marks: dict[int, _Mark]) -> None:
+    def _write(self, batch: LogBatch, marks: dict[int, Mark]) -> None:
         """Write one batch and sync it (the log's own thread), then report what is durable."""
         if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
@@ -387,7 +379,7 @@ class NodeLog:
         with suppress(RuntimeError):  # The loop has ended; nobody is left to be told.
             self._call_soon(callback)
 
-    def _report_durable(self, marks: dict[int, _Mark]) -> None:
+    def _report_durable(self, marks: dict[int, Mark]) -> None:
         for group, mark in marks.items():
             on_durable = self._groups[group].on_durable
             if on_durable is not None:
@@ -397,7 +389,7 @@ class NodeLog:
         self._close_handle()
         with self._lock:
             self._failure = error
-            self._waiting = _Batch()
+            self._waiting = LogBatch()
             self._in_flight_bytes = 0
             self._progress.notify_all()
         self._tell(partial(self._report_failure, error))
@@ -438,8 +430,27 @@ class NodeLog:
         with self._lock:
             self._failure = None
             self._refusing = False
-            self._waiting = _Batch()
+            self._waiting = LogBatch()
             self._work.notify()
+
+    def read_back(self, keep_from: Mapping[int, int]) -> dict[int, RecoveredGroup]:
+        """What the files hold now above `keep_from`, as at a start. Blocks.
+
+        Nobody may append meanwhile. Raises OSError; LogRottenError for damage.
+        """
+        with self._retention:
+            with self._lock:
+                idle = self._progress.wait_for(
+                    lambda: self._failure or not (self._waiting.parts or self._in_flight_bytes),
+                    _JOIN_TIMEOUT_S,
+                )
+            if not idle:
+                raise LogFailedError("the log does not come to rest")
+            segments = list_segments(self._files, self._directory)
+            found = replay(self._files, self._directory, segments, keep_from, self._sealer).recovery
+        if found.rot is not None:
+            raise LogRottenError(str(found.rot))
+        return found.groups
 
     def drop_segments(self, applied: Mapping[int, int], *, keep_bytes: int | None = None) -> int:
         """Remove the oldest segments that hold nothing above `applied`; return the bytes freed.
@@ -539,7 +550,7 @@ class NodeLog:
                     segment.highest.pop(group, None)
 
     def _copy_quiet(
-        self, quiet: Mapping[int, _Mark], held: Mapping[int, RecoveredGroup]
+        self, quiet: Mapping[int, Mark], held: Mapping[int, RecoveredGroup]
     ) -> dict[int, int]:
         budget = self._options.carry_bytes
         targets: dict[int, int] = {}

@@ -70,10 +70,10 @@ class Recovery:
 
 @dataclass(slots=True)
 class Replayed:
-    """A `Recovery` and where the log ends: offset in its last segment, next batch number."""
+    """A `Recovery`, the sound bytes of the last segment, and the number of the next batch."""
 
     recovery: Recovery
-    end: int = 0
+    sound: bytes = b""
     next_batch: int = 1
 
 
@@ -105,15 +105,16 @@ def replay(
         is_last = position + 1 == len(segments)
         limit = None if is_last else segments[position + 1].first_batch
         try:
-            result.end, result.next_batch = reader.read_segment(segment, data, limit)
+            end, result.next_batch = reader.read_segment(segment, data, limit)
         except _DamageError as damage:
-            result.end = damage.offset
             result.next_batch = reader.next_batch
             reader.recovery.rot = Rot(segment.name, damage.offset, str(damage))
             break
-        torn = data[result.end :].rstrip(b"\0") if is_last else b""  # zeros: room made ahead
-        if torn:
-            reader.recovery.torn_tail = TornTail(segment.name, len(torn))
+        if is_last:
+            result.sound = data[:end]
+            torn = data[end:].rstrip(b"\0")  # zeros: room made ahead
+            if torn:
+                reader.recovery.torn_tail = TornTail(segment.name, len(torn))
     return result
 
 
