@@ -16,7 +16,6 @@ from contrail_common.link import PullRequest, RangeRequest, ReplayRequest
 from contrail_common.message_batch import MessageBatch
 from contrail_common.model import ConsumerConfig, PublishMessage, message_size
 from contrail_storage.core.key_layout import BLOCK, large_key
-from contrail_storage.node import content_sealing
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import StorageNode
 from contrail_storage.node.proposer import QUEUE_BYTES_MAX
@@ -587,30 +586,5 @@ def test_what_waits_for_keys_is_bounded(tmp_path: Path) -> None:
                 assert refused.value.spec is errors.OVERLOADED
             log.hold(-QUEUE_BYTES_MAX)
             assert (await link.publish("S", [other("S.new", "x")])).results[0].seq == 1
-
-    asyncio.run(scenario())
-
-
-def test_messages_that_cannot_be_sealed_are_refused_and_those_behind_them_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path) as (node, link):
-            await make(link)
-
-            def broken(*_: object) -> None:
-                raise ZeroDivisionError("a fault of the sealing")
-
-            with monkeypatch.context() as patch:
-                patch.setattr(content_sealing, "seal_columns", broken)
-                # Its subject has no key yet: it waits for one, and others wait behind it.
-                waiting = [link.publish("S", [secret(number)]) for number in (1, 2)]
-                for answer in await asyncio.gather(*waiting, return_exceptions=True):
-                    assert isinstance(answer, ApiError)
-                    assert answer.spec is errors.INTERNAL
-                    assert answer.applied is False
-            await link.publish("S", [secret(1)])
-            assert (await link.stream_info("S")).state.messages == 1
-            assert node.shard_log.queued_bytes == 0
 
     asyncio.run(scenario())

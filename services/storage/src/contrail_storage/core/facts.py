@@ -8,8 +8,14 @@ subjects, sizes and times; these are in the blocks, the same on every replica, s
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contrail_common.blocks import Block
 from contrail_common.texts import I64Array, U32Array
+
+Live = NDArray[np.bool_]
+"""Which of the messages of some facts are live."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,3 +44,29 @@ class FactsPort(Protocol):
     def facts_at(self, seq: int) -> MessageFacts:
         """Facts of a run of messages that holds ``seq``; a bounded read."""
         ...
+
+
+def oldest_in(
+    found: U32Array, live: Live | None, sids: U32Array, left: I64Array, most: int
+) -> NDArray[np.intp]:
+    """Positions in ``found`` of the oldest live messages of ``sids``, at most ``most`` in all.
+
+    Of each no more than is ``left`` for it, which is counted down.
+    """
+    place = np.minimum(np.searchsorted(sids, found), len(sids) - 1)
+    wanted = (sids[place] == found) & (left[place] > 0)
+    if live is not None:
+        wanted &= live
+    positions = np.flatnonzero(wanted)
+    if not len(positions):
+        return positions
+    place = place[positions]
+    # The rank of each among those of its subject: its place in a stable sort, less the first's.
+    order = np.argsort(place, kind="stable")
+    ordered = place[order]
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    chosen = np.flatnonzero(rank < left[place])[:most]
+    left -= np.bincount(place[chosen], minlength=len(left))
+    taken: NDArray[np.intp] = positions[chosen]
+    return taken

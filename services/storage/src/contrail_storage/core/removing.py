@@ -9,21 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import Gone
-from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.facts import Live, MessageFacts, oldest_in
 from contrail_storage.core.last_search import APPLY_SEQS, search_last
 from contrail_storage.core.results import Refused, Removed, Result, Writes
 
 if TYPE_CHECKING:
     from contrail_storage.core.stream_machine import StreamMachine
-
-Live = NDArray[np.bool_]
-"""Which of the messages of some facts are live."""
 
 Reach = Callable[[MessageFacts, Live | None], int]
 """How many sequences from the head of the stream on a removal takes (beyond the facts: all)."""
@@ -33,9 +29,9 @@ SEARCH_SEQS: Final = 200_000
 _SUBJECTS_MAX: Final = 4_096
 """Subjects whose messages one command removes."""
 REMOVED_MAX: Final = 20_000
+"""How many messages an append takes away by subject; the rest goes in entries of its own."""
 _COUNT_MAX: Final = 0xFFFF_FFFF
 """No subject has more messages than its count can hold."""
-"""How many messages an append takes away by subject; the rest goes in entries of its own."""
 
 
 @dataclass(slots=True)
@@ -438,7 +434,7 @@ class Remover:
             facts = machine.facts_at(seq)
             low, high = seq - facts.base_seq, min(facts.end_seq, stop_seq) - facts.base_seq
             live = machine.deleted.live_mask(seq, high - low)
-            positions = _oldest_in(facts.subject_ids[low:high], live, sids, left, room) + low
+            positions = oldest_in(facts.subject_ids[low:high], live, sids, left, room) + low
             if len(positions):
                 parts.append(
                     (
@@ -580,29 +576,3 @@ class Remover:
         machine.deleted.trim(machine.counters.first_seq, writes)
         machine.exempt.trim(machine.counters.first_seq, writes)
         writes.trimmed[machine.shard] = machine.counters.first_seq
-
-
-def _oldest_in(
-    found: U32Array, live: Live | None, sids: U32Array, left: I64Array, most: int
-) -> NDArray[np.intp]:
-    """Positions in ``found`` of the oldest live messages of ``sids``, at most ``most`` in all.
-
-    Of each no more than is ``left`` for it, which is counted down.
-    """
-    place = np.minimum(np.searchsorted(sids, found), len(sids) - 1)
-    wanted = (sids[place] == found) & (left[place] > 0)
-    if live is not None:
-        wanted &= live
-    positions = np.flatnonzero(wanted)
-    if not len(positions):
-        return positions
-    place = place[positions]
-    # The rank of each among those of its subject: its place in a stable sort, less the first's.
-    order = np.argsort(place, kind="stable")
-    ordered = place[order]
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    chosen = np.flatnonzero(rank < left[place])[:most]
-    left -= np.bincount(place[chosen], minlength=len(left))
-    taken: NDArray[np.intp] = positions[chosen]
-    return taken

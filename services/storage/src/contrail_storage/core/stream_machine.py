@@ -10,14 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from contrail_common import errors
+from contrail_common import config_rules, errors, retention_rules
 from contrail_common.blocks import BlockCorruptError
-from contrail_common.config_rules import (
-    consumer_update_problem,
-    consumers_problem,
-    over_limits,
-    stream_update_problem,
-)
 from contrail_common.model import (
     Advisory,
     AdvisoryAction,
@@ -27,12 +21,6 @@ from contrail_common.model import (
     StreamState,
 )
 from contrail_common.partition import share
-from contrail_common.retention_rules import (
-    collision,
-    kind_problem,
-    may_become,
-    replicas_problem,
-)
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
@@ -305,9 +293,14 @@ class StreamMachine:
             return refused
         if not 1 <= config.first_seq <= FIRST_SEQ_MAX:
             return Refused(errors.STREAM_CONFIG_INVALID.code, "first_seq is out of range")
-        if any(over_limits(one.config, config.consumer_limits) for one in self.consumers.values()):
+        if any(
+            config_rules.over_limits(one.config, config.consumer_limits)
+            for one in self.consumers.values()
+        ):
             return Refused(errors.STREAM_CONFIG_INVALID.code, "a consumer exceeds consumer_limits")
-        if self.record is not None and not may_become(self.config.retention, config.retention):
+        if self.record is not None and not retention_rules.may_become(
+            self.config.retention, config.retention
+        ):
             return Refused(errors.STREAM_UPDATE_REFUSED.code, "the retention cannot be changed so")
         self._appender.forget_captured()
         if self.record is None:
@@ -351,9 +344,9 @@ class StreamMachine:
         if refused is not None or record is None or same:
             return refused
         consumers = [one.config for one in self.consumers.values()]
-        problem = stream_update_problem(record.config, command.config) or consumers_problem(
-            command.config, consumers
-        )
+        problem = config_rules.stream_update_problem(
+            record.config, command.config
+        ) or config_rules.consumers_problem(command.config, consumers)
         return None if problem is None else Refused.of(problem)
 
     def _holds_anything(self) -> bool:
@@ -493,19 +486,19 @@ class StreamMachine:
             )
             if refused is not None:
                 return refused
-        over = over_limits(config, self.config.consumer_limits)
+        over = config_rules.over_limits(config, self.config.consumer_limits)
         if over is not None:
             return Refused(over.code)
         retention = self.config.retention
         others = [one.config for one in self.consumers.values() if one is not existing]
         problem = (
-            replicas_problem(config, self.config.num_replicas)
-            or kind_problem(config, retention)
-            or collision(config, retention, others)
+            retention_rules.replicas_problem(config, self.config.num_replicas)
+            or retention_rules.kind_problem(config, retention)
+            or retention_rules.collision(config, retention, others)
         )
         if problem is None and given is not None and existing is not None and not self.part:
             # The first shard decides; what it has decided the others take over as it is.
-            problem = consumer_update_problem(existing.config, config)
+            problem = config_rules.consumer_update_problem(existing.config, config)
         return None if problem is None else Refused.of(problem)
 
     def _drop_consumer(self, command: cmd.DropConsumer, writes: Writes) -> Result:
