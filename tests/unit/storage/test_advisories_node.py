@@ -55,7 +55,7 @@ def test_full_disk_is_told_at_once_and_so_is_that_the_node_leads_again(
     tmp_path: Path, number: int, expected: list[str]
 ) -> None:
     node, found = asyncio.run(fail_and_heal(tmp_path / "data", number))
-    assert found == [(kind, node.identity.node_id) for kind in expected]
+    assert found == [(kind, "n1") for kind in expected]
 
 
 def test_start_repeats_nothing_to_who_listens_then(tmp_path: Path) -> None:
