@@ -11,7 +11,6 @@ from contrail_common.errors import ApiError
 from contrail_common.link import EventsRequest
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
 from tests.crash.disk import Failure, Plan
 from tests.crash.test_failing_disk import node_on_a_switched_disk
 
@@ -30,7 +29,7 @@ async def told(link: LocalLink, count: int, after: str) -> list[tuple[str, str]]
     return found
 
 
-async def fail_and_heal(data_dir: Path, number: int) -> tuple[StorageNode, list[tuple[str, str]]]:
+async def fail_and_heal(data_dir: Path, number: int) -> list[tuple[str, str]]:
     async with node_on_a_switched_disk(data_dir) as (node, switch):
         link = LocalLink(node)
         await link.put_stream(StreamConfig(name="S", subjects=("a",)), "put", None, False)
@@ -41,7 +40,7 @@ async def fail_and_heal(data_dir: Path, number: int) -> tuple[StorageNode, list[
         assert failed.value.spec is errors.OUTCOME_UNKNOWN
         found = await told(link, 1, begin) if number == errno.ENOSPC else []
         switch.plan = Plan()
-        return node, found + (await told(link, len(found) + 1, begin))[len(found) :]
+        return found + (await told(link, len(found) + 1, begin))[len(found) :]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ async def fail_and_heal(data_dir: Path, number: int) -> tuple[StorageNode, list[
 def test_full_disk_is_told_at_once_and_so_is_that_the_node_leads_again(
     tmp_path: Path, number: int, expected: list[str]
 ) -> None:
-    node, found = asyncio.run(fail_and_heal(tmp_path / "data", number))
+    found = asyncio.run(fail_and_heal(tmp_path / "data", number))
     assert found == [(kind, "n1") for kind in expected]
 
 
