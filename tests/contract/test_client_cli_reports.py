@@ -107,6 +107,12 @@ def test_checks_end_with_the_status_of_what_they_found(shell: Shell) -> None:
     assert shell.try_(*check, "connection").exit_code == 2
 
 
+def test_connection_with_a_wrong_token_is_critical(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", token="secret") as server:
+        refused = Shell(server.url, "S").try_("server", "check", "connection")
+        assert (refused.exit_code, "401" in refused.stdout) == (2, True), refused.output
+
+
 def test_top_shows_what_happens_between_two_looks(shell: Shell) -> None:
     stop = threading.Event()
 

@@ -70,7 +70,7 @@ def test_bad_files_and_values_are_told_in_one_line(
 def test_wrong_token_ends_every_command_with_1_and_one_line(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", token="secret") as server:
         shell = Shell(server.url, "S")
-        for path in sorted(CLIENT):
+        for path in sorted(CLIENT.keys() - {("rtt",)}):  # asks for what needs no token
             result = shell.try_(*call_of(path, tmp_path), "--json")
             told = json.loads(result.stderr)
             assert (result.exit_code, result.stdout) == (1, ""), path

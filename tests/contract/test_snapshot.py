@@ -213,7 +213,7 @@ def test_clients_and_command_take_and_restore(
     assert json.loads(run("snapshot", name, str(file), "--json"))["bytes"] == file.stat().st_size
     assert [one.name for one in tmp_path.iterdir()] == ["archive"]
     run("rm", name, "--yes")
-    assert "1000" in run("restore", name, str(file))
+    assert "1,000" in run("restore", name, str(file))
     unused.client.delete(unused.path)
 
 

@@ -6,7 +6,9 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.edge.document import BODY_ERRORS
+from contrail_common.edge.json_body import VALUES_MAX
 from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
+from contrail_common.link import ERASE_SEQS_MAX
 
 
 class ReplicaErasureJson(msgspec.Struct, omit_defaults=True):
@@ -72,6 +74,7 @@ ERASE: Final = Operation(
         errors.ERASURE_LIMIT,
         errors.OUTCOME_UNKNOWN,
     ),
+    body_values_max=ERASE_SEQS_MAX + VALUES_MAX,
 )
 GET: Final = Operation(
     operation_id="get_erasure",

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from contrail_common import __version__, errors
 from contrail_common.edge.delivery import send_answer
 from contrail_common.edge.document import TITLE, documented, finished
-from contrail_common.edge.json_body import VALUES_MAX, decode_untyped, escape_pointer
+from contrail_common.edge.json_body import decode_untyped, escape_pointer
 from contrail_common.edge.negotiation import JSON_TYPE, content_type
 from contrail_common.edge.paths import percent_decode
 from contrail_common.edge.problems import FIELD_ERRORS_MAX, refusal
@@ -104,7 +104,9 @@ class JsonRoute(APIRoute):
                     raise ApiError(errors.MALFORMED_BODY, f"a body of {media_type} is needed")
                 return await handle(_ParsedRequest(request, raw, None))
             content_type(inner.headers.get(b"content-type"), (media_type,))
-            return await handle(_ParsedRequest(request, raw, decode_untyped(raw, VALUES_MAX)))
+            return await handle(
+                _ParsedRequest(request, raw, decode_untyped(raw, self.operation.body_values_max))
+            )
 
         return handle_parsed
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from contrail_common.edge.json_body import VALUES_MAX
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Answer, Response
 from contrail_common.edge.websocket import SocketEndpoint
@@ -84,6 +85,8 @@ class Operation:
     body_required: bool = True
     errors: tuple[ErrorSpec, ...] = ()
     needs_token: bool = True
+    body_values_max: int = VALUES_MAX
+    """JSON values in the body of a management request."""
 
 
 @dataclass(frozen=True, slots=True)
