@@ -18,6 +18,7 @@ from contrail_common.model import PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
+from tests.crash.lives import wait_until
 from tests.support.servers import PLAIN, ServerProcess
 
 WAIT_S: Final = 60.0
@@ -216,9 +217,7 @@ def test_room_for_what_the_store_lacks_is_enough_to_open_it_again(
                 os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - left)
             node.healing.fail_store(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             assert node.readiness()
-            async with asyncio.timeout(WAIT_S):
-                while node.readiness():
-                    await asyncio.sleep(0.02)
+            await wait_until(lambda: not node.readiness())
             assert node.log.stats.size_bytes >= log_bytes
             for number in range(36):
                 assert (await link.get_message("S", number + 1)).payload == payload(number)

@@ -138,8 +138,8 @@ def test_whoever_meets_a_removal_halfway_does_not_find_the_stream(
             wanted = [ConsumerConfig(name=name, durable=True, max_ack_pending=9) for name in names]
             for one in (*(put(link, one) for one in wanted), outcome(link.stream_info("S"))):
                 work.append(asyncio.ensure_future(one))
-            for one in (link.consumer_info("S", "red"), link.list_consumers("S", 10, "")):
-                work.append(asyncio.ensure_future(outcome(one)))
+            for look in (link.consumer_info("S", "red"), link.list_consumers("S", 10, "")):
+                work.append(asyncio.ensure_future(outcome(look)))
             await asyncio.sleep(0)
         await removal
         met = set(await asyncio.gather(*work))
