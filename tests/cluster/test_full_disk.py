@@ -1,5 +1,6 @@
 """A disk that is full or fails below a server: 507, reads go on, and it heals without a restart."""
 
+import asyncio
 import errno
 import os
 import shutil
@@ -13,6 +14,11 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from contrail_common.model import PublishMessage, StreamConfig
+from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import NodeOptions, StorageNode
+from tests.crash.lives import wait_until
 from tests.support.servers import PLAIN, ServerProcess
 
 WAIT_S: Final = 60.0
@@ -184,6 +190,41 @@ def test_disk_filled_by_others_is_served_for_reading_also_by_a_start(
         assert client.publish().status_code == 201
         client.look()
         stop(server)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("key", [(), (bytes(32),)], ids=["plain", "encrypted"])
+def test_room_for_what_the_store_lacks_is_enough_to_open_it_again(
+    small_disk: Path, key: tuple[bytes, ...]
+) -> None:
+    """A flush came through, the checkpoint behind it did not: the log is larger than its debt."""
+
+    async def scene() -> None:
+        options = NodeOptions(small_disk / "data", node_keys=key)
+        node = StorageNode.open(options, SingleMemberGroups())
+        await node.start()
+        try:
+            link = LocalLink(node)
+            await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
+            for number in range(36):
+                await link.publish("S", [PublishMessage("s.a", None, payload(number))])
+            await node.until_written()
+            await asyncio.to_thread(node.raw_store.flush)
+            log_bytes = node.log.stats.size_bytes
+            left = log_bytes + (4 << 20)  # less than the log and what is to spare besides
+            status = os.statvfs(small_disk)
+            with (small_disk / "ballast").open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - left)
+            node.healing.fail_store(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            assert node.readiness()
+            await wait_until(lambda: not node.readiness())
+            assert node.log.stats.size_bytes >= log_bytes
+            for number in range(36):
+                assert (await link.get_message("S", number + 1)).payload == payload(number)
+        finally:
+            await node.stop()
+
+    asyncio.run(scene())
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contrail_common import errors
@@ -119,6 +120,34 @@ def test_stream_that_is_changed_while_it_is_removed_stays_removed(tmp_path: Path
         await link.put_stream(larger, "create", None, False)
 
     play(tmp_path, scene, ONE)
+
+
+@pytest.mark.parametrize("storage", ["file", "memory"])
+@pytest.mark.parametrize("config", [ONE, SHARDED], ids=["one shard", "several"])
+def test_whoever_meets_a_removal_halfway_does_not_find_the_stream(
+    tmp_path: Path, config: StreamConfig, storage: Any
+) -> None:
+    stored = msgspec.structs.replace(config, storage=storage)
+
+    async def scene(_: StorageNode, link: LocalLink) -> None:
+        await put(link, RED)
+        removal = asyncio.ensure_future(link.delete_stream("S", None))
+        work: list[asyncio.Task[ErrorSpec | None]] = []
+        while not removal.done():
+            names = (f"c{len(work)}", "red")
+            wanted = [ConsumerConfig(name=name, durable=True, max_ack_pending=9) for name in names]
+            for one in (*(put(link, one) for one in wanted), outcome(link.stream_info("S"))):
+                work.append(asyncio.ensure_future(one))
+            for look in (link.consumer_info("S", "red"), link.list_consumers("S", 10, "")):
+                work.append(asyncio.ensure_future(outcome(look)))
+            await asyncio.sleep(0)
+        await removal
+        met = set(await asyncio.gather(*work))
+        assert errors.STREAM_NOT_FOUND in met
+        # Of several shards some may have the consumer already.
+        assert met <= {None, errors.STREAM_NOT_FOUND, errors.OUTCOME_UNKNOWN}
+
+    play(tmp_path, scene, stored)
 
 
 def test_stream_is_removed_at_the_version_that_was_named_alone(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from contrail_storage.core import key_layout as keys
+from contrail_storage.node.loading import applied_indexes
 from contrail_storage.node.rebuilding import Rebuilt, rebuild
 from contrail_storage.node.switching import STORE_NAME, discard_unfinished
 from contrail_storage.store.rocks_store import (
@@ -26,6 +28,7 @@ from contrail_storage.store.rocks_store import (
     StoreLockedError,
     StoreMissingError,
 )
+from contrail_storage.store.sealed_store import SealedStore
 from contrail_storage.wal.node_log import LogRottenError
 
 if TYPE_CHECKING:
@@ -170,11 +173,27 @@ class Healing:
         status = os.statvfs(folder)
         free, needed = status.f_bavail * status.f_frsize, self._node.log.stats.size_bytes
         if free < needed + _SPARE_BYTES:
+            needed = self._unflushed_bytes()
+        if free < needed + _SPARE_BYTES:
             raise OSError(
                 f"No space left on device: {free >> 20} MiB are free, and what the log holds needs"
                 f" {(needed + _SPARE_BYTES) >> 20}"
             )
         _probe(folder / _PROBE_NAME)
+
+    def _unflushed_bytes(self) -> int:
+        """Size of the log behind what the store's files hold. Blocks; errors as of `rebuild`.
+
+        A store that failed after a flush may hold much of the log, which no checkpoint cut.
+        """
+        node = self._node
+        store = node.options.open_store(node.options.data_dir / STORE_NAME)
+        try:
+            kept = store if node.keyring is None else SealedStore(store, node.keyring)
+            flushed = applied_indexes(lambda prefix: kept.scan(prefix, keys.prefix_end(prefix)))
+            return node.log.bytes_above(flushed)
+        finally:
+            store.close()
 
     async def _until_lost(self) -> None:
         """Wait until nothing of before is on its way to the store."""

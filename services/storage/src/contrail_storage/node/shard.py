@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_common.model import StreamConfig
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.store.block_store import BlockSpan
@@ -65,9 +66,16 @@ class Shard:
         return "memory" if self.volatile else "fsync"
 
     @property
+    def config(self) -> StreamConfig:
+        """The stream's configuration; STREAM_NOT_FOUND when it was removed meanwhile."""
+        if self.machine.record is None:
+            raise ApiError(errors.STREAM_NOT_FOUND)
+        return self.machine.record.config
+
+    @property
     def name(self) -> str:
-        """The stream's name."""
-        return self.machine.config.name
+        """The stream's name; STREAM_NOT_FOUND when it was removed meanwhile."""
+        return self.config.name
 
     def check_readable(self) -> None:
         """Raise STREAM_NOT_FOUND or DATA_LOST where there is nothing to read any more."""
@@ -113,7 +121,7 @@ def check_removal(shard: Shard, *, by_subject: bool = False) -> None:
 
     Raises STREAM_SEALED or DELETE_DENIED; PURGE_DENIED where they are chosen ``by_subject``.
     """
-    config = shard.machine.config
+    config = shard.config
     refusal = None
     if config.sealed:
         refusal = errors.STREAM_SEALED

@@ -84,7 +84,7 @@ class ShardedConsumers:
         """Create or update; see ``StorageLink.put_consumer``. One at a time."""
         shards = self._streams.parts(stream)
         await self.mend(shards)
-        config = complete_consumer(config, shards[0].machine.config.consumer_limits)
+        config = complete_consumer(config, shards[0].config.consumer_limits)
         existing = shards[0].machine.consumer(config.name)
         if not is_settled(existing, config, given):
             if existing is None:

@@ -92,7 +92,7 @@ def sum_losses(losses: Sequence[DataLoss | None]) -> DataLoss | None:
 
 def concerned(shards: Sequence[Shard], subject: str) -> list[Shard]:
     """Those of a stream's shards that can have messages of the filter ``subject`` ("": any)."""
-    config = shards[0].machine.config
+    config = shards[0].config
     part = shard_of_filter(subject or ">", config.shards, config.shard_by)
     return list(shards) if part is None else [shards[part]]
 

@@ -101,6 +101,7 @@ class StreamManager:
         self._reader = reader
         self._lock = asyncio.Lock()
         self._restoring: set[str] = set()
+        self._renewed = False  # whether a listed stream without a shard can only be on its way out
         self._routes: dict[str, str | None] = {}
         self._routes_of = -1
 
@@ -110,7 +111,8 @@ class StreamManager:
         """What meta knows of the listed stream ``name`` (STREAM_NOT_FOUND)."""
         entry = self._meta.streams.get(name)
         if entry is None or not self._is_there(entry):
-            if entry is not None and entry.stage == "listed" and entry.shard not in self._shards:
+            lost = entry is not None and entry.stage == "listed" and entry.shard not in self._shards
+            if lost and not self._renewed:
                 raise ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
             raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
         return entry
@@ -429,6 +431,7 @@ class StreamManager:
         ]
         for start in range(0, len(lost), _RENEWED_TOGETHER):
             await asyncio.gather(*map(self._renew, lost[start : start + _RENEWED_TOGETHER]))
+        self._renewed = True
 
     async def _renew(self, entry: StreamEntry) -> None:
         assert entry.config is not None

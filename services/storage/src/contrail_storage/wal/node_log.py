@@ -477,6 +477,12 @@ class NodeLog:
                     self._count_segments()
         return freed
 
+    def bytes_above(self, applied: Mapping[int, int]) -> int:
+        """Size of the segments that hold anything above `applied`."""
+        with self._lock:
+            segments = list(self._segments)
+        return sum(one.size for one in segments if self._blockers([one], applied))
+
     def _must_leave(self) -> bool:
         return self._segments[-1].number <= self._leave
 
