@@ -11,9 +11,8 @@ INTERRUPTED = 130
 
 
 def run() -> None:
-    """Import the command and run it."""
+    """Import the command and run it; from then on Ctrl-C raises KeyboardInterrupt."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     from contrail_client.cli.main import run as run_command  # noqa: PLC0415 - see above
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_command()

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from contrail_api.batch import BATCH_DIRECT_BYTES_MAX
+from contrail_api.candidates import PackedItem, uniform_batch
 from contrail_common.edge.json_body import VALUES_MAX
+from contrail_common.edge.message_items import header_problem
+from contrail_common.subjects import subject_problem
 from contrail_gateway.core.pull_rules import ACKS_BYTES_MAX, ACKS_MAX
 from tests.unit.api.edge_rig import Edge, Exchange
 
@@ -40,6 +43,7 @@ HOSTILE = {
     "bad metadata": ("PUT", STREAM, encoded({"metadata": dict.fromkeys(TEXTS, 0)}), 422),
     "long duration": ("PUT", STREAM, encoded({"max_age": "1ns" * 300_000}), 422),
     "long subject": ("PUT", STREAM, encoded({"subjects": ["a." * 500_000 + "a"]}), 422),
+    "long name": ("POST", "/v1/streams", encoded({"name": "x" * 1_000_000}), 422),
     "huge number": ("PUT", STREAM, b'{"max_msgs":' + b"9" * 1_000_000 + b"}", 400),
     "deep lists": ("PUT", STREAM, b"[" * 500_000 + b"]" * 500_000, 400),
     "many lists": ("PUT", STREAM, b"[" + b"[]," * 300_000 + b"[]]", 413),
@@ -110,6 +114,15 @@ def test_acks_at_and_beyond_their_number(over: int, status: int) -> None:
     assert asyncio.run(answer()) == status
 
 
+def test_what_is_too_long_is_not_kept() -> None:
+    subject, name = "s" * 5_000, "h" * 200
+    before = sys.getrefcount(subject), sys.getrefcount(name)
+    assert subject_problem(subject) is not None
+    assert header_problem({name: ["x"]}) is not None
+    uniform_batch([PackedItem("a", {name: ["x"]}, b"")], 1)
+    assert (sys.getrefcount(subject), sys.getrefcount(name)) == before
+
+
 # Batches -----------------------------------------------------------------------------------------
 BATCH = f"{STREAM}/messages"
 LARGE = "x" * (BATCH_DIRECT_BYTES_MAX // 3)
@@ -177,3 +190,39 @@ def test_large_batch_that_is_not_utf_8_is_400() -> None:
         return (await Edge().call("POST", BATCH, broken, headers)).status
 
     assert asyncio.run(answer()) == 400
+
+
+@pytest.mark.parametrize(
+    ("form", "query", "body", "status"),
+    [
+        ("x-ndjson", "", b"\n" * (4 * MIB), 201),
+        ("x-ndjson", "?atomic=true", b"\n" * (4 * MIB), 422),
+        ("json", "", b'{"messages":[{"subject":"a","json":' + b"[" * 60 + b"[]," * MIB, 400),
+    ],
+)
+def test_large_batch_is_looked_through_in_slices(
+    form: str, query: str, body: bytes, status: int
+) -> None:
+    async def turns() -> tuple[int, int]:
+        edge = Edge()
+        await edge.app.load()
+        headers = {"content-type": f"application/{form}"}
+        asked = asyncio.create_task(edge.call("POST", BATCH + query, body, headers))
+        count = 0
+        while not asked.done():
+            await asyncio.sleep(0)
+            count += 1
+        return asked.result().status, count
+
+    answered, count = asyncio.run(turns())
+    assert answered == status
+    assert count >= len(body) // (256 << 10)
+
+
+@pytest.mark.parametrize("form", ["x-ndjson", "json"])
+def test_large_body_of_too_many_messages_is_refused_early(form: str) -> None:
+    many = b"1\n" * MIB if form == "x-ndjson" else b'{"messages":[' + b"1," * MIB + b"1]}"
+    tail = many + b" " * MIB + b"}{"  # what is not JSON is not even reached
+    headers = {"content-type": f"application/{form}"}
+    answer = asyncio.run(Edge().call("POST", BATCH, tail, headers))
+    assert (answer.status, answer.json()["name"]) == (413, "batch_too_large")

@@ -30,6 +30,7 @@ from contrail_common.texts import (
     pick,
 )
 
+HEADER_NAME_MAX: Final = 128
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
 BAD_HEADER_VALUE: Final = re.compile(r"[\x00\r\n]")
 

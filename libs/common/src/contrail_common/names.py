@@ -15,7 +15,9 @@ def name_problem(name: str) -> str | None:
     """Why ``name`` is not a valid stream or consumer name, or None when it is one."""
     if not name:
         return "a name must not be empty"
-    # First of all: lone surrogates are not printable, and cannot be encoded.
+    if len(name) > NAME_BYTES_MAX:  # of a longer one not every character is looked at
+        return f"a name must not be longer than {NAME_BYTES_MAX} bytes"
+    # Before it is encoded: lone surrogates are not printable, and have no encoding.
     if not name.isprintable() or any(char.isspace() for char in name):
         return "a name must not hold white space or control characters"
     if len(name.encode()) > NAME_BYTES_MAX:

@@ -27,13 +27,19 @@ def _token_problem(text: str, what: str) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=65_536)
 def subject_problem(subject: str) -> str | None:
     """Why ``subject`` cannot be published to, or None when it can."""
-    if subject.isascii() and subject.replace(".", "").replace("-", "").replace("_", "").isalnum():
-        problem = None if ".." not in subject and "." not in (subject[0], subject[-1]) else "empty"
-        if problem is None and len(subject) <= SUBJECT_BYTES_MAX:
-            return None
+    if len(subject) > SUBJECT_BYTES_MAX:  # before the cache, which would keep it
+        return f"a subject must not be longer than {SUBJECT_BYTES_MAX} bytes"
+    return _short_subject_problem(subject)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _short_subject_problem(subject: str) -> str | None:
+    letters = subject.replace(".", "").replace("-", "").replace("_", "")
+    plain = letters.isascii() and letters.isalnum()
+    if plain and ".." not in subject and subject[0] != "." != subject[-1]:
+        return None
     problem = _token_problem(subject, "a subject")
     if problem is None and is_wildcard(subject):
         return "a subject must not hold the wildcards * and > as tokens"

@@ -27,6 +27,7 @@ from contrail_common.edge.json_body import (
     decode_msgpack,
     malformed,
     mistyped,
+    nesting_in_slices,
 )
 from contrail_common.edge.message_items import (
     Candidate,
@@ -124,7 +125,7 @@ class BatchPublish:
         acceptable(accept, (JSON_TYPE,))
         body = await request.body(self._body_bytes_max)
         if form == NDJSON_TYPE:
-            asked = self._ndjson.admitted(body)
+            asked = await self._ndjson.admitted(body)
         elif form == MSGPACK_TYPE:
             asked = self._packed(body)
         elif len(body) <= BATCH_DIRECT_BYTES_MAX:
@@ -188,6 +189,11 @@ class BatchPublish:
 
     async def _json_in_slices(self, body: bytes) -> Admitted:
         """As :meth:`_json`, for large bodies: others have their turn in between."""
+        items = 1
+        for commas in nesting_in_slices(body):
+            items += commas
+            check_count(items)
+            await asyncio.sleep(0)
         raws = decode_json(_raw_decoder, body).messages
         check_count(len(raws))
         parts: list[tuple[MessageItem, bytes] | ApiError] = []
@@ -225,7 +231,7 @@ def _item_of(raw: bytes, at: str) -> tuple[MessageItem, bytes] | ApiError:
         raise mistyped(error, at) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from None
-    return item, payload_of(item, at, NESTING_MAX - _ITEM_DEPTH)
+    return item, payload_of(item, at, None)
 
 
 def _response(results: list[Result], durability: str) -> Response:

@@ -10,7 +10,7 @@ import msgspec
 from contrail_common.blocks import columns_of
 from contrail_common.edge.message_items import PLAIN_ID_MAX, Candidate, header_problem
 from contrail_common.errors import ApiError
-from contrail_common.header_columns import UniformHeaders, headers_in_columns
+from contrail_common.header_columns import HEADER_NAME_MAX, UniformHeaders, headers_in_columns
 from contrail_common.message_batch import MessageBatch, index_subjects
 from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, TTL, PublishMessage
 from contrail_common.publishing import parse_ttl
@@ -111,7 +111,9 @@ def uniform_batch(items: Sequence[PackedItem], payload_bytes_max: int) -> Messag
 def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> MessageBatch | None:
     """``batch`` with its headers, which ask for no more than ids and TTLs; None if one is odd."""
     names = headers.names.each()
-    if batch is None or not all(map(_asks_for_nothing, names)):
+    if batch is None or max(map(len, names), default=0) > HEADER_NAME_MAX:
+        return None
+    if not all(map(_asks_for_nothing, names)):
         return None
     if MSG_ID in names:
         batch.ids = headers.column(names.index(MSG_ID))

@@ -1,5 +1,6 @@
 """NDJSON batches: consumed as a stream, published piece by piece, acked as they are stored."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ PIECE_LINES_MAX: Final = 2_000
 PIECE_BYTES_MAX: Final = 256 * 1024
 """A piece is about what one entry of the log takes."""
 
+_SLICE_BYTES: Final = 64 << 10
+"""What is cut into lines at once, at worst into one a byte."""
 _ITEM_DEPTH: Final = 1
 """Levels of a line around the value of an item's ``json``."""
 
@@ -105,11 +108,14 @@ class NdjsonBatch:
         self._payload_bytes_max = settings.payload_bytes_max
         self._body_bytes_max = settings.body_bytes_max
 
-    def admitted(self, body: bytes) -> Admitted:
+    async def admitted(self, body: bytes) -> Admitted:
         """The messages of a whole body."""
-        lines = [line for line in body.split(b"\n") if line.strip()]
-        check_count(len(lines))
-        return admitted([self._candidate(line, at) for at, line in enumerate(lines)])
+        lines = Lines()
+        await _feed_whole(lines, body)
+        taken = []
+        while lines:
+            taken += lines.take()
+        return admitted([self._candidate(line, at) for at, line in enumerate(taken)])
 
     async def publish_all(self, request: Request, stream: str) -> Piece:
         """Store every line; the results of all of them as one piece."""
@@ -161,14 +167,14 @@ class NdjsonBatch:
     async def _arrivals(self, request: Request, lines: Lines) -> AsyncGenerator[bool, None]:
         """Feed ``lines`` from the body; yields whether the body is complete."""
         if b"content-length" in request.headers:
-            lines.feed(await request.body(self._body_bytes_max))
+            await _feed_whole(lines, await request.body(self._body_bytes_max))
         else:
             async with aclosing(request.chunks(self._body_bytes_max)) as chunks:
                 async for chunk in chunks:
                     lines.feed(chunk)
                     if request.body_pending:
                         yield False
-        lines.finish()
+            lines.finish()
         yield True
 
     async def _publish_piece(self, stream: str, taken: list[bytes], position: int) -> Piece:
@@ -194,6 +200,17 @@ class NdjsonBatch:
                 raise  # the body is not NDJSON at all
             return error
         return candidate(item, payload, self._payload_bytes_max)
+
+
+async def _feed_whole(lines: Lines, body: bytes) -> None:
+    """Feed a body that is complete; others have their turn, and too many lines end it early."""
+    for start in range(0, len(body), _SLICE_BYTES):
+        if start:
+            await asyncio.sleep(0)
+        lines.feed(body[start : start + _SLICE_BYTES])
+        check_count(len(lines))
+    lines.finish()
+    check_count(len(lines))
 
 
 async def _encoded(first: Piece, pieces: AsyncGenerator[Piece, None]) -> AsyncIterator[bytes]:

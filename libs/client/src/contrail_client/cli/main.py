@@ -3,6 +3,7 @@
 Status: 0 done, 1 failed or refused, 2 misused, 3 not found, 130 interrupted.
 """
 
+import signal
 from importlib.metadata import version
 from typing import Annotated
 
@@ -73,4 +74,6 @@ def common(
 
 def run() -> None:
     """Run the command that the process was started with."""
-    app(prog_name="contrail")
+    command = typer.main.get_command(app)  # takes a while, in which Ctrl-C has a quiet end
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    command(prog_name="contrail")

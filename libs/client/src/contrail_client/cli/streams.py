@@ -240,7 +240,8 @@ def take_snapshot(
     consumers: Annotated[bool, typer.Option(help="With the stream's consumers.")] = True,
 ) -> None:
     """Write an archive of a stream to a file, which is there once the archive is whole."""
-    part = file.with_name(f"{file.name}.part")
+    special = file.exists() and not file.is_file()  # a device or a pipe: nothing takes its place
+    part = file if special else file.with_name(f"{file.name}.part")
     size = 0
     try:
         with (
@@ -251,9 +252,14 @@ def take_snapshot(
                 target.write(chunk)
                 size += len(chunk)
                 bar.advance(bar.task_ids[0], len(chunk))
-        part.replace(file)
+        if not special:
+            part.replace(file)
+    except OSError as error:
+        error.filename = error.filename or str(part)
+        raise
     finally:
-        part.unlink(missing_ok=True)
+        if not special:
+            part.unlink(missing_ok=True)
     show.done(
         f"{units.size(size)} written to {file}",
         {"stream": stream, "file": str(file), "bytes": size},

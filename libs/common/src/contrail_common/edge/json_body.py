@@ -1,6 +1,7 @@
 """JSON and msgpack bodies: nesting bound, decoding, and errors as pointers into the body."""
 
 import re
+from collections.abc import Iterator
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -15,14 +16,18 @@ VALUES_MAX: Final = 4096
 
 Each may become an error, which takes a hundred times as long as to read it.
 """
+_ITEM_LEVELS: Final = 2
 _LOOKED_THROUGH_BYTES: Final = 1 << 20
 """Up to here a body of the wrong shape is read again, to tell whether it is JSON at all."""
 
 _T_co = TypeVar("_T_co", covariant=True)
 
 _QUOTE: Final = ord('"')
-_NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[]{}'))
+_COMMA: Final = ord(",")
+_NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'",[]{}'))
 _NOT_VALUES: Final = bytes(set(range(256)) - set(b'",[{'))
+_SLICE_BYTES: Final = 128 << 10
+"""What is looked through in a few milliseconds, whatever it holds."""
 _STEP: Final = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
@@ -47,14 +52,33 @@ def check_nesting(text: bytes, limit: int = NESTING_MAX) -> None:
 
     Whether ``text`` is JSON at all is left to the decoder.
     """
-    if text.count(b"[") + text.count(b"{") <= limit:
-        return
-    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    structure = np.frombuffer(unescaped.translate(None, _NOT_STRUCTURE), np.uint8)
-    in_string = np.bitwise_xor.accumulate(structure == _QUOTE)
-    depth = np.cumsum(np.where(in_string, 0, _STEP[structure]), dtype=np.int32)
-    if depth.max(initial=0) > limit:
-        raise ApiError(errors.MALFORMED_BODY, f"the JSON nests deeper than {limit}")
+    if text.count(b"[") + text.count(b"{") > limit:
+        for _ in nesting_in_slices(text, limit):
+            pass
+
+
+def nesting_in_slices(text: bytes, limit: int = NESTING_MAX) -> Iterator[int]:
+    """As :func:`check_nesting`, slice by slice; it stops at the first one that is too deep.
+
+    Yields for each slice how many commas lie two levels deep: between the items of a list that is
+    a field of the body.
+    """
+    start, depth, in_string = 0, 0, False
+    while start < len(text):
+        part = text[start : start + _SLICE_BYTES]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # an escape goes on behind the slice
+            part = text[start : start + _SLICE_BYTES + 1]
+        start += len(part)
+        unescaped = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+        structure = np.frombuffer(unescaped.translate(None, _NOT_STRUCTURE), np.uint8)
+        if not structure.size:
+            continue
+        inside = np.bitwise_xor.accumulate(structure == _QUOTE) ^ in_string
+        depths = np.cumsum(np.where(inside, 0, _STEP[structure]), dtype=np.int32) + depth
+        if depths.max() > limit:
+            raise ApiError(errors.MALFORMED_BODY, f"the JSON nests deeper than {limit}")
+        depth, in_string = int(depths[-1]), bool(inside[-1])
+        yield int(np.count_nonzero((structure == _COMMA) & ~inside & (depths == _ITEM_LEVELS)))
 
 
 def check_values(text: bytes, limit: int) -> None:

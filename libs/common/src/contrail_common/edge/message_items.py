@@ -8,7 +8,7 @@ import msgspec
 from contrail_common import errors, schema_marks
 from contrail_common.edge.json_body import check_nesting, malformed
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.header_columns import BAD_HEADER_VALUE, HEADER_NAME
+from contrail_common.header_columns import BAD_HEADER_VALUE, HEADER_NAME, HEADER_NAME_MAX
 from contrail_common.model import (
     BATCH_MESSAGES_MAX,
     MSG_ID,
@@ -72,8 +72,10 @@ def check_count(count: int) -> None:
         )
 
 
-def payload_of(item: Item, at: str, nesting: int) -> bytes:
+def payload_of(item: Item, at: str, nesting: int | None) -> bytes:
     """The payload of an item at the pointer ``at``, whose JSON value nests at most ``nesting``.
+
+    Without ``nesting`` that was looked at before.
 
     Raises INVALID_FIELD unless exactly one form is given, MALFORMED_BODY for a bad JSON value.
     """
@@ -90,8 +92,9 @@ def payload_of(item: Item, at: str, nesting: int) -> bytes:
     return raw
 
 
-def _compact(value: bytes, nesting: int) -> bytes:
-    check_nesting(value, nesting)
+def _compact(value: bytes, nesting: int | None) -> bytes:
+    if nesting is not None:
+        check_nesting(value, nesting)
     try:
         value.decode()  # the decoder does not look into values that it passes on
     except UnicodeDecodeError as error:
@@ -145,7 +148,7 @@ def _only_message_id(headers: Headers) -> str | None:
 def header_problem(headers: Headers) -> str | None:
     """Why ``headers``, given as they are, cannot be stored with a message; None when they can."""
     for name, values in headers.items():
-        if not _valid_name(name):
+        if len(name) > HEADER_NAME_MAX or not _valid_name(name):
             return f"{name!r} is not a header name: 1 to 128 token characters, none of them * last"
         if not values:
             return f"{name} has no value"
