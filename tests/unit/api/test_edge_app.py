@@ -9,6 +9,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from tests.unit.api.edge_rig import Edge, Exchange
+from tests.unit.api.edge_serving import serving
 
 PUBLISH = "/v1/subjects/a.b/messages"
 
@@ -240,6 +241,27 @@ def test_stream_that_fails_half_way_is_cut_without_its_end() -> None:
             await edge.call("GET", "/v1/streams/S/replay")
 
     run(scenario())
+
+
+def test_stream_that_is_gone_half_way_is_cut_and_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> bytes:
+        edge = Edge()
+        edge.link.replay_chunks = [b"one", ApiError(errors.STREAM_NOT_FOUND, "it was deleted")]
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /v1/streams/S/replay HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    answer = run(scenario())
+    assert b" 200 OK" in answer
+    assert answer.endswith(b"3\r\none\r\n")  # not the end of a chunked body
+    told = capsys.readouterr()
+    assert "it was deleted" in told.out + told.err
+    assert "Traceback" not in told.out + told.err + caplog.text
 
 
 # Waiting -----------------------------------------------------------------------------------------

@@ -27,7 +27,11 @@ Server = Annotated[
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option("--token-file", help="File with the token; otherwise CONTRAIL_TOKEN."),
+    typer.Option(
+        "--token-file",
+        envvar="CONTRAIL_TOKEN_FILE",
+        help="File with the token; otherwise CONTRAIL_TOKEN.",
+    ),
 ]
 Config = Annotated[
     Path | None,

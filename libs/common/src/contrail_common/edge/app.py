@@ -163,6 +163,9 @@ class EdgeApp:
             await deliver(request, answer, send, self._settings.linger_s)
         except ClientGoneError:
             status = CLIENT_GONE_STATUS
+        except ApiError as error:
+            # The head is out, so all that is left is to cut the body, which its reader notices.
+            _log.warning("answer_cut", error=error.spec.name, detail=str(error))
         finally:
             request.release()
             self._account(request, label, status, time.perf_counter() - begun)
