@@ -17,13 +17,14 @@ from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Writes
 from contrail_storage.node.advisories import LINGER_S, AdvisoryHub
 from tests.unit.storage.desk_rig import HandLoop, run_by_hand
-from tests.unit.storage.machine_rig import Rig, configure, consumer_config
+from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 from tests.unit.storage.naive_models import NaiveConsumer
 
 PATIENCE_S = 20.0
 WAIT_NS = 20_000_000_000
 MAX_DELIVER = 2
-SEQS = st.integers(1, 6)
+STORED = 6
+SEQS = st.integers(1, STORED)
 Item = tuple[AckKind, int]
 ITEMS = st.lists(st.tuples(st.sampled_from(["ack", "nak", "term", "in_progress"]), SEQS))
 
@@ -33,6 +34,7 @@ def rig_with_consumer(ack_policy: AckPolicy) -> Rig:
     rig = Rig()
     config = consumer_config("c", ack_policy=ack_policy, max_deliver=MAX_DELIVER)
     rig.apply(1, configure(StreamConfig(name="S")), cmd.PutConsumer(config, 1))
+    rig.apply(1, append_of([Message("S")] * STORED))
     rig.told.clear()
     return rig
 
@@ -94,6 +96,7 @@ def test_machine_told_again_by_its_rows_reports_nothing() -> None:
     rig = rig_with_consumer("explicit")
     rig.apply(1, cmd.Deliver(1, 1, [1], 2))
     rig.apply(2, cmd.Acknowledge(1, 1, [], [("nak", 1, 0)]))
+    assert told_of_deliveries(rig) == [("nak", 1, 1, 1)]
     rig.told.clear()
     rig.restart()
     assert rig.told == []

@@ -20,6 +20,7 @@ from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import SHARD_GROUP, NodeOptions, StorageNode
 from contrail_storage.wal.files import AppendHandle, Files
 from tests.unit.storage.desk_rig import SECOND_NS, DeskRig, HandLoop, run_by_hand
+from tests.unit.storage.machine_rig import Message, append_of
 
 PATIENCE_S = 120.0
 FIRST_SEQ = 1 << 40  # sequences that take nine bytes each
@@ -104,19 +105,26 @@ def test_many_large_pulls_on_a_slow_log_are_all_recorded(tmp_path: Path) -> None
 def test_everything_that_is_pending_is_given_up_in_slices_after_a_restart() -> None:
     async def scene() -> None:
         desk = DeskRig(
-            consumer_fields={"ack_wait_ns": SECOND_NS, "max_deliver": 1, "max_ack_pending": -1}
+            StreamConfig(name="S", subjects=("b",), first_seq=FIRST_SEQ),
+            {"ack_wait_ns": SECOND_NS, "max_deliver": 1, "max_ack_pending": -1},
         )
         desk.desk.close()
-        for start in range(FIRST_SEQ, FIRST_SEQ + 480_000, BATCH):
-            seqs = list(range(start, start + BATCH))
-            desk.apply(cmd.Deliver(1, 1, seqs, start + BATCH))
+        stored = range(FIRST_SEQ, FIRST_SEQ + 480_000)
+        published = append_of([Message("b")] * BATCH)
+        for start in stored[::BATCH]:
+            desk.apply(published)
+            desk.apply(cmd.Deliver(1, 1, list(range(start, start + BATCH)), start + BATCH))
+        assert list(desk.consumer.pending) == list(stored)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, HandLoop)
         taken: list[int] = []
+        given_up: list[int] = []
         propose = desk.propose
 
         def measured(command: cmd.Command) -> asyncio.Future[Result]:
+            assert isinstance(command, cmd.Exhaust)
             assert in_slices(command) == [command]
+            given_up.extend(command.seqs)
             taken.append(len(cmd.encode_command(command)))
             return propose(command)
 
@@ -124,6 +132,7 @@ def test_everything_that_is_pending_is_given_up_in_slices_after_a_restart() -> N
         desk.desk = desk.new_desk()
         await desk.let_pass(2 * SECOND_NS)
         assert not desk.consumer.pending
+        assert sorted(given_up) == list(stored)
         assert sum(taken) > LOGGED_BYTES_MAX
         assert max(taken) < 64 << 10
 
