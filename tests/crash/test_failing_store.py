@@ -15,6 +15,12 @@ from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, PullRequest, RangeRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.core.commands import (
+    META_SHARD,
+    DropStream,
+    ReleaseStream,
+    ReserveStream,
+)
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from tests.crash.disk import CountedFiles, Failure, Plan, StoreOpener, Switch
@@ -122,6 +128,43 @@ def test_failed_store_is_opened_again_and_the_log_replayed(
     area: Path, call: str, number: int, node_keys: tuple[bytes, ...]
 ) -> None:
     asyncio.run(fail_and_heal(area / "data", call, number, node_keys))
+
+
+async def fail_between_a_name_and_its_shard(data_dir: Path, *, removed: bool) -> None:
+    names = {"listed": StreamConfig(name="S", subjects=("s.*",))}
+    names["half"] = StreamConfig(name="T", subjects=("t.*",))
+    async with node_over_a_switched_store(data_dir) as (node, switch):
+        link = LocalLink(node)
+        await link.put_stream(names["listed"], "put", None, False)
+        if removed:
+            await link.put_stream(names["half"], "put", None, False)
+            await node.shard_log.command(node.meta.streams["T"].shard, DropStream())
+        else:
+            await node.meta_log.command(META_SHARD, ReserveStream("T", ("t.*",), "abc"))
+        await node.until_written()
+        switch.plan = Plan(failures=(Failure("store", "write", 1, errno.EIO, UNTIL_HEALED),))
+        if removed:
+            await node.meta_log.command(META_SHARD, ReleaseStream("T"))
+        await publish(link, 1)
+        await wait_until(lambda: node.healing.store_failed)
+        switch.plan = SOUND
+        await wait_until(lambda: node.fatal.done() or not node.readiness())
+        assert not node.fatal.done(), node.failure
+        await wait_until(lambda: "T" not in node.meta.streams)
+        assert set(node.applier.shards) == {node.meta.streams["S"].shard}
+        await link.put_stream(names["half"], "put", None, False)
+        assert await publish(link, 2) == 2
+        await link.publish("T", [PublishMessage("t.a", None, b"anew", None)])
+    async with node_over_a_switched_store(data_dir) as (node, _):
+        assert len(node.applier.shards) == 2
+        assert await everything(LocalLink(node)) == [note(one).payload for one in (1, 2)]
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["being made", "being removed"])
+def test_store_that_fails_between_a_name_and_its_shard_is_opened_again(
+    area: Path, removed: bool
+) -> None:
+    asyncio.run(fail_between_a_name_and_its_shard(area / "data", removed=removed))
 
 
 async def start_on_a_full_disk(data_dir: Path) -> None:

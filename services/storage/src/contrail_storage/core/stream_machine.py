@@ -142,6 +142,11 @@ class StreamMachine:
         """Whether the stream is made."""
         return self.record is not None
 
+    def holds_anything(self) -> bool:
+        """Whether there is a stream, or some part of one that is being restored."""
+        parts = self.subjects.ids, self.dedupe, self.deleted.pages(), self.consumers
+        return self.exists or any(len(part) > 0 for part in parts)
+
     @property
     def config(self) -> StreamConfig:
         """The stream's configuration; the stream must exist."""
@@ -219,7 +224,7 @@ class StreamMachine:
         """Take one command at log ``index`` and ``time_ns``; all changes go into ``writes``."""
         if isinstance(command, cmd.ConfigureStream):
             return self._configure(command, index, time_ns, writes)
-        if isinstance(command, cmd.DropStream) and self._holds_anything():
+        if isinstance(command, cmd.DropStream) and self.holds_anything():
             return self._drop(command, writes)
         if isinstance(command, cmd.RestorePart | cmd.FinishRestore):
             return self._restore(command, index, writes)
@@ -348,11 +353,6 @@ class StreamMachine:
             record.config, command.config
         ) or config_rules.consumers_problem(command.config, consumers)
         return None if problem is None else Refused.of(problem)
-
-    def _holds_anything(self) -> bool:
-        """Whether there is a stream, or some part of one that is being restored."""
-        parts = self.subjects.ids, self.dedupe, self.deleted.pages(), self.consumers
-        return self.exists or any(len(part) > 0 for part in parts)
 
     def _drop(self, command: cmd.DropStream, writes: Writes) -> Result:
         record = self.record

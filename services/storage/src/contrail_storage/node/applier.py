@@ -355,21 +355,24 @@ class Applier:
 
 
 def _differing(known: Mapping[int, Shard], fresh: Mapping[int, Shard]) -> list[int]:
-    """Shards that do not hold the same; none of a node that held nothing yet."""
+    """Shards that do not hold the same; none of a node that held nothing yet.
+
+    An empty shard is as good as none: a command that was refused may have left one.
+    """
     if not known:
         return []
-    return sorted(
-        number
-        for number in known.keys() | fresh.keys()
-        if number not in known
-        or number not in fresh
-        or (
-            not (known[number].damaged or fresh[number].damaged)
-            and _mark(known[number]) != _mark(fresh[number])
-        )
-    )
+    numbers = known.keys() | fresh.keys()
+    return sorted(one for one in numbers if _differ(known.get(one), fresh.get(one)))
 
 
-def _mark(shard: Shard) -> tuple[int, int, int]:
+def _differ(one: Shard | None, other: Shard | None) -> bool:
+    if one is not None and other is not None and (one.damaged or other.damaged):
+        return False  # where each of them stopped depends on what could be read
+    return _mark(one) != _mark(other)
+
+
+def _mark(shard: Shard | None) -> tuple[bool, int, int, int]:
+    if shard is None:
+        return False, 0, 0, 0
     counters = shard.machine.counters
-    return counters.last_seq, counters.messages, counters.digest
+    return shard.machine.exists, counters.last_seq, counters.messages, counters.digest

@@ -55,6 +55,8 @@ class Healing:
         self.closed = False
         """The node stops: what fails now is left as it is."""
         self._pause_s = _PAUSE_S
+        self.replayed = False
+        """Whether all that is stored can be read: from then on a failing log ends nothing."""
 
     @property
     def failure(self) -> str:
@@ -84,6 +86,10 @@ class Healing:
                 await asyncio.to_thread(self._node.log.recover)
             except OSError as error:
                 _log.warning("log not recovered yet", error=str(error))
+                if not self.replayed:
+                    # A start that waits serves nothing; the next one opens the folder for reading.
+                    self._node.fail(f"the log failed and does not go on: {error}")
+                    return
                 await asyncio.sleep(_LOG_PAUSE_S)
             else:
                 break
@@ -264,6 +270,7 @@ class Healing:
         node.meta.take_over(rebuilt.meta)
         node.applier.shards.clear()  # they stand where the store does, behind the log
         self._take_over(rebuilt)
+        self.replayed = True
         return dict(rebuilt.ends)
 
 

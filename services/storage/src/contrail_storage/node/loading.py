@@ -30,10 +30,20 @@ def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStor
         if not keys.is_volatile(entry.shard):
             for number in entry.numbers:
                 shard = load_shard(scan, number, blocks)
+                if not _holds_anything(shard, blocks):
+                    # As in a running node: it is made by the first command of its log.
+                    blocks.forget(number)
+                    continue
                 applier.shards[number] = shard
                 if shard.machine.exists:
                     last_ns = shard.machine.counters.last_time_ns
                     applier.last_entry_ns = max(applier.last_entry_ns, last_ns)
+
+
+def _holds_anything(shard: Shard, blocks: BlockStore) -> bool:
+    """Whether anything of it is stored: a name is reserved before, and released after that."""
+    machine = shard.machine
+    return shard.stopped or machine.holds_anything() or len(blocks.directory(machine.shard)) > 0
 
 
 def applied_indexes(scan: Scan) -> dict[int, int]:

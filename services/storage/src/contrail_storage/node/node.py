@@ -45,11 +45,7 @@ from contrail_storage.node.shredding import Shredder, stop_without_keys
 from contrail_storage.node.snapshot import Snapshotter
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
-from contrail_storage.node.switching import (
-    STORE_NAME,
-    drop_kept_aside,
-    finish_switch,
-)
+from contrail_storage.node.switching import STORE_NAME, drop_kept_aside, finish_switch
 from contrail_storage.node.upkeep import is_checkpoint_due, room_of, upkeep_of
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
 from contrail_storage.seal.content import ContentOpener
@@ -297,6 +293,7 @@ class StorageNode:
             if self.fatal.done():
                 leading.cancel()
                 raise OSError(f"the log cannot be replayed: {self.failure}")
+        self.healing.replayed = True
 
     def _begin_volatile(self) -> None:
         """Lead the shards in memory. Each start adds to the meta log, so its index tells lives."""
