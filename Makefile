@@ -19,7 +19,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 CHECKS := check-code check-types
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check $(CHECKS) format bench tour openapi wheels secrets lock clean
+.PHONY: help install run test test-all check $(CHECKS) format bench tour structure openapi wheels secrets lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -59,6 +59,9 @@ bench: $(STAMP) ## measure on this machine and write docs/benchmarks.md
 
 tour: $(STAMP) ## follow one publish and one delivery through the code, hop by hop
 	@$(PY) -m tests.walkthrough
+
+structure: $(STAMP) ## how easily the code is found and followed, in figures
+	@$(PY) -m tests.checks.structure
 
 openapi: $(STAMP) ## write openapi/openapi.json from the declared routes
 	@$(PY) -m contrail_serve.openapi_export

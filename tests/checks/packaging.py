@@ -10,13 +10,19 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 
-from tests.checks.repository import File
+from tests.checks.repository import ROOT, File
 
 # The sockets of the service link are not vocabulary; its frames, handshake and methods are.
 VOCABULARY = re.compile(
     r"^contrail_common\.(?!edge\b|__about__$|link_net(\.(channel|client|connection|metrics|server))?$)"
 )
 CORE = re.compile(r"^contrail_\w+\.core(\.|$)")
+
+
+def root_packages() -> list[str]:
+    """The packages that the import contracts are about."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return list(project["tool"]["importlinter"]["root_packages"])
 
 
 def undeclared_imports(files: Iterable[File]) -> list[str]:

@@ -28,6 +28,17 @@ class File:
         return ast.parse(self.text, self.path)
 
     @property
+    def classes(self) -> Iterator[str]:
+        """Names of the classes that are defined anywhere in the module."""
+        return (node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+    @property
+    def functions(self) -> Iterator[str]:
+        """Names of the functions and methods that are defined anywhere in the module."""
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef
+        return (node.name for node in ast.walk(self.tree) if isinstance(node, kinds))
+
+    @property
     def is_python(self) -> bool:
         """True for a Python module."""
         return self.path.endswith(".py")

@@ -40,13 +40,17 @@ def main() -> int:
     """Walk and print; 1 when a hop that the walk names was not passed."""
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(open(os.devnull, "w")))  # noqa: SIM115
     with tempfile.TemporaryDirectory() as folder:
-        published, delivered, missing = asyncio.run(walk(Path(folder) / "data"))
+        walked = asyncio.run(walk(Path(folder) / "data"))
     console = Console(width=max(Console().width, 160), highlight=False)
-    show(console, "One publish: POST /v1/subjects/tour.hello/messages", published)
-    show(console, "One delivery: POST .../consumers/walker/next, then .../ack (sync)", delivered)
-    for name in missing:
+    show(console, "One publish: POST /v1/subjects/tour.hello/messages", walked.published)
+    show(
+        console,
+        "One delivery: POST .../consumers/walker/next, then .../ack (sync)",
+        walked.delivered,
+    )
+    for name in walked.missing:
         print(f"not passed: {name}", file=sys.stderr)
-    return 1 if missing else 0
+    return 1 if walked.missing else 0
 
 
 if __name__ == "__main__":
