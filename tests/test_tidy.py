@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.checks import code, packaging, text
+from tests.checks import code, documents, packaging, text
 from tests.checks.repository import ROOT, File, repository_files
 
 FILES = list(repository_files())
@@ -14,6 +14,12 @@ PYTHON = [file for file in FILES if file.is_python]
 MODULES = [file for file in PYTHON if file.module]
 DOCUMENTS = [file for file in FILES if file.path.endswith(".md")]
 LOCKS = [file for file in FILES if file.path.endswith("requirements.lock")]
+DECISION_INDEX = "docs/decisions/README.md"
+DECISIONS = [
+    file
+    for file in DOCUMENTS
+    if file.path.startswith("docs/decisions/") and file.path != DECISION_INDEX
+]
 # The Apache License names example addresses and has its own layout.
 OWN_TEXT = [file for file in FILES if file.path != "LICENSE"]
 
@@ -33,6 +39,9 @@ Check = Callable[[File], list[str]]
             id="cores take time and chance as arguments",
         ),
         pytest.param(text.top_headings, DOCUMENTS, id="documents have one title"),
+        pytest.param(
+            documents.malformed_decision, DECISIONS, id="decisions are short and have one form"
+        ),
         pytest.param(text.machine_paths, OWN_TEXT, id="no path of one machine"),
         pytest.param(text.registry_addresses, OWN_TEXT, id="no address of a registry"),
         pytest.param(text.unfinished, OWN_TEXT, id="nothing is left for later"),
@@ -51,6 +60,15 @@ def test_distributions_declare_what_they_import() -> None:
 def test_changelog_has_a_section_for_the_current_version() -> None:
     about = BY_PATH["libs/common/src/contrail_common/__about__.py"]
     assert packaging.undocumented_version(about, BY_PATH["CHANGELOG.md"]) == []
+
+
+def test_every_decision_is_listed_once() -> None:
+    paths = [file.path for file in DECISIONS]
+    assert documents.not_listed_once(BY_PATH[DECISION_INDEX], paths) == []
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    assert [problem for file in DOCUMENTS for problem in documents.dead_links(file, BY_PATH)] == []
 
 
 def test_every_module_of_the_vocabulary_is_pure_or_edge() -> None:
@@ -171,6 +189,55 @@ def test_version_without_changelog_section_is_found() -> None:
     assert packaging.undocumented_version(about, changelog) == [
         "CHANGELOG.md: no section for 2.0.0"
     ]
+
+
+DECISION = "# 7. Title\n\n**Decision.** This.\n\n**Why.** So.\n\n**Against.** That.\n"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        DECISION.replace("# 7.", "# 8."),
+        DECISION.replace("**Why.** So.\n\n", ""),
+        DECISION.replace("Why", "Measured"),
+        DECISION + "\n**Cost.** Much.\n",
+        DECISION.replace("**Decision", "Before.\n\n**Decision"),
+        DECISION + "\n" * documents.DECISION_LINES_MAX,
+        DECISION + "x" * (documents.DECISION_COLUMNS_MAX + 1),
+    ],
+)
+def test_malformed_decision_is_found(planted: str) -> None:
+    assert len(documents.malformed_decision(File("docs/decisions/0007-a.md", planted))) == 1
+
+
+@pytest.mark.parametrize(
+    "clean",
+    [
+        DECISION,
+        DECISION + "\n**Not reached.** More.\n",
+        DECISION.replace("**Decision", "Superseded by [8](0008-b.md).\n\n**Decision"),
+    ],
+)
+def test_well_formed_decision_passes(clean: str) -> None:
+    assert documents.malformed_decision(File("docs/decisions/0007-a.md", clean)) == []
+
+
+def test_decision_that_is_listed_twice_or_never_is_found() -> None:
+    index = File("docs/decisions/README.md", "[1](0001-a.md), [1](0001-a.md), [2](0002-b.md)\n")
+    paths = [f"docs/decisions/{name}.md" for name in ("0001-a", "0002-b", "0003-c")]
+    assert documents.not_listed_once(index, paths) == [
+        "docs/decisions/README.md: 0001-a.md is not listed once",
+        "docs/decisions/README.md: 0003-c.md is not listed once",
+    ]
+
+
+def test_dead_link_is_found() -> None:
+    links = ["(b.md)", "(b.md#two-words)", "(../README.md)", "(.)", "(#a)", "(https://host/x)"]
+    dead = ["(c.md)", "(b.md#three)", "(../b.md)", "(#c)"]
+    page = File("docs/a.md", "# A\n" + "\n".join(f"[x]{link}" for link in links + dead))
+    files = {file.path: file for file in (page, File("docs/b.md", "# Two `words`\n"))}
+    files["README.md"] = File("README.md", "# R\n")
+    assert documents.dead_links(page, files) == [f"docs/a.md: dead link ]{link}" for link in dead]
 
 
 def test_unprotected_and_vanished_vocabulary_is_found() -> None:
