@@ -1,5 +1,8 @@
 """Storage, two apis and two gateways as processes: what each death costs, and what comes back."""
 
+import asyncio
+import contextlib
+import queue
 import random
 import threading
 import time
@@ -13,6 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from contrail_client import Contrail
+from contrail_common.link_net.handshake import MAGIC
 from tests.cluster.load import ALL, Load
 from tests.cluster.test_kill_under_load import ACKS_BETWEEN_KILLS, PROGRESS_S, read_all
 from tests.cluster.verdict import problems
@@ -21,6 +25,7 @@ from tests.support.servers import HOST, Process, SplitServers, free_port
 
 SEED: Final = 1_729
 PATIENCE_S: Final = 30.0
+STRANGERS: Final = 150
 STREAM: Final = "/v1/streams/S"
 NEXT: Final = f"{STREAM}/consumers/c/next"
 
@@ -108,6 +113,49 @@ def test_storage_killed_under_load_loses_and_doubles_nothing(split: SplitServers
     with Contrail(split.gateways[1].url) as client:
         stored, replayed = read_all(client), list(client.replay("LOAD"))
     assert problems(load.journal, stored, replayed, eager_consumer=ALL) == [], f"seed {SEED}"
+
+
+@contextlib.contextmanager
+def strangers(address: tuple[str, int]) -> Iterator[None]:
+    """Many who connect, prove nothing, and come back when they are cut off."""
+    over = asyncio.Event()
+
+    async def come_back(said: bytes) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection(*address)
+                with contextlib.closing(writer):
+                    writer.write(said)
+                    await reader.read()
+
+    async def crowd() -> None:
+        loops.put(asyncio.get_running_loop())
+        async with asyncio.TaskGroup() as group:
+            said = (b"", MAGIC, MAGIC + bytes(63))
+            tasks = [group.create_task(come_back(said[n % 3])) for n in range(STRANGERS)]
+            await over.wait()
+            for task in tasks:
+                task.cancel()
+
+    loops: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(asyncio.run, crowd())
+        loop = loops.get()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(over.set)
+            ended.result()
+
+
+def test_strangers_at_the_link_port_keep_no_fresh_process_out(split: SplitServers) -> None:
+    link = HOST, split.storage.settings["link_port"]
+    with strangers(link):
+        for edge in split.edges:
+            edge.kill()
+            edge.start()
+            split.wait_until_ready([edge])
+            assert publish(edge).status_code == httpx.codes.CREATED
 
 
 def test_storage_away_is_503_with_a_reason_everywhere_and_back_is_found(

@@ -155,9 +155,16 @@ def frame_bytes(
 
 
 class RawSocket:
-    """A socket by hand: bytes out, frames in."""
+    """A socket by hand: bytes out, frames in. With ``held`` the head lacks its last byte."""
 
-    def __init__(self, url: str, *lines: str, form: str | None = JSON, path: str = PATH) -> None:
+    def __init__(
+        self,
+        url: str,
+        *lines: str,
+        form: str | None = JSON,
+        path: str = PATH,
+        held: bool = False,
+    ) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -178,7 +185,8 @@ class RawSocket:
             if value:
                 usual[name] = value
         head = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in usual.items())]
-        self.send("\r\n".join([*head, "", ""]).encode())
+        request = "\r\n".join([*head, "", ""]).encode()
+        self.send(request[:-1] if held else request)
 
     def __enter__(self) -> Self:
         return self

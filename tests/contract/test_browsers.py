@@ -1,6 +1,7 @@
 """Pages of other origins: what they may ask and read, and tickets in place of a token."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -13,6 +14,8 @@ from tests.support.servers import ServerProcess, SplitServers
 TOKEN = "open-sesame"
 ORIGIN = "https://app.example"
 EDGES = 4
+RACES = 10
+RACERS = 6 * EDGES
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}", "origin": ORIGIN}
 
 
@@ -161,6 +164,20 @@ def test_ticket_opens_one_socket_in_whichever_process(
                 with RawSocket(listed.url, path=path) as second:
                     status, problem, _ = second.problem()
                     assert (status, problem["name"]) == (401, "unauthenticated")
+
+
+def test_sockets_that_race_with_one_ticket_over_all_processes_open_one(
+    listed: ServerProcess | SplitServers, page: httpx.Client
+) -> None:
+    for _ in range(RACES):
+        path = f"{PATH}?ticket={ticket_of(page)}"
+        with ExitStack() as opened:
+            urls = [listed.url for _ in range(RACERS)]  # each process in turn
+            racers = [opened.enter_context(RawSocket(url, path=path, held=True)) for url in urls]
+            for racer in racers:
+                racer.send(b"\n")
+            answers = [racer.head()[0] for racer in racers]
+        assert sorted(answers) == [101] + [401] * (RACERS - 1)
 
 
 def test_ticket_reads_events_once_in_whichever_process(

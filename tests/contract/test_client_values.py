@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from contrail_client import (
+    AcksRefused,
     AsyncContrail,
     Bounds,
     ConsumerConfig,
@@ -186,6 +187,49 @@ def test_messages_of_a_consumer_are_iterated_over_and_the_rest_goes_back(
         assert sorted(int(each.payload) for each in found) == list(range(13, 25))
         worker.ack(*found, sync=True)
         assert list(worker.messages(timeout_s=0.01)) == []
+
+
+def test_pulled_message_acknowledges_itself(live: ServerProcess) -> None:
+    stream = new_stream(live.url)
+    with Contrail(live.url) as client:
+        fill(client, stream, 5)
+        worker = client.create_consumer(stream, "w", {"ack_wait": "1h"})
+        done, wrong, later, again, long = worker.messages(timeout_s=0.0)
+        done.ack()
+        wrong.term(reason="no order")
+        later.nak(delay=timedelta(hours=1))
+        long.in_progress()
+        again.nak()
+        (again,) = worker.next()
+        assert (again.payload, again.num_delivered) == (b"3", 2)
+        again.ack_sync()
+        assert worker.info().num_ack_pending == 2  # the late one and the long one
+        worker.delete()
+        with pytest.raises(AcksRefused, match="the consumer was deleted"):
+            long.ack()
+
+
+def test_pulled_message_acknowledges_itself_without_blocking(live: ServerProcess) -> None:
+    stream = new_stream(live.url)
+
+    async def work() -> None:
+        async with AsyncContrail(live.url) as client:
+            await client.publish_batch(stream, [Message(f"{stream}.a", str(n)) for n in range(5)])
+            worker = await client.create_consumer(stream, "w", {"ack_wait": "1h"})
+            done, wrong, later, again, long = [
+                each async for each in worker.messages(timeout_s=0.0)
+            ]
+            await done.ack()
+            await wrong.term(reason="no order")
+            await later.nak(delay="1h")
+            await long.in_progress()
+            await again.nak()
+            (again,) = await worker.next()
+            assert (again.payload, again.num_delivered) == (b"3", 2)
+            await again.ack_sync()
+            assert (await worker.info()).num_ack_pending == 2
+
+    finish(work())
 
 
 def test_messages_of_a_consumer_survive_a_restart_of_the_server(tmp_path: Path) -> None:

@@ -31,3 +31,5 @@ def test_page_has_search_and_shows_fields() -> None:
     assert "plugins: [search]" in PAGE
     assert "filter: true" in PAGE
     assert 'defaultModelRendering: "model"' in PAGE
+    assert "responseInterceptor: prepare" in PAGE
+    assert ('placeholder:"Search"' in PAGE, "Filter by tag" in PAGE) == (True, False)

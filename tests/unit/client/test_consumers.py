@@ -21,8 +21,8 @@ REFUSED = b"""{"results": [{"ok": true}, {"problem": {"title": "stale token", "s
   "errors": []}}]}"""
 
 
-def pull(**changes: object) -> "consumers.Call[Pull]":
-    fields = dict.fromkeys(("expires", "max_bytes", "no_wait")) | {"batch": 1}
+def pull(**changes: object) -> "consumers.Call[Pull[Delivery]]":
+    fields = dict.fromkeys(("expires", "max_bytes", "no_wait")) | {"batch": 1, "kind": Delivery}
     return consumers.pull("S", "c", **(fields | changes))  # type: ignore[arg-type]
 
 

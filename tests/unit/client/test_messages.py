@@ -61,6 +61,12 @@ def test_other_types_are_refused_with_a_sentence(
         make(**fields)
 
 
+@pytest.mark.parametrize("make", [by_hand, by_publisher])
+def test_header_without_a_value_is_refused(make: Callable[..., Message]) -> None:
+    with pytest.raises(ValueError, match="header Tags has no value"):
+        make(headers={"One": "", "Tags": []})
+
+
 def test_payload_that_can_change_is_copied() -> None:
     data = bytearray(b"one")
     messages = [Message("a", data), Message("a", memoryview(data))]  # type: ignore[arg-type]

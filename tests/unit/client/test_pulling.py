@@ -23,14 +23,21 @@ DELIVERY = Delivery(
 )
 
 
-def pulls(timeout_s: float | None) -> Pulls:
+def pulls(timeout_s: float | None) -> Pulls[Delivery]:
     reconnecting = Reconnecting(Retries(attempts=2), 60.0)
     return Pulls(
-        "S", "c", reconnecting, batch=10, expires="30s", max_bytes=None, timeout_s=timeout_s
+        "S",
+        "c",
+        reconnecting,
+        batch=10,
+        expires="30s",
+        max_bytes=None,
+        timeout_s=timeout_s,
+        kind=Delivery,
     )
 
 
-def asked(of: Pulls, now_s: float) -> dict[str, Any] | None:
+def asked(of: Pulls[Delivery], now_s: float) -> dict[str, Any] | None:
     call = of.call(now_s)
     return None if call is None else msgspec.json.decode(call.request.body)
 

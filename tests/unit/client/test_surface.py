@@ -10,12 +10,14 @@ from contrail_client import (
     AsyncContrail,
     AsyncOrderedReader,
     AsyncPublisher,
+    AsyncPulledMessage,
     AsyncPushedMessage,
     AsyncSubscription,
     Consumer,
     Contrail,
     OrderedReader,
     Publisher,
+    PulledMessage,
     PushedMessage,
     Subscription,
     errors,
@@ -34,7 +36,8 @@ def methods(of: type) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("sync", "asynchronous"), [(Contrail, AsyncContrail), (Consumer, AsyncConsumer)]
+    ("sync", "asynchronous"),
+    [(Contrail, AsyncContrail), (Consumer, AsyncConsumer), (PulledMessage, AsyncPulledMessage)],
 )
 def test_both_clients_have_the_same_methods(sync: type, asynchronous: type) -> None:
     assert methods(sync) == methods(asynchronous)
@@ -52,6 +55,14 @@ def test_both_clients_have_the_same_methods(sync: type, asynchronous: type) -> N
 def test_live_methods_are_those_of_the_asynchronous_form(sync: type, asynchronous: type) -> None:
     # The asynchronous form has more: what the connection calls.
     assert methods(sync).items() <= methods(asynchronous).items()
+
+
+@pytest.mark.parametrize(
+    ("pulled", "pushed"), [(PulledMessage, PushedMessage), (AsyncPulledMessage, AsyncPushedMessage)]
+)
+def test_pulled_message_is_acknowledged_as_a_pushed_one(pulled: type, pushed: type) -> None:
+    ways = ("ack", "nak", "term", "in_progress", "ack_sync")
+    assert {way: methods(pulled)[way] for way in ways}.items() <= methods(pushed).items()
 
 
 def test_everything_exported_exists() -> None:

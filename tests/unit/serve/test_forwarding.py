@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from contrail_serve.forwarding.connection import PeerConnection, PeerLostError
 from tests.unit.serve.peer_rig import HOST, OK, Front, Line, Peer, front, run, until
 
 NEXT = "/v1/streams/S/consumers/c/next"
@@ -374,6 +375,24 @@ def test_change_whose_peer_is_lost_has_an_unknown_outcome(said: bytes) -> None:
             assert peer.accepted == 1
 
     run(scenario())
+
+
+def test_nothing_is_written_to_a_connection_that_was_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with Peer() as peer:
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(
+                lambda: PeerConnection(peer.address), *peer.address
+            )
+            connection.abort()  # as when its answer makes no sense and the body still comes
+            for _ in range(10):
+                with pytest.raises(PeerLostError):
+                    await connection.send(b"x")
+
+    run(scenario())
+    assert caplog.messages == []
 
 
 def test_stream_whose_peer_is_lost_is_cut() -> None:

@@ -6,19 +6,20 @@
         contrail.ensure_stream("ORDERS", {"subjects": ["orders.>"]})
         contrail.publish("orders.new", b"one", msg_id="order-1")
         worker = contrail.ensure_consumer("ORDERS", "worker")
-        for delivery in worker.next(batch=10, expires="5s"):
-            worker.ack(delivery)
+        for message in worker.messages():
+            print(message.payload)
+            message.ack()
 
 `AsyncContrail` is the same with `await`. `publisher`, `subscribe` and `ordered` share one WebSocket
 of the client and survive its loss. Errors are in `contrail_client.errors`.
 """
 
 from contrail_client.aio import AsyncContrail
-from contrail_client.aio_consumer import AsyncConsumer
+from contrail_client.aio_consumer import AsyncConsumer, AsyncPulledMessage
 from contrail_client.calls import Retries
 from contrail_client.client import Contrail
 from contrail_client.configs import ConsumerConfig, StreamConfig
-from contrail_client.consumer import Consumer
+from contrail_client.consumer import Consumer, PulledMessage
 from contrail_client.ensuring import ConfigDiffers
 from contrail_client.errors import (
     AcksRefused,
@@ -86,6 +87,7 @@ __all__ = [
     "AsyncOrderedReader",
     "AsyncPublication",
     "AsyncPublisher",
+    "AsyncPulledMessage",
     "AsyncPushedMessage",
     "AsyncReplay",
     "AsyncSubscription",
@@ -123,6 +125,7 @@ __all__ = [
     "Publisher",
     "PublishesFailed",
     "Pull",
+    "PulledMessage",
     "PushedMessage",
     "Range",
     "Replay",

@@ -5,13 +5,39 @@ import random
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from contrail_client import consumers, pulling
 from contrail_client.errors import ContrailError
 from contrail_client.models import ConsumerInfo, Delivery, Difference, Pull
 from contrail_client.times import Duration
 from contrail_client.transport import AsyncTransport
+
+
+class AsyncPulledMessage(Delivery, frozen=True, kw_only=True, dict=True):
+    """As `PulledMessage`, for asyncio."""
+
+    _consumer: ClassVar["AsyncConsumer"]
+
+    async def ack(self) -> None:
+        """As `PulledMessage.ack`."""
+        await self._consumer.ack(self)
+
+    async def nak(self, *, delay: Duration | None = None) -> None:
+        """As `PulledMessage.nak`."""
+        await self._consumer.nak(self, delay=delay)
+
+    async def term(self, *, reason: str | None = None) -> None:
+        """As `PulledMessage.term`."""
+        await self._consumer.term(self, reason=reason)
+
+    async def in_progress(self) -> None:
+        """As `PulledMessage.in_progress`."""
+        await self._consumer.in_progress(self)
+
+    async def ack_sync(self) -> None:
+        """As `PulledMessage.ack_sync`."""
+        await self._consumer.ack(self, sync=True)
 
 
 class AsyncConsumer:
@@ -45,7 +71,7 @@ class AsyncConsumer:
         expires: Duration | None = "30s",
         max_bytes: int | None = None,
         no_wait: bool | None = None,
-    ) -> Pull:
+    ) -> Pull[AsyncPulledMessage]:
         """As `Consumer.next`."""
         call = consumers.pull(
             self.stream,
@@ -54,8 +80,9 @@ class AsyncConsumer:
             expires=None if no_wait else expires,
             max_bytes=max_bytes,
             no_wait=no_wait,
+            kind=AsyncPulledMessage,
         )
-        return await self._transport.run(call)
+        return consumers.bound(await self._transport.run(call), self)
 
     async def messages(
         self,
@@ -64,7 +91,7 @@ class AsyncConsumer:
         timeout_s: float | None = None,
         expires: Duration = pulling.EXPIRES,
         max_bytes: int | None = None,
-    ) -> AsyncGenerator[Delivery, None]:
+    ) -> AsyncGenerator[AsyncPulledMessage, None]:
         """As `Consumer.messages`; leave the loop under `contextlib.aclosing` to give back at once.
 
         Otherwise the event loop does so when it finds the time.
@@ -77,11 +104,12 @@ class AsyncConsumer:
             expires=expires,
             max_bytes=max_bytes,
             timeout_s=timeout_s,
+            kind=AsyncPulledMessage,
         )
         loop = asyncio.get_running_loop()
         while (call := pulls.call(loop.time())) is not None:
             try:
-                found = await self._transport.run(call)
+                found = consumers.bound(await self._transport.run(call), self)
             except ContrailError as error:
                 await asyncio.sleep(pulls.failed(error, loop.time(), random.random()))
                 continue

@@ -5,13 +5,44 @@ import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from contrail_client import consumers, pulling
 from contrail_client.errors import ContrailError
 from contrail_client.models import ConsumerInfo, Delivery, Difference, Pull
 from contrail_client.times import Duration
 from contrail_client.transport import Transport
+
+
+class PulledMessage(Delivery, frozen=True, kw_only=True, dict=True):
+    """A message that was pulled, to be acknowledged by one of its methods.
+
+    Each is one request and raises `AcksRefused` when the server does not take it. The methods of
+    the consumer acknowledge many messages in one request.
+    """
+
+    _consumer: ClassVar["Consumer"]
+    """Set on each message, and no field: the server cannot send it, nor does it show."""
+
+    def ack(self) -> None:
+        """It is done."""
+        self._consumer.ack(self)
+
+    def nak(self, *, delay: Duration | None = None) -> None:
+        """Deliver it again, at once or after `delay`."""
+        self._consumer.nak(self, delay=delay)
+
+    def term(self, *, reason: str | None = None) -> None:
+        """Never deliver it again."""
+        self._consumer.term(self, reason=reason)
+
+    def in_progress(self) -> None:
+        """Still working: start its `ack_wait` anew."""
+        self._consumer.in_progress(self)
+
+    def ack_sync(self) -> None:
+        """It is done, and that is durable when this returns."""
+        self._consumer.ack(self, sync=True)
 
 
 class Consumer:
@@ -46,9 +77,10 @@ class Consumer:
         expires: Duration | None = "30s",
         max_bytes: int | None = None,
         no_wait: bool | None = None,
-    ) -> Pull:
+    ) -> Pull[PulledMessage]:
         """Lease up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
 
+        Acknowledge each message with its own `ack`, or many in one request with the consumer's.
         The result is empty when none came. After an `OutcomeUnknown` the messages come again once
         the consumer's `ack_wait` is over.
         """
@@ -59,8 +91,9 @@ class Consumer:
             expires=None if no_wait else expires,
             max_bytes=max_bytes,
             no_wait=no_wait,
+            kind=PulledMessage,
         )
-        return self._transport.run(call)
+        return consumers.bound(self._transport.run(call), self)
 
     def messages(
         self,
@@ -69,8 +102,8 @@ class Consumer:
         timeout_s: float | None = None,
         expires: Duration = pulling.EXPIRES,
         max_bytes: int | None = None,
-    ) -> Generator[Delivery, None, None]:
-        """Messages one after the other, pulled in batches: acknowledge each with `ack`.
+    ) -> Generator[PulledMessage, None, None]:
+        """Messages one after the other, pulled in batches: acknowledge each, as with `next`.
 
         Ends once no message came for `timeout_s`; without it never. Goes on after broken
         connections and restarts of the server, as a subscription does. What was pulled and not
@@ -84,10 +117,11 @@ class Consumer:
             expires=expires,
             max_bytes=max_bytes,
             timeout_s=timeout_s,
+            kind=PulledMessage,
         )
         while (call := pulls.call(time.monotonic())) is not None:
             try:
-                found = self._transport.run(call)
+                found = consumers.bound(self._transport.run(call), self)
             except ContrailError as error:
                 time.sleep(pulls.failed(error, time.monotonic(), random.random()))
                 continue

@@ -1,9 +1,11 @@
 """Calls that manage consumers, pull from them and acknowledge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from contrail_client.calls import (
     JSON,
@@ -22,7 +24,7 @@ from contrail_client.calls import (
 )
 from contrail_client.configs import ConsumerConfig
 from contrail_client.errors import AcksRefused
-from contrail_client.models import ConsumerInfo, Delivery, Pull
+from contrail_client.models import ConsumerInfo, D, Delivery, Pull
 from contrail_client.times import Duration
 
 AckKind = Literal["ack", "nak", "term", "in_progress"]
@@ -46,7 +48,6 @@ class _AckResults(msgspec.Struct):
 
 _info = with_etag(json_as(ConsumerInfo))
 _page = json_as(Page)
-_pull = json_as(Pull)
 _ack_results = json_as(_AckResults)
 
 
@@ -115,13 +116,17 @@ def pull(
     expires: Duration | None,
     max_bytes: int | None,
     no_wait: bool | None,
-) -> Call[Pull]:
-    """Lease up to `batch` messages; the server waits up to `expires` for the first."""
+    kind: type[D],
+) -> Call[Pull[D]]:
+    """Lease up to `batch` messages; the server waits up to `expires` for the first.
+
+    They are read as `kind`, which a client then gives to `bound`.
+    """
     body = given(batch=batch, expires=expires, max_bytes=max_bytes, no_wait=no_wait)
     return call(
         "POST",
         path_of("streams", stream, "consumers", name, "next"),
-        _deliveries,
+        _pull_of(kind),
         json=body,
         headers=(("Accept", JSON),),
         wait_s=LONG_POLL_S,
@@ -167,5 +172,14 @@ def acknowledge(
     )
 
 
-def _deliveries(answer: Answer) -> Pull:
-    return _pull(answer) if answer.body else Pull()  # 204: nothing came in time
+def bound(found: Pull[D], consumer: object) -> Pull[D]:
+    """What was pulled, each message with the consumer that acknowledges it."""
+    for each in found:
+        force_setattr(each, "_consumer", consumer)  # new from the decoder, and nobody's yet
+    return found
+
+
+@cache
+def _pull_of(kind: type[D]) -> Callable[[Answer], Pull[D]]:
+    read: Callable[[Answer], Pull[D]] = json_as(Pull[kind])  # type: ignore[valid-type]
+    return lambda answer: read(answer) if answer.body else Pull()  # 204: nothing came in time

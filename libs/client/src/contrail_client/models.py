@@ -11,7 +11,7 @@ API's field names.
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -94,6 +94,8 @@ def _headers(headers: object) -> dict[str, list[str]]:
         values = [value] if isinstance(value, str) else value
         if isinstance(values, bytes | bytearray) or not isinstance(values, Sequence):
             raise TypeError(f"header {name} must be a str or a list of str, not {_kind(value)}")
+        if not values:
+            raise ValueError(f"header {name} has no value: give it one, or leave it out")
         for each in values:
             if not isinstance(each, str):
                 raise TypeError(f"header {name} must be a list of str, but holds {_kind(each)}")
@@ -188,6 +190,9 @@ class Delivery(StoredMessage, frozen=True, kw_only=True):
     num_delivered: int
     num_pending: int
     ack_token: str
+
+
+D = TypeVar("D", bound=Delivery)
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,17 +318,17 @@ class Gap(msgspec.Struct, frozen=True):
     shard: int | None = None
 
 
-class Pull(msgspec.Struct, frozen=True):
-    """The answer of one pull: a sequence of deliveries, empty when nothing came in time."""
+class Pull(msgspec.Struct, Generic[D], frozen=True):
+    """The answer of one pull: a sequence of messages, empty when nothing came in time."""
 
-    messages: tuple[Delivery, ...] = ()
+    messages: tuple[D, ...] = ()
     num_pending: int = 0
 
     def to_pandas(self) -> Any:
         """The messages as a `pandas.DataFrame`; see `tables.to_pandas`."""
         return to_pandas(self.messages)
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[D]:
         return iter(self.messages)
 
     def __len__(self) -> int:

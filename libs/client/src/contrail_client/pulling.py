@@ -1,12 +1,12 @@
 """An endless pull: what to ask for next, and what a failure means. Pure."""
 
 from functools import partial
-from typing import Final
+from typing import Final, Generic
 
 from contrail_client import consumers
 from contrail_client.calls import Call
 from contrail_client.errors import ContrailError, OutcomeUnknown, Unreachable
-from contrail_client.models import Pull
+from contrail_client.models import D, Pull
 from contrail_client.reconnecting import Reconnecting
 from contrail_client.times import Duration, to_timedelta
 
@@ -16,7 +16,7 @@ BATCH: Final = 10
 EXPIRES: Final = "30s"
 
 
-class Pulls:
+class Pulls(Generic[D]):
     """Asks for one batch after the other, until none came for `timeout_s` (None: without an end).
 
     A server that is away is asked again, as `Reconnecting` allows. Of a pull without an answer the
@@ -33,8 +33,11 @@ class Pulls:
         expires: Duration,
         max_bytes: int | None,
         timeout_s: float | None,
+        kind: type[D],
     ) -> None:
-        self._pull = partial(consumers.pull, stream, consumer, batch=batch, max_bytes=max_bytes)
+        self._pull = partial(
+            consumers.pull, stream, consumer, batch=batch, max_bytes=max_bytes, kind=kind
+        )
         self._expires_s = to_timedelta(expires).total_seconds()
         self._timeout_s = timeout_s
         self._reconnecting = reconnecting
@@ -42,7 +45,7 @@ class Pulls:
         """When the wait for the next message began; None while what came is being handled."""
         self._over = False
 
-    def call(self, now_s: float) -> Call[Pull] | None:
+    def call(self, now_s: float) -> Call[Pull[D]] | None:
         """The next request; None when nothing came for long enough."""
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
@@ -55,7 +58,7 @@ class Pulls:
             return self._pull(no_wait=True, expires=None)
         return self._pull(no_wait=None, expires=f"{max(round(wait_s * 1_000), 1)}ms")
 
-    def came(self, found: Pull, now_s: float) -> None:
+    def came(self, found: Pull[D], now_s: float) -> None:
         """An answer came, with messages or without."""
         self._reconnecting.opened(now_s)
         if len(found):

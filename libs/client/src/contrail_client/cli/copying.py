@@ -16,6 +16,7 @@ from contrail_client.cli.arguments import (
 )
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.configs import ConsumerConfig, StreamConfig
+from contrail_client.models import ConsumerInfo, StreamInfo
 
 NewName = Annotated[str, typer.Argument(help="Name of the copy.")]
 
@@ -43,7 +44,7 @@ def copy_stream(
     wanted = cast(StreamConfig, _copied(source, changes))
     with how_to_go_on("contrail stream edit"):
         made = session.client.create_stream(name, wanted)
-    show.facts(made if session.as_json else made.config, name, as_json=session.as_json)
+    _show(session, made, name)
 
 
 def copy_consumer(
@@ -64,9 +65,12 @@ def copy_consumer(
         wanted.pop("filter_subject" if filters else "filter_subjects", None)
     with how_to_go_on("contrail consumer edit"):
         made = session.client.create_consumer(stream, name, cast(ConsumerConfig, wanted))
-    info = made.info()
-    shown = info if session.as_json else info.config
-    show.facts(shown, f"{stream} / {name}", as_json=session.as_json)
+    _show(session, made.info(), f"{stream} / {name}")
+
+
+def _show(session: Session, made: StreamInfo | ConsumerInfo, title: str) -> None:
+    shown = made if session.as_json else made.config
+    show.facts(shown, title, as_json=session.as_json)
 
 
 def _copied(source: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,13 +23,12 @@ from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
 from contrail_client.errors import ContrailError
 from contrail_client.models import StreamInfo
-from contrail_client.times import parse_time_ns, to_timedelta
+from contrail_client.times import to_timedelta
 
 app = group("Watch a server.")
 checks = group("Check for monitoring: status 0 ok, 1 warning, 2 critical, 3 unknown.")
 app.add_typer(checks, name="check")
 
-_NS_PER_S: Final = 1_000_000_000
 _MS: Final = 1_000.0
 _NOBODYS: Final = "-"
 """Begins no stream's name that anybody would choose: asking for such streams costs little."""
@@ -253,7 +252,7 @@ def _silence(last: str | None, longest: str) -> Finding:
     bound_s = to_timedelta(longest).total_seconds()
     if last is None:
         return Finding("silence_seconds", -1, Level.CRITICAL, "nothing yet")
-    age_s = (time.time_ns() - parse_time_ns(last)) / _NS_PER_S
+    age_s = units.since_s(last, time.time_ns())
     told = f"newest {units.span(age_s)} ago"
     level = Level.CRITICAL if age_s > bound_s else Level.OK
     return Finding("silence_seconds", round(age_s, 3), level, told)

@@ -11,9 +11,7 @@ from contrail_client.cli import consumers, show, streams, units
 from contrail_client.cli.arguments import StreamName
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.models import ConsumerInfo, StreamInfo
-from contrail_client.times import parse_time_ns, to_timedelta
-
-_NS_PER_S: Final = 1_000_000_000
+from contrail_client.times import to_timedelta
 
 
 class StreamOrder(StrEnum):
@@ -132,13 +130,13 @@ def find_streams(
 ) -> None:
     """Print the names of streams to which all that is given applies."""
     now_ns = time.time_ns()
-    idle_ns, older_ns = _duration_ns(idle), _duration_ns(older)
+    idle_s, older_s = _duration_s(idle), _duration_s(older)
 
     def matches(info: StreamInfo) -> bool:
         state = info.state
         return (
-            (idle_ns is None or _since_ns(state.last_ts or info.created, now_ns) >= idle_ns)
-            and (older_ns is None or _since_ns(info.created, now_ns) >= older_ns)
+            (idle_s is None or units.since_s(state.last_ts or info.created, now_ns) >= idle_s)
+            and (older_s is None or units.since_s(info.created, now_ns) >= older_s)
             and not (empty and state.messages)
             and not (unused and state.consumer_count)
             and (min_messages is None or state.messages >= min_messages)
@@ -203,14 +201,14 @@ def find_consumers(
 ) -> None:
     """Print the names of a stream's consumers to which all that is given applies."""
     now_ns = time.time_ns()
-    idle_ns = _duration_ns(idle)
+    idle_s = _duration_s(idle)
 
     def matches(info: ConsumerInfo) -> bool:
         last = info.delivered.last_active or info.created
         return (
             (pending is None or info.num_pending >= pending)
             and (ack_pending is None or info.num_ack_pending >= ack_pending)
-            and (idle_ns is None or _since_ns(last, now_ns) >= idle_ns)
+            and (idle_s is None or units.since_s(last, now_ns) >= idle_s)
             and not (waiting and not info.num_waiting)
             and not (bound and not info.push_bound)
         )
@@ -236,9 +234,5 @@ def _of(number: int, limit: int) -> units.Figure:
     return units.Figure(f"{units.count(number)} of {units.count(limit)}" if limit > 0 else number)
 
 
-def _duration_ns(text: str | None) -> int | None:
-    return None if text is None else round(to_timedelta(text).total_seconds() * _NS_PER_S)
-
-
-def _since_ns(when: str, now_ns: int) -> int:
-    return now_ns - parse_time_ns(when)
+def _duration_s(text: str | None) -> float | None:
+    return None if text is None else to_timedelta(text).total_seconds()

@@ -56,11 +56,16 @@ def span(seconds: float) -> Figure:
     return Figure(" ".join(filter(None, parts)) or "0s")
 
 
+def since_s(time: str, now_ns: int) -> float:
+    """Seconds since an RFC 3339 time; below zero when it is yet to come."""
+    return (now_ns - parse_time_ns(time)) / _NS_PER_S
+
+
 def age(time: str | None, now_ns: int) -> Figure:
     """How long ago an RFC 3339 time was; `-` for None."""
     if time is None:
         return Figure("-")
-    return span((now_ns - parse_time_ns(time)) / _NS_PER_S)
+    return span(since_s(time, now_ns))
 
 
 def moment(time: str, now_ns: int) -> str:
@@ -68,7 +73,7 @@ def moment(time: str, now_ns: int) -> str:
     match = _TIME.fullmatch(time)
     if match is None:
         return time
-    ago_s = (now_ns - parse_time_ns(time)) // _NS_PER_S
+    ago_s = since_s(time, now_ns)
     told = f"{span(ago_s)} ago" if ago_s >= 0 else f"in {span(-ago_s)}"
     return f"{match[1]} {match[2]} UTC ({told})"
 

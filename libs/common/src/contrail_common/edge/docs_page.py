@@ -31,8 +31,32 @@ const search = () => ({ fn: { opsFilter: (tags, phrase) => {
     .map(tag => tag.update("operations", operations => operations.filter(matches)))
     .filter(tag => tag.get("operations").size > 0);
 } } });
+// The page fills in every example to try an operation with: a first publish would be refused for an
+// expectation that nobody has. Of what may be left out the example is told, and not filled in.
+const leaveOut = parameter => {
+  const example = parameter.example ?? parameter.schema?.examples?.[0];
+  if (parameter.required || example === undefined) return;
+  delete parameter.example;
+  delete parameter.schema.examples;
+  parameter.description = `${parameter.description ?? ""}\n\n*Example*: ${"`"}${example}${"`"}`;
+};
+const prepare = answer => {
+  if (!answer.ok || new URL(answer.url, location).pathname !== "/openapi.json") return answer;
+  const described = JSON.parse(answer.text);
+  Object.values(described.components?.parameters ?? {}).forEach(leaveOut);
+  for (const path of Object.values(described.paths))
+    for (const operation of Object.values(path)) (operation.parameters ?? []).forEach(leaveOut);
+  answer.text = JSON.stringify(described);
+  return answer;
+};
+// Fields are shown first, yet who tries an operation wants to write its body.
+document.addEventListener("click", event => {
+  const block = event.target.closest(".try-out__btn") && event.target.closest(".opblock");
+  if (block) setTimeout(() => block.querySelector("[data-name=example]")?.click());
+});
 SwaggerUIBundle({
   url: "/openapi.json",
+  responseInterceptor: prepare,
   dom_id: "#docs",
   plugins: [search],
   filter: true,
@@ -57,7 +81,9 @@ def docs_page() -> bytes:
         % {
             "style": _file("swagger-ui.css"),
             # What would begin a comment of HTML, and hide the script's end from the browser.
-            "script": _file("swagger-ui-bundle.js").replace("<!--", r"<\x21--"),
+            "script": _file("swagger-ui-bundle.js")
+            .replace("<!--", r"<\x21--")
+            .replace("Filter by tag", "Search"),  # which it does, with the function below
         }
     ).encode()
 

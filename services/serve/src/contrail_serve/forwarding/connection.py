@@ -79,10 +79,10 @@ class PeerConnection(asyncio.Protocol):
 
     async def send(self, piece: bytes) -> None:
         """Send a piece of the body, and wait while the peer does not read."""
-        if not self.lost:
+        if self.usable:
             self._transport.write(piece)
-        await self._writable.wait()
-        if self.lost:
+            await self._writable.wait()
+        if not self.usable:
             raise PeerLostError
 
     async def send_chunk(self, piece: bytes) -> None:
