@@ -356,6 +356,7 @@ class StorageNode:
             self.applier.hash_key,
             (*self._factory.refusals, NotLeadingError),
             lambda: self.applier.unwritten_bytes,
+            busy=self._factory.busy,
         )
         return proposer
 
@@ -449,7 +450,8 @@ class StorageNode:
         be called at any time, and repeated; a start that is under way is cancelled.
         """
         if self._starting is not None:
-            self._starting.cancel()
+            if not self._starting.cancelling():  # another one would cut short what ends it
+                self._starting.cancel()
             await asyncio.wait([self._starting])
         elif self._ended or not self.groups:  # or it was never started
             await asyncio.to_thread(self.close)
