@@ -277,6 +277,8 @@ async def stop_unstarted(data_dir: Path) -> None:
     await fill(data_dir)
     rig = Rig(data_dir)
     await rig.node.stop()
+    with pytest.raises(OSError, match="stopped before it started"):
+        await rig.node.start()
     async with node_over_a_switched_store(data_dir) as (node, _):
         await settled(LocalLink(node))
 

@@ -145,10 +145,7 @@ class StorageNode:
 
     @classmethod
     def open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
-        """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text.
-
-        Whoever does not start the node stops it.
-        """
+        """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
         return open_node(
             options,
             lambda identity, store, keyring: cls(options, identity, store, groups, keyring),
@@ -191,6 +188,8 @@ class StorageNode:
 
         Raises OSError. Once it has failed, or was cancelled, nothing of the node is left.
         """
+        if self._ended:
+            raise OSError("the node was stopped before it started")
         self._starting = asyncio.current_task()
         try:
             await self._start()
@@ -465,7 +464,7 @@ class StorageNode:
 
     async def _end(self, *, flushed: bool) -> None:
         """End all that runs, and close all that is open."""
-        self._ended = self.healing.closed = True
+        self.healing.closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -492,6 +491,7 @@ class StorageNode:
 
     def close(self) -> None:
         """Let go of the folder and of all that is open in it; nothing may run any more. Blocks."""
+        self._ended = True
         if self.keyring is not None:
             self.keyring.close()
         self.subject_keys.close()
