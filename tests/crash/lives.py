@@ -273,7 +273,7 @@ class Life:
         return self._log_is_idle() and erased and (self._held or self._is_written())
 
     def _is_written(self) -> bool:
-        written = self.node.written_indexes()
+        written = self.node.applier.written_indexes
         return all(
             written.get(number) == group.applied_index for number, group in self.node.groups.items()
         )

@@ -136,7 +136,7 @@ class World:
 
     def _is_busy(self) -> bool:
         node = self.node
-        written = node.written_indexes()
+        written = node.applier.written_indexes
         return node.shard_log.queued_bytes > 0 or any(
             group.outstanding_bytes or group.applied_index != written.get(number, 0)
             for number, group in node.groups.items()

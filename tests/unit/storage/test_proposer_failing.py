@@ -1,6 +1,8 @@
 """Entries that cannot be made or logged: who waits for them is told, and the others go on."""
 
 import asyncio
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -8,13 +10,19 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.link import PubResult
 from contrail_common.message_batch import MessageBatch
-from contrail_common.model import Expected, PublishMessage
+from contrail_common.model import Expected, PublishMessage, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Done
 from contrail_storage.node import proposer as proposing
 from contrail_storage.node.entries import COMMAND_BYTES_MAX, LOGGED_BYTES_MAX
+from contrail_storage.node.local_link import LocalLink
+from contrail_storage.node.node import StorageNode
+from contrail_storage.wal.log_options import LogOptions
 from tests.unit.storage.desk_rig import HandLoop, run_by_hand
+from tests.unit.storage.test_accepting_node import play
 from tests.unit.storage.test_proposer import MIB, Bench, messages, refused_with, run, turn
+
+QUEUE_BYTES: Final = 64 << 10
 
 
 @pytest.mark.parametrize(
@@ -232,3 +240,22 @@ def test_refusal_reaches_every_request_when_the_log_is_lost() -> None:
         assert found.value.applied is False
 
     run(scene())
+
+
+def test_busy_group_says_that_too_much_waits(tmp_path: Path) -> None:
+    """An entry that the queue to the disk has no room for may be sent again: nothing is stored."""
+
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await link.put_stream(StreamConfig(name="S", subjects=("s",)), "create", None, False)
+        large = PublishMessage("s", None, bytes(QUEUE_BYTES))
+        single = await link.publish("S", [large])
+        assert [one.code for one in single.results] == [errors.OVERLOADED.code]
+        shard = node.streams.shard("S").machine.shard
+        command = cmd.PurgeSubjects(["s" * QUEUE_BYTES], 0, 1)
+        with pytest.raises(ApiError) as caught:
+            await node.shard_log.command(shard, command)
+        assert caught.value.spec is errors.OVERLOADED
+        assert (caught.value.applied, caught.value.retry_after_s) == (False, 1)
+        assert (await link.publish("S", [PublishMessage("s", None, b"small")])).results[0].seq == 1
+
+    play(tmp_path, scene, log=LogOptions(queue_bytes=QUEUE_BYTES))

@@ -12,7 +12,8 @@ from contrail_storage.wal.node_log import NodeLog
 class SingleMemberGroups:
     """Makes groups that have this node as their only member."""
 
-    refusals: tuple[type[Exception], ...] = (NotLeaderError, GroupBusyError)
+    refusals: tuple[type[Exception], ...] = (NotLeaderError,)
+    busy: tuple[type[Exception], ...] = (GroupBusyError,)
 
     def __init__(self) -> None:
         self._transport = NullTransport()

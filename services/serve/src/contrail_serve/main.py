@@ -10,7 +10,7 @@ import uvloop
 
 from contrail_serve.allocator import keep_freed_memory
 from contrail_serve.logs import configure_logs
-from contrail_serve.process import StartError
+from contrail_serve.process import StartError, StoppedEarlyError
 from contrail_serve.settings import (
     EdgeProcessSettings,
     ProcessSettings,
@@ -62,6 +62,9 @@ def main(values: Mapping[str, Any], service: str = "serve") -> int:
     serve = getattr(importlib.import_module(chosen.module), chosen.function)
     try:
         return EXIT_OK if uvloop.run(serve(settings)) else EXIT_FAILED
+    except StoppedEarlyError as stopped:
+        print(f"contrail: {stopped}", file=sys.stderr)
+        return EXIT_OK
     except (StartError, OSError) as error:
         print(f"contrail: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -22,6 +22,7 @@ from contrail_serve.process import (
     ACK_LABEL,
     LINK_LABEL,
     StartError,
+    StoppedEarlyError,
     authority,
     edge_settings,
     first_done,
@@ -52,7 +53,7 @@ async def serve(settings: ServeSettings) -> bool:
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
         _check_ack_key(settings)
-        async with _running_node(settings) as node:
+        async with _running_node(settings, stopping) as node:
             edge = edge_settings(settings, _kept_ack_key(settings))
             link = LocalLink(node)
             rooms = [contrail_api.room(link, edge), contrail_gateway.room(link, edge)]
@@ -68,7 +69,7 @@ async def serve_storage(settings: StorageSettings) -> bool:
     listener = listen(settings.host, settings.port)
     link_listener = listen(settings.host, settings.link_port)
     with contextlib.closing(listener), contextlib.closing(link_listener):
-        async with _running_node(settings) as node:
+        async with _running_node(settings, stopping) as node:
             link = _ServedLink(node)
             link.server = LinkServer(
                 link,
@@ -100,14 +101,23 @@ class _ServedLink(LocalLink):
 
 
 @asynccontextmanager
-async def _running_node(settings: NodeSettings) -> AsyncIterator[StorageNode]:
+async def _running_node(
+    settings: NodeSettings, stopping: asyncio.Event
+) -> AsyncIterator[StorageNode]:
+    """A started node; StoppedEarlyError where ``stopping`` is set before it has started."""
     keys, file = settings.encryption_keys, settings.encryption_key_file
     hung_up = asyncio.Event()
     if file is not None:
         hung_up = hangup_signal()
         warn_if_open(file)
     node = await asyncio.to_thread(_open_node, settings)
-    await node.start()
+    starting = asyncio.create_task(node.start())
+    await first_done(starting, stopping.wait())
+    if stopping.is_set():
+        await node.stop()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise StoppedEarlyError("stopped before the node had started")
+    await starting
     _log.info("node_started", data_dir=str(settings.data_dir), encrypted=bool(keys))
     following = asyncio.create_task(follow_key_file(node, file, hung_up))
     try:

@@ -29,6 +29,10 @@ class StartError(Exception):
     """The process cannot start; the text says why."""
 
 
+class StoppedEarlyError(Exception):
+    """The process was asked to stop while it started, and has let go of everything."""
+
+
 def stop_signal() -> asyncio.Event:
     """Set by SIGTERM and SIGINT."""
     stopping = asyncio.Event()

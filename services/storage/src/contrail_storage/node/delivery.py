@@ -87,7 +87,7 @@ class Desk:
         self.position = self.consumer.next_seq
         self.consumer_seq = self.consumer.delivered.consumer_seq
         self._top_seq = self.consumer.delivered.stream_seq
-        self.deadlines = Redeliveries(self.consumer)
+        self.deadlines = Redeliveries(self.consumer, self._due_anew)
         self.touch()
         self.shard.listeners.add(self.wake)
         self._filter = SubjectFilter(self.consumer.config.filter_subjects)
@@ -99,8 +99,14 @@ class Desk:
         self.last_active_s = asyncio.get_running_loop().time()
 
     def reconfigured(self) -> None:
-        """The consumer's configuration changed."""
-        self._look_again()
+        """The consumer's configuration changed: its deadlines are taken anew."""
+        self.deadlines.rebuild()
+        self._due_anew()
+
+    def _due_anew(self) -> None:
+        """Deadlines were taken; the first waiting pull may look."""
+        self._arm_deadline()
+        self.wake()
 
     def _take_filters(self) -> None:
         """Go by the filters that the consumer has now; nobody may be choosing meanwhile.
@@ -117,23 +123,16 @@ class Desk:
     def new_term(self) -> None:
         """This node leads anew: commands given up for lost may have been applied all the same."""
         self.consumer_seq = self.consumer.delivered.consumer_seq + len(self._joined)
-        self._look_again()
-
-    def _look_again(self) -> None:
-        """Take the deadlines from the machine, and let the first waiting pull look."""
-        self.deadlines.rebuild()
-        self._arm_deadline()
-        self.wake()
+        self.reconfigured()
 
     def close(self) -> None:
         """The consumer or its stream is gone: waiting pulls end."""
         self.closed = True
         self.shard.listeners.discard(self.wake)
-        for timer in (self._join_timer, self._deadline_timer):
-            if timer is not None:
-                timer.cancel()
-        if self._giving_up is not None:
-            self._giving_up.cancel()
+        self.deadlines.close()
+        for later in (self._join_timer, self._deadline_timer, self._giving_up):
+            if later is not None:
+                later.cancel()
         self.wake()
 
     # Waiting -------------------------------------------------------------------------------------
@@ -468,7 +467,7 @@ class Desk:
         if fresh:
             self.position = min(self.position, *fresh)
             self._counted_to = -1
-        self._look_again()
+        self.reconfigured()
 
     def _given_seq(self) -> int:
         """The highest sequence that went out and is neither in flight nor known to the machine."""

@@ -252,9 +252,9 @@ class EntryContext:
         """The outcome will never be known here."""
         self._fail(ApiError(errors.OUTCOME_UNKNOWN))
 
-    def refuse(self, error: ApiError | None = None) -> None:
+    def refuse(self, error: ApiError) -> None:
         """The entry was certainly not appended."""
-        self._fail(error or no_leader())
+        self._fail(error)
 
     def _fail(self, error: ApiError) -> None:
         for waiter in self.waiters:
@@ -277,6 +277,12 @@ def has_failed(done: asyncio.Future[Result]) -> bool:
 def no_leader() -> ApiError:
     """The refusal of a node that may not propose."""
     return ApiError(errors.NOT_READY, "no leader", retry_after_s=1, applied=False)
+
+
+def overloaded() -> ApiError:
+    """The refusal of what would wait behind too much else."""
+    message = "too many bytes wait to be written"
+    return ApiError(errors.OVERLOADED, message, retry_after_s=1, applied=False)
 
 
 def not_logged(what: str) -> ApiError:

@@ -10,6 +10,7 @@ A node whose folder cannot be written at the start is opened for reading, and he
 
 import asyncio
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ from contrail_storage.wal.node_log import LogRottenError
 if TYPE_CHECKING:
     from contrail_storage.node.node import StorageNode
 
+_FULL: Final = "No space left", "quota exceeded"
 _LOG_PAUSE_S: Final = 0.5
 _PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 8.0
@@ -55,8 +57,12 @@ class Healing:
         self.closed = False
         """The node stops: what fails now is left as it is."""
         self._pause_s = _PAUSE_S
-        self.replayed = False
-        """Whether all that is stored can be read: from then on a failing log ends nothing."""
+        self._replayed = False
+        """Whether all that is stored can be read.
+
+        Until then a log that fails ends the start, and a store that fails is left for later: what
+        the log holds is applied all the same, and stays in memory.
+        """
 
     @property
     def failure(self) -> str:
@@ -67,6 +73,11 @@ class Healing:
     def store_failed(self) -> bool:
         """Whether the store holds less than what is applied, until it is opened again."""
         return bool(self._store_failure)
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether no writes are taken because the disk is full."""
+        return any(text in self.failure for text in _FULL)
 
     # The log -------------------------------------------------------------------------------------
 
@@ -86,7 +97,7 @@ class Healing:
                 await asyncio.to_thread(self._node.log.recover)
             except OSError as error:
                 _log.warning("log not recovered yet", error=str(error))
-                if not self.replayed:
+                if not self._replayed:
                     # A start that waits serves nothing; the next one opens the folder for reading.
                     self._node.fail(f"the log failed and does not go on: {error}")
                     return
@@ -98,12 +109,12 @@ class Healing:
         self._take_part()
 
     def _tell_if_full(self) -> None:
-        if self._node.disk_full:
+        if self.disk_full:
             self._node.tell("server_out_of_space")
 
     def _take_part(self) -> None:
         """Lead again, once all of the disk works."""
-        if not self.failure:
+        if not (self._log_failure or (self._store_failure and self._replayed)):
             for group in self._node.groups.values():
                 group.handle_log_recovered()
 
@@ -116,6 +127,17 @@ class Healing:
         self._note(error)
         self._tell_if_full()
         _log.error("store failed", error=str(error))
+        if self._replayed:
+            self._give_up_store()
+
+    def all_replayed(self) -> bool:
+        """All of the log is applied now; whether the store failed meanwhile, and heals from now."""
+        self._replayed = True
+        if self.store_failed:
+            self._give_up_store()
+        return self.store_failed
+
+    def _give_up_store(self) -> None:
         for group in self._node.logged_groups.values():
             group.resign()
         self._node.applier.flush()
@@ -158,19 +180,14 @@ class Healing:
         if not node.begun:
             await asyncio.to_thread(self._begin_log)
         await self._until_lost()
-        groups = node.logged_groups
-        applied = {number: group.applied_index for number, group in groups.items()}
+        applied = node.applied()
         await asyncio.to_thread(node.raw_store.suspend)
         try:
-            rebuilt = await self._rebuild(applied, writable=True)
+            self._take_over(await self._rebuild(applied, writable=True))
         except (OSError, StoreError) as error:
             with suppress(OSError, StoreError):  # then nothing can be read either, until it works
                 self._take_over(await self._rebuild(applied, writable=False))
             raise error
-        if applied != {number: group.applied_index for number, group in groups.items()}:
-            rebuilt.store.close()
-            raise StoreFailedError("entries were applied while the store was opened")
-        self._take_over(rebuilt)
         node.writer.go_on()
 
     def _check_writable(self) -> None:
@@ -211,10 +228,24 @@ class Healing:
             await self._node.write_noted()
 
     async def _rebuild(self, applied: Mapping[int, int] | None, *, writable: bool) -> Rebuilt:
-        node = self._node
-        return await asyncio.to_thread(
-            rebuild, node.options, node.keyring, node.log, applied, writable=writable
+        """As `rebuild`, in a thread, which is never left behind: when cancelled it gives up."""
+        node, given_up = self._node, threading.Event()
+        arguments = node.options, node.keyring, node.log, applied
+        work = asyncio.ensure_future(
+            asyncio.to_thread(rebuild, *arguments, writable=writable, given_up=given_up.is_set)
         )
+        try:
+            rebuilt = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            given_up.set()
+            await asyncio.wait([work])
+            if work.exception() is None:
+                await asyncio.to_thread(work.result().store.close)
+            raise
+        if applied is not None and applied != node.applied():
+            await asyncio.to_thread(rebuilt.store.close)
+            raise StoreFailedError("entries were applied while the store was opened")
+        return rebuilt
 
     def _take_over(self, rebuilt: Rebuilt) -> None:
         node = self._node
@@ -270,7 +301,7 @@ class Healing:
         node.meta.take_over(rebuilt.meta)
         node.applier.shards.clear()  # they stand where the store does, behind the log
         self._take_over(rebuilt)
-        self.replayed = True
+        self._replayed = True
         return dict(rebuilt.ends)
 
 

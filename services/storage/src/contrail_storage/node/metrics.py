@@ -72,7 +72,7 @@ class _NodeCollector:
         applied = GaugeMetricFamily(
             "contrail_applied_index", "Applied and written log index", labels=["group"]
         )
-        for group, index in sorted(self._node.written_indexes().items()):
+        for group, index in sorted(self._node.applier.written_indexes.items()):
             name = "memory" if is_volatile(group) else str(group)
             applied.add_metric([name], index)
         yield applied

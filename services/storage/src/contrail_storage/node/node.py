@@ -20,7 +20,6 @@ from contrail_common.model import Advisory, AdvisoryType
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream_machine import StreamMachine
-from contrail_storage.node.accepting import read_accepting
 from contrail_storage.node.advisories import AdvisoryHub
 from contrail_storage.node.applier import Applier
 from contrail_storage.node.checkpointer import Checkpointer, DataLostError, when_due
@@ -28,11 +27,11 @@ from contrail_storage.node.consumers import ConsumerManager
 from contrail_storage.node.content_sealing import SealingLog
 from contrail_storage.node.entries import EntryContext
 from contrail_storage.node.healing import Healing
-from contrail_storage.node.identity import check_store_is_there, identify
 from contrail_storage.node.loading import load_node, stored_machines, take_anew
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.memory_room import MemoryRoom
 from contrail_storage.node.metrics import NodeTimings, render_metrics
+from contrail_storage.node.opening import open_node
 from contrail_storage.node.options import NodeOptions
 from contrail_storage.node.proposer import Proposer
 from contrail_storage.node.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
@@ -45,27 +44,24 @@ from contrail_storage.node.shredding import Shredder, stop_without_keys
 from contrail_storage.node.snapshot import Snapshotter
 from contrail_storage.node.store_writer import Job, StoreWriter
 from contrail_storage.node.streams import StreamManager
-from contrail_storage.node.switching import STORE_NAME, drop_kept_aside, finish_switch
+from contrail_storage.node.switching import drop_kept_aside
 from contrail_storage.node.upkeep import is_checkpoint_due, room_of, upkeep_of
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
 from contrail_storage.seal.content import ContentOpener
-from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
+from contrail_storage.seal.keyring import Keyring
 from contrail_storage.seal.subject_keys import SubjectKeys
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import (
     RocksStore,
-    StoreCorruptError,
     StoreError,
     StoreFailedError,
-    StoreMissingError,
     StoreStalledError,
 )
 from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.store.split_store import SplitStore
 from contrail_storage.wal import Files
-from contrail_storage.wal.codec import UnsupportedVersionError
 from contrail_storage.wal.folder_lock import FolderLock
-from contrail_storage.wal.node_file import LOG_NAME, NodeFileDamagedError, NodeIdentity
+from contrail_storage.wal.node_file import LOG_NAME, NodeIdentity
 from contrail_storage.wal.node_log import LogRottenError, NodeLog
 
 __all__ = ["META_GROUP", "SHARD_GROUP", "NodeOptions", "StorageNode"]
@@ -74,7 +70,6 @@ META_GROUP: Final = 0
 SHARD_GROUP: Final = 1
 _LOGGED: Final = (META_GROUP, SHARD_GROUP)
 _TICK_S: Final = 0.05
-_FULL: Final = "No space left", "quota exceeded"
 _STOP_GRACE_S: Final = 10.0
 _log = structlog.get_logger("contrail.node")
 
@@ -127,7 +122,8 @@ class StorageNode:
         self.replayer = Replayer(self.blocks, self.reader)
         self.snapshotter = Snapshotter(self._store, opener)
         self.log: NodeLog
-        self._lock: FolderLock | None = None
+        self.lock: FolderLock | None = None
+        """That of the folder, held until the node is closed."""
         self.groups: dict[int, Group] = {}
         self._proposers: dict[int, Proposer] = {}
         self.healing = Healing(self)
@@ -139,6 +135,9 @@ class StorageNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._ready = False
+        """Whether writes are taken, as far as the disk goes: not before the node has led."""
+        self._starting: asyncio.Task[None] | None = None
+        self._ended = False
         self._leading = asyncio.Event()
         self._write_seen = asyncio.Event()
 
@@ -147,54 +146,18 @@ class StorageNode:
     @classmethod
     def open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
         """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
-        try:
-            return cls._open(options, groups)
-        except (NodeFileDamagedError, StoreCorruptError, StoreMissingError) as error:
-            raise DataLostError(f"stored data is damaged: {error}") from error
-        except (StoreError, UnsupportedVersionError, KeysRefusedError) as error:
-            raise OSError(str(error)) from error
-
-    @classmethod
-    def _open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
-        files = options.files or Files()
-        files.make_directory(options.data_dir)
-        lock = FolderLock(options.data_dir)
-        node: StorageNode | None = None
-        try:
-            finish_switch(files, options.data_dir)
-            node = read_accepting(
-                options, files, lambda: cls._read(options, groups, files), lambda one: one._parts
-            )
-            node.healing.try_to_write()
-        except BaseException:
-            if node is not None:
-                node._disk.close()
-            lock.release()
-            raise
-        node._lock = lock
-        return node
-
-    @classmethod
-    def _read(cls, options: NodeOptions, groups: GroupFactory, files: Files) -> "StorageNode":
-        """A node with all that is stored; raises what says that some of it is not as it was."""
-        find_keyring(files, options.data_dir, options.node_keys)
-        check_store_is_there(files, options.data_dir)
-        store = options.open_store(options.data_dir / STORE_NAME)
-        try:
-            identity, keyring = identify(files, options.data_dir, options.node_keys)
-            kept = store if keyring is None else SealedStore(store, keyring)
-            node = cls(options, identity, kept, groups, keyring)
-            node._recover(files)
-        except BaseException:
-            store.close()
-            raise
-        return node
+        return open_node(
+            options,
+            lambda identity, store, keyring: cls(options, identity, store, groups, keyring),
+        )
 
     @property
-    def _parts(self) -> tuple[Store, Keyring | None]:
+    def parts(self) -> tuple[Store, Keyring | None]:
+        """The store on the disk, and the keyring of an encrypted folder."""
         return self._disk, self.keyring
 
-    def _recover(self, files: Files) -> None:
+    def recover(self, files: Files) -> None:
+        """Load what the folder holds, without a change. Blocks; raises as `open_node` does."""
         load_node(self._scan, self.meta, self.applier, self.blocks)
         self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(
@@ -221,7 +184,22 @@ class StorageNode:
     # Running -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start threads and groups, then `begin`; where nothing can be written, later."""
+        """Start threads and groups, then `begin`; where nothing can be written, later.
+
+        Raises OSError. Once it has failed, or was cancelled, nothing of the node is left.
+        """
+        if self._ended:
+            raise OSError("the node was stopped before it started")
+        self._starting = asyncio.current_task()
+        try:
+            await self._start()
+        except BaseException:
+            await self._end(flushed=False)
+            raise
+        finally:
+            self._starting = None
+
+    async def _start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.fatal = self._loop.create_future()
         self.writer.start()
@@ -260,17 +238,24 @@ class StorageNode:
         if self.log.is_open:
             await self.begin()
         else:
-            self._ready = True
             self.spawn(self.healing.reopen())
 
     async def begin(self) -> None:
-        """Lead, with the log replayed and half-made streams mended; then serve. Raises OSError."""
-        self.begun, self._ready = True, False
+        """Replay the log and lead. Where the store fails meanwhile, lead later. Raises OSError."""
+        self.begun = True
         self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
         for group in self.groups.values():
             group.start()
         self.spawn(self._tick_groups())
         await self._replay()
+        if self.healing.store_failed:
+            self.spawn(self._lead())
+        else:
+            await self._lead()
+
+    async def _lead(self) -> None:
+        """Take writes, once this node leads, with half-made streams mended."""
+        await self._leading.wait()
         self.clock.begin_term(self.applier.last_entry_ns)
         await self.clock.keep()
         self.spawn(self.clock.follow())
@@ -286,14 +271,17 @@ class StorageNode:
         """Drive the groups without pause until they lead and the log is replayed."""
         leading = asyncio.ensure_future(self._leading.wait())
         either: set[asyncio.Future[Any]] = {leading, self.fatal}
-        while not leading.done():
-            for group in self.groups.values():
-                group.tick()
-            await asyncio.wait(either, timeout=0.001, return_when=asyncio.FIRST_COMPLETED)
-            if self.fatal.done():
-                leading.cancel()
-                raise OSError(f"the log cannot be replayed: {self.failure}")
-        self.healing.replayed = True
+        try:
+            while not leading.done():
+                for group in self.groups.values():
+                    group.tick()
+                await asyncio.wait(either, timeout=0.001, return_when=asyncio.FIRST_COMPLETED)
+                if self.fatal.done():
+                    raise OSError(f"the log cannot be replayed: {self.failure}")
+        finally:
+            leading.cancel()
+        if self.healing.all_replayed():
+            self._leading.clear()
 
     def _begin_volatile(self) -> None:
         """Lead the shards in memory. Each start adds to the meta log, so its index tells lives."""
@@ -323,10 +311,10 @@ class StorageNode:
             elif group_id == SHARD_GROUP:
                 self.consumers.new_term()
             if all(group.is_leader for group in self.groups.values()):
+                if self._leading.is_set():  # the first time `_lead` does
+                    self.spawn(self._mend())
                 self._leading.set()
                 self.tell("domain_leader_elected")
-                if self._ready:
-                    self.spawn(self._mend())
 
         return self._factory.make(
             group_id=group_id,
@@ -367,6 +355,7 @@ class StorageNode:
             self.applier.hash_key,
             (*self._factory.refusals, NotLeadingError),
             lambda: self.applier.unwritten_bytes,
+            busy=self._factory.busy,
         )
         return proposer
 
@@ -407,7 +396,7 @@ class StorageNode:
     async def checkpoint(self) -> None:
         """Flush the store, so that the log below may be dropped. Raises OSError or StoreError."""
         self.applier.store_pages()
-        arguments = self.log, self._machines, self._applied, self._until_written
+        arguments = self.log, self._machines, self.applied, self._until_written
         with self._heeding_the_store():
             await self._checkpointer.run(*arguments)
         self.healing.worked()
@@ -415,7 +404,7 @@ class StorageNode:
     async def cut_log(self) -> None:
         """Flush the store, and drop the whole log that stands now, and what was kept aside."""
         await asyncio.to_thread(drop_kept_aside, self.options.data_dir)
-        arguments = self.log, self._machines, self._applied, self._until_written
+        arguments = self.log, self._machines, self.applied, self._until_written
         with self._heeding_the_store():
             await self._checkpointer.cut(*arguments)
 
@@ -427,7 +416,7 @@ class StorageNode:
             self._store_failed(error)
             raise
 
-    def _applied(self) -> dict[int, int]:
+    def applied(self) -> dict[int, int]:
         """Applied indexes of the groups in the log."""
         return {number: group.applied_index for number, group in self.logged_groups.items()}
 
@@ -456,13 +445,25 @@ class StorageNode:
         """Stop cleanly: groups, log, writer; flush, so that the next start has little to replay.
 
         What was taken before is applied first, as long as that takes no more than a grace time:
-        nobody waits for publishes without an ack, for acks and for the records of deliveries.
+        nobody waits for publishes without an ack, for acks and for the records of deliveries. May
+        be called at any time, and repeated; a start that is under way is cancelled.
         """
-        self._ready = False
-        self.consumers.flush()
-        self.restores.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._until_applied(), _STOP_GRACE_S)
+        if self._starting is not None:
+            if not self._starting.cancelling():  # another one would cut short what ends it
+                self._starting.cancel()
+            await asyncio.wait([self._starting])
+        elif self._ended or not self.groups:  # or it was never started
+            await asyncio.to_thread(self.close)
+        else:
+            self._ready = False
+            self.consumers.flush()
+            self.restores.close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._until_applied(), _STOP_GRACE_S)
+            await self._end(flushed=True)
+
+    async def _end(self, *, flushed: bool) -> None:
+        """End all that runs, and close all that is open."""
         self.healing.closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -473,6 +474,11 @@ class StorageNode:
         self.applier.flush()
         await asyncio.to_thread(self.writer.stop)
         await asyncio.sleep(0)
+        if flushed:
+            await self._flush_last()
+        await asyncio.to_thread(self.close)
+
+    async def _flush_last(self) -> None:
         unflushed = self.failure
         if not unflushed:
             try:
@@ -482,13 +488,18 @@ class StorageNode:
                 unflushed = str(error)
         if unflushed:  # what was acknowledged is durable in the log
             _log.warning("stopped without flushing the store", reason=unflushed)
+
+    def close(self) -> None:
+        """Let go of the folder and of all that is open in it; nothing may run any more. Blocks."""
+        self._ended = True
         if self.keyring is not None:
-            await asyncio.to_thread(self.keyring.close)
-        await asyncio.to_thread(self.subject_keys.close)
+            self.keyring.close()
+        self.subject_keys.close()
+        self.log.close()
         with suppress(StoreError):
-            await asyncio.to_thread(self._disk.close)
-        if self._lock is not None:
-            self._lock.release()
+            self._disk.close()
+        if self.lock is not None:
+            self.lock.release()
 
     async def _until_applied(self) -> None:
         while not self.failure and (
@@ -558,11 +569,6 @@ class StorageNode:
         return self._defect or self.healing.failure
 
     @property
-    def disk_full(self) -> bool:
-        """Whether no writes are taken because the disk is full."""
-        return any(text in self.failure for text in _FULL)
-
-    @property
     def raw_store(self) -> RocksStore:
         """The store on the disk, below what seals its values."""
         return self._disk.below if isinstance(self._disk, SealedStore) else self._disk
@@ -576,7 +582,7 @@ class StorageNode:
         """Raise ApiError while the node takes no writes; those of shards in memory need no log."""
         unready = not self._ready or self.clock.doubt
         if unready or (self.failure and not (volatile and not self.fatal.done())):
-            spec = errors.STORAGE_FULL if self.disk_full else errors.STORAGE_FAILED
+            spec = errors.STORAGE_FULL if self.healing.disk_full else errors.STORAGE_FAILED
             if not self.failure:
                 spec = errors.NOT_READY
             raise ApiError(spec, self.failure or self.clock.doubt, retry_after_s=1, applied=False)
@@ -591,7 +597,3 @@ class StorageNode:
     def metrics_text(self) -> str:
         """Prometheus text of the node's own figures."""
         return render_metrics(self)
-
-    def written_indexes(self) -> Mapping[int, int]:
-        """Of each group the index up to which the store holds what is applied."""
-        return self.applier.written_indexes

@@ -38,6 +38,7 @@ from contrail_storage.node.entries import (
     Part,
     no_leader,
     not_logged,
+    overloaded,
     set_outcome,
     tell_each,
 )
@@ -93,6 +94,8 @@ class Proposer:
     unwritten_bytes: Callable[[], int]
     check_room: Callable[[int], None] = lambda size: None
     """Raises ApiError when there is no room for so many bytes of messages."""
+    busy: tuple[type[Exception], ...] = ()
+    """What ``group`` raises where too much waits for the disk; nothing was appended then."""
     _queue: deque[AppendRequest | CommandRequest] = field(default_factory=deque)
     _queue_bytes: int = 0
     _held_bytes: int = 0
@@ -178,12 +181,7 @@ class Proposer:
         if not self.group.is_leader:
             raise no_leader()
         if self.queued_bytes and self.queued_bytes + size > QUEUE_BYTES_MAX:
-            raise ApiError(
-                errors.OVERLOADED,
-                "too many bytes wait to be written",
-                retry_after_s=1,
-                applied=False,
-            )
+            raise overloaded()
         loop = asyncio.get_running_loop()
         if not self._queue and not self._in_flight:
             self._moved_s = loop.time()
@@ -217,7 +215,9 @@ class Proposer:
         try:
             self.group.propose(data, context)
         except self.refusals:
-            context.refuse()
+            context.refuse(no_leader())
+        except self.busy:
+            context.refuse(overloaded())
         except Exception:
             _log.exception("entry not proposed")
             context.unknown()  # nobody says that the log does not have it

@@ -73,6 +73,9 @@ class GroupFactory(Protocol):
     """Makes Raft groups; the composition root gives the replicator's."""
 
     refusals: tuple[type[Exception], ...]
+    """What `Group.propose` raises where it may not propose."""
+    busy: tuple[type[Exception], ...]
+    """What it raises where too much waits; either way nothing was appended."""
 
     def make(
         self,

@@ -6,7 +6,9 @@ the log is applied up to where the node stands. All of that is done beside the r
 """
 
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,12 +24,18 @@ from contrail_storage.node.switching import STORE_NAME
 from contrail_storage.node.write_behind import ReplayBehind
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.store.block_store import BlockStore
-from contrail_storage.store.rocks_store import RocksStore, StoreFailedError, StoreStalledError
+from contrail_storage.store.rocks_store import (
+    RocksStore,
+    StoreClosedError,
+    StoreFailedError,
+    StoreStalledError,
+)
 from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.wal.node_log import NodeLog
 
 _UNWRITTEN_BYTES_MAX: Final = 32 << 20
 _WAIT_S: Final = 60.0
+_LOOK_S: Final = 0.1
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,18 +56,20 @@ def rebuild(
     applied: Mapping[int, int] | None,
     *,
     writable: bool,
+    given_up: Callable[[], bool],
 ) -> Rebuilt:
     """Open the store, load it, and apply the log up to the indexes ``applied`` (None: all of it).
 
     Not ``writable``: it is opened for reading, and what the log has besides stays in memory.
-    Blocks. Raises OSError, StoreError, or LogRottenError; then nothing is open.
+    Blocks, until nobody waits any more: ``given_up`` is asked from this thread. Raises OSError,
+    StoreError (also when given up), or LogRottenError; then nothing is open.
     """
     store = options.open_store(options.data_dir / STORE_NAME)
     try:
         if writable:
             store.begin_writing()
         kept = store if keyring is None else SealedStore(store, keyring)
-        work = _Rebuilding(kept, options, writable=writable)
+        work = _Rebuilding(kept, options, given_up, writable=writable)
         try:
             ends = work.run(log, applied)
         finally:
@@ -73,10 +83,13 @@ def rebuild(
 class _Rebuilding:
     """Machines and blocks over one store; for one thread."""
 
-    def __init__(self, store: Store, options: NodeOptions, *, writable: bool) -> None:
+    def __init__(
+        self, store: Store, options: NodeOptions, given_up: Callable[[], bool], *, writable: bool
+    ) -> None:
         self.meta = MetaMachine()
         self._store = store
         self._writable = writable
+        self._given_up = given_up
         self._blocks = BlockStore(store, page_blocks=options.page_blocks)
         self._reports: queue.SimpleQueue[list[Job] | Exception] = queue.SimpleQueue()
         self._writer = StoreWriter(
@@ -104,6 +117,7 @@ class _Rebuilding:
             for data, index, term in held.entries:
                 if applied is not None and index > applied[group]:
                     break
+                self._check_wanted()
                 self.applier.apply(group, index, term, data, None)
                 ends[group] = index
                 self._take_reports(_UNWRITTEN_BYTES_MAX)
@@ -122,14 +136,23 @@ class _Rebuilding:
             writer.submitted != writer.settled
             and (not left_bytes or self.applier.unwritten_bytes > left_bytes)
         ):
-            try:
-                report = self._reports.get(timeout=_WAIT_S)
-            except queue.Empty:
-                raise StoreFailedError("the store takes nothing") from None
+            report = self._next_report()
             if isinstance(report, Exception):
                 raise report
             writer.settle(len(report))
             self._written(report)
+
+    def _next_report(self) -> list[Job] | Exception:
+        deadline = time.monotonic() + _WAIT_S
+        while time.monotonic() < deadline:
+            self._check_wanted()
+            with suppress(queue.Empty):
+                return self._reports.get(timeout=_LOOK_S)
+        raise StoreFailedError("the store takes nothing")
+
+    def _check_wanted(self) -> None:
+        if self._given_up():
+            raise StoreClosedError("nobody waits for the store any more")
 
     def _written(self, jobs: list[Job]) -> None:
         if self._writable:

@@ -1,7 +1,9 @@
 """When the pending deliveries of a consumer are due again."""
 
+import asyncio
 import heapq
-from collections.abc import Container, Iterable
+from collections import deque
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from contrail_storage.core.consumer_machine import ConsumerMachine
@@ -9,6 +11,8 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 _STALE_MAX: Final = 4_096
 DUE_MAX: Final = 10_000
 """As many as a pull takes at most."""
+SLICE_MAX: Final = 8_192
+"""Pending messages that are taken in one turn of the loop: some milliseconds."""
 
 
 class Redeliveries:
@@ -18,15 +22,43 @@ class Redeliveries:
     are stale that all are taken anew.
     """
 
-    def __init__(self, consumer: ConsumerMachine) -> None:
+    def __init__(
+        self, consumer: ConsumerMachine, on_taken: Callable[[], None] = lambda: None
+    ) -> None:
+        """``on_taken`` is called behind each further slice of a `rebuild`."""
         self._consumer = consumer
+        self._on_taken = on_taken
         self._heap: list[tuple[int, int]] = []
+        self._left: deque[int] = deque()
+        """Sequences of a `rebuild` that are still to be looked at."""
+        self._next_slice: asyncio.Handle | None = None
 
     def rebuild(self) -> None:
-        """Take all from the machine."""
-        pending = self._consumer.pending
-        self._heap = [(item.deadline_ns, seq) for seq, item in pending.items()]
+        """Take all from the machine: at once what a slice holds, the rest in turns of the loop."""
+        self.close()
+        self._left.extend(self._consumer.pending)
+        self._heap = self._slice()
         heapq.heapify(self._heap)
+
+    def close(self) -> None:
+        """Take no more."""
+        self._left.clear()
+        if self._next_slice is not None:
+            self._next_slice.cancel()
+            self._next_slice = None
+
+    def _slice(self) -> list[tuple[int, int]]:
+        pending, left = self._consumer.pending, self._left
+        seqs = [left.popleft() for _ in range(min(SLICE_MAX, len(left)))]
+        if left:
+            self._next_slice = asyncio.get_running_loop().call_soon(self._take_slice)
+        return [(one.deadline_ns, seq) for seq in seqs if (one := pending.get(seq)) is not None]
+
+    def _take_slice(self) -> None:
+        self._next_slice = None
+        for deadline in self._slice():
+            heapq.heappush(self._heap, deadline)
+        self._on_taken()
 
     def note(self, seqs: Iterable[int]) -> None:
         """The deadlines of ``seqs`` are others now."""
