@@ -53,6 +53,11 @@ def test_repository_keeps_rule(check: Check, files: list[File]) -> None:
     assert [problem for file in files for problem in check(file)] == []
 
 
+@pytest.mark.parametrize(("page", "lines"), [("README.md", 150), ("ARCHITECTURE.md", 80)])
+def test_a_page_to_begin_with_is_short(page: str, lines: int) -> None:
+    assert len(BY_PATH[page].text.splitlines()) <= lines
+
+
 def test_distributions_declare_what_they_import() -> None:
     assert packaging.undeclared_imports(FILES) == []
 

@@ -1,5 +1,12 @@
-"""The examples of README.md and docs/streams.md work as they are printed, in their order."""
+"""The examples of the READMEs and of the pages in docs/ run in order, and print what they show.
 
+Blocks in ``sh`` and ``python`` are run; blocks in any other language are not. In ``sh`` a comment
+line is output of the commands above it; in ``python`` the comment after a ``print`` is what it
+prints. ``...`` stands for anything. A command with the comment ``# 404`` is expected to be refused.
+"""
+
+import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -7,68 +14,90 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
-from contrail_client import Contrail
 from tests.checks.repository import ROOT
 from tests.support.servers import ServerProcess
 
 TIMEOUT_S = 240.0
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PRINTED = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 STRICT = 'curl() { command curl --fail-with-body --silent --show-error "$@" && echo; }\n'
+# Run by tests/spark, which starts Spark once.
+SPARK = "contrail_spark"
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a page in ``language``."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+def examples(page: Path) -> list[tuple[str, str]]:
+    """The language and the text of each block of a page that is to be run."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [(language, text) for language, text in found if SPARK not in text]
 
 
-def run(examples: list[str], url: str, folder: Path) -> str:
-    """What the examples print in one shell in which any failure ends the script."""
-    script = "\n".join(examples).replace("localhost:7420", urlsplit(url).netloc)
-    # A tail has no end; what it has to show at once is enough.
-    script = re.sub(
-        r"^curl -N (.*?)(?: +#.*)?$", r"curl -N -m 2 \1 || test $? = 28", script, flags=re.M
-    )
-    command = f"set -eu\n{STRICT}contrail() {{ '{sys.executable}' -m contrail_client \"$@\"; }}\n"
+DOCUMENTS = [ROOT / "README.md", ROOT / "libs/client/README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [page for page in DOCUMENTS if examples(page)]
+
+
+def run(language: str, text: str, url: str, folder: Path) -> str:
+    """What a program prints; any failure of it or of a command in it fails the test."""
+    here = urlsplit(url).netloc
+    script = text.replace("localhost:7420", here).replace("127.0.0.1:7420", here)
+    if language == "sh":
+        # A tail has no end; what it has to show at once is enough.
+        script = re.sub(
+            r"^curl -N (.*?)(?: +#.*)?$", r"curl -N -m 2 \1 || test $? = 28", script, flags=re.M
+        )
+        script = re.sub(r"^(curl .*?) +# 4\d\d$", r"\1 || test $? = 22", script, flags=re.M)
+        contrail = f"contrail() {{ '{sys.executable}' -m contrail_client \"$@\"; }}\n"
+        command = ["sh", "-c", f"set -eu\n{STRICT}{contrail}{script}"]
+    else:
+        command = [sys.executable, "-c", script]
+    settings = {k: v for k, v in os.environ.items() if not k.startswith("CONTRAIL_")}
     done = subprocess.run(
-        ["sh", "-c", f"export CONTRAIL_URL={url}\n{command}{script}"],
+        command,
+        env={**settings, "CONTRAIL_URL": url, "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,
         cwd=folder,
         timeout=TIMEOUT_S,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are curl commands")
-def test_the_readme_works_from_top_to_bottom(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    *shell, command_line = blocks("README.md", "sh")
-    [python] = [code for code in blocks("README.md", "python") if "contrail_client" in code]
-    with ServerProcess(tmp_path / "data") as server, Contrail(server.url) as client:
-        shown = run(shell, server.url, tmp_path)
-        assert '{"stream":"ORDERS","seq":1,"duplicate":false}' in shown
-        assert '{"results":[{"ok":true}]}' in shown
-        assert shown.count('"status":"done"') == 2 * len(["receipt", "replica"])
-        # One of four was erased by its sequence before the third, and two by their subject.
-        assert client.get_stream("ORDERS").state.messages == 1
-        exec(
-            compile(python.replace("127.0.0.1:7420", urlsplit(server.url).netloc), "README", "exec")
-        )
-        assert "orders.eu.paid" in capsys.readouterr().out
-        assert httpx.get(f"{server.url}/v1/streams/ORDERS").json()["config"]["max_age"] == "7d"
-        assert "ORDERS" in run([command_line], server.url, tmp_path)
-        assert client.get_stream("ORDERS").state.messages == 2_001
+def expected(language: str, text: str) -> list[str]:
+    """What a program is to print, in order, as the page shows it."""
+    if language == "python":
+        return PRINTED.findall(text)
+    return [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
+
+
+def check_output(shown: list[str], printed: str) -> None:
+    """Assert that all of ``shown`` is in ``printed``, one after the other."""
+    position = 0
+    for line in shown:
+        pattern = re.escape(line).replace(r"\.\.\.", ".*?")
+        found = re.compile(pattern, re.IGNORECASE).search(printed, position)
+        assert found, f"not printed: {line}\nbut: {printed[position:]}"
+        position = found.end()
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are curl commands")
-def test_the_page_on_streams_works_from_top_to_bottom(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
-        run(blocks("docs/streams.md", "sh"), server.url, tmp_path)
-        found = httpx.get(f"{server.url}/v1/streams").json()["items"]
-    assert {one["config"]["name"] for one in found} == {"SESSIONS", "JOBS", "CLICKS"}
+        for language, group in itertools.groupby(examples(page), lambda block: block[0]):
+            texts = [text for _, text in group]
+            # Commands of one page share a shell, as they would for a reader.
+            for program in ["\n".join(texts)] if language == "sh" else texts:
+                check_output(
+                    expected(language, program), run(language, program, server.url, tmp_path)
+                )
+
+
+def test_output_that_a_page_shows_and_nothing_prints_is_found() -> None:
+    check_output(['{"seq":...}', "done"], '{"seq":7}\ndone\n')
+    with pytest.raises(AssertionError, match="not printed: done"):
+        check_output(['{"seq":...}', "done"], 'done\n{"seq":7}\n')
+    assert expected("sh", "curl x  # not output\n# 201\n") == ["201"]
+    assert expected("python", "print(1)  # 1\nx = 2  # not output\n") == ["1"]
