@@ -1,8 +1,9 @@
 """The examples of the READMEs and of the pages in docs/ run in order, and print what they show.
 
 Blocks in ``sh`` and ``python`` are run; blocks in any other language are not. In ``sh`` a comment
-line is output of the commands above it; in ``python`` the comment after a ``print`` is what it
-prints. ``...`` stands for anything. A command with the comment ``# 404`` is expected to be refused.
+line is output of the commands above it. In ``python`` so is a comment line at the end of a block,
+and the comment after a ``print``. ``...`` stands for anything. A command with the comment ``# 404``
+is expected to be refused.
 """
 
 import itertools
@@ -21,7 +22,7 @@ from tests.support.servers import ServerProcess
 
 TIMEOUT_S = 240.0
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PRINTED = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+PRINTED = re.compile(r"^(?: *print\(.*\)  )?# (.*)$", re.MULTILINE)
 STRICT = 'curl() { command curl --fail-with-body --silent --show-error "$@" && echo; }\n'
 # Run by tests/spark, which starts Spark once.
 SPARK = "contrail_spark"
@@ -100,4 +101,4 @@ def test_output_that_a_page_shows_and_nothing_prints_is_found() -> None:
     with pytest.raises(AssertionError, match="not printed: done"):
         check_output(['{"seq":...}', "done"], 'done\n{"seq":7}\n')
     assert expected("sh", "curl x  # not output\n# 201\n") == ["201"]
-    assert expected("python", "print(1)  # 1\nx = 2  # not output\n") == ["1"]
+    assert expected("python", "print(1)  # 1\nx = 2  # not output\n# 3\n") == ["1", "3"]
