@@ -23,6 +23,7 @@ from contrail_common.edge.message_items import (
     checked,
     payload_of,
 )
+from contrail_common.edge.steps import at_once
 from contrail_common.errors import ApiError
 from contrail_common.model import TTL_NEVER, Expected, PublishMessage
 from contrail_common.timeunits import NS_PER_S
@@ -284,7 +285,7 @@ def test_packed_headers_are_interpreted() -> None:
         ["a", {"Nats-Msg-Id": ["k"]}, b"1"],
         ["a", {"Nats-Expected-Last-Sequence": ["3"], "X": ["y"]}, b"2"],
     )
-    batch = admitted(found).batch
+    batch = at_once(admitted(found)).batch
     assert messages_of(batch) == found
     assert [one.msg_id for one in messages_of(batch)] == ["k", None]
     assert batch.expected == {1: Expected(last_seq=3)}
@@ -302,7 +303,7 @@ def test_packed_headers_are_interpreted() -> None:
     ],
 )
 def test_one_bad_packed_item_leaves_the_others(bad: list[Any]) -> None:
-    found = admitted(looked_at_closely(["a", None, b"1"], bad))
+    found = at_once(admitted(looked_at_closely(["a", None, b"1"], bad)))
     assert found.batch.count == 1
     assert list(found.refused) == [1]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common import errors
-from contrail_common.edge import json_body
+from contrail_common.edge import json_steps
 from contrail_common.edge.json_body import (
     NESTING_MAX,
     check_nesting,
@@ -17,7 +17,6 @@ from contrail_common.edge.json_body import (
     decode_json,
     decode_untyped,
     json_pointer,
-    nesting_in_slices,
 )
 from contrail_common.errors import ApiError
 
@@ -59,21 +58,13 @@ def test_values_are_counted_outside_of_strings(value: Any, limit: int) -> None:
 def test_nesting_is_the_same_however_the_text_is_cut(value: Any, limit: int, size: int) -> None:
     text = json.dumps(value).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_body, "_SLICE_BYTES", size)
+        patch.setattr(json_steps, "_SLICE_BYTES", size)
         try:
             check_nesting(text, limit)
         except ApiError:
             assert depth(value) > limit
         else:
             assert depth(value) <= limit
-
-
-@given(st.lists(JSON, max_size=5))
-def test_commas_between_items_are_counted(items: list[Any]) -> None:
-    text = json.dumps({"messages": items, "a": "[,"}).encode()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_body, "_SLICE_BYTES", 7)
-        assert sum(nesting_in_slices(text)) == max(len(items) - 1, 0)
 
 
 @given(JSON, st.integers(1, 6))

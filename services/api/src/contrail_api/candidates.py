@@ -9,14 +9,17 @@ import msgspec
 
 from contrail_common.blocks import columns_of
 from contrail_common.edge.message_items import PLAIN_ID_MAX, Candidate, header_problem
+from contrail_common.edge.steps import Steps
 from contrail_common.errors import ApiError
 from contrail_common.header_columns import HEADER_NAME_MAX, UniformHeaders, headers_in_columns
-from contrail_common.message_batch import MessageBatch, index_subjects
+from contrail_common.message_batch import MessageBatch, index_subjects, join_batches
 from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, TTL, PublishMessage
 from contrail_common.publishing import parse_ttl
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import Texts
 
+_TOGETHER: Final = 2_000
+"""Messages that are put in columns in one step."""
 _ID_NAME: Final = [MSG_ID]
 _ID_NAMES: Final = Texts.of(_ID_NAME)
 
@@ -69,12 +72,15 @@ class Admitted:
     refused: dict[int, ApiError]
 
 
-def admitted(candidates: Sequence[Candidate]) -> Admitted:
+def admitted(candidates: Sequence[Candidate]) -> Steps[Admitted]:
     """The messages among ``candidates``, and the refusals."""
-    return Admitted(
-        MessageBatch.of([one for one in candidates if not isinstance(one, ApiError)]),
-        {at: one for at, one in enumerate(candidates) if isinstance(one, ApiError)},
-    )
+    messages = [one for one in candidates if not isinstance(one, ApiError)]
+    batches = []
+    for start in range(0, len(messages) or 1, _TOGETHER):
+        batches.append(MessageBatch.of(messages[start : start + _TOGETHER]))
+        yield
+    refused = {at: one for at, one in enumerate(candidates) if isinstance(one, ApiError)}
+    return Admitted(join_batches(batches), refused)
 
 
 PlainItem = BareItem | IdItem | PackedItem

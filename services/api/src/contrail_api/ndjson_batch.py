@@ -11,7 +11,9 @@ import msgspec
 from contrail_api.batch_results import Result, all_stored, encode_lines, results_of
 from contrail_api.candidates import Admitted, admitted
 from contrail_common import errors
-from contrail_common.edge.json_body import NESTING_MAX, decode_json
+from contrail_common.edge.item_steps import Part, is_plain, json_item
+from contrail_common.edge.json_body import decode_json
+from contrail_common.edge.json_steps import NESTING_MAX, nesting_in_steps
 from contrail_common.edge.message_items import (
     Candidate,
     MessageItem,
@@ -23,6 +25,7 @@ from contrail_common.edge.negotiation import NDJSON_TYPE
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Response, StreamResponse
 from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.steps import Steps, in_turns
 from contrail_common.errors import ApiError
 from contrail_common.link import StorageLink
 
@@ -115,7 +118,7 @@ class NdjsonBatch:
         taken = []
         while lines:
             taken += lines.take()
-        return admitted([self._candidate(line, at) for at, line in enumerate(taken)])
+        return await in_turns(self._admitted(taken, 0))
 
     async def publish_all(self, request: Request, stream: str) -> Piece:
         """Store every line; the results of all of them as one piece."""
@@ -179,9 +182,7 @@ class NdjsonBatch:
 
     async def _publish_piece(self, stream: str, taken: list[bytes], position: int) -> Piece:
         """Publish some lines, the first of them at ``position`` of the body."""
-        asked = admitted(
-            [self._candidate(line, position + offset) for offset, line in enumerate(taken)]
-        )
+        asked = await in_turns(self._admitted(taken, position))
         try:
             ack = await self._link.publish_batch(stream, asked.batch)
         except ApiError as error:
@@ -191,15 +192,27 @@ class NdjsonBatch:
             return Piece([error for _ in taken], "", last=False)
         return Piece(results_of(asked.refused, ack.results), ack.durability, last=False)
 
-    def _candidate(self, line: bytes, position: int) -> Candidate:
+    def _admitted(self, lines: list[bytes], position: int) -> Steps[Admitted]:
+        """The messages of lines, the first of them at ``position`` of the body."""
+        found: list[Candidate] = []
+        for at, line in enumerate(lines, position):
+            found.append((yield from self._candidate(line, at)))
+            yield
+        return (yield from admitted(found))
+
+    def _candidate(self, line: bytes, position: int) -> Steps[Candidate]:
         try:
-            item = decode_json(_decoder, line)
-            payload = payload_of(item, "", NESTING_MAX - _ITEM_DEPTH)
+            if is_plain(line):
+                item = decode_json(_decoder, line)
+                part: Part = item, payload_of(item, "", NESTING_MAX - _ITEM_DEPTH)
+            else:
+                yield from nesting_in_steps(line)
+                part = yield from json_item(_decoder, line, "", self._payload_bytes_max)
         except ApiError as error:
             if position == 0 and error.spec is errors.MALFORMED_BODY:
                 raise  # the body is not NDJSON at all
             return error
-        return candidate(item, payload, self._payload_bytes_max)
+        return part if isinstance(part, ApiError) else candidate(*part, self._payload_bytes_max)
 
 
 async def _feed_whole(lines: Lines, body: bytes) -> None:

@@ -1,6 +1,6 @@
 """The two sub-protocols: JSON in text frames, msgpack in binary ones."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, cast
@@ -11,23 +11,30 @@ from websockets.frames import Opcode
 
 from contrail_common import errors
 from contrail_common.delivery_columns import DeliveryColumns
+from contrail_common.edge.item_steps import Part
 from contrail_common.edge.json_body import check_nesting, malformed, mistyped
+from contrail_common.edge.message_items import Item
 from contrail_common.edge.messages import NO_HEADERS, payload_json
 from contrail_common.edge.problems import Problem
+from contrail_common.edge.steps import Steps
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
 from contrail_gateway.core.frames import (
     OPERATIONS,
+    Batch,
     ClientFrame,
     FrameId,
     JsonFrame,
     PackedFrame,
+    PackedPub,
+    Publishing,
     ServerFrame,
 )
 from contrail_gateway.core.lots import Listed, Lot
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.deliveries import SignToken
+from contrail_gateway.large_frames import Form, JsonForm, PackedForm, check_frames
 
 _BLANK: Final = b" \t\r\n"
 _PACKED_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
@@ -176,6 +183,26 @@ class Misunderstood:
     error: ApiError
 
 
+@dataclass(frozen=True, slots=True)
+class LargeBatch:
+    """A ``pub_batch`` whose messages are read one by one."""
+
+    id: FrameId | None
+    stream: str
+    items: Iterator[Steps[Part]]
+
+
+Received = ClientFrame | Misunderstood | LargeBatch
+
+
+class _Named(msgspec.Struct):
+    """What a frame says of itself, whatever else is wrong with it."""
+
+    op: msgspec.Raw
+    id: msgspec.Raw = msgspec.Raw(b"")
+    sid: msgspec.Raw = msgspec.Raw(b"")
+
+
 Token = str | msgspec.UnsetType
 ShardNumber = int | msgspec.UnsetType
 Row = tuple[int, str, str, Headers, int, int, int, bytes, Token, ShardNumber]
@@ -187,40 +214,65 @@ Pack = Callable[[str, str, Iterable[Row]], Messages | PackedMessages]
 class Codec:
     """One sub-protocol."""
 
-    def __init__(self, opcode: Opcode, frame: Any, form: Any, pack: Pack) -> None:
+    def __init__(self, opcode: Opcode, frame: Any, form: Any, large: Form, pack: Pack) -> None:
         self.opcode = opcode
         self.packed = opcode is Opcode.BINARY
         self._one = form.Decoder(frame)
         self._many = form.Decoder(list[frame])
         self._parts = form.Decoder(list[msgspec.Raw])
-        self._untyped = form.Decoder()
+        self._named = form.Decoder(_Named)
+        self._text = form.Decoder(str)
+        self._frame_id = form.Decoder(FrameId)
+        self._large = large
         self._pack = pack
         self.encode: Callable[[msgspec.Struct], bytes] = form.Encoder().encode
 
-    def decode(self, message: bytes) -> Sequence[ClientFrame | Misunderstood]:
-        """The frames of a message.
+    def decode(self, message: bytes, payload_bytes_max: int) -> Iterable[Received | None]:
+        """The frames of a message; those that take long to read in steps, None in between.
 
-        Raises InvalidTextError, and MALFORMED_BODY for what holds no objects that name an ``op``.
+        Raises InvalidTextError, BATCH_TOO_LARGE for more than FRAMES_MAX frames, and MALFORMED_BODY
+        for what holds no objects that name an ``op``; frames in front of it may have come then.
         """
         try:
-            if self.opcode is Opcode.TEXT:
-                check_nesting(message)
             many = self._is_array(message)
+            if not self._large.is_plain(message):
+                return self._guarded(message, self._in_steps(message, payload_bytes_max, many))
+            if not self.packed:
+                check_nesting(message)
             try:
-                if many:
-                    return cast(list[ClientFrame], self._many.decode(message))
-                return [cast(ClientFrame, self._one.decode(message))]
+                if not many:
+                    return [cast(ClientFrame, self._one.decode(message))]
+                frames = cast(list[ClientFrame], self._many.decode(message))
             except msgspec.ValidationError:
-                self._untyped.decode(message)  # the rest must be readable at all
+                # All of it must be readable; what is wrong with each frame takes longer to say.
+                if not self.packed:
+                    message.decode()
                 parts = self._parts.decode(message) if many else [message]
-            return [self._part(bytes(part)) for part in parts]
+                check_frames(len(parts))
+                return self._guarded(message, (self._part(bytes(part)) for part in parts))
+            check_frames(len(frames))
+            return frames
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if self.opcode is Opcode.TEXT:
-                _check_utf8(message)
-            raise malformed(error) from None
+            raise self._unreadable(message, error) from None
+
+    def _guarded(
+        self, message: bytes, frames: Iterable[Received | None]
+    ) -> Iterator[Received | None]:
+        try:
+            yield from frames
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._unreadable(message, error) from None
+
+    def _unreadable(self, message: bytes, error: Exception) -> Exception:
+        if not self.packed:
+            try:
+                message.decode()
+            except UnicodeDecodeError:
+                return InvalidTextError()
+        return malformed(error)
 
     def _is_array(self, message: bytes) -> bool:
-        if self.opcode is Opcode.TEXT:
+        if not self.packed:
             return message.lstrip(_BLANK)[:1] == b"["
         return bool(message) and message[0] in _PACKED_ARRAYS
 
@@ -228,20 +280,60 @@ class Codec:
         try:
             return cast(ClientFrame, self._one.decode(part))
         except msgspec.ValidationError as error:
-            value = self._untyped.decode(part)
-            operation = value.get("op") if isinstance(value, dict) else None
-            if not isinstance(operation, str):
-                raise ApiError(errors.MALFORMED_BODY, "a frame is an object with an op") from None
             refusal = mistyped(error)
-            if operation not in OPERATIONS:
-                refusal = ApiError(errors.OPERATION_UNKNOWN, f"op {operation[:64]!r}")
-            refusal.applied = False
-            frame_id, sid = value.get("id"), value.get("sid")
-            return Misunderstood(
-                frame_id if _is_id(frame_id) else None,
-                sid if isinstance(sid, str) else None,
-                refusal,
-            )
+        try:
+            named = self._named.decode(part)
+            operation = self._text.decode(named.op)
+        except msgspec.ValidationError:
+            raise ApiError(errors.MALFORMED_BODY, "a frame is an object with an op") from None
+        if operation not in OPERATIONS:
+            refusal = ApiError(errors.OPERATION_UNKNOWN, f"op {operation[:64]!r}")
+        refusal.applied = False
+        frame_id, sid = _valid(self._frame_id, named.id), _valid(self._text, named.sid)
+        return Misunderstood(frame_id, sid, refusal)
+
+    # Large messages ------------------------------------------------------------------------------
+    def _in_steps(
+        self, message: bytes, payload_bytes_max: int, many: bool
+    ) -> Iterator[Received | None]:
+        yield from self._large.look_through(message)
+        spans = [(0, len(message))]
+        if many:
+            spans = yield from self._large.frames(message)
+        for start, end in spans:
+            part = message[start:end]
+            if self._large.is_plain(part):
+                yield self._part(part)
+            else:
+                yield from self._large_frame(part, payload_bytes_max)
+
+    def _large_frame(self, part: bytes, payload_bytes_max: int) -> Iterator[Received | None]:
+        """A frame that takes long to read: it publishes, or lists much."""
+        large = self._large
+        frame = self._part((yield from large.skeleton(part)))
+        yield None
+        if isinstance(frame, Misunderstood):
+            yield frame
+            return
+        try:
+            if isinstance(frame, Batch):
+                spans = yield from large.items(part)
+                items = (
+                    large.item(part[start:end], f"/messages/{at}", payload_bytes_max)
+                    for at, (start, end) in enumerate(spans)
+                )
+                yield LargeBatch(frame.id, frame.stream, items)
+            elif isinstance(frame, Publishing):
+                read = yield from large.pub(part, payload_bytes_max)
+                if isinstance(read, ApiError):
+                    raise read
+                yield _publish(frame.id, *read)
+            else:
+                yield from large.check_lists(part)
+                yield self._part(part)
+        except ApiError as error:
+            error.applied = False
+            yield Misunderstood(frame.id, getattr(frame, "sid", None), error)
 
     def messages(self, sub: Subscription, lot: Lot, sign: SignToken | None) -> bytes:
         """The frame that carries ``lot``; ``sign`` None gives its messages no tokens."""
@@ -257,19 +349,24 @@ class Codec:
         return self.encode(frame)
 
 
-def _is_id(value: object) -> bool:
+def _valid(decoder: Any, raw: msgspec.Raw) -> Any:
+    """The value of ``raw``, None when it is missing or of another type."""
     try:
-        msgspec.convert(value, FrameId)
-    except msgspec.ValidationError:
-        return False
-    return True
+        return decoder.decode(raw) if bytes(raw) else None
+    except msgspec.DecodeError:
+        return None
 
 
-def _check_utf8(message: bytes) -> None:
-    try:
-        message.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidTextError from error
+def _publish(frame_id: FrameId | None, item: Item, payload: bytes) -> PackedPub:
+    return PackedPub(
+        subject=item.subject,
+        data=payload,
+        headers=item.headers,
+        msg_id=item.msg_id,
+        expected=item.expected,
+        ttl=item.ttl,
+        id=frame_id,
+    )
 
 
 def _listed_rows(lot: Listed, sign: SignToken | None) -> Iterable[Row]:
@@ -369,7 +466,9 @@ def _packed_messages(sid: str, stream: str, rows: Iterable[Row]) -> PackedMessag
 
 
 CODECS: Final = {
-    "contrail.v1.json": Codec(Opcode.TEXT, JsonFrame, msgspec.json, _json_messages),
-    "contrail.v1.msgpack": Codec(Opcode.BINARY, PackedFrame, msgspec.msgpack, _packed_messages),
+    "contrail.v1.json": Codec(Opcode.TEXT, JsonFrame, msgspec.json, JsonForm(), _json_messages),
+    "contrail.v1.msgpack": Codec(
+        Opcode.BINARY, PackedFrame, msgspec.msgpack, PackedForm(), _packed_messages
+    ),
 }
 """The sub-protocols by name."""

@@ -13,11 +13,13 @@ from msgspec import UNSET
 from contrail_common import errors
 from contrail_common.__about__ import __version__
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.json_body import NESTING_MAX
+from contrail_common.edge.item_steps import candidates, given_item
+from contrail_common.edge.json_steps import NESTING_MAX
 from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.message_items import Candidate, Item, candidate, check_count, payload_of
 from contrail_common.edge.problems import problem, result_problem
 from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.steps import Steps
 from contrail_common.edge.websocket import CloseCode, EdgeSocket, Opening
 from contrail_common.errors import ApiError
 from contrail_common.link import PublishAck, PublishOutcome, PubResult, StorageLink
@@ -35,11 +37,9 @@ from contrail_gateway.core.frames import (
     Nak,
     Ok,
     PackedPub,
-    PackedPubBatch,
     Ping,
     Pong,
     Pub,
-    PubBatch,
     Publishing,
     ServerFrame,
     Settling,
@@ -59,7 +59,9 @@ from contrail_gateway.socket_codec import (
     Codec,
     Failed,
     InvalidTextError,
+    LargeBatch,
     Misunderstood,
+    Received,
 )
 from contrail_gateway.socket_metrics import SessionCounts
 from contrail_gateway.socket_publishes import MESSAGE_BYTES, Publishes
@@ -117,20 +119,42 @@ class SocketSession:
             self._connect_by = self._loop.call_later(room.settings.connect_s, self._too_late)
 
     # The socket's side ---------------------------------------------------------------------------
-    def received(self, message: bytes) -> None:
-        """Do what the frames of a message ask for."""
+    def received(self, message: bytes) -> Steps[None] | None:
+        """Do what the frames of a message ask for, or answer how to do it in steps."""
         try:
-            frames = self._codec.decode(message)
-        except InvalidTextError:
+            frames = self._codec.decode(message, self._room.settings.payload_bytes_max)
+        except (ApiError, InvalidTextError) as error:
+            self._unreadable(error)
+            return None
+        if not isinstance(frames, list) or len(frames) != 1 or isinstance(frames[0], Batch):
+            return self._do(frames)
+        self._handle(frames[0])
+        self._look_full()
+        return None
+
+    def _do(self, frames: Iterable[Received | None]) -> Steps[None]:
+        try:
+            for frame in frames:
+                if isinstance(frame, Batch | LargeBatch):
+                    yield from self._handle_batch(frame)
+                elif frame is not None:
+                    self._handle(frame)
+                if not self._socket.open:
+                    return
+                yield
+        except (ApiError, InvalidTextError) as error:
+            self._unreadable(error)
+        self._look_full()
+
+    def _unreadable(self, error: Exception) -> None:
+        if not isinstance(error, ApiError):
             self._socket.close(CloseCode.INVALID_DATA, "text is UTF-8")
-            return
-        except ApiError as error:
+        elif error.spec in (errors.BATCH_TOO_LARGE, errors.BODY_TOO_LARGE):
+            self._socket.close(CloseCode.TOO_LARGE, error.detail)
+        else:
             self._socket.close(CloseCode.PROTOCOL_ERROR, error.detail)
-            return
-        for frame in frames:
-            self._handle(frame)
-            if not self._socket.open:
-                return
+
+    def _look_full(self) -> None:
         if self.session.full:
             self._socket.pause()
 
@@ -138,8 +162,8 @@ class SocketSession:
         """Pass on what was published by all frames that came together."""
         try:
             self._publishes.pass_on()
-        except Exception:
-            self._broken()
+        except Exception as error:
+            self._broken(error)
 
     def drain(self, grace_s: float) -> None:
         """Push no more; close once the client has settled what it holds, or at the end."""
@@ -165,7 +189,8 @@ class SocketSession:
         now_ns = time.monotonic_ns()
         if not self._socket.open:
             return
-        if now_ns >= self._drain_until_ns or self.session.quiet(now_ns):
+        quiet = self.session.quiet(now_ns) and not self._socket.busy
+        if now_ns >= self._drain_until_ns or quiet:
             self._socket.close(CloseCode.DRAINING, "draining")
         else:
             self._loop.call_later(_DRAIN_LOOK_S, self._look_drained)
@@ -226,15 +251,27 @@ class SocketSession:
             if not isinstance(frame, Publishing):
                 self._publishes.pass_on()  # what came before a frame is done before it
             self._handlers[type(frame)](self, frame)
-        except ApiError as error:
-            self.refuse(frame.id, getattr(frame, "sid", None), error)
-        except UnauthenticatedError:
-            self._socket.close(CloseCode.UNAUTHENTICATED, "no or bad token")
-        except Exception:
-            self._broken()
+        except Exception as error:
+            self._failed(frame, error)
 
-    def _broken(self) -> None:
-        _log.exception("frame_failed")
+    def _handle_batch(self, frame: Batch | LargeBatch) -> Steps[None]:
+        try:
+            self.session.heard(frame, time.monotonic_ns())
+            self._publishes.pass_on()
+            yield from self._publish_batch(frame)
+        except Exception as error:
+            self._failed(frame, error)
+
+    def _failed(self, frame: Any, error: Exception) -> None:
+        if isinstance(error, ApiError):
+            self.refuse(frame.id, getattr(frame, "sid", None), error)
+        elif isinstance(error, UnauthenticatedError):
+            self._socket.close(CloseCode.UNAUTHENTICATED, "no or bad token")
+        else:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        _log.error("frame_failed", exc_info=error)
         self._socket.close(_INTERNAL_CLOSE, "internal error")
 
     def _connect(self, frame: Connect) -> None:
@@ -256,23 +293,26 @@ class SocketSession:
             raise message
         self.session.begin(1, self._publishes.add(frame.id, message))
 
-    def _publish_batch(self, frame: Batch) -> None:
-        check_count(len(frame.messages))
-        items: Sequence[Item] = frame.messages
-        candidates = [self._candidate(item, at) for at, item in enumerate(items)]
-        messages = [one for one in candidates if isinstance(one, PublishMessage)]
+    def _publish_batch(self, frame: Batch | LargeBatch) -> Steps[None]:
+        # As over HTTP: a batch of the wrong form is refused whole, a message for itself.
+        if isinstance(frame, LargeBatch):
+            parts = frame.items
+        else:
+            check_count(len(frame.messages))
+            items: Sequence[Item] = frame.messages
+            parts = (
+                given_item(item, f"/messages/{at}", NESTING_MAX - _BATCH_DEPTH)
+                for at, item in enumerate(items)
+            )
+        found = yield from candidates(parts, self._room.settings.payload_bytes_max)
+        messages = [one for one in found if isinstance(one, PublishMessage)]
         size = sum(len(message.payload) + MESSAGE_BYTES for message in messages)
-        done = partial(self._batch_published, frame.id, candidates, size)
+        done = partial(self._batch_published, frame.id, found, size)
         if messages:
             self.link.publish_then(frame.stream, messages, done)
             self.session.begin(len(messages), size)
         else:
             done(PublishAck(frame.stream, [], ""))
-
-    def _candidate(self, item: Item, at: int) -> Candidate:
-        # As over HTTP: a batch of the wrong form is refused whole, a message for itself.
-        payload = payload_of(item, f"/messages/{at}", NESTING_MAX - _BATCH_DEPTH)
-        return candidate(item, payload, self._room.settings.payload_bytes_max)
 
     def _batch_published(
         self,
@@ -347,8 +387,6 @@ class SocketSession:
         PackedPub: _publish,
         Ack: _settle,
         AddCredit: _credit,
-        PubBatch: _publish_batch,
-        PackedPubBatch: _publish_batch,
         Nak: _settle,
         Term: _settle,
         InProgress: _settle,

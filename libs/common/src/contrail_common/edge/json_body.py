@@ -1,36 +1,28 @@
 """JSON and msgpack bodies: nesting bound, decoding, and errors as pointers into the body."""
 
 import re
-from collections.abc import Iterator
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from contrail_common import errors
+from contrail_common.edge.json_steps import NESTING_MAX, nesting_in_steps
+from contrail_common.edge.steps import at_once
 from contrail_common.errors import ApiError, FieldProblem
 
-NESTING_MAX: Final = 64
 VALUES_MAX: Final = 4096
 """Values in the body of a management request; a configuration has far fewer.
 
 Each may become an error, which takes a hundred times as long as to read it.
 """
-_ITEM_LEVELS: Final = 2
 _LOOKED_THROUGH_BYTES: Final = 1 << 20
 """Up to here a body of the wrong shape is read again, to tell whether it is JSON at all."""
 
 _T_co = TypeVar("_T_co", covariant=True)
 
 _QUOTE: Final = ord('"')
-_COMMA: Final = ord(",")
-_NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'",[]{}'))
 _NOT_VALUES: Final = bytes(set(range(256)) - set(b'",[{'))
-_SLICE_BYTES: Final = 128 << 10
-"""What is looked through in a few milliseconds, whatever it holds."""
-_STEP: Final = np.zeros(256, np.int8)
-_STEP[list(b"[{")] = 1
-_STEP[list(b"]}")] = -1
 _PATH: Final = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _PATH_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `([^`]*)`")
@@ -53,32 +45,7 @@ def check_nesting(text: bytes, limit: int = NESTING_MAX) -> None:
     Whether ``text`` is JSON at all is left to the decoder.
     """
     if text.count(b"[") + text.count(b"{") > limit:
-        for _ in nesting_in_slices(text, limit):
-            pass
-
-
-def nesting_in_slices(text: bytes, limit: int = NESTING_MAX) -> Iterator[int]:
-    """As :func:`check_nesting`, slice by slice; it stops at the first one that is too deep.
-
-    Yields for each slice how many commas lie two levels deep: between the items of a list that is
-    a field of the body.
-    """
-    start, depth, in_string = 0, 0, False
-    while start < len(text):
-        part = text[start : start + _SLICE_BYTES]
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # an escape goes on behind the slice
-            part = text[start : start + _SLICE_BYTES + 1]
-        start += len(part)
-        unescaped = part.replace(b"\\\\", b"").replace(b'\\"', b"")
-        structure = np.frombuffer(unescaped.translate(None, _NOT_STRUCTURE), np.uint8)
-        if not structure.size:
-            continue
-        inside = np.bitwise_xor.accumulate(structure == _QUOTE) ^ in_string
-        depths = np.cumsum(np.where(inside, 0, _STEP[structure]), dtype=np.int32) + depth
-        if depths.max() > limit:
-            raise ApiError(errors.MALFORMED_BODY, f"the JSON nests deeper than {limit}")
-        depth, in_string = int(depths[-1]), bool(inside[-1])
-        yield int(np.count_nonzero((structure == _COMMA) & ~inside & (depths == _ITEM_LEVELS)))
+        at_once(nesting_in_steps(text, limit))
 
 
 def check_values(text: bytes, limit: int) -> None:
@@ -119,10 +86,13 @@ def decode_json(decoder: Decoder[_T_co], body: bytes) -> _T_co:
         raise malformed(error) from None
 
 
-def decode_msgpack(decoder: Decoder[_T_co], body: bytes, at: str = "") -> _T_co:
-    """A msgpack body as the decoder's type; as :func:`decode_json`, with pointers below ``at``."""
+def decode_part(decoder: Decoder[_T_co], part: bytes, at: str) -> _T_co:
+    """A part of a body, JSON or msgpack, as the decoder's type; ``at`` points to it.
+
+    Raises as :func:`decode_json`, but looks no further than to what is wrong first.
+    """
     try:
-        return decoder.decode(body)
+        return decoder.decode(part)
     except msgspec.ValidationError as error:
         raise mistyped(error, at) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

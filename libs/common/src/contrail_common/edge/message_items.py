@@ -11,6 +11,7 @@ from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.header_columns import BAD_HEADER_VALUE, HEADER_NAME, HEADER_NAME_MAX
 from contrail_common.model import (
     BATCH_MESSAGES_MAX,
+    HEADER_BYTES_MAX,
     MSG_ID,
     TTL,
     Expected,
@@ -25,6 +26,8 @@ _TTL_LOWER: Final = TTL.lower()
 PLAIN_ID_MAX: Final = 1024
 """A longer message id, in characters or bytes, needs a closer look."""
 _OTHER_FORMS: Final = 2
+HEADERS_MAX: Final = HEADER_BYTES_MAX // 5
+"""Names or values that headers may hold: each value counts 4 bytes besides its name."""
 
 
 JsonValue = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=schema_marks.JSON)]
@@ -75,7 +78,7 @@ def check_count(count: int) -> None:
 def payload_of(item: Item, at: str, nesting: int | None) -> bytes:
     """The payload of an item at the pointer ``at``, whose JSON value nests at most ``nesting``.
 
-    Without ``nesting`` that was looked at before.
+    Without ``nesting`` the value was looked at before, and has no blanks.
 
     Raises INVALID_FIELD unless exactly one form is given, MALFORMED_BODY for a bad JSON value.
     """
@@ -99,7 +102,7 @@ def _compact(value: bytes, nesting: int | None) -> bytes:
         value.decode()  # the decoder does not look into values that it passes on
     except UnicodeDecodeError as error:
         raise malformed(error) from None
-    return msgspec.json.format(value, indent=-1)
+    return value if nesting is None else msgspec.json.format(value, indent=-1)
 
 
 def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
@@ -129,6 +132,8 @@ def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
             if found is None:
                 message.msg_id = message_id
                 return message
+        if len(headers) > HEADERS_MAX:
+            return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
         found = header_problem(headers)
         if found is not None:
             return _invalid("headers", found)

@@ -14,6 +14,8 @@ READING_METHODS = frozenset({"GET", "HEAD"})
 _RETRY_AFTER_S = 1
 FIELD_ERRORS_MAX = 100
 """Bad fields that a problem names."""
+REFUSALS_TOLD_MAX = 1_000
+"""Refused messages of one batch whose problems say more than their kind."""
 _POINTER_CHARS_MAX = 256
 _TEXT_CHARS_MAX = 1024
 
@@ -58,6 +60,11 @@ def problem(error: ApiError) -> Problem:
         ],
         applied=msgspec.UNSET if error.applied is None else error.applied,
     )
+
+
+def in_brief(full: Problem) -> Problem:
+    """What all problems of the same kind have in common."""
+    return msgspec.structs.replace(full, detail=full.title, errors=[])
 
 
 def _cut(text: str, most: int) -> str:

@@ -23,6 +23,7 @@ from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.requests import EdgeState
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.socket_metrics import SocketCounts
+from contrail_common.edge.steps import Steps, Turn
 
 REASON_BYTES_MAX: Final = 123
 """What fits behind the code in a control frame (RFC 6455, 5.5)."""
@@ -53,12 +54,15 @@ class CloseCode(IntEnum):
 class SocketHandler(Protocol):
     """What happens on a socket; every method is called on the event loop and returns at once."""
 
-    def received(self, message: bytes) -> None:
-        """A whole message came, in the kind of frame that the sub-protocol uses."""
+    def received(self, message: bytes) -> Steps[None] | None:
+        """A whole message came, in the kind of frame that the sub-protocol uses.
+
+        What is answered is left to do, before anything that came behind it.
+        """
         ...
 
     def caught_up(self) -> None:
-        """All messages that came together with the last one were handed over."""
+        """No more is handed over in this turn of the loop."""
         ...
 
     def drain(self, grace_s: float) -> None:
@@ -129,6 +133,13 @@ class EdgeSocket(asyncio.Protocol):
         self._queued = 0
         self._flushing: asyncio.Handle | None = None
         self._fragments: bytearray | None = None
+        self._arrived: list[bytes] = []
+        """What came while others have their turn."""
+        self._left: Steps[None] | None = None
+        """What is still to be done of what was read; nothing is read meanwhile."""
+        self._working_bytes = 0
+        """The message that it is about."""
+        self._next_turn: asyncio.Handle | None = None
         self._held = 0
         self._proven = False
         self._paused = False
@@ -196,9 +207,11 @@ class EdgeSocket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._end(1006)
-        for timer in (self._watch, self._cut, self._flushing):
+        for timer in (self._watch, self._cut, self._flushing, self._next_turn):
             if timer is not None:
                 timer.cancel()
+        self._left = None
+        self._working_bytes = 0
         self._hold(0)
         self._state.unread.forget(self._transport)
         self._connections.discard(self)
@@ -222,51 +235,96 @@ class EdgeSocket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Read frames; the messages they complete go to the handler."""
         self._heard = True
-        wire = self._wire
         if self._deaf:
             return
+        if self._left is not None:
+            self._arrived.append(data)
+            return
+        self._left = self._steps(data)
+        self._go_on()
+
+    def _steps(self, data: bytes) -> Steps[None]:
         for received in self._frames.read(data):
-            if isinstance(received, Frame):
-                self._take(received)
-            elif not self._ended:
-                self._message(received)
+            message = self._take(received) if isinstance(received, Frame) else received
+            if message is None or self._ended:
+                continue
+            self._counts.frames_in += 1
+            left = self._handler.received(message)
+            if left is not None:
+                self._working_bytes = len(message)
+                yield from left
+                self._working_bytes = 0
+            yield
+
+    def _go_on(self) -> None:
+        """Work until nothing is left, or others are to have their turn."""
+        assert self._left is not None
+        turn = Turn()
+        for _ in self._left:
+            if turn.over:
+                break
+        else:
+            self._left = None
         self._handler.caught_up()
-        answers = wire.data_to_send()
-        if wire.parser_exc is not None:
-            self._fail(wire.parser_exc, answers)
+        if self._left is None:
+            self._answer_control_frames()
+        if self._left is not None:
+            self._wait_for_turn()
+        elif self._arrived and not self._deaf:
+            self._left = self._steps(b"".join(self._arrived))
+            self._arrived.clear()
+            self._wait_for_turn()
+        elif self._next_turn is not None:
+            self._next_turn = None
+            if not self._paused:
+                self._transport.resume_reading()
+        if not self._deaf:
+            unfinished = len(self._wire.reader.buffer) + len(self._fragments or b"")
+            self._hold(unfinished + self._working_bytes)
+
+    def _wait_for_turn(self) -> None:
+        if self._next_turn is None and not self._paused:
+            self._transport.pause_reading()
+        self._next_turn = self._loop.call_soon(self._go_on)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is left to do of what was read."""
+        return self._left is not None
+
+    def _answer_control_frames(self) -> None:
+        answers = self._wire.data_to_send()
+        if self._wire.parser_exc is not None:
+            self._fail(self._wire.parser_exc, answers)
         elif answers:
             self._answer(answers)
-        if not self._deaf:
-            self._hold(len(wire.reader.buffer) + len(self._fragments or b""))
 
     def eof_received(self) -> None:
         """The peer sends no more: the connection ends, as RFC 6455 has no half-open sockets."""
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> bytes | None:
+        """The message that ``frame`` completes, if it does."""
         if self._ended:
-            return
+            return None
         opcode, data = frame.opcode, bytes(frame.data)
         if opcode is Opcode.CONT:
             assert self._fragments is not None
             self._fragments += data
             if frame.fin:
                 whole, self._fragments = bytes(self._fragments), None
-                self._message(whole)
+                return whole
         elif opcode is Opcode.TEXT or opcode is Opcode.BINARY:
             if opcode is not self._opcode:
                 kind = "text" if self._opcode is Opcode.TEXT else "binary"
                 self.close(CloseCode.PROTOCOL_ERROR, f"this sub-protocol uses {kind} frames")
             elif frame.fin:
-                self._message(data)
+                return data
             else:
                 self._fragments = bytearray(data)
         elif opcode is Opcode.CLOSE:
             assert self._wire.close_rcvd is not None
             self._end(self._wire.close_rcvd.code)
-
-    def _message(self, message: bytes) -> None:
-        self._counts.frames_in += 1
-        self._handler.received(message)
+        return None
 
     def _answer(self, answers: list[bytes]) -> None:
         """Pongs; or the answer to a close frame, behind which the connection ends."""
@@ -292,6 +350,7 @@ class EdgeSocket(asyncio.Protocol):
         # Closing now would reset the connection under a peer that still writes, and it would never
         # see why: end this side, drop what comes, close a little later.
         self._deaf = True
+        self._arrived.clear()
         self._wire.reader.discard()
         self._state.bodies.give(self._held)
         self._held = 0
@@ -318,13 +377,15 @@ class EdgeSocket(asyncio.Protocol):
         """Read no more for now: the peer sends faster than its messages can be worked on."""
         if not self._paused and not self._ended:
             self._paused = True
-            self._transport.pause_reading()
+            if self._next_turn is None:
+                self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read again."""
         if self._paused:
             self._paused = False
-            self._transport.resume_reading()
+            if self._next_turn is None:
+                self._transport.resume_reading()
 
     # Writing -------------------------------------------------------------------------------------
     def send(self, message: bytes) -> None:
@@ -390,7 +451,7 @@ class EdgeSocket(asyncio.Protocol):
     # Life ----------------------------------------------------------------------------------------
     def _look_for_life(self) -> None:
         """Ping a peer that is silent; one that stays silent is dead."""
-        silent = not self._heard and not self._paused
+        silent = not self._heard and not self._paused and not self.busy
         if silent and self._pinged:
             self._watch = after_a_look(self._loop, self._end_silent)
             return

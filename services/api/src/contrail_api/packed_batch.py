@@ -1,0 +1,127 @@
+"""Batches in msgpack: ``[version, [[subject, headers or nil, payload], ...]]``."""
+
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from contrail_api.candidates import (
+    Admitted,
+    BareItem,
+    IdItem,
+    PackedItem,
+    admitted,
+    bare_batch,
+    id_batch,
+    uniform_batch,
+)
+from contrail_common import errors
+from contrail_common.edge.item_steps import PACKED_PLAIN_BYTES, packed_headers_too_large
+from contrail_common.edge.json_body import decode_part
+from contrail_common.edge.message_items import Candidate, check_count, checked
+from contrail_common.edge.packed_steps import PackedParts
+from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.steps import Steps
+from contrail_common.errors import ApiError
+from contrail_common.model import Headers
+
+_VERSION: Final = 1
+_USUAL_HEAD: Final = bytes((0x92, _VERSION))
+"""How a batch begins: an array of two, of which the first is the version."""
+_AT: Final = "/1"
+_SKIPPED_BYTES: Final = 2 << 20
+"""Headers of so many bytes are skipped at once, whatever they hold."""
+
+
+class _RawItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A message whose headers are not made yet."""
+
+    subject: str
+    headers: msgspec.Raw
+    payload: bytes
+
+
+_frame: Final = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_version: Final = msgspec.msgpack.Decoder(int)
+_bare_items: Final = msgspec.msgpack.Decoder(list[BareItem])
+_id_items: Final = msgspec.msgpack.Decoder(list[IdItem])
+_packed_items: Final = msgspec.msgpack.Decoder(list[PackedItem])
+_raw_items: Final = msgspec.msgpack.Decoder(list[_RawItem])
+_raw_item: Final = msgspec.msgpack.Decoder(_RawItem)
+_headers: Final = msgspec.msgpack.Decoder(Headers | None)
+
+
+def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
+    """The messages of a body; ApiError where one refuses them all."""
+    items = yield from _array(body)
+    # Most batches have no headers, or just ids: these take a short way. Another batch shows
+    # itself by its first message; what is wrong with it, the general form tells.
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        batch = bare_batch(_bare_items.decode(items), payload_bytes_max)
+        if batch is not None:
+            return Admitted(batch, {})
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        batch = id_batch(_id_items.decode(items), payload_bytes_max)
+        if batch is not None:
+            return Admitted(batch, {})
+    yield
+    read: list[PackedItem | ApiError] = []
+    if len(items) <= PACKED_PLAIN_BYTES:
+        read += decode_part(_packed_items, bytes(items), _AT)
+    else:
+        raws = yield from _raw(items)
+        for at, raw in enumerate(raws):
+            read.append(_item(raw, f"{_AT}/{at}"))
+            yield
+    packed = [one for one in read if not isinstance(one, ApiError)]
+    if len(packed) == len(read):
+        batch = uniform_batch(packed, payload_bytes_max)
+        if batch is not None:
+            return Admitted(batch, {})
+    found: list[Candidate] = []
+    for one in read:
+        yield
+        found.append(one if isinstance(one, ApiError) else checked(one, payload_bytes_max))
+    return (yield from admitted(found))
+
+
+def _array(body: bytes) -> Steps[memoryview]:
+    """The array of messages, still packed."""
+    start = len(_USUAL_HEAD)
+    if not body.startswith(_USUAL_HEAD):
+        parts = PackedParts(body)
+        head = parts.array(0)
+        if head is None or head[0] != 2:  # noqa: PLR2004 the version and the messages
+            decode_part(_frame, body, "")
+            raise ApiError(errors.MALFORMED_BODY, "Input data was truncated")
+        [(at, start)] = yield from parts.spans(head[1], 1)
+        if decode_part(_version, body[at:start], "/0") != _VERSION:
+            raise invalid_field("/0", f"the batch version must be {_VERSION}")
+    # The count stands before the items: a body of tiny ones is refused before they are made.
+    head = PackedParts(body).array(start)
+    check_count(0 if head is None else head[0])
+    return memoryview(body)[start:]
+
+
+def _raw(items: memoryview) -> Steps[list[_RawItem]]:
+    if len(items) <= _SKIPPED_BYTES:
+        return decode_part(_raw_items, bytes(items), _AT)
+    parts = PackedParts(items)
+    head = parts.array(0)
+    if head is None:
+        return decode_part(_raw_items, bytes(items), _AT)
+    spans = yield from parts.spans(head[1], head[0])
+    if spans and spans[-1][1] != len(items):
+        raise ApiError(errors.MALFORMED_BODY, "something follows the messages")
+    raws = []
+    for at, (start, end) in enumerate(spans):
+        raws.append(decode_part(_raw_item, bytes(items[start:end]), f"{_AT}/{at}"))
+        yield
+    return raws
+
+
+def _item(raw: _RawItem, at: str) -> PackedItem | ApiError:
+    headers = bytes(raw.headers)
+    if packed_headers_too_large(headers):
+        return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
+    return PackedItem(raw.subject, decode_part(_headers, headers, f"{at}/1"), raw.payload)
