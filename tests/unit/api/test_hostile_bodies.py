@@ -3,18 +3,25 @@
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import msgspec
 import pytest
 
 from contrail_api.batch import BATCH_DIRECT_BYTES_MAX
 from contrail_api.candidates import PackedItem, uniform_batch
+from contrail_common.ack_tokens import AckTokens
+from contrail_common.edge import steps
 from contrail_common.edge.json_body import VALUES_MAX
 from contrail_common.edge.message_items import header_problem
+from contrail_common.edge.negotiation import MSGPACK_TYPE
+from contrail_common.edge.problems import REFUSALS_TOLD_MAX
 from contrail_common.subjects import subject_problem
 from contrail_gateway.core.pull_rules import ACKS_BYTES_MAX, ACKS_MAX
-from tests.unit.api.edge_rig import Edge, Exchange
+from tests.unit.api.calls_of_turns import CallsOfTurns
+from tests.unit.api.edge_rig import ACK_KEY, Edge, Exchange
 
 MIB = 1 << 20
 CALLS_MAX = 300_000
@@ -226,3 +233,154 @@ def test_large_body_of_too_many_messages_is_refused_early(form: str) -> None:
     headers = {"content-type": f"application/{form}"}
     answer = asyncio.run(Edge().call("POST", BATCH, tail, headers))
     assert (answer.status, answer.json()["name"]) == (413, "batch_too_large")
+
+
+# In steps ----------------------------------------------------------------------------------------
+CALLS_OF_TURN_MAX = 60_000
+"""Calls of functions between two turns of the loop: some 6 ms."""
+TYPES = {
+    "json": "application/json",
+    "ndjson": "application/x-ndjson",
+    "pack": MSGPACK_TYPE,
+}
+MANY_HEADERS = {f"a{at}": ["x"] for at in range(200_000)}
+ITEM = {"subject": "a.b", "data": ""}
+pack = msgspec.msgpack.encode
+
+
+def line_of_numbers() -> bytes:
+    return b'{"subject":"a.b","json":[' + b"1," * MIB + b"1]}"
+
+
+IN_STEPS: dict[str, tuple[str, Callable[[], bytes], int, str]] = {
+    "headers": (
+        "json",
+        lambda: encoded({"messages": [{**ITEM, "headers": MANY_HEADERS}]}),
+        207,
+        "headers_too_large",
+    ),
+    "packed headers": (
+        "pack",
+        lambda: pack([1, [["a.b", MANY_HEADERS, b""]]]),
+        207,
+        "headers_too_large",
+    ),
+    "packed names": (
+        "pack",
+        lambda: pack([1, [["a.b", dict(list(MANY_HEADERS.items())[:20_000]), b""]]]),
+        207,
+        "headers_too_large",
+    ),
+    "odd head": (
+        "pack",
+        lambda: b"\xdc\x00\x02" + pack([1] * MIB) + b"\x90",
+        413,
+        "body_too_large",
+    ),
+    "numbers": (
+        "json",
+        lambda: b'{"messages":[' + line_of_numbers() + b"]}",
+        207,
+        "message_too_large",
+    ),
+    "line": ("ndjson", line_of_numbers, 207, "message_too_large"),
+    "deep line": (
+        "ndjson",
+        lambda: b'{"subject":"a.b","json":' + b"[" * MIB,
+        400,
+        "malformed_body",
+    ),
+    "bad messages": (
+        "json",
+        lambda: encoded({"messages": [{**ITEM, "subject": ""}] * 10_000}),
+        207,
+        "invalid_subject",
+    ),
+    "bad packed messages": (
+        "pack",
+        lambda: pack([1, [["", {"A": ["b"]}, b""]] * 10_000]),
+        207,
+        "invalid_subject",
+    ),
+    "bad lines": ("ndjson", lambda: encoded(ITEM) + b"\n" + b"1\n" * 9_999, 207, "invalid_field"),
+}
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_batch_that_asks_for_much_work_is_read_in_steps(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "TURN_NS", 0)  # every step is a turn
+    form, make, status, refusal = IN_STEPS[name]
+    body = make()
+    calls = CallsOfTurns()
+
+    async def scenario() -> Exchange:
+        edge = Edge()
+        await edge.app.load()
+        with calls:
+            return await edge.call("POST", BATCH, body, {"content-type": TYPES[form]})
+
+    answer = asyncio.run(scenario())
+    found = answer.json()
+    assert answer.status == status
+    assert (found["results"][-1]["problem"] if status == 207 else found)["name"] == refusal
+    assert calls.most <= CALLS_OF_TURN_MAX, calls.most
+
+
+@pytest.mark.parametrize("form", ["json", "pack"])
+def test_batch_of_refusals_tells_the_first_thousand_in_full(form: str) -> None:
+    count = REFUSALS_TOLD_MAX + 2
+    bad = [f"a..{at}" for at in range(count)]
+    if form == "json":
+        body = encoded({"messages": [{**ITEM, "subject": one} for one in bad]})
+    else:
+        body = pack([1, [[one, {"A": ["b"]}, b""] for one in bad]])
+    answer = asyncio.run(Edge().call("POST", BATCH, body, {"content-type": TYPES[form]}))
+    problems = [one["problem"] for one in answer.json()["results"]]
+    assert [one["name"] for one in problems] == ["invalid_subject"] * count
+    assert len(problems[REFUSALS_TOLD_MAX - 1]["errors"]) == 1
+    assert problems[REFUSALS_TOLD_MAX]["errors"] == []
+    assert problems[REFUSALS_TOLD_MAX]["detail"] == problems[REFUSALS_TOLD_MAX]["title"]
+
+
+def test_batch_in_msgpack_is_read_alike_large_and_small() -> None:
+    """The pointers of what is wrong are the same, and so is what is stored."""
+
+    async def answers(item: list[Any]) -> list[Any]:
+        found = []
+        for data in (b"x" * 20_000, b""):
+            edge = Edge()
+            headers = {"A": ["b"], "C": ["d"]}
+            body = pack([1, [*[["a.b", headers, data]] * 150, item]])
+            answer = await edge.call("POST", BATCH, body, {"content-type": TYPES["pack"]})
+            stored = [(one.subject, one.headers) for many in edge.link.published for one in many]
+            problem = answer.json()
+            found.append((answer.status, problem.get("errors"), problem.get("detail"), stored))
+        return found
+
+    for item in (["a.c", {"A": ["1"]}, b""], ["a.c", {"A": [1]}, b""], ["a.c", 1, b""], ["a"], 7):
+        large, small = asyncio.run(answers(item))
+        assert large == small
+
+
+@pytest.mark.parametrize("genuine", [True, False])
+def test_as_many_acks_as_there_may_be_are_looked_at_in_steps(
+    genuine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "TURN_NS", 0)
+    sign = AckTokens("default", (ACK_KEY,)).signer("S", "c", 0, 7, 3)
+    tokens = [sign(seq, 1) if genuine else f"x{seq}" for seq in range(1, ACKS_MAX + 1)]
+    body = encoded({"acks": [{"token": token} for token in tokens]})
+    calls = CallsOfTurns()
+
+    async def scenario() -> Exchange:
+        edge = Edge()
+        await edge.app.load()
+        with calls:
+            return await edge.call("POST", ACK, body, {"content-type": TYPES["json"]})
+
+    answer = asyncio.run(scenario())
+    assert answer.status == 200
+    assert [one.get("ok", False) for one in answer.json()["results"]] == [genuine] * ACKS_MAX
+    assert calls.most <= CALLS_OF_TURN_MAX, calls.most

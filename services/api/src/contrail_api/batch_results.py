@@ -5,13 +5,7 @@ from typing import Final
 
 import msgspec
 
-from contrail_common.edge.problems import (
-    REFUSALS_TOLD_MAX,
-    Problem,
-    in_brief,
-    problem,
-    result_problem,
-)
+from contrail_common.edge.problems import Problem, Problems
 from contrail_common.errors import ApiError
 from contrail_common.link import PubResult
 
@@ -65,39 +59,16 @@ def encode_lines(results: Sequence[Result]) -> bytes:
 
 
 def _encode(results: Sequence[Result], separator: bytes) -> bytes:
-    refusals = _Refusals()
-    return separator.join([_encode_run(one, separator, refusals) for one in results])
+    problems = Problems()
+    return separator.join([_encode_run(one, separator, problems) for one in results])
 
 
-class _Refusals:
-    """The problems of one answer: those beyond ``REFUSALS_TOLD_MAX`` just say which kind."""
-
-    def __init__(self) -> None:
-        self._told = 0
-        self._kinds: dict[tuple[int, bool | None], bytes] = {}
-
-    def encode(self, one: Result) -> bytes:
-        self._told += 1
-        if self._told <= REFUSALS_TOLD_MAX:
-            return _encoder.encode(BatchResult(problem=_problem(one)))
-        kind = one.spec.code if isinstance(one, ApiError) else one.code
-        applied = one.applied if isinstance(one, ApiError) else None
-        found = self._kinds.get((kind, applied))
-        if found is None:
-            found = _encoder.encode(BatchResult(problem=in_brief(_problem(one))))
-            self._kinds[kind, applied] = found
-        return found
-
-
-def _problem(one: Result) -> Problem:
-    return problem(one) if isinstance(one, ApiError) else result_problem(one.code, one.detail)
-
-
-def _encode_run(one: Result, separator: bytes, refusals: _Refusals) -> bytes:
+def _encode_run(one: Result, separator: bytes, problems: Problems) -> bytes:
     if isinstance(one, ApiError):
-        return refusals.encode(one)
+        return _encoder.encode(BatchResult(problem=problems.of(one)))
     if one.code:
-        return separator.join([refusals.encode(one)] * one.count)
+        refusal = _encoder.encode(BatchResult(problem=problems.of(one)))
+        return separator.join([refusal] * one.count)
     # The numbers are encoded as one list, and the rest of each object is put between them: that
     # takes a tenth of the time of an object for each message.
     head, tail = b'{"seq":', b',"duplicate":true}' if one.duplicate else b',"duplicate":false}'

@@ -1,6 +1,6 @@
 """Acknowledgements over HTTP: signed tokens in, one result each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -13,6 +13,7 @@ from contrail_common.edge.problems import Problem, problem, result_problem
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Answer, json_response
 from contrail_common.edge.settings import EdgeSettings
+from contrail_common.edge.steps import Steps, in_turns
 from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, AckResult, StorageLink
 from contrail_gateway.core.pull_rules import (
@@ -67,27 +68,26 @@ class Acks:
         """The result of each of ``acks``; ApiError when none of them could be tried."""
         if len(acks) > ACKS_MAX:
             raise ApiError(errors.BATCH_TOO_LARGE, f"at most {ACKS_MAX} acks", applied=False)
-        opened = self._open(stream, consumer, acks)
+        opened = await in_turns(self._open(stream, consumer, acks))
         items = [item for item in opened if isinstance(item, AckItem)]
         if items:
             outcomes = iter(await self._acknowledge(stream, consumer, items, sync=sync))
         else:
             await self._link.consumer_info(stream, consumer)
-            outcomes = iter(())
-        return [
-            AckOutcome(problem=problem(item))
-            if isinstance(item, ApiError)
-            else _outcome(next(outcomes))
-            for item in opened
-        ]
+            outcomes = iter([])
+        return await in_turns(_outcomes(opened, outcomes))
 
     def _open(
         self, stream: str, consumer: str, acks: Sequence[AckRequest]
-    ) -> list[AckItem | ApiError]:
+    ) -> Steps[list[AckItem | ApiError]]:
         open_token = self._tokens.opener(stream, consumer)
-        delays_ns = [ack_delay_ns(ack, f"acks/{at}") for at, ack in enumerate(acks)]
+        delays_ns = []
+        for at, ack in enumerate(acks):
+            delays_ns.append(ack_delay_ns(ack, f"acks/{at}"))
+            yield
         opened: list[AckItem | ApiError] = []
         for ack, delay_ns in zip(acks, delays_ns, strict=True):
+            yield
             try:
                 address = open_token(ack.token)
             except ApiError as error:
@@ -116,6 +116,19 @@ class Acks:
             if error.spec is not errors.CONSUMER_NOT_FOUND:
                 raise
             return [AckResult(errors.TOKEN_STALE.code, "the consumer was deleted") for _ in items]
+
+
+def _outcomes(
+    opened: list[AckItem | ApiError], answered: Iterator[AckResult]
+) -> Steps[list[AckOutcome]]:
+    found = []
+    for item in opened:
+        if isinstance(item, ApiError):
+            found.append(AckOutcome(problem=problem(item)))
+        else:
+            found.append(_outcome(next(answered)))
+        yield
+    return found
 
 
 def _outcome(result: AckResult) -> AckOutcome:

@@ -16,6 +16,7 @@ from contrail_common.ack_tokens import AckTokens
 from contrail_common.config_rules import ConsumerDraft, normalise_consumer
 from contrail_common.cursors import read_cursor
 from contrail_common.edge.problems import invalid_field
+from contrail_common.edge.steps import Steps, at_once
 from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, AckResult, PullRequest, PullResult, StorageLink
 from contrail_common.model import ConsumerConfig, ConsumerInfo
@@ -30,6 +31,8 @@ from contrail_gateway.core.subscription import PullTerms, Subscription
 from contrail_gateway.deliveries import SignToken, signer
 from contrail_gateway.socket_metrics import SessionCounts
 
+_TOGETHER: Final = 5_000
+"""Acknowledgements that are made in one step."""
 _log: Final = structlog.get_logger(__name__)
 
 ACK_BYTES: Final = 64
@@ -144,25 +147,29 @@ class Feed:
         """The socket is lost: what it was not sent goes to whoever pulls next."""
         self._task.cancel()
 
-    def settle(self, settlement: Settlement, frame_id: FrameId | None) -> None:
+    def settle(self, settlement: Settlement, frame_id: FrameId | None) -> Steps[None]:
         """Pass acknowledgements on, together with others of the same pass of the loop."""
         sub = self.sub
-        items = settlement.items(self._addresses)
+        items: list[AckItem] = []
+        for start in range(0, len(settlement.seqs), _TOGETHER):
+            items += settlement.items(self._addresses, slice(start, start + _TOGETHER))
+            yield
         if settlement.tokens:
             open_token = self._host.tokens.opener(sub.stream, sub.consumer)
-            opened = [open_token(token) for token in settlement.tokens]
-            items += [
-                AckItem(
-                    one.shard,
-                    one.consumer_id,
-                    one.epoch,
-                    one.seq,
-                    settlement.kind,
-                    settlement.delay_ns,
-                    settlement.reason,
+            for token in settlement.tokens:
+                one = open_token(token)
+                items.append(
+                    AckItem(
+                        one.shard,
+                        one.consumer_id,
+                        one.epoch,
+                        one.seq,
+                        settlement.kind,
+                        settlement.delay_ns,
+                        settlement.reason,
+                    )
                 )
-                for one in opened
-            ]
+                yield
         self._host.session.begin(len(items), ACK_BYTES * len(items))
         self._acks.append(_Waiting(frame_id, items, settlement.unknown))
         if self._acking is None:
@@ -249,7 +256,7 @@ class Feed:
         """What was pulled and is not sent goes to whoever pulls next."""
         seqs = self.sub.give_back()
         if seqs:
-            self.settle(Settlement("nak", seqs, [], 0, ""), None)
+            at_once(self.settle(Settlement("nak", seqs, [], 0, ""), None))
 
     # Pulling -------------------------------------------------------------------------------------
     async def _pump(self) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final
+from itertools import groupby, repeat
+from typing import Any, ClassVar, Final, get_args
 
 import structlog
 from msgspec import UNSET
@@ -17,9 +18,9 @@ from contrail_common.edge.item_steps import candidates, given_item
 from contrail_common.edge.json_steps import NESTING_MAX
 from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.message_items import Candidate, Item, candidate, check_count, payload_of
-from contrail_common.edge.problems import problem, result_problem
+from contrail_common.edge.problems import Problems, problem
 from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.steps import Steps
+from contrail_common.edge.steps import Steps, at_once
 from contrail_common.edge.websocket import CloseCode, EdgeSocket, Opening
 from contrail_common.errors import ApiError
 from contrail_common.link import PublishAck, PublishOutcome, PubResult, StorageLink
@@ -70,6 +71,9 @@ _log: Final = structlog.get_logger(__name__)
 
 _PUB_DEPTH: Final = 1
 _BATCH_DEPTH: Final = 3
+_TOKENS_AT_ONCE: Final = 100
+_SETTLING: Final = get_args(Settling)
+_BATCHES: Final = (*get_args(Batch), LargeBatch)
 _DRAIN_LOOK_S: Final = 0.05
 _INTERNAL_CLOSE: Final = 1011
 
@@ -126,7 +130,7 @@ class SocketSession:
         except (ApiError, InvalidTextError) as error:
             self._unreadable(error)
             return None
-        if not isinstance(frames, list) or len(frames) != 1 or isinstance(frames[0], Batch):
+        if not isinstance(frames, list) or len(frames) != 1 or _takes_long(frames[0]):
             return self._do(frames)
         self._handle(frames[0])
         self._look_full()
@@ -135,9 +139,11 @@ class SocketSession:
     def _do(self, frames: Iterable[Received | None]) -> Steps[None]:
         try:
             for frame in frames:
-                if isinstance(frame, Batch | LargeBatch):
-                    yield from self._handle_batch(frame)
-                elif frame is not None:
+                if frame is None:
+                    pass
+                elif _takes_long(frame):
+                    yield from self._handle_in_steps(frame)
+                else:
                     self._handle(frame)
                 if not self._socket.open:
                     return
@@ -254,11 +260,14 @@ class SocketSession:
         except Exception as error:
             self._failed(frame, error)
 
-    def _handle_batch(self, frame: Batch | LargeBatch) -> Steps[None]:
+    def _handle_in_steps(self, frame: Any) -> Steps[None]:
         try:
             self.session.heard(frame, time.monotonic_ns())
             self._publishes.pass_on()
-            yield from self._publish_batch(frame)
+            if isinstance(frame, Settling):
+                yield from self._settle_in_steps(frame)
+            else:
+                yield from self._publish_batch(frame)
         except Exception as error:
             self._failed(frame, error)
 
@@ -317,22 +326,17 @@ class SocketSession:
     def _batch_published(
         self,
         frame_id: FrameId | None,
-        candidates: Sequence[Candidate],
+        found: Sequence[Candidate],
         size: int,
         outcome: PublishOutcome,
     ) -> None:
-        count = sum(1 for one in candidates if isinstance(one, PublishMessage))
+        count = sum(1 for one in found if isinstance(one, PublishMessage))
         self.answered(count, size)
         if isinstance(outcome, ApiError):
             self.refuse(frame_id, None, outcome)
             return
         answers = iter([each for run in outcome.results for each in run.each()])
-        results = [
-            BatchResult(problem=problem(one))
-            if isinstance(one, ApiError)
-            else _result(next(answers))
-            for one in candidates
-        ]
+        results = _results(found, answers)
         self.counts.published += sum(1 for one in results if one.problem is UNSET)
         if frame_id is not None:
             self.send(
@@ -344,9 +348,8 @@ class SocketSession:
                 )
             )
             return
-        for one in results:
-            if one.problem is not UNSET:
-                self.send(Failed(problem=one.problem))
+        for one, alike in groupby(one.problem for one in results if one.problem is not UNSET):
+            self._socket.send_all(repeat(self._codec.encode(Failed(problem=one)), len(list(alike))))
 
     def _subscribe(self, frame: Sub) -> None:
         sub = self.session.subscribe(frame)
@@ -364,8 +367,11 @@ class SocketSession:
         self._ok(frame.id)
 
     def _settle(self, frame: Settling) -> None:
+        at_once(self._settle_in_steps(frame))
+
+    def _settle_in_steps(self, frame: Settling) -> Steps[None]:
         settlement = self.session.settle(frame)
-        self._feeds[frame.sid].settle(settlement, frame.id)
+        return self._feeds[frame.sid].settle(settlement, frame.id)
 
     def _unsubscribe(self, frame: Unsub) -> None:
         if self.session.find(frame.sid).leaving:
@@ -410,8 +416,22 @@ class SocketSession:
             self._beat = self._loop.call_later(delay_s, self._watch_silence)
 
 
-def _result(result: PubResult) -> BatchResult:
-    if result.code:
-        return BatchResult(problem=result_problem(result.code, result.detail))
-    shard = UNSET if result.shard is None else result.shard
-    return BatchResult(result.seq, result.duplicate, shard=shard)
+def _takes_long(frame: Any) -> bool:
+    """Whether it may be much that ``frame`` asks for."""
+    if isinstance(frame, _SETTLING):
+        return bool(frame.ranges) or len(frame.tokens) > _TOKENS_AT_ONCE
+    return isinstance(frame, _BATCHES)
+
+
+def _results(found: Sequence[Candidate], answers: Iterator[PubResult]) -> list[BatchResult]:
+    """The result of each message."""
+    problems = Problems()
+    results = []
+    for one in found:
+        result = one if isinstance(one, ApiError) else next(answers)
+        if isinstance(result, ApiError) or result.code:
+            results.append(BatchResult(problem=problems.of(result)))
+        else:
+            shard = UNSET if result.shard is None else result.shard
+            results.append(BatchResult(result.seq, result.duplicate, shard=shard))
+    return results

@@ -51,7 +51,7 @@ def is_plain(text: bytes) -> bool:
 
 
 def json_item(decoder: Decoder[Any], raw: bytes, at: str, payload_bytes_max: int) -> Steps[Part]:
-    """The message at the pointer ``at``; the text around it was found to nest no deeper than it may.
+    """The message at the pointer ``at``, in a text that nests no deeper than it may.
 
     What is much too large is refused before it is made, or known to be JSON.
     """
@@ -94,9 +94,8 @@ def packed_item(decoder: Decoder[Any], raw: bytes, at: str) -> Steps[Part]:
     """The message in msgpack at the pointer ``at``, a map or an array."""
     if len(raw) > PACKED_PLAIN_BYTES:
         headers = yield from _packed_headers(raw)
-        if headers is not None:
-            if packed_headers_too_large(raw[slice(*headers)]):
-                return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
+        if headers is not None and packed_headers_too_large(raw[slice(*headers)]):
+            return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
     yield
     item = decode_part(decoder, raw, at)
     return item, item.data

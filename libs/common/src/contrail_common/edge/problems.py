@@ -8,6 +8,7 @@ from contrail_common import errors
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Header, Response
 from contrail_common.errors import ApiError, ErrorSpec
+from contrail_common.link import PubResult
 
 PROBLEM_TYPE = "application/problem+json"
 READING_METHODS = frozenset({"GET", "HEAD"})
@@ -62,11 +63,6 @@ def problem(error: ApiError) -> Problem:
     )
 
 
-def in_brief(full: Problem) -> Problem:
-    """What all problems of the same kind have in common."""
-    return msgspec.structs.replace(full, detail=full.title, errors=[])
-
-
 def _cut(text: str, most: int) -> str:
     """``text``, which may repeat what the caller sent, at no more than ``most`` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
@@ -79,6 +75,36 @@ def result_problem(code: int, detail: str) -> Problem:
     # Only an unknown outcome may have had an effect.
     applied = None if spec is errors.OUTCOME_UNKNOWN else False
     return problem(ApiError(spec, detail, applied=applied))
+
+
+class Problems:
+    """The problems of one batch: those beyond ``REFUSALS_TOLD_MAX`` just say which kind it is."""
+
+    def __init__(self) -> None:
+        self._told = 0
+        self._kinds: dict[tuple[int, bool | None], Problem] = {}
+
+    def of(self, refused: ApiError | PubResult) -> Problem:
+        """The problem of one more message; the same object for all of a kind in the end."""
+        self._told += 1
+        if self._told <= REFUSALS_TOLD_MAX:
+            return _problem_of(refused)
+        if isinstance(refused, ApiError):
+            kind = refused.spec.code, refused.applied
+        else:
+            kind = refused.code, None
+        found = self._kinds.get(kind)
+        if found is None:
+            full = _problem_of(refused)
+            found = msgspec.structs.replace(full, detail=full.title, errors=[])
+            self._kinds[kind] = found
+        return found
+
+
+def _problem_of(refused: ApiError | PubResult) -> Problem:
+    if isinstance(refused, ApiError):
+        return problem(refused)
+    return result_problem(refused.code, refused.detail)
 
 
 def problem_body(

@@ -63,8 +63,10 @@ class Settlement:
     reason: str
     unknown: str = ""
 
-    def items(self, addresses: Mapping[int, tuple[int, int, int]]) -> list[AckItem]:
-        """The acknowledgements of ``seqs`` for the consumer as it delivered them.
+    def items(
+        self, addresses: Mapping[int, tuple[int, int, int]], part: slice = slice(None)
+    ) -> list[AckItem]:
+        """The acknowledgements of (a ``part`` of) ``seqs`` for the consumer as it delivered them.
 
         ``addresses`` has shard id, consumer id and epoch for each shard of the stream.
         """
@@ -76,7 +78,7 @@ class Settlement:
                 self.delay_ns,
                 self.reason,
             )
-            for at in self.seqs
+            for at in self.seqs[part]
         ]
 
 
