@@ -38,7 +38,7 @@ message is the bytes of `data`. The server sends one object in each frame. A fra
 has an `id` gets exactly one answer with that `id`: `ok`, `ack`, `acks`, `pong` or `error`. An `ack`
 or another settling frame is applied as far as it can be: the sequences that the socket holds are
 settled, and an `error` names the others. permessage-deflate is never accepted. A message is at most
-8 MiB, in one frame or in fragments, and nests at most 64 levels.
+8 MiB, in one frame or in fragments, holds at most 10,000 objects, and nests at most 64 levels.
 
 A token comes in the handshake's `Authorization` header or, from browsers, in `connect` as the
 first frame. `credit` is exact: no message begins beyond it, and one that begins within it is sent
@@ -63,7 +63,7 @@ _CLOSE_CODES: Final[dict[int, str]] = {
     CloseCode.UNAUTHENTICATED: "no or bad token, or none in time",
     CloseCode.FORBIDDEN: "reserved",
     CloseCode.REPLACED: "reserved",
-    CloseCode.TOO_LARGE: "a message over 8 MiB",
+    CloseCode.TOO_LARGE: "a message over 8 MiB, or of more objects or values than it may hold",
 }
 
 

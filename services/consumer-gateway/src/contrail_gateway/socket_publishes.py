@@ -15,6 +15,10 @@ MESSAGE_BYTES: Final = 256
 """What a message under way counts beside its payload."""
 
 
+TOGETHER_MAX: Final = 2_000
+"""Messages that are passed on together, which takes a few milliseconds."""
+
+
 class PublishHost(Protocol):
     """What publishes need of the session they belong to."""
 
@@ -44,6 +48,8 @@ class Publishes:
 
     def add(self, frame_id: FrameId | None, message: PublishMessage) -> int:
         """One more message behind the others; answers what it counts until it is answered."""
+        if len(self._ids) >= TOGETHER_MAX:
+            self.pass_on()
         self._ids.append(frame_id)
         self._messages.append(message)
         return len(message.payload) + MESSAGE_BYTES

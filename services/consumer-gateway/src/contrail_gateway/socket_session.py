@@ -72,8 +72,8 @@ _log: Final = structlog.get_logger(__name__)
 _PUB_DEPTH: Final = 1
 _BATCH_DEPTH: Final = 3
 _TOKENS_AT_ONCE: Final = 100
-_SETTLING: Final = get_args(Settling)
-_BATCHES: Final = (*get_args(Batch), LargeBatch)
+_SETTLING: Final = frozenset(get_args(Settling))
+_BATCHES: Final = frozenset((*get_args(Batch), LargeBatch))
 _DRAIN_LOOK_S: Final = 0.05
 _INTERNAL_CLOSE: Final = 1011
 
@@ -418,9 +418,10 @@ class SocketSession:
 
 def _takes_long(frame: Any) -> bool:
     """Whether it may be much that ``frame`` asks for."""
-    if isinstance(frame, _SETTLING):
+    kind = type(frame)
+    if kind in _SETTLING:
         return bool(frame.ranges) or len(frame.tokens) > _TOKENS_AT_ONCE
-    return isinstance(frame, _BATCHES)
+    return kind in _BATCHES
 
 
 def _results(found: Sequence[Candidate], answers: Iterator[PubResult]) -> list[BatchResult]:

@@ -13,6 +13,7 @@ from contrail_client.errors import (
     UnexpectedAnswer,
 )
 from contrail_client.live.frames import (
+    FRAMES_MAX,
     Answering,
     ClientFrame,
     Connect,
@@ -188,9 +189,9 @@ class Connection:
             while self._eager:
                 for sid, participant in list(self._eager.items()):
                     frames = participant.take(SEND_BYTES)
-                    if frames:
-                        await socket.send(encode(frames))
-                    else:
+                    for at in range(0, len(frames), FRAMES_MAX):
+                        await socket.send(encode(frames[at : at + FRAMES_MAX]))
+                    if not frames:
                         self._eager.pop(sid, None)
             self._idle.set()
 

@@ -11,6 +11,8 @@ from contrail_client.models import Delivered
 from contrail_client.times import Duration
 
 SUBPROTOCOL: Final = "contrail.v1.msgpack"
+FRAMES_MAX: Final = 10_000
+"""Frames in one message of a socket."""
 FRAME_BYTES_MAX: Final = 8 << 20
 """What the server takes and sends in one WebSocket message."""
 

@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
 """Work that yields wherever it may be interrupted: each step takes a few milliseconds at most."""
 
-TURN_NS: Final = 5_000_000
+TURN_NS: Final = 10_000_000
 """How long steps may follow each other before the loop goes round."""
 
 

@@ -62,7 +62,7 @@ class SocketHandler(Protocol):
         ...
 
     def caught_up(self) -> None:
-        """No more is handed over in this turn of the loop."""
+        """All messages that came together with the last one were handed over, and are done."""
         ...
 
     def drain(self, grace_s: float) -> None:
@@ -265,8 +265,8 @@ class EdgeSocket(asyncio.Protocol):
                 break
         else:
             self._left = None
-        self._handler.caught_up()
         if self._left is None:
+            self._handler.caught_up()
             self._answer_control_frames()
         if self._left is not None:
             self._wait_for_turn()
