@@ -13,7 +13,7 @@ import pytest
 from contrail_api.batch import BATCH_DIRECT_BYTES_MAX
 from contrail_api.candidates import PackedItem, uniform_batch
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge import steps
+from contrail_common.edge import turns
 from contrail_common.edge.json_body import VALUES_MAX
 from contrail_common.edge.message_items import header_problem
 from contrail_common.edge.negotiation import MSGPACK_TYPE
@@ -310,7 +310,7 @@ IN_STEPS: dict[str, tuple[str, Callable[[], bytes], int, str]] = {
 def test_batch_that_asks_for_much_work_is_read_in_steps(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "TURN_NS", 0)  # every step is a turn
+    monkeypatch.setattr(turns, "TURN_NS", 0)  # every step is a turn
     form, make, status, refusal = IN_STEPS[name]
     body = make()
     calls = CallsOfTurns()
@@ -368,7 +368,7 @@ def test_batch_in_msgpack_is_read_alike_large_and_small() -> None:
 def test_as_many_acks_as_there_may_be_are_looked_at_in_steps(
     genuine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "TURN_NS", 0)
+    monkeypatch.setattr(turns, "TURN_NS", 0)
     sign = AckTokens("default", (ACK_KEY,)).signer("S", "c", 0, 7, 3)
     tokens = [sign(seq, 1) if genuine else f"x{seq}" for seq in range(1, ACKS_MAX + 1)]
     body = encoded({"acks": [{"token": token} for token in tokens]})

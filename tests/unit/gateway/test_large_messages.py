@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Close, Frame, Opcode
 from websockets.typing import Subprotocol
 
-from contrail_common.edge import steps
+from contrail_common.edge import turns
 from contrail_gateway.large_frames import FRAMES_MAX
 from tests.unit.api.calls_of_turns import CallsOfTurns
 from tests.unit.api.edge_rig import Edge
@@ -139,7 +139,7 @@ HOSTILE: dict[str, tuple[Callable[[], str | bytes], str | int]] = {
 def test_message_that_asks_for_much_work_is_refused_in_steps(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "TURN_NS", 0)  # every step is a turn
+    monkeypatch.setattr(turns, "TURN_NS", 0)  # every step is a turn
     make, answer = HOSTILE[name]
     message = make()
     calls = CallsOfTurns()
@@ -173,7 +173,7 @@ def test_frames_at_and_beyond_their_number(form: str) -> None:
 def test_misunderstood_frames_are_refused_each_by_its_id_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steps, "TURN_NS", 0)
+    monkeypatch.setattr(turns, "TURN_NS", 0)
     calls = CallsOfTurns()
 
     async def scenario() -> None:
@@ -192,7 +192,7 @@ def test_misunderstood_frames_are_refused_each_by_its_id_in_turns(
 def test_large_array_of_publishes_is_stored_in_order_and_another_socket_is_served_in_between(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "TURN_NS", 0)
+    monkeypatch.setattr(turns, "TURN_NS", 0)
     texts = [str(at).zfill(700) for at in range(9_999)]
     if form == JSON:
         message = json.dumps([{"op": "pub", "subject": "a.b", "data": text} for text in texts])
@@ -264,7 +264,7 @@ def test_large_value_is_stored_without_its_blanks() -> None:
 
 
 def test_close_behind_a_large_array_comes_after_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "TURN_NS", 0)
+    monkeypatch.setattr(turns, "TURN_NS", 0)
     pubs = json.dumps([{"op": "pub", "subject": "a.b", "data": str(at)} for at in range(2_000)])
 
     async def scenario() -> None:
@@ -284,7 +284,7 @@ def test_close_behind_a_large_array_comes_after_all_of_it(monkeypatch: pytest.Mo
 def test_bytes_of_a_message_that_is_worked_on_are_counted_until_it_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steps, "TURN_NS", 0)
+    monkeypatch.setattr(turns, "TURN_NS", 0)
     pubs = pack([{"op": "pub", "subject": "a.b", "data": bytes(1_000)} for at in range(2_000)])
 
     async def scenario() -> None:

@@ -28,7 +28,8 @@ from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import JSON, Answer, Response
 from contrail_common.edge.routing import Reply
 from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.steps import Steps, Turn, in_turns
+from contrail_common.edge.steps import Steps
+from contrail_common.edge.turns import Turn, in_turns
 from contrail_common.errors import ApiError
 from contrail_common.link import PublishOutcome, StorageLink
 from contrail_common.model import BATCH_MESSAGES_MAX

@@ -25,7 +25,8 @@ from contrail_common.edge.negotiation import NDJSON_TYPE
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Response, StreamResponse
 from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.steps import Steps, in_turns
+from contrail_common.edge.steps import Steps
+from contrail_common.edge.turns import in_turns
 from contrail_common.errors import ApiError
 from contrail_common.link import StorageLink
 

@@ -13,7 +13,8 @@ from contrail_common.edge.problems import Problem, problem, result_problem
 from contrail_common.edge.requests import Request
 from contrail_common.edge.responses import Answer, json_response
 from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.steps import Steps, in_turns
+from contrail_common.edge.steps import Steps
+from contrail_common.edge.turns import in_turns
 from contrail_common.errors import ApiError
 from contrail_common.link import AckItem, AckResult, StorageLink
 from contrail_gateway.core.pull_rules import (

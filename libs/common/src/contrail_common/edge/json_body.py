@@ -29,7 +29,6 @@ _UNKNOWN_FIELD: Final = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]*)`")
 
 _untyped: Final = msgspec.json.Decoder()
-_unread: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Decoder(Protocol[_T_co]):
@@ -81,17 +80,8 @@ def decode_json(decoder: Decoder[_T_co], body: bytes) -> _T_co:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         if len(body) <= _LOOKED_THROUGH_BYTES:
-            _check_json(body)  # the wrong shape was met first, but is the rest JSON at all?
+            decode_untyped(body)  # the wrong shape was met first, but is the rest JSON at all?
         raise mistyped(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise malformed(error) from None
-
-
-def _check_json(body: bytes) -> None:
-    check_nesting(body)
-    try:
-        body.decode()
-        _unread.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from None
 

@@ -23,7 +23,8 @@ from contrail_common.edge.last_look import after_a_look
 from contrail_common.edge.requests import EdgeState
 from contrail_common.edge.settings import EdgeSettings
 from contrail_common.edge.socket_metrics import SocketCounts
-from contrail_common.edge.steps import Steps, Turn
+from contrail_common.edge.steps import Steps
+from contrail_common.edge.turns import Turn
 
 REASON_BYTES_MAX: Final = 123
 """What fits behind the code in a control frame (RFC 6455, 5.5)."""
