@@ -51,7 +51,7 @@ STREAM_RESTORE_EXISTS: Final = _register(
     10130, "stream_restore_exists", 409, "stream name already in use, cannot restore"
 )
 ARCHIVE_INVALID: Final = _register(
-    20008, "archive_invalid", 422, "not a whole archive of a stream; nothing was restored"
+    20008, "archive_invalid", 422, "not a complete stream archive; nothing was restored"
 )
 STREAM_CONFIG_INVALID: Final = _register(
     10052, "stream_config_invalid", 422, "invalid stream configuration"
@@ -63,7 +63,7 @@ STREAM_NAME_MISMATCH: Final = _register(
     10056, "stream_name_mismatch", 422, "stream name in the body does not match the path"
 )
 STREAM_NAME_SEPARATOR: Final = _register(
-    10128, "stream_name_separator", 422, "stream name holds a path separator"
+    10128, "stream_name_separator", 422, "stream name contains a path separator"
 )
 SUBJECT_OVERLAP: Final = _register(
     10065, "subject_overlap", 409, "subjects overlap with an existing stream"
@@ -72,15 +72,17 @@ STREAM_SEALED: Final = _register(10109, "stream_sealed", 409, "stream is sealed"
 DELETE_DENIED: Final = _register(10057, "delete_denied", 409, "message delete not permitted")
 PURGE_DENIED: Final = _register(10110, "purge_denied", 409, "stream purge not permitted")
 STREAM_LIMIT: Final = _register(10027, "stream_limit", 507, "maximum number of streams reached")
-PEDANTIC: Final = _register(10157, "pedantic", 422, "pedantic mode refuses a silent change")
+PEDANTIC: Final = _register(
+    10157, "pedantic", 422, "the server would change a value, which pedantic mode does not allow"
+)
 REPLICAS_UNSUPPORTED: Final = _register(
     10074, "replicas_unsupported", 422, "replicas > 1 not supported in non-clustered mode"
 )
 REPLICAS_NEGATIVE: Final = _register(
-    10133, "replicas_negative", 422, "the number of replicas is negative"
+    10133, "replicas_negative", 422, "number of replicas is negative"
 )
 SHARDED_UNSUPPORTED: Final = _register(
-    20072, "sharded_unsupported", 422, "not possible for a stream with several shards"
+    20072, "sharded_unsupported", 422, "not supported for a stream with more than one shard"
 )
 
 # Messages ----------------------------------------------------------------------------------------
@@ -98,10 +100,13 @@ EXPECTED_STREAM: Final = _register(
 WRONG_LAST_MSG_ID: Final = _register(10070, "wrong_last_msg_id", 412, "wrong last message id")
 WRONG_LAST_SEQUENCE: Final = _register(10071, "wrong_last_sequence", 412, "wrong last sequence")
 EXPECTED_SUBJECT_ALONE: Final = _register(
-    10193, "expected_subject_without_sequence", 422, "expected subject without its sequence"
+    10193,
+    "expected_subject_without_sequence",
+    422,
+    "an expected subject was given without an expected sequence",
 )
 MESSAGE_TOO_LARGE: Final = _register(
-    10054, "message_too_large", 413, "message size exceeds the maximum allowed"
+    10054, "message_too_large", 413, "message exceeds the maximum size"
 )
 LAST_UNSETTLED: Final = _register(
     10163,
@@ -111,40 +116,53 @@ LAST_UNSETTLED: Final = _register(
     retryable=True,
 )
 HEADERS_TOO_LARGE: Final = _register(
-    10097, "headers_too_large", 431, "header size exceeds the maximum allowed of 64 KiB"
+    10097, "headers_too_large", 431, "message headers exceed the maximum size of 64 KiB"
 )
-STORE_FAILED: Final = _register(10077, "stream_full", 507, "a limit with discard new is reached")
+STORE_FAILED: Final = _register(
+    10077, "stream_full", 507, "stream is full (a limit was reached and `discard` is `new`)"
+)
 ROLLUP_REFUSED: Final = _register(10111, "rollup_refused", 422, "rollup not permitted or invalid")
 TTL_INVALID: Final = _register(10165, "ttl_invalid", 422, "invalid per-message TTL")
-TTL_DISABLED: Final = _register(10166, "ttl_disabled", 422, "per-message TTL is disabled")
-ATOMIC_DISABLED: Final = _register(10174, "atomic_disabled", 422, "atomic batches are disabled")
+TTL_DISABLED: Final = _register(
+    10166, "ttl_disabled", 422, "per-message TTL is not enabled on the stream"
+)
+ATOMIC_DISABLED: Final = _register(
+    10174, "atomic_disabled", 422, "atomic batches are not enabled on the stream"
+)
 WRONG_LAST_SEQUENCE_IN_BATCH: Final = _register(
     10164,
     "wrong_last_sequence_in_batch",
     412,
-    "wrong last sequence: the batch itself writes before the message",
+    "wrong last sequence: an earlier message in the batch has the same subject",
 )
 ATOMIC_UNSUPPORTED: Final = _register(
-    10177, "atomic_unsupported", 422, "a header that an atomic batch cannot have"
+    10177, "atomic_unsupported", 422, "header not allowed in an atomic batch"
 )
 ATOMIC_TOO_LARGE: Final = _register(
-    10199, "atomic_too_large", 413, "too many messages or bytes in an atomic batch"
+    10199, "atomic_too_large", 413, "atomic batch has too many messages or bytes"
 )
 ATOMIC_DUPLICATE: Final = _register(
-    10201, "atomic_duplicate", 409, "an atomic batch holds an id that is known"
+    10201, "atomic_duplicate", 409, "atomic batch contains a message id that is already stored"
 )
 INVALID_SUBJECT: Final = _register(20003, "invalid_subject", 422, "invalid subject")
 FEATURE_HEADER: Final = _register(
-    20004, "header_not_supported", 422, "the header asks for what this server does not do"
+    20004,
+    "header_not_supported",
+    422,
+    "header requests a feature that this server does not support",
 )
 REPLAY_GONE: Final = _register(
-    20005, "range_gone", 410, "the range begins below the first kept sequence"
+    20005, "range_gone", 410, "the range starts before the first sequence that the stream still has"
 )
 INCARNATION_CHANGED: Final = _register(
-    20006, "incarnation_changed", 409, "the stream was made anew since the plan"
+    20006, "incarnation_changed", 409, "the stream was re-created after the replay was planned"
 )
 REPLAY_AHEAD: Final = _register(
-    20007, "range_not_applied", 503, "the range ends above what is applied here", retryable=True
+    20007,
+    "range_not_applied",
+    503,
+    "the range ends beyond what this replica has applied",
+    retryable=True,
 )
 
 ERASURE_NOT_FOUND: Final = _register(20070, "erasure_not_found", 404, "erasure not found")
@@ -166,12 +184,14 @@ CONSUMER_UPDATE_REFUSED: Final = _variant(
     409,
     "consumer configuration change not permitted",
 )
-CONSUMER_LIMIT: Final = _register(10026, "consumer_limit", 409, "maximum consumers limit reached")
+CONSUMER_LIMIT: Final = _register(
+    10026, "consumer_limit", 409, "maximum number of consumers reached"
+)
 CONSUMER_NAME_SEPARATOR: Final = _register(
-    10127, "consumer_name_separator", 422, "consumer name holds a path separator"
+    10127, "consumer_name_separator", 422, "consumer name contains a path separator"
 )
 CONSUMER_NAME_MISMATCH: Final = _register(
-    10132, "consumer_name_mismatch", 422, "name, durable_name and path differ"
+    10132, "consumer_name_mismatch", 422, "name, durable_name and the path do not match"
 )
 CONSUMER_PATH_MISMATCH: Final = _variant(
     STREAM_NAME_MISMATCH,
@@ -181,17 +201,17 @@ CONSUMER_PATH_MISMATCH: Final = _variant(
 )
 FILTERS_OVERLAP: Final = _register(10138, "filters_overlap", 422, "subject filters overlap")
 FILTER_TWICE: Final = _register(
-    10136, "filter_twice", 422, "filter_subject and filter_subjects exclude each other"
+    10136, "filter_twice", 422, "filter_subject and filter_subjects cannot be used together"
 )
-FILTER_EMPTY: Final = _register(10139, "filter_empty", 422, "a subject filter is empty")
+FILTER_EMPTY: Final = _register(10139, "filter_empty", 422, "subject filter is empty")
 START_INVALID: Final = _register(
-    10094, "deliver_policy_invalid", 422, "deliver policy and start options do not agree"
+    10094, "deliver_policy_invalid", 422, "start options do not match the deliver policy"
 )
 BACKOFF_INVALID: Final = _register(
-    10116, "backoff_invalid", 422, "max_deliver is required to be larger than the backoff list"
+    10116, "backoff_invalid", 422, "max_deliver is smaller than the number of backoff delays"
 )
 WORKQUEUE_ACKS: Final = _register(
-    10084, "workqueue_needs_explicit_ack", 422, "a workqueue stream requires explicit acks"
+    10084, "workqueue_needs_explicit_ack", 422, "workqueue stream requires explicit acks"
 )
 WORKQUEUE_UNFILTERED: Final = _register(
     10099,
@@ -203,13 +223,16 @@ WORKQUEUE_NOT_UNIQUE: Final = _register(
     10100, "workqueue_not_unique", 409, "filtered consumer not unique on workqueue stream"
 )
 WORKQUEUE_DELIVER_ALL: Final = _register(
-    10101, "workqueue_needs_deliver_all", 422, "consumer must be deliver all on workqueue stream"
+    10101,
+    "workqueue_needs_deliver_all",
+    422,
+    "consumer on a workqueue stream must use deliver policy all",
 )
 CONSUMER_REPLICAS_EXCEEDED: Final = _register(
-    10126, "consumer_replicas_exceeded", 422, "consumer replicas exceed those of the stream"
+    10126, "consumer_replicas_exceeded", 422, "consumer has more replicas than the stream"
 )
 CONSUMER_REPLICAS_DIFFER: Final = _register(
-    10134, "consumer_replicas_differ", 422, "consumer replicas must be those of the stream"
+    10134, "consumer_replicas_differ", 422, "consumer must have as many replicas as the stream"
 )
 CONSUMER_LIMITS_EXCEEDED: Final = _register(
     10121, "max_ack_pending_limit", 422, "consumer max_ack_pending exceeds the stream's limit"
@@ -217,61 +240,69 @@ CONSUMER_LIMITS_EXCEEDED: Final = _register(
 CONSUMER_THRESHOLD_EXCEEDED: Final = _register(
     10153, "inactive_threshold_limit", 422, "consumer inactive_threshold exceeds the stream's limit"
 )
-PULL_LIMIT: Final = _register(20020, "pull_limit_exceeded", 409, "pull exceeds a consumer limit")
+PULL_LIMIT: Final = _register(
+    20020, "pull_limit_exceeded", 409, "pull request exceeds a limit of the consumer"
+)
 PULL_TOO_SMALL: Final = _register(
     20021, "message_exceeds_max_bytes", 409, "the next message is larger than max_bytes"
 )
 TOO_MANY_WAITERS: Final = _register(
-    20022, "too_many_waiters", 429, "too many waiting pulls", retryable=True
+    20022, "too_many_waiters", 429, "too many waiting requests", retryable=True
 )
 CONSUMER_DELETED: Final = _register(20023, "consumer_deleted", 410, "the consumer was deleted")
-TOKEN_FORGED: Final = _register(20024, "ack_token_invalid", 403, "the ack token is not valid here")
-TOKEN_STALE: Final = _register(20025, "stale_token", 409, "the ack token is of an earlier consumer")
+TOKEN_FORGED: Final = _register(
+    20024, "ack_token_invalid", 403, "ack token is invalid or belongs to another consumer"
+)
+TOKEN_STALE: Final = _register(
+    20025, "stale_token", 409, "ack token is stale: the consumer was deleted, re-created or reset"
+)
 PULL_INVALID: Final = _register(20026, "pull_invalid", 422, "invalid pull request")
 NOT_SENT_HERE: Final = _register(
-    20027, "not_sent_here", 409, "the sequence is not one that this socket holds"
+    20027, "not_sent_here", 409, "sequence is not awaiting acknowledgement on this socket"
 )
 SUBSCRIPTION_NOT_FOUND: Final = _register(
-    20028, "subscription_not_found", 404, "the socket has no such subscription"
+    20028, "subscription_not_found", 404, "no subscription with this sid on the socket"
 )
 SUBSCRIPTION_EXISTS: Final = _register(
-    20029, "subscription_exists", 409, "the socket has a subscription under this sid"
+    20029, "subscription_exists", 409, "sid is already in use on the socket"
 )
 
 # Requests ----------------------------------------------------------------------------------------
 BAD_REQUEST: Final = _register(10003, "bad_request", 400, "bad request")
 CONFLICTING_FIELDS: Final = _variant(
-    BAD_REQUEST, "conflicting_fields", 422, "fields that exclude each other"
+    BAD_REQUEST, "conflicting_fields", 422, "fields cannot be used together"
 )
-MALFORMED_BODY: Final = _register(10025, "malformed_body", 400, "the body cannot be parsed")
-INVALID_FIELD: Final = _register(20030, "invalid_field", 422, "a field is not valid")
-NOT_FOUND: Final = _register(20031, "not_found", 404, "no such resource")
+MALFORMED_BODY: Final = _register(10025, "malformed_body", 400, "request body cannot be parsed")
+INVALID_FIELD: Final = _register(20030, "invalid_field", 422, "a field is invalid")
+NOT_FOUND: Final = _register(20031, "not_found", 404, "resource not found")
 METHOD_NOT_ALLOWED: Final = _register(20032, "method_not_allowed", 405, "method not allowed")
 UNSUPPORTED_MEDIA: Final = _register(20033, "unsupported_media_type", 415, "unsupported media type")
 NOT_ACCEPTABLE: Final = _register(20034, "not_acceptable", 406, "no acceptable representation")
 BODY_TOO_LARGE: Final = _register(20035, "body_too_large", 413, "request body too large")
-BATCH_TOO_LARGE: Final = _register(20036, "batch_too_large", 413, "too many messages in a request")
+BATCH_TOO_LARGE: Final = _register(20036, "batch_too_large", 413, "too many items in one request")
 REQUEST_HEADERS_TOO_LARGE: Final = _register(
     20037, "request_headers_too_large", 431, "request headers too large"
 )
 REQUEST_TIMEOUT: Final = _register(
     20038, "request_timeout", 408, "the request did not arrive in time", retryable=True
 )
-UNAUTHENTICATED: Final = _register(20039, "unauthenticated", 401, "no or bad token")
+UNAUTHENTICATED: Final = _register(20039, "unauthenticated", 401, "missing or invalid token")
 FORBIDDEN: Final = _register(20040, "forbidden", 403, "not permitted")
-FOREIGN_HOST: Final = _register(20041, "foreign_host", 403, "the Host header is not allowed")
-FOREIGN_ORIGIN: Final = _register(20042, "foreign_origin", 403, "the Origin is not allowed")
+FOREIGN_HOST: Final = _register(20041, "foreign_host", 403, "Host header is not allowed")
+FOREIGN_ORIGIN: Final = _register(20042, "foreign_origin", 403, "Origin is not allowed")
 PRECONDITION_FAILED: Final = _register(
-    20043, "precondition_failed", 412, "If-Match or If-None-Match failed"
+    20043, "precondition_failed", 412, "If-Match or If-None-Match condition failed"
 )
 URI_TOO_LONG: Final = _register(20044, "uri_too_long", 414, "request target too long")
-UPGRADE_REQUIRED: Final = _register(20045, "upgrade_required", 426, "a WebSocket is needed here")
-SUBPROTOCOL_UNKNOWN: Final = _register(
-    20046, "subprotocol_unknown", 400, "no known WebSocket sub-protocol is offered"
+UPGRADE_REQUIRED: Final = _register(
+    20045, "upgrade_required", 426, "this resource requires a WebSocket connection"
 )
-OPERATION_UNKNOWN: Final = _register(20047, "operation_unknown", 422, "no such operation")
+SUBPROTOCOL_UNKNOWN: Final = _register(
+    20046, "subprotocol_unknown", 400, "no supported WebSocket sub-protocol was offered"
+)
+OPERATION_UNKNOWN: Final = _register(20047, "operation_unknown", 422, "unknown operation")
 OPERATION_UNAVAILABLE: Final = _register(
-    20048, "operation_unavailable", 422, "the operation is not available in this version"
+    20048, "operation_unavailable", 422, "operation is not available in this version"
 )
 NOT_IMPLEMENTED: Final = _register(20049, "not_implemented", 501, "not implemented")
 
@@ -280,30 +311,32 @@ OUTCOME_UNKNOWN: Final = _register(
     20050,
     "outcome_unknown",
     504,
-    "the outcome is unknown; retry with the same message id",
+    "outcome unknown; retry with the same message id",
     retryable=True,
 )
-OVERLOADED: Final = _register(20051, "overloaded", 503, "overloaded", retryable=True)
-NOT_READY: Final = _register(20052, "not_ready", 503, "not ready", retryable=True)
+OVERLOADED: Final = _register(20051, "overloaded", 503, "server is overloaded", retryable=True)
+NOT_READY: Final = _register(20052, "not_ready", 503, "server is not ready", retryable=True)
 DATA_LOST: Final = _register(
     20053, "data_lost", 503, "stored data is damaged; the shard is stopped"
 )
 STORAGE_FULL: Final = _register(
-    20054, "storage_full", 507, "no space left to write", retryable=True
+    20054, "storage_full", 507, "no disk space left for writes", retryable=True
 )
 MEMORY_FULL: Final = _register(
     10028, "insufficient_memory", 507, "insufficient memory resources", retryable=True
 )
 STORAGE_FAILED: Final = _register(
-    20055, "storage_failed", 503, "the storage does not take writes", retryable=True
+    20055, "storage_failed", 503, "storage is not accepting writes", retryable=True
 )
 STORAGE_READ_FAILED: Final = _register(
-    20057, "storage_read_failed", 503, "the disk failed to read stored data", retryable=True
+    20057, "storage_read_failed", 503, "stored data could not be read from disk", retryable=True
 )
 SUBJECT_KEYS_FULL: Final = _register(
-    20080, "subject_keys_full", 507, "no room for another subject key", retryable=True
+    20080, "subject_keys_full", 507, "maximum number of subject keys reached", retryable=True
 )
-SHUTTING_DOWN: Final = _register(20056, "shutting_down", 503, "shutting down", retryable=True)
+SHUTTING_DOWN: Final = _register(
+    20056, "shutting_down", 503, "server is shutting down", retryable=True
+)
 INTERNAL: Final = _register(20099, "internal", 500, "internal error")
 
 
