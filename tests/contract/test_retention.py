@@ -183,4 +183,4 @@ def test_last_per_subject_needs_a_filter(stream: Stream) -> None:
     path = f"{stream.path}/consumers/c"
     answer = stream.client.put(path, json={"deliver_policy": "last_per_subject"})
     assert_problem(answer, 422, 10094, "/filter_subjects")
-    assert "filter subject is not set" in answer.json()["detail"]
+    assert "is required by deliver_policy" in answer.json()["detail"]

@@ -78,7 +78,7 @@ def test_time_to_live_of_an_item_is_stored_as_a_header(stream: Stream, form: str
     )
     assert [each.get("problem", each).get("code", 0) for each in results[:4]] == [0] * 4
     assert results[4]["problem"]["status"] == 422
-    assert "disagrees" in results[4]["problem"]["detail"]
+    assert "differs" in results[4]["problem"]["detail"]
     refused = [each["problem"] for each in results[5:]]
     assert [(each["status"], each["code"]) for each in refused] == [(422, 10165)] * 3
     assert [headers for _, headers, _ in stored(stream)] == [

@@ -316,7 +316,9 @@ def test_ack_that_names_unknown_messages_too_is_applied_to_the_others(
     refused = talk.next("error")
     assert refused.get("id") == ("a" if with_id else None)
     assert refused["problem"]["name"] == "not_sent_here"
-    assert refused["problem"]["detail"] == "not held: 99, 70 to 80"
+    assert (
+        refused["problem"]["detail"] == "not awaiting acknowledgement on this socket: 99, 70 to 80"
+    )
     talk.nothing_more()
     assert info(stream)["ack_floor"]["stream_seq"] == 4
 

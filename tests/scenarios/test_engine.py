@@ -80,7 +80,7 @@ def test_update_writes_the_outputs_and_keeps_the_rest(tmp_path: Path) -> None:
         ("> stream create S max_msgs=many", "max_msgs: Input should be a valid integer"),
         ("> consumer create S c ephemeral=maybe", "ephemeral is yes or no"),
         ("> ack S c 1", "c was never delivered seq 1"),
-        ("> nak S c 1 delay=soon", "delay: a duration is"),
+        ("> nak S c 1 delay=soon", "delay: must be a duration"),
         ("> ack S c 1 delay=1s", "not understood: delay="),
         ("> advance -1s", "time goes forward only"),
         ("> cancel 1", "pull 1 does not wait"),

@@ -52,7 +52,7 @@ def test_every_option_given_is_taken() -> None:
     ("given", "sentence"),
     [
         ({}, "option stream is missing"),
-        ({"stream": "a.b"}, "option stream: a name must not hold ."),
+        ({"stream": "a.b"}, "option stream: a name must not contain ."),
         ({"startingSequnce": "1"}, "unknown option startingSequnce; did you mean startingSeq"),
         ({"zz": "red"}, "unknown option zz; known: url, stream"),
         ({"url": "ftp://host"}, "option url: an http"),
@@ -60,7 +60,7 @@ def test_every_option_given_is_taken() -> None:
         ({"url": "http://user:pw@host"}, "option url: credentials do not belong"),
         ({"url": "http://host:99999"}, "option url: Port out of range"),
         ({"url": ""}, "option url: must not be empty"),
-        ({"subject": "a..b"}, "option subject: a subject filter must not hold an empty token"),
+        ({"subject": "a..b"}, "option subject: a subject filter must not contain an empty token"),
         ({"startingSequence": "0"}, "option startingSequence: an integer from 1"),
         ({"startingSequence": "x"}, "option startingSequence: an integer from 1"),
         ({"endingSequence": "9" * 30}, "option endingSequence: an integer from 1"),

@@ -105,7 +105,7 @@ def test_json_payload_that_is_not_utf_8_is_refused() -> None:
 def test_json_payload_that_nests_too_deep_is_refused() -> None:
     one = item(json=0)
     one.json = msgspec.Raw(b"[" * 64 + b"]" * 64)
-    with pytest.raises(ApiError, match="nests deeper"):
+    with pytest.raises(ApiError, match="nested deeper"):
         payload_of(one, "", 63)
 
 

@@ -80,7 +80,7 @@ def test_nesting_is_measured_outside_of_strings(value: Any, limit: int) -> None:
 
 def test_sixty_four_levels_are_taken_and_one_more_is_not() -> None:
     decode_untyped(b"[" * NESTING_MAX + b"]" * NESTING_MAX)
-    with pytest.raises(ApiError, match="nests deeper"):
+    with pytest.raises(ApiError, match="nested deeper"):
         decode_untyped(b"[" * (NESTING_MAX + 1) + b"]" * (NESTING_MAX + 1))
 
 

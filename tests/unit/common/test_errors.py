@@ -40,5 +40,5 @@ def test_refusal_that_passes_by_itself_is_retryable(spec: ErrorSpec) -> None:
 
 
 def test_error_reads_as_its_name_and_its_detail() -> None:
-    assert str(ApiError(errors.OVERLOADED)) == "overloaded: overloaded"
+    assert str(ApiError(errors.OVERLOADED)) == "overloaded: server is overloaded"
     assert str(ApiError(errors.OVERLOADED, "too much")) == "overloaded: too much"

@@ -373,9 +373,9 @@ def test_settlement_leaves_out_what_the_socket_does_not_hold_and_tells_of_it() -
     sub.sent(listed(*map(delivery, (3, 5))), 0)
     settlement = found.settle(Ack(sid="s", seqs=[1, 3, 9], ranges=[(5, 7), (8, 9)]))
     assert settlement.seqs == [3, 5]
-    assert settlement.unknown == "not held: 1, 9, 8 to 9"
+    assert settlement.unknown == "not awaiting acknowledgement on this socket: 1, 9, 8 to 9"
     many = found.settle(Ack(sid="s", seqs=[3, *range(10, 99)]))
-    assert many.unknown == "not held: 10, 11, 12, 13, 14 ..."
+    assert many.unknown == "not awaiting acknowledgement on this socket: 10, 11, 12, 13, 14 ..."
 
 
 @pytest.mark.parametrize("fields", [{"ordered": False}, {"ordered": True, "consumer": "c"}])

@@ -331,7 +331,7 @@ def test_ack_of_what_is_held_and_what_is_not_is_done_and_refused_each_for_itself
             refused = await ask(client, ack)
             assert (refused["op"], refused["id"], refused["sid"]) == ("error", "mixed", "s")
             assert refused["problem"]["name"] == "not_sent_here"
-            assert refused["problem"]["detail"] == "not held: 7"
+            assert refused["problem"]["detail"] == "not awaiting acknowledgement on this socket: 7"
             assert "applied" not in refused["problem"]
             assert [(item.kind, item.seq) for item in edge.link.acked] == [("ack", 1), ("ack", 3)]
             nothing = await ask(client, {**ack, "seqs": [1], "ranges": []})

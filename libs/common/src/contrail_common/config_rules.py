@@ -128,7 +128,7 @@ def normalise_stream(
     rules.texts(draft.get("description", ""), draft.get("metadata", {}))
     max_age_ns = draft.get("max_age_ns", 0)
     if max_age_ns < 0 or 0 < max_age_ns < AGE_MIN_NS:
-        rules.refuse("max_age", "max age needs to be 0 or at least 100ms")
+        rules.refuse("max_age", "must be 0 or at least 100ms")
     marker_ttl_ns = draft.get("subject_delete_marker_ttl_ns", 0)
     marks = marker_ttl_ns != 0 and not draft.get("sealed", False)
     if marker_ttl_ns and marker_ttl_ns < NS_PER_S:
@@ -173,11 +173,11 @@ def normalise_stream(
         return sealed(config)
     if config.discard_new_per_subject:
         if config.discard != "new":
-            rules.refuse("discard_new_per_subject", "needs discard new")
+            rules.refuse("discard_new_per_subject", "requires discard to be new")
         if config.max_msgs_per_subject < 0:
-            rules.refuse("discard_new_per_subject", "needs max_msgs_per_subject")
+            rules.refuse("discard_new_per_subject", "requires max_msgs_per_subject to be set")
     if config.deny_purge and config.allow_rollup_hdrs:
-        rules.refuse("allow_rollup_hdrs", "roll-ups require the purge permission")
+        rules.refuse("allow_rollup_hdrs", "cannot be enabled together with deny_purge")
     return config
 
 
@@ -221,7 +221,7 @@ def stream_update_problem(old: StreamConfig, new: StreamConfig) -> RetentionProb
             return _frozen(field, "cannot be changed")
     for field in ("sealed", "deny_delete", "deny_purge"):
         if getattr(old, field) and not getattr(new, field):
-            return _frozen(field, "cannot be taken back")
+            return _frozen(field, "cannot be set back to false")
     if old.allow_msg_ttl and not new.allow_msg_ttl:
         return _frozen("allow_msg_ttl", "cannot be turned off")
     return None
@@ -235,7 +235,7 @@ def consumers_problem(
     if not over:
         return None
     names = ", ".join(sorted(over)[:_NAMES_SHOWN])
-    return _frozen("consumer_limits", f"change to limits violates {len(over)} consumers: {names}")
+    return _frozen("consumer_limits", f"{len(over)} consumers exceed the new limits: {names}")
 
 
 def _frozen(field: str, message: str) -> RetentionProblem:
@@ -245,7 +245,7 @@ def _frozen(field: str, message: str) -> RetentionProblem:
 def check_stream_encryption(config: StreamConfig, *, encrypts: bool) -> None:
     """Refuse a stream that must be encrypted where the node does not; one in memory never rests."""
     if config.encrypted and not encrypts and config.storage != "memory":
-        message = "the server has no encryption key, so it stores streams as they are"
+        message = "the server has no encryption key and stores data unencrypted"
         raise _invalid(errors.STREAM_CONFIG_INVALID, "encrypted", message)
 
 
@@ -254,7 +254,7 @@ def _stream_subjects(rules: "_Rules", subjects: tuple[str, ...]) -> tuple[str, .
     for position, subject in enumerate(subjects):
         reserved = next((one for one in RESERVED_SUBJECTS if overlaps(subject, one)), None)
         if reserved and not any(contains(one, subject) for one in RESERVED_EXCEPTIONS):
-            rules.refuse(f"subjects/{position}", f"overlaps with the reserved {reserved}")
+            rules.refuse(f"subjects/{position}", f"overlaps with {reserved}, which is reserved")
     overlap = first_overlap(subjects)
     if overlap is not None:
         left, right = overlap
@@ -270,36 +270,43 @@ def _consumer_limits(rules: "_Rules", limits: ConsumerLimits) -> ConsumerLimits:
 
 def _check_shards(rules: "_Rules", config: StreamConfig) -> None:
     if not 1 <= config.shards <= SHARDS_MAX:
-        rules.refuse("shards", f"must lie between 1 and {SHARDS_MAX}")
+        rules.refuse("shards", f"must be between 1 and {SHARDS_MAX}")
     if len(config.shard_by) > POSITIONS_MAX or len(set(config.shard_by)) < len(config.shard_by):
-        rules.refuse("shard_by", f"must be at most {POSITIONS_MAX} positions, each once")
+        rules.refuse("shard_by", f"must list at most {POSITIONS_MAX} positions, without repeats")
     for at, position in enumerate(config.shard_by):
         if not 1 <= position <= POSITION_MAX:
-            rules.refuse(f"shard_by/{at}", f"must lie between 1 and {POSITION_MAX}")
+            rules.refuse(f"shard_by/{at}", f"must be between 1 and {POSITION_MAX}")
     if config.shards == 1:
         return
     if config.first_seq != 1:
-        rules.refuse("first_seq", "is of a stream with one shard: each has its own sequence")
+        rules.refuse(
+            "first_seq",
+            "cannot be set for a stream with more than one shard: each shard has its own sequence",
+        )
     for field in ("max_msgs", "max_bytes"):
         if 0 < getattr(config, field) < config.shards:
-            rules.refuse(field, f"must leave something for each of the {config.shards} shards")
+            rules.refuse(
+                field,
+                f"must be at least {config.shards}: the limit is divided among the "
+                f"{config.shards} shards",
+            )
 
 
 def _check_erasure(rules: "_Rules", config: StreamConfig) -> None:
     if config.erasure != "subject_key":
         return
     if config.storage == "memory":
-        rules.refuse("erasure", "keys are for what is stored: the stream is in memory")
+        rules.refuse("erasure", "subject_key is only for streams with file storage")
     if config.compression != "none":
-        rules.refuse("compression", "content that keys of its subjects seal cannot be compressed")
+        rules.refuse("compression", "must be none when erasure is subject_key")
 
 
 def _duplicate_window(rules: "_Rules", draft: StreamDraft, max_age_ns: int) -> int:
     window_ns = draft.get("duplicate_window_ns", 0)
     if window_ns < 0 or 0 < window_ns < AGE_MIN_NS:
-        rules.refuse("duplicate_window", "duplicates window needs to be at least 100ms")
+        rules.refuse("duplicate_window", "must be at least 100ms")
     if 0 < max_age_ns < window_ns:
-        rules.refuse("duplicate_window", "duplicates window cannot be larger than max age")
+        rules.refuse("duplicate_window", "must not be longer than max_age")
     if window_ns:
         return window_ns
     default_ns = min(model.DUPLICATE_WINDOW_NS, max_age_ns or model.DUPLICATE_WINDOW_NS)
@@ -327,9 +334,9 @@ def _not_negative(rules: "_Rules", replicas: int) -> int:
 def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:
     _not_negative(rules, replicas)
     if replicas > REPLICAS_MAX:
-        rules.refuse("num_replicas", f"must lie between 1 and {REPLICAS_MAX}")
+        rules.refuse("num_replicas", f"must be between 1 and {REPLICAS_MAX}")
     if replicas > 1 and not clustered:
-        rules.refuse("num_replicas", "needs a cluster", errors.REPLICAS_UNSUPPORTED)
+        rules.refuse("num_replicas", "more than 1 requires a cluster", errors.REPLICAS_UNSUPPORTED)
     return rules.rewritten("num_replicas", "num_replicas", replicas, replicas or 1)
 
 
@@ -352,7 +359,9 @@ def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> Consu
     if any(delay_ns < 0 for delay_ns in backoff_ns):
         rules.refuse("backoff", "a delay must not be negative")
     if 0 < max_deliver < len(backoff_ns):
-        rules.refuse("backoff", "more delays than max_deliver allows", errors.BACKOFF_INVALID)
+        rules.refuse(
+            "backoff", "must not have more delays than max_deliver", errors.BACKOFF_INVALID
+        )
     return ConsumerConfig(
         name=name,
         durable=draft.get("durable", True),
@@ -455,13 +464,13 @@ def _check_start(draft: ConsumerDraft, filters: tuple[str, ...]) -> None:
     }
     for field, value in given.items():
         if field == wanted and value <= 0:
-            raise _invalid(errors.START_INVALID, field, f"is needed by deliver_policy {policy}")
+            raise _invalid(errors.START_INVALID, field, f"is required by deliver_policy {policy}")
         if field != wanted and value != 0:
             raise _invalid(
-                errors.START_INVALID, field, f"does not belong to deliver_policy {policy}"
+                errors.START_INVALID, field, f"cannot be used with deliver_policy {policy}"
             )
     if policy == "last_per_subject" and not filters:
-        message = "deliver policy is last per subject, but optional filter subject is not set"
+        message = "is required by deliver_policy last_per_subject"
         raise _invalid(errors.START_INVALID, "filter_subjects", message)
 
 
@@ -475,7 +484,7 @@ def _ack_wait(rules: "_Rules", draft: ConsumerDraft, backoff_ns: tuple[int, ...]
 def _max_ack_pending(rules: "_Rules", draft: ConsumerDraft) -> int:
     given = draft.get("max_ack_pending", 0)
     if draft.get("ack_policy") == "none" and given > 0:
-        rules.refuse("max_ack_pending", "needs an ack policy")
+        rules.refuse("max_ack_pending", "cannot be set when ack_policy is none")
     if given < 0:
         return rules.unlimited("max_ack_pending", given)
     if draft.get("ack_policy") != "none":
@@ -514,7 +523,7 @@ class _Rules:
         given = bool(self._draft.get(field, False))
         stored = (given or on) and not off
         if self._pedantic and given != stored:
-            message = f"must be {str(stored).lower()} with a subject_delete_marker_ttl"
+            message = f"must be {str(stored).lower()} when subject_delete_marker_ttl is set"
             raise _invalid(errors.PEDANTIC, field, message)
         return stored
 
@@ -543,7 +552,7 @@ class _Rules:
     def subject_filters(self, field: str, filters: tuple[str, ...]) -> None:
         """Valid filters, and not too many of them."""
         if len(filters) > SUBJECTS_MAX:
-            self.refuse(field, f"must not hold more than {SUBJECTS_MAX} entries")
+            self.refuse(field, f"must not have more than {SUBJECTS_MAX} entries")
         for position, one in enumerate(filters):
             problem = filter_problem(one)
             if problem is not None:

@@ -40,7 +40,7 @@ def read_cursor(text: str) -> Cursor:
     try:
         return _decoder.decode(base64.b64decode(padded, validate=True))
     except (binascii.Error, ValueError, msgspec.DecodeError):
-        raise ValueError("is not a cursor of ours") from None
+        raise ValueError("is not a valid cursor") from None
 
 
 def after_each(begin: Cursor, taken: Sequence[tuple[int, int]]) -> list[str]:

@@ -19,10 +19,10 @@ def name_problem(name: str) -> str | None:
         return f"a name must not be longer than {NAME_BYTES_MAX} bytes"
     # Before it is encoded: lone surrogates are not printable, and have no encoding.
     if not name.isprintable() or any(char.isspace() for char in name):
-        return "a name must not hold white space or control characters"
+        return "a name must not contain white space or control characters"
     if len(name.encode()) > NAME_BYTES_MAX:
         return f"a name must not be longer than {NAME_BYTES_MAX} bytes"
     bad = _FORBIDDEN.intersection(name)
     if bad:
-        return f"a name must not hold {' '.join(sorted(bad))}"
+        return f"a name must not contain {' '.join(sorted(bad))}"
     return None

@@ -38,7 +38,9 @@ def check_message(message: PublishMessage, payload_max: int) -> ApiError | None:
         return _refused(errors.INVALID_SUBJECT, "subject", problem)
     if len(message.payload) > payload_max:
         return ApiError(
-            errors.MESSAGE_TOO_LARGE, f"the payload exceeds {payload_max} bytes", applied=False
+            errors.MESSAGE_TOO_LARGE,
+            f"the payload is larger than {payload_max} bytes",
+            applied=False,
         )
     if message.headers:
         if header_size(message.headers) > model.HEADER_BYTES_MAX:
@@ -66,7 +68,7 @@ def interpret(message: PublishMessage) -> None:
     message_id = asked.pop(model.MSG_ID, None)
     if message_id:
         if len(message_id.encode()) > MSG_ID_BYTES_MAX:
-            detail = f"a message id is at most {MSG_ID_BYTES_MAX} bytes"
+            detail = f"a message id must not be longer than {MSG_ID_BYTES_MAX} bytes"
             raise _refused(errors.INVALID_FIELD, model.MSG_ID, detail)
         message.msg_id = message_id
     rollup = asked.pop(model.ROLLUP, None)
@@ -95,7 +97,10 @@ def parse_ttl(text: str) -> int:
     except ValueError:
         ttl_ns = -1
     if ttl_ns < NS_PER_S:
-        detail = f'{model.TTL} is seconds, a duration of at least 1s or "never", not {text[:64]!r}'
+        detail = (
+            f'{model.TTL} must be a number of seconds, a duration of at least 1s or "never", '
+            f"not {text[:64]!r}"
+        )
         raise _refused(errors.TTL_INVALID, model.TTL, detail)
     return ttl_ns
 
@@ -105,7 +110,7 @@ def _expected(asked: dict[str, str]) -> Expected:
     last_subject_seq = _sequence(asked, model.EXPECTED_LAST_SUBJECT_SEQ)
     if subject is not None:
         if last_subject_seq is None:
-            message = f"needs {model.EXPECTED_LAST_SUBJECT_SEQ}"
+            message = f"requires {model.EXPECTED_LAST_SUBJECT_SEQ}"
             header = model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT
             raise _refused(errors.EXPECTED_SUBJECT_ALONE, header, message)
         problem = filter_problem(subject)

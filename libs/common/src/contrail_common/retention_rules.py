@@ -27,7 +27,7 @@ def kind_problem(config: ConsumerConfig, retention: Retention) -> RetentionProbl
     if retention != "workqueue":
         return None
     if config.ack_policy != "explicit":
-        message = "a workqueue stream requires explicit acks"
+        message = "must be explicit on a workqueue stream"
         return RetentionProblem(errors.WORKQUEUE_ACKS, "ack_policy", message)
     if config.deliver_policy != "all":
         message = "must be all on a workqueue stream"
@@ -44,7 +44,7 @@ def replicas_problem(config: ConsumerConfig, stream_replicas: int) -> RetentionP
     if asked in (0, stream_replicas):
         return None
     if asked > stream_replicas:
-        message = f"{asked} exceed the stream's {stream_replicas}"
+        message = f"{asked} is more than the stream's {stream_replicas}"
         return RetentionProblem(errors.CONSUMER_REPLICAS_EXCEEDED, field, message)
     message = f"must be 0 or the stream's {stream_replicas}"
     return RetentionProblem(errors.CONSUMER_REPLICAS_DIFFER, field, message)
@@ -62,13 +62,13 @@ def collision(
     field = "filter_subjects"
     for other in others:
         if not config.filter_subjects:
-            message = f"is needed beside consumer {other.name}"
+            message = f"is required because consumer {other.name} exists"
             return RetentionProblem(errors.WORKQUEUE_UNFILTERED, field, message)
         theirs = other.filter_subjects or (">",)
         for own in config.filter_subjects:
             met = next((one for one in theirs if overlaps(own, one)), None)
             if met is not None:
-                message = f'"{own}" collides with "{met}" of consumer {other.name}'
+                message = f'"{own}" overlaps with "{met}" of consumer {other.name}'
                 return RetentionProblem(errors.WORKQUEUE_NOT_UNIQUE, field, message)
     return None
 

@@ -19,11 +19,11 @@ def _token_problem(text: str, what: str) -> str | None:
     # First of all: lone surrogates are not printable, and cannot be encoded.
     # Of white space only the blank is printable.
     if not text.isprintable() or " " in text:
-        return f"{what} must not hold white space or control characters"
+        return f"{what} must not contain white space or control characters"
     if len(text.encode()) > SUBJECT_BYTES_MAX:
         return f"{what} must not be longer than {SUBJECT_BYTES_MAX} bytes"
     if text[0] == "." or text[-1] == "." or ".." in text:
-        return f"{what} must not hold an empty token"
+        return f"{what} must not contain an empty token"
     return None
 
 
@@ -42,7 +42,7 @@ def _short_subject_problem(subject: str) -> str | None:
         return None
     problem = _token_problem(subject, "a subject")
     if problem is None and is_wildcard(subject):
-        return "a subject must not hold the wildcards * and > as tokens"
+        return "a subject must not contain the wildcards * and > as tokens"
     return problem
 
 

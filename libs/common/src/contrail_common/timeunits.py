@@ -35,16 +35,16 @@ def parse_duration(value: str | int) -> int:
     Raises ValueError with a sentence fit for the caller when it is neither, or beyond 64 bits.
     """
     if isinstance(value, bool):
-        raise ValueError('a duration is a string such as "30s" or integer nanoseconds')
+        raise ValueError('must be a duration string such as "30s", or integer nanoseconds')
     if isinstance(value, int):
         total = value
     elif len(value) > DURATION_CHARS_MAX:
-        raise ValueError(f"a duration has at most {DURATION_CHARS_MAX} characters")
+        raise ValueError(f"a duration must not be longer than {DURATION_CHARS_MAX} characters")
     else:
         sign, text = (-1, value[1:]) if value[:1] == "-" else (1, value.removeprefix("+"))
         total = sign * (0 if text == "0" else _sum_parts(text))
     if not -INT64_MAX <= total <= INT64_MAX:
-        raise ValueError("a duration must fit 64 bits of nanoseconds")
+        raise ValueError("a duration must fit in 64 bits as nanoseconds")
     return total
 
 
@@ -60,7 +60,7 @@ def _sum_parts(text: str) -> int:
             total += int(fraction) * _UNITS[unit] // 10 ** len(fraction)
         position = part.end()
     if not text or position != len(text):
-        raise ValueError('a duration is a string such as "500ms", "30s", "1h30m" or "7d"')
+        raise ValueError('must be a duration such as "500ms", "30s", "1h30m" or "7d"')
     return total
 
 
@@ -93,14 +93,16 @@ def parse_time(text: str) -> int:
     """
     match = _TIME.fullmatch(text)
     if match is None:
-        raise ValueError('a time is RFC 3339 with an offset, such as "2026-01-31T08:00:00.5Z"')
+        raise ValueError(
+            'must be an RFC 3339 time with an offset, such as "2026-01-31T08:00:00.5Z"'
+        )
     date, clock, fraction, offset = match.groups()
     offset = "+00:00" if offset in "Zz" else offset
     delta = datetime.fromisoformat(f"{date}T{clock}{offset}") - datetime(1970, 1, 1, tzinfo=UTC)
     seconds = delta.days * 86_400 + delta.seconds
     total = seconds * NS_PER_S + int((fraction or "0").ljust(9, "0"))
     if not 0 <= total <= INT64_MAX:
-        raise ValueError("a time must lie between 1970 and 2262")
+        raise ValueError("a time must be between 1970 and 2262")
     return total
 
 

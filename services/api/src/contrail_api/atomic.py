@@ -45,9 +45,9 @@ def atomic_batch(asked: Admitted) -> MessageBatch:
         raise ApiError(error.spec, f"message {at}: {error}", fields, applied=False)
     batch = asked.batch
     if not batch.count:
-        raise invalid_field("/messages", "an atomic batch has at least one message")
+        raise invalid_field("/messages", "an atomic batch must contain at least one message")
     if batch.count > MESSAGES_MAX or batch.size() > BYTES_MAX:
-        limit = f"an atomic batch has at most {MESSAGES_MAX} messages and {BYTES_MAX} bytes"
+        limit = f"an atomic batch must not exceed {MESSAGES_MAX} messages or {BYTES_MAX} bytes"
         raise ApiError(errors.ATOMIC_TOO_LARGE, limit, applied=False)
     seen: set[int] = set()
     index = as_u32(batch.subject_index).tolist()
@@ -68,17 +68,26 @@ def _problem(
     rollup = (batch.rollups or {}).get(at)
     if expected is not None:
         if expected.last_msg_id is not None:
-            return errors.ATOMIC_UNSUPPORTED, "an atomic batch cannot expect a message id"
+            return (
+                errors.ATOMIC_UNSUPPORTED,
+                "a message in an atomic batch cannot set an expected last message id",
+            )
         if expected.last_seq is not None and at:
-            message = "only the first message can expect a sequence of the stream"
+            message = (
+                "only the first message of an atomic batch can set the stream's expected "
+                "last sequence"
+            )
             return errors.WRONG_LAST_SEQUENCE_IN_BATCH, message
         if expected.last_subject_seq is not None and not first_of_subject:
-            message = "the batch itself has an earlier message of the subject"
+            message = "an earlier message in the batch has the same subject"
             return errors.WRONG_LAST_SEQUENCE_IN_BATCH, message
     if rollup == "all" and at:
-        return errors.ROLLUP_REFUSED, "only the first message can replace the whole stream"
+        return (
+            errors.ROLLUP_REFUSED,
+            "only the first message of an atomic batch can roll up the whole stream",
+        )
     if rollup is not None and not first_of_subject:
-        message = "only the first message of a subject can replace the earlier ones"
+        message = "only the first message of its subject in an atomic batch can roll up the subject"
         return errors.ROLLUP_REFUSED, message
     return None
 

@@ -131,7 +131,9 @@ def _filters(body: ConsumerConfigBody) -> tuple[str, ...]:
         return tuple(body.filter_subjects)
     # A configuration that is sent back as it was shown has the one filter in both fields.
     if body.filter_subjects and body.filter_subjects != [body.filter_subject]:
-        raise invalid_field("/filter_subjects", "excludes filter_subject", errors.FILTER_TWICE)
+        raise invalid_field(
+            "/filter_subjects", "cannot be used together with filter_subject", errors.FILTER_TWICE
+        )
     return (body.filter_subject,)
 
 

@@ -172,7 +172,7 @@ def _normalised(
 ) -> ConsumerConfig:
     if "name" in config.model_fields_set and config.name != consumer:
         raise invalid_field(
-            "/name", f'is not the path\'s "{consumer}"', errors.CONSUMER_PATH_MISMATCH
+            "/name", f'must be "{consumer}", as in the path', errors.CONSUMER_PATH_MISMATCH
         )
     _check_durable_name(config, consumer)
     named = config.model_copy(update={"name": consumer})
@@ -186,7 +186,9 @@ def _is_ephemeral(config: ConsumerConfigBody) -> bool:
 
 def _check_durable_name(config: ConsumerConfigBody, name: str) -> None:
     if config.durable_name and config.durable_name != name:
-        raise invalid_field("/durable_name", f'is not "{name}"', errors.CONSUMER_NAME_MISMATCH)
+        raise invalid_field(
+            "/durable_name", f'must be "{name}", as the name', errors.CONSUMER_NAME_MISMATCH
+        )
 
 
 def _patched(config: ConsumerConfig, patch: dict[str, Any]) -> ConsumerConfigBody:

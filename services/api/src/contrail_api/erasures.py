@@ -59,11 +59,11 @@ class ErasureRoutes:
         """Delete messages at once, and have their bytes leave all files."""
         wait_ns = duration_parameter("wait", wait)
         if body.seqs is not None and body.subject:
-            message = "seqs and subject exclude each other"
+            message = "seqs and subject cannot be used together"
             problem = FieldProblem("/subject", message)
             raise ApiError(errors.CONFLICTING_FIELDS, message, [problem], applied=False)
         if body.seqs is None and not body.subject:
-            raise invalid_field("/seqs", "seqs or subject is needed")
+            raise invalid_field("/seqs", "seqs or subject is required")
         filter_parameter("/subject", body.subject)
         receipt = await self._link.erase(stream, body.seqs or [], body.subject, body.shard)
         if wait_ns and receipt.status != "done":

@@ -92,7 +92,7 @@ class Events:
         first = await self._link.read_events(asked)
         if self._listeners >= LISTENERS_MAX:
             raise ApiError(
-                errors.TOO_MANY_WAITERS, f"at most {LISTENERS_MAX} listeners", applied=False
+                errors.TOO_MANY_WAITERS, f"the limit is {LISTENERS_MAX} listeners", applied=False
             )
         chunks = self._events(request, asked, first)
         return StreamResponse(200, chunks, EVENTS_TYPE.encode(), list(EVENT_HEADERS))
@@ -174,7 +174,7 @@ def _name(parameter: str, name: str) -> str:
 def _types(text: str) -> tuple[AdvisoryType, ...]:
     types = tuple(text.split(",")) if text else ()
     if not set(types) <= set(TYPES):
-        raise invalid_field("types", f"must be some of {', '.join(TYPES)}")
+        raise invalid_field("types", f"must be a comma-separated list of {', '.join(TYPES)}")
     return cast(tuple[AdvisoryType, ...], types)
 
 

@@ -18,13 +18,15 @@ class RequestModel(BaseModel):
 
 def _duration_ns(value: object) -> int:
     if not isinstance(value, (str, int)):
-        raise ValueError('a duration is a string such as "30s" or integer nanoseconds')
+        raise ValueError('must be a duration string such as "30s", or integer nanoseconds')
     return parse_duration(value)
 
 
 def _time_ns(value: object) -> int:
     if not isinstance(value, str):
-        raise ValueError('a time is RFC 3339 with an offset, such as "2026-01-31T08:00:00.5Z"')
+        raise ValueError(
+            'must be an RFC 3339 time with an offset, such as "2026-01-31T08:00:00.5Z"'
+        )
     return parse_time(value)
 
 

@@ -63,7 +63,7 @@ def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
             values = headers.setdefault(stored, [])
             if stored == model.MSG_ID and values:
                 if values != [text]:
-                    raise invalid_field("Idempotency-Key", "disagrees with Nats-Msg-Id")
+                    raise invalid_field("Idempotency-Key", "differs from Nats-Msg-Id")
             else:
                 values.append(text)
     if kind not in _UNTOLD:
@@ -93,7 +93,7 @@ def stored_name(lowered: bytes, shown: str) -> str:
         return spelling
     text = lowered.decode("latin-1")
     if HEADER_NAME.fullmatch(text) is None:
-        raise invalid_field(shown, "names no message header")
+        raise invalid_field(shown, "is not a valid name for a message header")
     return "-".join(part.capitalize() for part in text.split("-"))
 
 
@@ -101,7 +101,9 @@ def _text(shown: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise invalid_field(shown, f"is not UTF-8; {shown}* takes the RFC 8187 form") from None
+        raise invalid_field(
+            shown, f"is not UTF-8; use {shown}* for a value in RFC 8187 form"
+        ) from None
 
 
 def _extended_text(shown: str, value: bytes) -> str:
@@ -113,7 +115,7 @@ def _extended_text(shown: str, value: bytes) -> str:
                 return text
     except UnicodeDecodeError:
         pass
-    raise invalid_field(shown, "is not the RFC 8187 form, such as UTF-8''na%C3%AFve")
+    raise invalid_field(shown, "must be in RFC 8187 form, such as UTF-8''na%C3%AFve")
 
 
 def to_response(stream: str, stored: StoredMessage) -> list[Header]:
@@ -131,7 +133,10 @@ def to_response(stream: str, stored: StoredMessage) -> list[Header]:
         sent.append((b"contrail-shard", b"%d" % stored.shard))
     for name, values in (stored.headers or {}).items():
         if HEADER_NAME.fullmatch(name) is None:
-            detail = "a header's name of this message cannot be sent; ask for application/json"
+            detail = (
+                "a header name of this message cannot be sent over HTTP; request "
+                "application/json instead"
+            )
             raise ApiError(errors.NOT_ACCEPTABLE, detail)
         lowered = name.lower()
         # A stored header must not pass for the metadata above.

@@ -87,7 +87,7 @@ class SinglePublish:
     def _wants_no_ack(request: Request) -> bool:
         wanted = parse_query(request.query_string, PublishQuery).ack
         if wanted not in ("", "none"):
-            raise invalid_field("ack", 'must be "none" when it is given')
+            raise invalid_field("ack", 'must be "none" if given')
         return wanted == "none"
 
     def _publish_unanswered(self, stream: str, message: PublishMessage) -> None:
@@ -96,7 +96,11 @@ class SinglePublish:
             self._unanswered >= self._unanswered_max
             or self._unanswered_bytes + size > self._unanswered_bytes_max
         ):
-            raise ApiError(errors.OVERLOADED, "too many publishes without ack", applied=False)
+            raise ApiError(
+                errors.OVERLOADED,
+                "too many publishes without acknowledgement are in flight",
+                applied=False,
+            )
 
         def done(_: PublishOutcome) -> None:
             self._unanswered -= 1

@@ -229,9 +229,15 @@ class Reads:
         offers = (JSON_TYPE, NDJSON_TYPE, EVENTS_TYPE)
         form = acceptable(request.headers.get(b"accept"), offers)
         if query.from_seq and query.start_time:
-            raise invalid_field("start_time", "excludes from_seq", errors.CONFLICTING_FIELDS)
+            raise invalid_field(
+                "start_time", "cannot be used together with from_seq", errors.CONFLICTING_FIELDS
+            )
         if query.cursor and (query.from_seq or query.start_time):
-            raise invalid_field("cursor", "excludes other starts", errors.CONFLICTING_FIELDS)
+            raise invalid_field(
+                "cursor",
+                "cannot be used together with from_seq or start_time",
+                errors.CONFLICTING_FIELDS,
+            )
         wait_ns = duration_parameter("wait", query.wait)
         asked = RangeRequest(
             stream=request.path_values["stream"],
@@ -262,7 +268,9 @@ class Reads:
         query = parse_query(request.query_string, LastQuery)
         base64 = check_read(query)
         if query.up_to_seq and query.up_to_time:
-            raise invalid_field("up_to_time", "excludes up_to_seq", errors.CONFLICTING_FIELDS)
+            raise invalid_field(
+                "up_to_time", "cannot be used together with up_to_seq", errors.CONFLICTING_FIELDS
+            )
         asked = LastRequest(
             stream=request.path_values["stream"],
             subject=filter_parameter("subject", query.subject),
@@ -326,7 +334,7 @@ def path_seq(request: Request) -> int:
         raise invalid_field("seq", "must be a sequence number")
     seq = int(text)
     if seq > INT64_MAX:
-        raise invalid_field("seq", "must fit 64 bits")
+        raise invalid_field("seq", "must fit in 64 bits")
     return seq
 
 

@@ -121,7 +121,7 @@ class Replays:
         query = parse_query(request.query_string, ReplayQuery)
         media_type = acceptable(request.headers.get(b"accept"), tuple(FORMATS))
         if query.schema == "spark" and media_type != ARROW_TYPE:
-            raise invalid_field("schema", "spark is a schema of the Arrow form")
+            raise invalid_field("schema", "spark is only available for Arrow")
         chunks = await self._link.replay(
             ReplayRequest(
                 stream=request.path_values["stream"],
@@ -143,5 +143,7 @@ def _columns(text: str) -> tuple[str, ...]:
     columns = tuple(text.split(",")) if text else ()
     unknown = [column for column in columns if column not in COLUMNS]
     if unknown or len(set(columns)) != len(columns):
-        raise invalid_field("columns", f"must be some of {', '.join(COLUMNS)}, each once")
+        raise invalid_field(
+            "columns", f"must be a comma-separated list of {', '.join(COLUMNS)}, without repeats"
+        )
     return columns

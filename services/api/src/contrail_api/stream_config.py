@@ -155,5 +155,5 @@ def stands_at_default(body: BaseModel, name: str) -> bool:
 
 def unavailable(spec: errors.ErrorSpec, name: str) -> ApiError:
     """The refusal of a feature that this version does not have."""
-    message = "not available in this version: only the default is accepted"
+    message = "not available in this version; only the default value is accepted"
     return ApiError(spec, f"{name}: {message}", [FieldProblem(f"/{name}", message)], applied=False)

@@ -98,7 +98,7 @@ class StreamRoutes:
     ) -> KitResponse:
         """Create a stream; an identical one is found."""
         if not config.name:
-            raise invalid_field("/name", "is needed", errors.STREAM_CONFIG_INVALID)
+            raise invalid_field("/name", "is required", errors.STREAM_CONFIG_INVALID)
         complete = self._normalised(config, pedantic=pedantic)
         try:
             info, created = await self._link.put_stream(complete, "create", None, False)
@@ -165,7 +165,7 @@ class StreamRoutes:
         """Remove messages of a stream."""
         asked = purge or PurgeBody()
         if asked.keep is not None and asked.up_to_seq is not None:
-            message = "keep and up_to_seq exclude each other"
+            message = "keep and up_to_seq cannot be used together"
             raise ApiError(
                 errors.CONFLICTING_FIELDS, message, [FieldProblem("/keep", message)], applied=False
             )
@@ -207,7 +207,9 @@ def named(config: StreamConfigBody, stream: str) -> StreamConfigBody:
 
 def _check_name(config: StreamConfigBody, stream: str) -> None:
     if "name" in config.model_fields_set and config.name != stream:
-        raise invalid_field("/name", f'is not the path\'s "{stream}"', errors.STREAM_NAME_MISMATCH)
+        raise invalid_field(
+            "/name", f'must be "{stream}", as in the path', errors.STREAM_NAME_MISMATCH
+        )
 
 
 def _patched(config: StreamConfig, patch: dict[str, Any]) -> StreamConfigBody:

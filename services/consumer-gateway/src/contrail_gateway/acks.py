@@ -28,7 +28,7 @@ from contrail_gateway.core.pull_rules import (
 
 
 class AckOutcome(msgspec.Struct, frozen=True):
-    """``ok`` when the acknowledgement was taken, otherwise the ``problem``."""
+    """``ok`` if the acknowledgement was accepted, otherwise a ``problem``."""
 
     ok: bool | msgspec.UnsetType = msgspec.UNSET
     problem: Problem | msgspec.UnsetType = msgspec.UNSET
@@ -68,7 +68,11 @@ class Acks:
     ) -> list[AckOutcome]:
         """The result of each of ``acks``; ApiError when none of them could be tried."""
         if len(acks) > ACKS_MAX:
-            raise ApiError(errors.BATCH_TOO_LARGE, f"at most {ACKS_MAX} acks", applied=False)
+            raise ApiError(
+                errors.BATCH_TOO_LARGE,
+                f"a request must not contain more than {ACKS_MAX} acks",
+                applied=False,
+            )
         opened = await in_turns(self._open(stream, consumer, acks))
         items = [item for item in opened if isinstance(item, AckItem)]
         if items:

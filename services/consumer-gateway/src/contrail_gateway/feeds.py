@@ -536,7 +536,9 @@ def _own_config(frame: Sub) -> ConsumerConfig:
         draft["opt_start_seq"] = frame.opt_start_seq
     if frame.opt_start_cursor is not None:
         if frame.opt_start_seq is not None or frame.opt_start_time is not None:
-            raise invalid_field("/opt_start_cursor", "excludes other starts")
+            raise invalid_field(
+                "/opt_start_cursor", "cannot be used together with opt_start_seq or opt_start_time"
+            )
         config = normalise_consumer(draft)
         return msgspec.structs.replace(
             config, deliver_policy="by_start_sequence", opt_start_cursor=frame.opt_start_cursor

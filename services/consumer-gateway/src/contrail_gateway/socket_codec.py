@@ -42,9 +42,9 @@ _PACKED_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 
 class BatchResult(msgspec.Struct, gc=False):
-    """Where a message of a batch was stored, or why it was not (``problem``).
+    """Where one message of a batch was stored, or the ``problem`` that prevented it.
 
-    ``shard`` is that of a stream that has several.
+    ``shard`` is present for a stream with several shards.
     """
 
     seq: int | msgspec.UnsetType = msgspec.UNSET
@@ -63,7 +63,7 @@ class BatchAcks(ServerFrame, tag="acks"):
 
 
 class Failed(ServerFrame, tag="error"):
-    """Why what a frame asked for was not done; ``id`` and ``sid`` are the frame's."""
+    """The request of a frame failed. ``id`` and ``sid`` are those of the frame."""
 
     problem: Problem
     id: FrameId | None = None
@@ -71,9 +71,10 @@ class Failed(ServerFrame, tag="error"):
 
 
 class PushedMessage(msgspec.Struct, gc=False):
-    """A delivered message in JSON; without a token where nothing is acknowledged.
+    """A delivered message. ``ack_token`` is absent if the subscription needs no acks.
 
-    ``shard`` is that of a stream that has several; ``seq`` and ``consumer_seq`` are of it then.
+    ``shard`` is present for a stream with several shards; ``seq`` and ``consumer_seq`` then belong
+    to that shard.
     """
 
     stream: str
@@ -109,7 +110,8 @@ class PackedPushedMessage(msgspec.Struct, gc=False):
 class Messages(ServerFrame, tag="msgs"):
     """Messages of a subscription.
 
-    ``cursor`` is what an ordered one goes on from behind them, where there are several shards.
+    ``cursor`` is where an ordered subscription to a stream with several shards continues after
+    these messages.
     """
 
     sid: str
@@ -129,7 +131,7 @@ class PushedHeaders(msgspec.Struct, gc=False):
     """Headers in columns: message i has the entries ``entry_offsets[i]`` to ``[i + 1]``.
 
     Entry e has the name ``names[name_offsets[e]:name_offsets[e + 1]]`` and the values
-    ``value_offsets[e]`` to ``[e + 1]``; value v is ``texts[text_offsets[v]:text_offsets[v + 1]]``.
+    ``value_offsets[e]`` to ``[e + 1]``. Value v is ``texts[text_offsets[v]:text_offsets[v + 1]]``.
     Names and texts are UTF-8.
     """
 
@@ -142,12 +144,13 @@ class PushedHeaders(msgspec.Struct, gc=False):
 
 
 class PushedColumns(msgspec.Struct, gc=False):
-    """The messages of a frame in columns; numbers are little-endian, offsets and index are u32.
+    """The messages of a frame in columns. Numbers are little-endian; offsets and indexes are u32.
 
     ``seqs`` and ``times_ns`` (nanoseconds since 1970) are i64, one for each of ``count`` messages.
     Message i has the subject ``subjects[subject_index[i]]``, the payload
-    ``data[offsets[i]:offsets[i + 1]]`` and the consumer sequence ``first_consumer_seq + i``; it is
-    its first delivery, and ``num_pending`` is behind the last. Without ``headers`` none has any.
+    ``data[offsets[i]:offsets[i + 1]]`` and the consumer sequence ``first_consumer_seq + i``. Every
+    message is delivered for the first time. ``num_pending`` messages follow the last. Without
+    ``headers`` no message has any.
     """
 
     stream: str
@@ -164,7 +167,7 @@ class PushedColumns(msgspec.Struct, gc=False):
 
 
 class ColumnMessages(ServerFrame, tag="msgs"):
-    """The same in columns, for a subscription that asked for ``cols``; in msgpack alone."""
+    """Messages in columns, for a subscription that requested ``cols``. Only in msgpack."""
 
     sid: str
     cols: PushedColumns
@@ -285,7 +288,7 @@ class Codec:
             named = self._named.decode(part)
             operation = self._text.decode(named.op)
         except msgspec.ValidationError:
-            raise ApiError(errors.MALFORMED_BODY, "a frame is an object with an op") from None
+            raise ApiError(errors.MALFORMED_BODY, "a frame must be an object with an op") from None
         if operation not in OPERATIONS:
             refusal = ApiError(errors.OPERATION_UNKNOWN, f"op {operation[:64]!r}")
         refusal.applied = False

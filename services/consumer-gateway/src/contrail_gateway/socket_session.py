@@ -154,7 +154,7 @@ class SocketSession:
 
     def _unreadable(self, error: Exception) -> None:
         if not isinstance(error, ApiError):
-            self._socket.close(CloseCode.INVALID_DATA, "text is UTF-8")
+            self._socket.close(CloseCode.INVALID_DATA, "text frames must be UTF-8")
         elif error.spec in (errors.BATCH_TOO_LARGE, errors.BODY_TOO_LARGE):
             self._socket.close(CloseCode.TOO_LARGE, error.detail)
         else:
@@ -205,7 +205,9 @@ class SocketSession:
         self._connect_by = after_a_look(self._loop, self._refuse_late)
 
     def _refuse_late(self) -> None:
-        self._socket.close(CloseCode.UNAUTHENTICATED, "connect with a token first")
+        self._socket.close(
+            CloseCode.UNAUTHENTICATED, "the first frame must be connect with a token"
+        )
 
     # The feeds' side -----------------------------------------------------------------------------
     def send(self, frame: ServerFrame) -> None:
@@ -275,7 +277,7 @@ class SocketSession:
         if isinstance(error, ApiError):
             self.refuse(frame.id, getattr(frame, "sid", None), error)
         elif isinstance(error, UnauthenticatedError):
-            self._socket.close(CloseCode.UNAUTHENTICATED, "no or bad token")
+            self._socket.close(CloseCode.UNAUTHENTICATED, "missing or invalid token")
         else:
             self._broken(error)
 

@@ -54,7 +54,9 @@ async def _no_more() -> Message:
 
 
 async def _no_upgrade(request: Request) -> Answer:
-    raise ApiError(errors.UPGRADE_REQUIRED, f"{request.raw_path.decode()} is a WebSocket")
+    raise ApiError(
+        errors.UPGRADE_REQUIRED, f"{request.raw_path.decode()} only accepts WebSocket connections"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +304,7 @@ class EdgeApp:
     async def use_ticket(self, ticket: OpenedTicket) -> None:
         """Use a ticket up; UNAUTHENTICATED when it was used before, OVERLOADED."""
         if not await self._rooms[0].link.use_ticket(ticket.nonce, ticket.expires_ns):
-            detail = "the ticket was used, or given out before the server began"
+            detail = "the ticket was already used, or issued before the server started"
             raise ApiError(errors.UNAUTHENTICATED, detail, applied=False)
 
     # The application -----------------------------------------------------------------------------
@@ -331,7 +333,9 @@ class EdgeApp:
         target, request.path_values = found
         if ticket is not None:
             if target.template not in _EVENT_TEMPLATES:
-                raise ApiError(errors.UNAUTHENTICATED, "no ticket is taken here", applied=False)
+                raise ApiError(
+                    errors.UNAUTHENTICATED, "this path does not accept tickets", applied=False
+                )
             if target.elsewhere is None:
                 await self.use_ticket(ticket)
         return target

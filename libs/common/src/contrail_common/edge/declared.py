@@ -101,7 +101,9 @@ class JsonRoute(APIRoute):
             raw = await inner.body(settings.json_body_bytes_max)
             if not raw:
                 if required:
-                    raise ApiError(errors.MALFORMED_BODY, f"a body of {media_type} is needed")
+                    raise ApiError(
+                        errors.MALFORMED_BODY, f"a body of type {media_type} is required"
+                    )
                 return await handle(_ParsedRequest(request, raw, None))
             content_type(inner.headers.get(b"content-type"), (media_type,))
             return await handle(

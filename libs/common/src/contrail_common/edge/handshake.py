@@ -23,7 +23,7 @@ def accept(request: Request, endpoint: SocketEndpoint) -> tuple[bytes, str]:
     UPGRADE_REQUIRED, SUBPROTOCOL_UNKNOWN and BAD_REQUEST.
     """
     if request.headers.get(b"sec-websocket-version") != VERSION:
-        raise ApiError(errors.UPGRADE_REQUIRED, "WebSocket version 13 is needed", applied=False)
+        raise ApiError(errors.UPGRADE_REQUIRED, "WebSocket version 13 is required", applied=False)
     chosen = _subprotocol(request, endpoint)
     wire = ServerProtocol(subprotocols=[chosen])
     target = request.raw_path.decode("latin-1")
@@ -46,4 +46,4 @@ def _subprotocol(request: Request, endpoint: SocketEndpoint) -> Subprotocol:
         if one in endpoint.subprotocols:
             return Subprotocol(one)
     known = " or ".join(endpoint.subprotocols)
-    raise ApiError(errors.SUBPROTOCOL_UNKNOWN, f"ask for {known}", applied=False)
+    raise ApiError(errors.SUBPROTOCOL_UNKNOWN, f"request {known}", applied=False)

@@ -30,13 +30,13 @@ these the next process would read another request than the first did.
 
 def too_long_target(limits: EdgeSettings) -> ApiError:
     """The refusal of a target beyond its bound."""
-    detail = f"at most {limits.target_bytes_max} bytes"
+    detail = f"the limit is {limits.target_bytes_max} bytes"
     return ApiError(errors.URI_TOO_LONG, detail, applied=False)
 
 
 def too_large_head(limits: EdgeSettings) -> ApiError:
     """The refusal of more header bytes or lines than a request may have."""
-    detail = f"at most {limits.head_bytes_max} bytes and {limits.head_lines_max} lines"
+    detail = f"the limit is {limits.head_bytes_max} bytes and {limits.head_lines_max} lines"
     return ApiError(errors.REQUEST_HEADERS_TOO_LARGE, detail, applied=False)
 
 
@@ -67,27 +67,27 @@ def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Edge
     if size > limits.head_bytes_max or len(headers) > limits.head_lines_max:
         raise too_large_head(limits)
     if len(hosts) != 1:
-        raise bad_request("exactly one Host header is needed")
+        raise bad_request("exactly one Host header is required")
     if codings:
         _check_codings(codings, version)
     if not url.startswith(b"/"):
         # RFC 9112 section 3.2.2: the target's authority, not the Host header, would count.
         authority = url.partition(b"://")[2].partition(b"/")[0]
         if authority.lower() != hosts[0].lower():
-            raise bad_request("the target is not a path of the Host header's server")
+            raise bad_request("the request target names another server than the Host header")
 
 
 def _check_connection(value: bytes) -> None:
     for token in value.lower().split(b","):
         name = token.strip()
         if name in _NEVER_OF_ONE_CONNECTION:
-            raise bad_request(f"Connection must not name {name.decode()}")
+            raise bad_request(f"the Connection header must not list {name.decode()}")
 
 
 def _check_codings(codings: Sequence[bytes], version: str) -> None:
     """Take chunks alone (RFC 9112, section 6.1): no other coding is understood here."""
     if codings[-1] != _CHUNKED or codings.count(_CHUNKED) > 1 or version == "1.0":
-        raise bad_request("the Transfer-Encoding does not tell where the body ends")
+        raise bad_request("the Transfer-Encoding does not determine where the body ends")
     if len(codings) > 1:
-        detail = "the only Transfer-Encoding that is understood is chunked"
+        detail = "the only supported Transfer-Encoding is chunked"
         raise ApiError(errors.NOT_IMPLEMENTED, detail, applied=False)

@@ -117,7 +117,7 @@ class _Gather:
         if cycle.disconnected or not size:
             return
         if not cycle.response_started or not cycle.chunked_encoding:
-            raise RuntimeError("pieces need a body in chunks that has begun")
+            raise RuntimeError("pieces can only follow the head of a chunked body")
         self._transport.writelines([b"%x\r\n" % size, *filter(len, pieces), b"\r\n"])
 
 
@@ -192,7 +192,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             if self._feed(data):
                 return
         except httptools.HttpParserError:
-            self._refuse(self._refusal or bad_request("the request is not HTTP/1.1"))
+            self._refuse(self._refusal or bad_request("the request is not valid HTTP/1.1"))
             return
         if not self._head_open and not self._body_open and not self.cycle.response_complete:
             self._disarm()  # the application is at work
@@ -223,9 +223,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         assert request is not None
         try:
             if self.cycle is not None and not self.cycle.response_complete:
-                raise bad_request("an earlier request of the connection is not answered yet")
+                raise bad_request("an earlier request on the connection is still being answered")
             if request.body_pending:
-                raise bad_request("a handshake has no body")
+                raise bad_request("a WebSocket handshake must not have a body")
             self._disarm()
             ticket = self.edge.socket_ticket(request)
         except ApiError as error:
@@ -295,7 +295,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         """The head is complete: check it and start the application."""
         self._check_head()
         if self.parser.get_method() == b"CONNECT":
-            self._stop(bad_request("this server is no proxy"))
+            self._stop(bad_request("this server is not a proxy"))
         self._head_open = self._begun = False
         self._body_open = True
         self._unparsed = 0
@@ -309,7 +309,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._direct = self._direct_exchange(self._request) if self._admitted else None
         if self._direct is None:
             if len(self.pipeline) >= self.settings.pipelined_max:
-                detail = "too many requests wait on the connection"
+                detail = "too many requests are waiting on the connection"
                 self._stop(ApiError(errors.OVERLOADED, detail, applied=False))
             super().on_headers_complete()
         self.headers = []  # of trailers, which nobody sees

@@ -56,7 +56,9 @@ def check_values(text: bytes, limit: int) -> None:
     structure = np.frombuffer(unescaped.translate(None, _NOT_VALUES), np.uint8)
     outside = ~np.bitwise_xor.accumulate(structure == _QUOTE)
     if np.count_nonzero(outside & (structure != _QUOTE)) >= limit:
-        raise ApiError(errors.BODY_TOO_LARGE, f"more than {limit} JSON values", applied=False)
+        raise ApiError(
+            errors.BODY_TOO_LARGE, f"the body contains more than {limit} JSON values", applied=False
+        )
 
 
 def decode_untyped(body: bytes, values_max: int | None = None) -> Any:

@@ -71,7 +71,9 @@ def check_count(count: int) -> None:
     """Refuse more messages than a request may hold."""
     if count > BATCH_MESSAGES_MAX:
         raise ApiError(
-            errors.BATCH_TOO_LARGE, f"at most {BATCH_MESSAGES_MAX} messages", applied=False
+            errors.BATCH_TOO_LARGE,
+            f"a request must not contain more than {BATCH_MESSAGES_MAX} messages",
+            applied=False,
         )
 
 
@@ -86,7 +88,7 @@ def payload_of(item: Item, at: str, nesting: int | None) -> bytes:
         return item.data
     text, raw, value = item.data, item.data_base64, item.json
     if (text is msgspec.UNSET) + (raw is msgspec.UNSET) + (value is msgspec.UNSET) != _OTHER_FORMS:
-        raise _invalid(at, "needs exactly one of data, data_base64 and json")
+        raise _invalid(at, "must contain exactly one of data, data_base64 and json")
     if isinstance(text, str):
         return text.encode()
     if isinstance(value, msgspec.Raw):
@@ -111,13 +113,13 @@ def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
     if headers and item.msg_id is not None:
         for name, values in headers.items():
             if name.lower() == _MSG_ID_LOWER and values != [item.msg_id]:
-                return _invalid("msg_id", f"disagrees with the header {name}")
+                return _invalid("msg_id", f"differs from the header {name}")
     headers = with_control(headers, item.msg_id, item.expected)
     if item.ttl is not None:
         asked = [str(item.ttl)]
         name = next((name for name in headers or () if name.lower() == _TTL_LOWER), TTL)
         if headers and headers.get(name, asked) != asked:
-            return _invalid("ttl", f"disagrees with the header {name}")
+            return _invalid("ttl", f"differs from the header {name}")
         headers = {**(headers or {}), name: asked}
     return checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
 
@@ -154,12 +156,15 @@ def header_problem(headers: Headers) -> str | None:
     """Why ``headers``, given as they are, cannot be stored with a message; None when they can."""
     for name, values in headers.items():
         if len(name) > HEADER_NAME_MAX or not _valid_name(name):
-            return f"{name!r} is not a header name: 1 to 128 token characters, none of them * last"
+            return (
+                f"{name!r} is not a valid header name: it must be 1 to 128 token characters "
+                "and not end in *"
+            )
         if not values:
             return f"{name} has no value"
         for value in values:
             if not value.isprintable() and BAD_HEADER_VALUE.search(value):
-                return f"{name} holds a line break or NUL"
+                return f"{name} contains a line break or NUL"
     return None
 
 

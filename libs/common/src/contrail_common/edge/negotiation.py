@@ -23,14 +23,14 @@ def content_type(header: bytes | None, offers: tuple[str, ...]) -> str:
     """The one of ``offers`` that the Content-Type names; UNSUPPORTED_MEDIA otherwise."""
     listed = ", ".join(offers)
     if header is None:
-        raise ApiError(errors.UNSUPPORTED_MEDIA, f"a Content-Type is needed: {listed}")
+        raise ApiError(errors.UNSUPPORTED_MEDIA, f"the request needs a Content-Type: {listed}")
     kind, _, parameters = header.decode("latin-1").lower().partition(";")
     if kind.strip() not in offers:
         raise ApiError(errors.UNSUPPORTED_MEDIA, f"the Content-Type must be {listed}")
     for parameter in parameters.split(";"):
         name, _, value = parameter.strip().partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8"):
-            raise ApiError(errors.UNSUPPORTED_MEDIA, "the only charset is UTF-8")
+            raise ApiError(errors.UNSUPPORTED_MEDIA, "the only supported charset is UTF-8")
     return kind.strip()
 
 
@@ -52,7 +52,7 @@ def acceptable(header: bytes | None, offers: tuple[str, ...]) -> str:
     # max() keeps the first of equals, which is the server's own preference.
     best = max(offers, key=quality)
     if quality(best) <= 0:
-        raise ApiError(errors.NOT_ACCEPTABLE, f"this resource is offered as {', '.join(offers)}")
+        raise ApiError(errors.NOT_ACCEPTABLE, f"this resource is available as {', '.join(offers)}")
     return best
 
 

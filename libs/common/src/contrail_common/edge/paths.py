@@ -24,9 +24,9 @@ def percent_decode(text: str) -> str:
     try:
         decoded = unquote_to_bytes(text).decode()
     except UnicodeDecodeError:
-        raise ApiError(errors.BAD_REQUEST, "a percent escape is not UTF-8") from None
+        raise ApiError(errors.BAD_REQUEST, "a percent escape does not decode to UTF-8") from None
     if _CONTROL.search(decoded):
-        raise ApiError(errors.BAD_REQUEST, "the path or query holds a control character")
+        raise ApiError(errors.BAD_REQUEST, "the path or query contains a control character")
     return decoded
 
 

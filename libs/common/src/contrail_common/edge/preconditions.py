@@ -94,7 +94,7 @@ def _versions(header: bytes, *, weak: bool) -> frozenset[int]:
     while position < len(header):
         tag = _TAG.match(header, position)
         if tag is None:
-            raise ApiError(errors.BAD_REQUEST, "If-Match and If-None-Match list quoted ETags")
+            raise ApiError(errors.BAD_REQUEST, "If-Match and If-None-Match must list quoted ETags")
         position = tag.end()
         # If-Match compares strongly: a weak tag never matches.
         if _VERSION.fullmatch(tag[2]) and (weak or not tag[1]):

@@ -47,13 +47,13 @@ def _pairs(query_string: bytes) -> dict[str, str]:
     except UnicodeDecodeError:
         raise ApiError(errors.BAD_REQUEST, "the query is not ASCII") from None
     if len(parts) > PARAMETERS_MAX:
-        raise ApiError(errors.BAD_REQUEST, f"more than {PARAMETERS_MAX} query parameters")
+        raise ApiError(errors.BAD_REQUEST, f"the query has more than {PARAMETERS_MAX} parameters")
     pairs: dict[str, str] = {}
     for part in filter(None, parts):
         name, _, value = part.partition("=")
         name = percent_decode(name)
         if name in pairs:
-            raise invalid_field(name, "given more than once")
+            raise invalid_field(name, "must not be given more than once")
         pairs[name] = percent_decode(value)
     return pairs
 

@@ -190,12 +190,12 @@ class Request:
         """Refuse a Content-Length above ``limit`` before any of it is read."""
         declared = self.headers.get(b"content-length")
         if declared is not None and int(declared) > limit:
-            raise ApiError(too_large, f"the body exceeds {limit} bytes", applied=False)
+            raise ApiError(too_large, f"the body is larger than {limit} bytes", applied=False)
 
     def _check_coding(self) -> None:
         # Stored as it came, a coded payload would reach readers who are not told how to read it.
         if self.is_coded:
-            detail = "a body must have no Content-Encoding"
+            detail = "request bodies with a Content-Encoding are not supported"
             raise ApiError(errors.UNSUPPORTED_MEDIA, detail, applied=False)
 
     async def _next_chunk(self, limit: int, too_large: ErrorSpec) -> tuple[bytes, bool]:
@@ -206,7 +206,7 @@ class Request:
         more: bool = message.get("more_body", False)
         self._body_done = not more
         if len(chunk) > limit:
-            raise ApiError(too_large, "the body exceeds the limit", applied=False)
+            raise ApiError(too_large, "the body is larger than the limit", applied=False)
         self.hold(len(chunk))
         return chunk, more
 

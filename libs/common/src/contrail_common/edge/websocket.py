@@ -317,7 +317,7 @@ class EdgeSocket(asyncio.Protocol):
         elif opcode is Opcode.TEXT or opcode is Opcode.BINARY:
             if opcode is not self._opcode:
                 kind = "text" if self._opcode is Opcode.TEXT else "binary"
-                self.close(CloseCode.PROTOCOL_ERROR, f"this sub-protocol uses {kind} frames")
+                self.close(CloseCode.PROTOCOL_ERROR, f"this sub-protocol only uses {kind} frames")
             elif frame.fin:
                 return data
             else:
@@ -340,7 +340,7 @@ class EdgeSocket(asyncio.Protocol):
         if self._ended:
             return
         if isinstance(error, PayloadTooBig):
-            limit = f"a message is at most {self._wire.max_message_size} bytes"
+            limit = f"the limit is {self._wire.max_message_size} bytes a message"
             self.close(CloseCode.TOO_LARGE, limit)
         else:
             assert self._wire.close_sent is not None
@@ -369,7 +369,7 @@ class EdgeSocket(asyncio.Protocol):
         if count < self._held:
             bodies.give(self._held - count)
         elif not bodies.take(self._held, count - self._held):
-            self.close(CloseCode.RATE_LIMITED, "too many bytes of messages are in flight")
+            self.close(CloseCode.RATE_LIMITED, "too many bytes of unfinished messages are held")
             self._listen_no_more()
             return
         self._held = count
@@ -420,7 +420,7 @@ class EdgeSocket(asyncio.Protocol):
             self._transport.write(data)
             self._state.unread.wrote(self._transport, len(data))
             if self.unread_bytes > self._settings.unread_bytes_max:
-                self.close(CloseCode.SLOW_CONSUMER, "the unread budget is spent")
+                self.close(CloseCode.SLOW_CONSUMER, "too many bytes were left unread")
 
     @property
     def unread_bytes(self) -> int:

@@ -130,7 +130,7 @@ class Channel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._lose_all("this process has closed the link")
+        self._lose_all("this process closed the link")
 
     @property
     def up(self) -> bool:
@@ -155,7 +155,7 @@ class Channel:
         """Leave a storage that does not serve for the next address, when there is another."""
         if len(self._addresses) > 1 and self._connection is not None:
             self._at += 1
-            self._connection.fail("it does not serve")
+            self._connection.fail("it is not serving")
 
     async def _keep_connected(self) -> None:
         limits = self.limits
@@ -183,7 +183,7 @@ class Channel:
             try:
                 await connection.opened
             except BaseException:
-                connection.fail("given up")
+                connection.fail("gave up")
                 raise
         return connection
 
@@ -244,7 +244,7 @@ class Channel:
     def away(self) -> ApiError:
         """The refusal while there is no connection."""
         return ApiError(
-            errors.NOT_READY, "the storage cannot be reached", retry_after_s=1, applied=False
+            errors.NOT_READY, "storage cannot be reached", retry_after_s=1, applied=False
         )
 
     def cancel(self, number: int, late: Late | None = None) -> None:
@@ -265,9 +265,9 @@ class Channel:
         limits = self.limits
         if method.may_wait:
             if self._waits >= limits.waits_max:
-                raise _overloaded("too many requests wait for the storage")
+                raise _overloaded("too many requests are waiting for storage")
         elif self._busy >= limits.busy_max or self._busy_bytes + size > limits.busy_bytes_max:
-            raise _overloaded("too much is under way to the storage")
+            raise _overloaded("too many requests or bytes are in flight to storage")
         if size > limits.frame_bytes_max:
             raise ApiError(errors.BODY_TOO_LARGE, applied=False)
 
@@ -301,7 +301,7 @@ class Channel:
         for number in overdue:
             pending = self._pending[number]
             self.cancel(number)
-            self._fail(pending, LinkLostError("the storage did not answer in time"))
+            self._fail(pending, LinkLostError("storage did not answer in time"))
 
     def _lose_all(self, reason: str) -> None:
         self._left.clear()
@@ -334,7 +334,7 @@ class Channel:
         elif frame.kind in (frames.CHUNK, frames.END):
             self._take_stream(frame, None if pending is None else pending.stream)
         else:
-            raise FrameError(f"the storage sent a frame of kind {frame.kind}")
+            raise FrameError(f"storage sent a frame of unexpected kind {frame.kind}")
 
     def _take_stream(self, frame: Frame, stream: StreamCaller | None) -> None:
         if stream is None:
@@ -371,7 +371,7 @@ class ClientConnection(FramedConnection):
         """Tell whoever waits."""
         if not self.opened.done():
             if self._hello.proof_sent and not self._hello.done:
-                reason = "the storage refused the cluster secret, or ended"
+                reason = "storage refused the cluster secret, or shut down"
             self.opened.set_exception(HandshakeError(reason))
             self.opened.exception()  # who waited for it may have given up: that is no news
         self.closed.set_result(None)

@@ -83,7 +83,7 @@ class FramedConnection(asyncio.Protocol):
         except HandshakeError as error:
             self.fail(str(error))
         except (FrameError, msgspec.DecodeError) as error:
-            self.fail(f"the peer broke the protocol: {error}")
+            self.fail(f"the peer violated the protocol: {error}")
 
     def _shake_hands(self, handshake: Handshake, data: bytes) -> bytes:
         answer = handshake.feed(data)
@@ -160,9 +160,9 @@ class FramedConnection(asyncio.Protocol):
             # It is we who did not listen.
             self._heard_at = now
         if now - self._heard_at > self.limits.silence_s:
-            self.fail(f"nothing was heard for {self.limits.silence_s:g} s")
+            self.fail(f"nothing was received for {self.limits.silence_s:g} s")
         elif self._stalled(now):
-            self.fail("the peer does not read")
+            self.fail("the peer has stopped reading")
         elif self.writable:
             self.send(frames.PULSE, 0, body=body)
 

@@ -86,7 +86,7 @@ class ServerHandshake(Handshake):
         given = self._take_magic(given)
         client_nonce, proof = given[:NONCE_BYTES], given[NONCE_BYTES:]
         if not hmac.compare_digest(proof, self._proof(_CLIENT, self._nonce, client_nonce)):
-            raise HandshakeError("the peer has another cluster secret")
+            raise HandshakeError("the peer has a different cluster secret")
         self.done = True
         return self._proof(_SERVER, self._nonce, client_nonce)
 
@@ -110,6 +110,6 @@ class ClientHandshake(Handshake):
             proof = self._proof(_CLIENT, self._server_nonce, self._nonce)
             return MAGIC + self._nonce + proof
         if not hmac.compare_digest(given, self._proof(_SERVER, self._server_nonce, self._nonce)):
-            raise HandshakeError("the peer has another cluster secret")
+            raise HandshakeError("the peer has a different cluster secret")
         self.done = True
         return b""

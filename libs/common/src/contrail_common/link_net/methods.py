@@ -47,9 +47,9 @@ encode: Final = msgspec.msgpack.Encoder().encode
 class OnLoss(Enum):
     """What is left to do for a request that was sent when its connection ended."""
 
-    REPEAT = "it changes nothing: it is asked again"
-    REFUSE = "the caller may ask again: what was delivered to nobody is delivered anew"
-    UNKNOWN = "it may have been done"
+    REPEAT = "safe to repeat: the request changes nothing"
+    REFUSE = "safe to refuse: undelivered messages are delivered again"
+    UNKNOWN = "outcome unknown: the request may have been applied"
 
 
 class Method(Generic[_R]):

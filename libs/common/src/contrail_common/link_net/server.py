@@ -114,7 +114,7 @@ class LinkServer:
         if len(unproven) >= self.limits.unproven_max:
             oldest = min(unproven, key=lambda one: one.number)
             self.connections.discard(oldest)
-            oldest.fail("it did not prove itself, and others wait to")
+            oldest.fail("it did not authenticate in time, and other connections are waiting")
         return len(self.connections) < self.limits.connections_max
 
     def proved(self) -> None:
@@ -250,7 +250,7 @@ class ServerConnection(FramedConnection):
 
     def tick(self, now: float, status: bytes) -> None:
         """What is due each second."""
-        overdue = ApiError(errors.NOT_READY, "the caller's time was over", applied=None)
+        overdue = ApiError(errors.NOT_READY, "the caller's deadline has passed", applied=None)
         for work in list(self._works.values()):
             if work.method.may_wait and now > work.deadline:
                 work.cancel(overdue)
@@ -286,7 +286,7 @@ class ServerConnection(FramedConnection):
             if work is not None and work.method.may_wait:
                 work.cancel()
         elif frame.kind != frames.PULSE:
-            raise FrameError(f"a client sent a frame of kind {frame.kind}")
+            raise FrameError(f"a client sent a frame of unexpected kind {frame.kind}")
 
     def _begin(self, frame: Frame) -> None:
         method = METHODS.get(frame.method)
@@ -322,7 +322,7 @@ class ServerConnection(FramedConnection):
         if self._owner.stopping:
             return ApiError(errors.SHUTTING_DOWN, applied=False)
         if method.may_wait and self.waits >= self.limits.waits_max:
-            return ApiError(errors.OVERLOADED, "too many requests wait", applied=False)
+            return ApiError(errors.OVERLOADED, "too many requests are waiting", applied=False)
         return None
 
     def _regulate(self) -> None:
@@ -403,7 +403,9 @@ class ServerConnection(FramedConnection):
             async with asyncio.timeout(self.limits.stream_stall_s):
                 await work.more_credit
         except TimeoutError:
-            raise ApiError(errors.OVERLOADED, "the reader of a stream does not read") from None
+            raise ApiError(
+                errors.OVERLOADED, "the receiver of a streamed answer has stopped reading"
+            ) from None
         finally:
             work.more_credit = None
 

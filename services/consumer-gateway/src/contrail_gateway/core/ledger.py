@@ -100,7 +100,7 @@ class Ledger:
         if not unknown:
             return sorted(found), ""
         shown = ", ".join(unknown[:_SHOWN_MAX]) + (" ..." if unknown[_SHOWN_MAX:] else "")
-        return sorted(found), f"not held: {shown}"
+        return sorted(found), f"not awaiting acknowledgement on this socket: {shown}"
 
 
 def _shown(at: int) -> str:

@@ -61,7 +61,11 @@ def check_ack_count(body: bytes) -> None:
     The key of a token stands in each of them, and once more at most where a value is the same text.
     """
     if body.count(b'"token"') > 2 * ACKS_MAX:
-        raise ApiError(errors.BATCH_TOO_LARGE, f"at most {ACKS_MAX} acks", applied=False)
+        raise ApiError(
+            errors.BATCH_TOO_LARGE,
+            f"a request must not contain more than {ACKS_MAX} acks",
+            applied=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def pull_terms(body: PullBody, *, heartbeats: bool) -> PullTerms:
     """
     for name in _PRIORITY_FIELDS:
         if getattr(body, name) is not None:
-            raise _invalid(name, "belongs to a priority policy that the consumer does not have")
+            raise _invalid(name, "requires a priority policy, which the consumer does not have")
     expires_ns = _duration("expires", body.expires)
     if expires_ns > EXPIRES_MAX_NS:
         raise _invalid("expires", "must not be longer than 60s")
@@ -96,7 +100,7 @@ def pull_terms(body: PullBody, *, heartbeats: bool) -> PullTerms:
     heartbeat_ns = _duration("idle_heartbeat", body.idle_heartbeat)
     if heartbeat_ns:
         if not heartbeats:
-            raise _invalid("idle_heartbeat", "needs an NDJSON answer or a WebSocket")
+            raise _invalid("idle_heartbeat", "requires an NDJSON answer or a WebSocket")
         if heartbeat_ns < HEARTBEAT_MIN_NS:
             raise _invalid("idle_heartbeat", "must be at least 100ms")
         if heartbeat_ns * 2 > expires_ns:
@@ -114,9 +118,9 @@ def pull_terms(body: PullBody, *, heartbeats: bool) -> PullTerms:
 def ack_delay_ns(ack: AckRequest, at: str) -> int:
     """The delay of a nak at the pointer ``at``; INVALID_FIELD for what does not go together."""
     if ack.delay is not None and ack.kind != "nak":
-        raise _invalid(f"{at}/delay", "belongs to nak", errors.INVALID_FIELD)
+        raise _invalid(f"{at}/delay", "is only allowed with nak", errors.INVALID_FIELD)
     if ack.reason is not None and ack.kind != "term":
-        raise _invalid(f"{at}/reason", "belongs to term", errors.INVALID_FIELD)
+        raise _invalid(f"{at}/reason", "is only allowed with term", errors.INVALID_FIELD)
     return _duration(f"{at}/delay", ack.delay, errors.INVALID_FIELD)
 
 

@@ -139,14 +139,14 @@ class Session:
         if frame.sid in self.subscriptions:
             raise ApiError(errors.SUBSCRIPTION_EXISTS, f"sid {frame.sid}", applied=False)
         if len(self.subscriptions) >= SUBSCRIPTIONS_MAX:
-            limit = f"at most {SUBSCRIPTIONS_MAX} subscriptions on a socket"
+            limit = f"a socket must not have more than {SUBSCRIPTIONS_MAX} subscriptions"
             raise ApiError(errors.TOO_MANY_WAITERS, limit, applied=False)
         if frame.consumer is not None:
             _check_durable(frame)
         if frame.cols and not frame.ordered:
-            raise _invalid("cols", "belongs to an ordered subscription")
+            raise _invalid("cols", "is only allowed in an ordered subscription")
         if frame.cols and not self.packed:
-            raise _invalid("cols", "belongs to contrail.v1.msgpack")
+            raise _invalid("cols", "requires the sub-protocol contrail.v1.msgpack")
         given = frame.credit or CreditGiven(msgs=0)
         found = Subscription(
             frame.sid,
@@ -180,10 +180,10 @@ class Session:
         found = self.find(frame.sid)
         seqs, ranges = _places(found, frame)
         if len(seqs) + len(ranges) + len(frame.tokens) > SETTLED_MAX:
-            limit = f"at most {SETTLED_MAX} seqs, ranges and tokens"
+            limit = f"a frame must not contain more than {SETTLED_MAX} seqs, ranges and tokens"
             raise ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
         if not (seqs or ranges or frame.tokens):
-            raise _invalid("seqs", "seqs, ranges or tokens are needed")
+            raise _invalid("seqs", "seqs, ranges or tokens must be given")
         delay_ns = _delay_ns(frame.delay) if isinstance(frame, Nak) else 0
         seqs, unknown = found.ledger.find(seqs, ranges)
         if not (seqs or frame.tokens):
@@ -233,7 +233,11 @@ def _places(sub: Subscription, frame: Settling) -> tuple[list[int], list[tuple[i
     """The sequences and ranges of a frame as the subscription's ledger has them."""
     for name, given in (("seqs", frame.seqs), ("ranges", frame.ranges)):
         if given and isinstance(given, dict) != bool(sub.last_of_shards):
-            form = "given by shard" if sub.last_of_shards else "a list: the stream has one shard"
+            form = (
+                "an object keyed by shard"
+                if sub.last_of_shards
+                else "a list, because the stream has one shard"
+            )
             raise _invalid(name, f"must be {form}")
     seqs = frame.seqs if isinstance(frame.seqs, dict) else {0: frame.seqs}
     ranges = frame.ranges if isinstance(frame.ranges, dict) else {0: frame.ranges}
@@ -253,16 +257,16 @@ def _check_durable(frame: Sub) -> None:
         "opt_start_cursor", "num_replicas", "mem_storage",
     ):  # fmt: skip
         if getattr(frame, name) is not None:
-            raise _invalid(name, "belongs to a subscription without a consumer's name")
+            raise _invalid(name, "is only allowed in a subscription that names no consumer")
     if frame.ordered:
-        raise _invalid("ordered", "belongs to a subscription without a consumer's name")
+        raise _invalid("ordered", "is only allowed in a subscription that names no consumer")
 
 
 def _heartbeat_ns(text: DurationText) -> int:
     """The interval of heartbeats; 0 is none."""
     interval_ns = _duration("heartbeat", text)
     if interval_ns and not HEARTBEAT_MIN_NS <= interval_ns <= HEARTBEAT_MAX_NS:
-        raise _invalid("heartbeat", "must be 0 or lie between 100ms and 1h")
+        raise _invalid("heartbeat", "must be 0 or between 100ms and 1h")
     return interval_ns
 
 

@@ -117,7 +117,7 @@ class Forwarder(Collector):
                     tried.add(connection.address)
                 self._ended["lost"] += 1
                 if not repeatable:
-                    detail = f"the {self._peers.kind} that was asked is gone"
+                    detail = f"the connection to the {self._peers.kind} was lost before it answered"
                     raise ApiError(errors.OUTCOME_UNKNOWN, detail) from None
             except BaseException:
                 forwarding.abandon()
@@ -125,7 +125,10 @@ class Forwarder(Collector):
 
     def _check_first_hop(self, request: Request) -> None:
         if FORWARDED in request.headers:
-            detail = f"this process is asked for what is a {self._peers.kind}'s"
+            detail = (
+                f"the request was forwarded to this process, but is for {self._peers.kind} "
+                "processes"
+            )
             raise ApiError(errors.NOT_READY, detail, applied=False)
 
 
@@ -218,7 +221,7 @@ class _Forwarding:
             raise ClientGoneError
         if self._waits and self._draining.done():
             raise ApiError(errors.SHUTTING_DOWN)
-        detail = f"the {self._peers.kind} that was asked does not answer"
+        detail = f"the {self._peers.kind} did not answer in time"
         raise ApiError(errors.OUTCOME_UNKNOWN, detail)
 
     async def _whole(self, headers: list[Header]) -> Response:

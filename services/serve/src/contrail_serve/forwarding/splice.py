@@ -17,7 +17,7 @@ from contrail_serve.forwarding.peers import Peers
 _AHEAD_BYTES_MAX: Final = 64 << 10
 """What a client may send before the peer is connected; then it waits."""
 _LEAVE_S: Final = 2.0
-_CLOSE: Final = Close(CloseCode.DRAINING, "the server is stopping").serialize()
+_CLOSE: Final = Close(CloseCode.DRAINING, "the server is shutting down").serialize()
 _DRAINING: Final = frame_head(Opcode.CLOSE, len(_CLOSE)) + _CLOSE
 
 
