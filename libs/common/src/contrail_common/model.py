@@ -62,7 +62,7 @@ TTL_NEVER: Final = -1
 
 
 class ConsumerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Defaults and caps that a stream sets for its consumers; 0 sets none."""
+    """Defaults and upper limits that a stream sets for its consumers; 0 means none."""
 
     inactive_threshold_ns: int = 0
     max_ack_pending: int = 0

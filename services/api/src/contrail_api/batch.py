@@ -53,7 +53,7 @@ class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
 class BatchQuery(msgspec.Struct):
     """Parameters of a batch publish."""
 
-    atomic: Annotated[bool, msgspec.Meta(description="All messages or none.")] = False
+    atomic: Annotated[bool, msgspec.Meta(description="Store either all messages or none.")] = False
 
 
 _item_decoder: Final = msgspec.json.Decoder(MessageItem)

@@ -16,10 +16,10 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class BatchResult(msgspec.Struct):
-    """Where a message was stored, or why it was not (``problem``).
+    """Where one message was stored, or the ``problem`` that prevented it.
 
-    ``duplicate`` when its id had been stored before, under this ``seq``. ``shard`` is that of a
-    stream that has several.
+    ``duplicate`` is true if a message with the same id was already stored, under this ``seq``.
+    ``shard`` is present for a stream with several shards.
     """
 
     seq: int | msgspec.UnsetType = msgspec.UNSET

@@ -32,7 +32,7 @@ from contrail_common.timeunits import format_duration, format_time
 
 
 class ConsumerConfigBody(RequestModel):
-    """A consumer's configuration; an omitted field takes its default."""
+    """A consumer's configuration. Omitted fields take their defaults."""
 
     model_config = ConfigDict(
         title="ConsumerConfigBody",
@@ -41,22 +41,30 @@ class ConsumerConfigBody(RequestModel):
         },
     )
 
-    name: Name = Field(default="", description="Name; on a PUT the path gives it.")
+    name: Name = Field(
+        default="", description="Name of the consumer. With PUT it comes from the path."
+    )
     durable_name: str | None = Field(
         default=None,
-        description="The name again, as JetStream's; an explicit null makes an ephemeral consumer.",
+        description="Same as `name`, for JetStream compatibility. An explicit null creates an "
+        "ephemeral consumer.",
     )
     description: str = ""
     deliver_policy: Literal[
         "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
     ] = Field(
         default="all",
-        description="last_per_subject needs a filter, which matches 100,000 subjects at most.",
+        description="Where delivery starts. `last_per_subject` requires a filter that matches at "
+        "most 100,000 subjects.",
     )
     opt_start_seq: Int64 = Field(default=0, ge=0)
     opt_start_time: TimeNs | None = None
     ack_policy: Literal["none", "all", "explicit"] = "explicit"
-    ack_wait: DurationNs = Field(default=0, description="0 is the default: 30s.")
+    ack_wait: DurationNs = Field(
+        default=0,
+        description="How long to wait for an acknowledgement before redelivery. 0 means the "
+        "default, 30s.",
+    )
     max_deliver: Int64 = -1
     backoff: list[DurationNs] = Field(default_factory=list)
     filter_subject: str | None = None
@@ -64,20 +72,31 @@ class ConsumerConfigBody(RequestModel):
     replay_policy: Unavailable[Literal["instant", "original"]] = "instant"
     rate_limit_bps: Unavailable[Int64] = 0
     sample_freq: Unavailable[str] = ""
-    max_waiting: Int64 = Field(default=0, description="0 is the default: 512.")
-    max_ack_pending: Int64 = Field(default=0, description="0 is the stream's default, or 1000.")
+    max_waiting: Int64 = Field(
+        default=0, description="Maximum number of waiting pulls. 0 means the default, 512."
+    )
+    max_ack_pending: Int64 = Field(
+        default=0,
+        description="Maximum number of deliveries awaiting acknowledgement. 0 means the stream's "
+        "default, or 1000 if it has none.",
+    )
     headers_only: bool = False
     max_batch: Int64 = 0
     max_expires: DurationNs = 0
     max_bytes: Int64 = 0
     inactive_threshold: DurationNs = Field(
-        default=0, description="0 is the stream's default, or 5s for an ephemeral consumer."
+        default=0,
+        description="The consumer is deleted after being unused for this long. 0 means the "
+        "stream's default; if it has none, ephemeral consumers get 5s and durable ones "
+        "are kept.",
     )
-    num_replicas: Int64 = Field(default=0, description="0, or as many as the stream has.")
+    num_replicas: Int64 = Field(
+        default=0, description="Either 0 or the stream's number of replicas."
+    )
     mem_storage: bool = Field(
         default=False,
-        description="Kept and shown for JetStream's clients; a consumer is stored where its "
-        "stream is. Cannot be changed.",
+        description="Accepted and returned for JetStream compatibility, but has no effect: a "
+        "consumer uses the storage of its stream. Cannot be changed.",
     )
     pause_until: Unavailable[TimeNs | None] = None
     priority_groups: Unavailable[list[str] | None] = None
@@ -174,7 +193,7 @@ class ConsumerConfigJson(msgspec.Struct, kw_only=True):
 
 
 class SequencePairJson(msgspec.Struct):
-    """A position: the consumer's own sequence and the stream's, and when it last moved."""
+    """A position as consumer sequence and stream sequence, and the time it last advanced."""
 
     consumer_seq: int
     stream_seq: int
@@ -193,11 +212,11 @@ class ConsumerShardJson(msgspec.Struct, kw_only=True):
 
 
 class ConsumerInfoJson(msgspec.Struct, kw_only=True):
-    """A consumer: configuration and progress.
+    """A consumer's configuration and progress.
 
-    Where the stream has several shards, ``shards`` has the progress in each; numbers and consumer
-    sequences are summed over them then, and of stream sequences there is the highest.
-    ``push_bound``: a WebSocket subscription holds the consumer now.
+    For a stream with several shards, ``shards`` gives the progress in each shard. The other counts
+    and consumer sequences are then sums over all shards, and stream sequences are the highest of
+    any shard. ``push_bound`` is true while a WebSocket subscription is using the consumer.
     """
 
     stream: str

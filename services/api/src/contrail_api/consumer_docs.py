@@ -71,7 +71,7 @@ LIST: Final = Operation(
     operation_id="list_consumers",
     tag=_TAG,
     summary="List consumers",
-    description="Consumers of a stream by name, a page at a time.",
+    description="Lists the consumers of a stream by name, in pages.",
     answers={
         200: Answered(
             description="A page of consumers.",
@@ -88,8 +88,9 @@ CREATE: Final = Operation(
     operation_id="create_consumer",
     tag=_TAG,
     summary="Create a consumer",
-    description="Durable when it has a name. Without one it is ephemeral: it gets a name and goes "
-    "when nobody has used it for its `inactive_threshold`, by default 5s.",
+    description="A consumer with a name is durable. A consumer without one is ephemeral: the "
+    "server gives it a name, and deletes it once it was unused for its "
+    "`inactive_threshold`, 5s by default.",
     answers={201: _CREATED, 200: _FOUND},
     errors=(*_CONFIG_ERRORS, errors.CONSUMER_EXISTS),
 )
@@ -97,8 +98,9 @@ PUT: Final = Operation(
     operation_id="put_consumer",
     tag=_TAG,
     summary="Create or replace a durable consumer's configuration",
-    description="An omitted field takes its default. `If-None-Match: *` only creates, `If-Match` "
-    "only replaces the version it names.",
+    description="Omitted fields take their defaults. With `If-None-Match: *` a consumer is only "
+    "created, never replaced. With `If-Match` the configuration is only replaced if it "
+    "has the given version.",
     headers=(IF_MATCH, IF_NONE_MATCH),
     answers={200: _FOUND, 201: _CREATED},
     errors=_UPDATE_ERRORS,
@@ -107,7 +109,7 @@ PATCH: Final = Operation(
     operation_id="patch_consumer",
     tag=_TAG,
     summary="Change fields of a consumer's configuration",
-    description="A JSON merge patch over the configuration.",
+    description="Applies a JSON merge patch to the configuration.",
     headers=(IF_MATCH,),
     body=PATCH_BODY,
     answers={200: _FOUND},
@@ -116,8 +118,8 @@ PATCH: Final = Operation(
 GET: Final = Operation(
     operation_id="get_consumer",
     tag=_TAG,
-    summary="A consumer's configuration and progress",
-    description="The ETag is the configuration's version; progress does not change it.",
+    summary="Get a consumer's configuration and progress",
+    description="The ETag is the version of the configuration. Progress does not affect it.",
     answers={200: _FOUND},
     errors=_LOOKUP_ERRORS,
 )
@@ -125,8 +127,8 @@ DELETE: Final = Operation(
     operation_id="delete_consumer",
     tag=_TAG,
     summary="Delete a consumer",
-    description="Pulls that wait on it end with 410.",
+    description="Waiting pulls of the consumer end with 410.",
     headers=(IF_MATCH,),
-    answers={204: Answered(description="It is gone.")},
+    answers={204: Answered(description="The consumer was deleted.")},
     errors=(*_LOOKUP_ERRORS, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
 )

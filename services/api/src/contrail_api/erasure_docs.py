@@ -12,7 +12,7 @@ from contrail_common.link import ERASE_SEQS_MAX
 
 
 class ReplicaErasureJson(msgspec.Struct, omit_defaults=True):
-    """How far one node is; ``reason`` is why it is pending, once a try failed."""
+    """Progress of one node. ``reason`` tells why the erasure is pending after a failed attempt."""
 
     node: str
     status: Literal["pending", "done"]
@@ -20,9 +20,9 @@ class ReplicaErasureJson(msgspec.Struct, omit_defaults=True):
 
 
 class ErasureJson(msgspec.Struct):
-    """The receipt of an erasure: done when the bytes are in no file of any replica.
+    """The receipt of an erasure. It is ``done`` once no file of any replica contains the bytes.
 
-    ``shredded`` from the beginning when the keys of the subjects are destroyed.
+    ``shredded`` is true if the keys of the subjects were destroyed.
     """
 
     id: str
@@ -43,24 +43,28 @@ def _receipt(status: Literal["pending", "done"]) -> dict[str, Body]:
 
 
 _PLACE: Final = HeaderDoc(
-    name="Location", description="Where to ask again.", example=f"/v1/erasures/{_ID}"
+    name="Location", description="Path of the receipt.", example=f"/v1/erasures/{_ID}"
 )
 _ANSWERS: Final = {
-    200: Answered(description="The bytes are in no file.", content=_receipt("done")),
-    202: Answered(description="It is being done.", headers=(_PLACE,), content=_receipt("pending")),
+    200: Answered(description="The erasure is complete.", content=_receipt("done")),
+    202: Answered(
+        description="The erasure is pending.", headers=(_PLACE,), content=_receipt("pending")
+    ),
 }
 ERASE: Final = Operation(
     operation_id="erase_messages",
     tag=_TAG,
     summary="Erase messages",
-    description="Deletes messages at once, then makes their payloads, headers and, with the last "
-    "message of a subject, its name leave every file of every replica: tables, log and all else. "
-    "The receipt says when that is done; it is kept for 7 days and outlives the stream. Messages "
-    "that were deleted, purged or evicted before can be erased too. Snapshots that are being read "
-    "may be ended. A subject of a stream with the erasure subject_key is shredded before anything "
-    "else, and the receipt says so: copies of its messages cannot be read any more, wherever they "
-    "lie. What is erased by sequence is not: its key has others to open. What stays: sequences, "
-    "times, hashes of message ids until their window ends, and subjects named in configurations.",
+    description="Deletes messages immediately, then removes their bytes from every file of every "
+    "replica, including tables and log: payloads, headers and, with the last message of "
+    "a subject, the subject's name. The receipt tells when this is complete. It is kept "
+    "for 7 days, even if the stream is deleted. Messages that were already deleted, "
+    "purged or evicted can be erased too. Snapshots that are being read may be aborted.\n"
+    "\nIf the stream has `erasure: subject_key`, erasing by subject first destroys the "
+    "subject's key, and the receipt says `shredded`: from then on no copy of its "
+    "messages can be read, wherever it is. Erasing by sequence does not destroy a key, "
+    "because other messages need it.\n\nNot erased: sequences, times, hashes of message "
+    "ids until the duplicate window ends, and subjects named in configurations.",
     answers=_ANSWERS,
     errors=(
         *BODY_ERRORS,
@@ -79,8 +83,8 @@ ERASE: Final = Operation(
 GET: Final = Operation(
     operation_id="get_erasure",
     tag=_TAG,
-    summary="How far an erasure is",
-    description="The receipt of an erasure, by its id.",
+    summary="Get the receipt of an erasure",
+    description="Tells whether an erasure is complete.",
     answers=_ANSWERS,
     errors=(errors.ERASURE_NOT_FOUND, errors.INVALID_FIELD),
 )

@@ -21,7 +21,7 @@ from contrail_common.link import ERASE_SEQS_MAX, ErasureReceipt, StorageLink
 Wait = Annotated[
     str,
     Query(
-        description="Wait so long until it is done, at most 60s.",
+        description="How long to wait for completion, at most 60s.",
         json_schema_extra=schema_marks.DURATION,
     ),
 ]
@@ -34,11 +34,12 @@ class EraseBody(RequestModel):
         default=None,
         min_length=1,
         max_length=ERASE_SEQS_MAX,
-        description="Sequences, also of messages that were deleted or removed before.",
+        description="Sequences to erase. They may include messages that were already deleted or "
+        "removed.",
     )
-    subject: str = Field(default="", description="All messages of matching subjects.")
+    subject: str = Field(default="", description="Erase all messages with matching subjects.")
     shard: Int64 | None = Field(
-        default=None, ge=0, description="The shard of the sequences, where there are several."
+        default=None, ge=0, description="Shard of the sequences, if the stream has several."
     )
 
 
@@ -74,7 +75,7 @@ class ErasureRoutes:
     async def get(
         self,
         request: Request,
-        erasure: Annotated[str, Path(description="The receipt's id.")],
+        erasure: Annotated[str, Path(description="Id of the receipt.")],
         wait: Wait = "",
     ) -> KitResponse:
         """How far an erasure is."""

@@ -39,22 +39,22 @@ class EventsQuery(msgspec.Struct):
     """Parameters of a stream of events."""
 
     stream: Annotated[
-        str, msgspec.Meta(description="Only events of this stream, also before it is made.")
+        str, msgspec.Meta(description="Only events of this stream. It need not exist yet.")
     ] = ""
-    consumer: Annotated[str, msgspec.Meta(description="Only events of consumers of this name.")] = (
-        ""
-    )
+    consumer: Annotated[
+        str, msgspec.Meta(description="Only events of consumers with this name.")
+    ] = ""
     types: Annotated[
-        str, msgspec.Meta(description="Comma-separated types of events, by default all.")
+        str, msgspec.Meta(description="Comma-separated list of event types. Default: all.")
     ] = ""
 
 
 class EventJson(msgspec.Struct, kw_only=True):
-    """One event; what does not belong to its type is absent.
+    """One event. Fields that do not apply to its type are absent.
 
-    ``stream_seq``, ``consumer_seq`` (of the first delivery) and ``deliveries`` are of one delivery;
-    ``action`` of a stream or consumer; ``server`` of a node; ``count`` is how many events a
-    listener has lost, absent when nobody knows.
+    ``stream_seq``, ``consumer_seq`` (of the first delivery) and ``deliveries`` describe a delivery,
+    ``action`` a change of a stream or consumer, ``server`` a node. ``count`` is how many events
+    the listener has missed, and is absent if the number is unknown.
     """
 
     type: Literal[AdvisoryType, "lost"]

@@ -23,18 +23,20 @@ EVENTS: Final = Operation(
     operation_id="listen",
     tag="events",
     summary="Listen to events",
-    description="What happens to streams, consumers and deliveries, as events without an end: "
-    "`event` is the type, `id` the position, `data` the event in JSON. Events are not stored, and "
-    "what happens while nobody listens is not kept. A client that comes back within a minute "
-    "with `Last-Event-ID` goes on behind it. Where it cannot, because it was away or slow for "
-    "longer than the newest 4,096 events or storage was started again, an event `lost` says how "
-    "many are missing, of whatever stream and type, or only that some are. Comments come at least "
-    "every 15 s. An event `gone` ends it when the server stops.",
+    description="Streams events about streams, consumers and deliveries until the client "
+    "disconnects. In each event, `event` is the type, `id` the position and `data` the "
+    "event in JSON.\n\nEvents are not stored: what happens while nobody listens is lost. "
+    "A client that reconnects within a minute with `Last-Event-ID` continues after that "
+    "event. If it cannot continue, an event `lost` tells how many events of any stream "
+    "and type it missed, or that some are missing if the number is unknown. This happens "
+    "if the client was away for longer or more than 4,096 events behind, or if storage "
+    "was restarted.\n\nA comment is sent at least every 15 s. An event `gone` ends the "
+    "answer when the server stops.",
     query=EventsQuery,
     headers=(
         HeaderDoc(
             name="Last-Event-ID",
-            description="The id of the last event that was seen.",
+            description="The `id` of the last event received.",
             example="9f1c03aa-42",
         ),
     ),

@@ -29,16 +29,17 @@ class PublishQuery(msgspec.Struct):
     ack: Annotated[
         str,
         msgspec.Meta(
-            description="`none`: answer at once, before the message is stored.",
+            description="`none`: answer immediately, without waiting until the message is stored.",
             extra_json_schema={"enum": ["none"]},
         ),
     ] = ""
 
 
 class PublishAckJson(msgspec.Struct):
-    """Where a message was stored; ``duplicate`` when its id had been stored before.
+    """Where a message was stored.
 
-    ``shard`` is that of a stream that has several.
+    ``duplicate`` is true if a message with the same id was already stored, under this ``seq``.
+    ``shard`` is present for a stream with several shards.
     """
 
     stream: str

@@ -16,50 +16,59 @@ _TAG: Final = "publishing"
 
 DURABILITY: Final = HeaderDoc(
     name="Durability",
-    description="What the ack means: `memory`, `fsync` or `quorum-fsync`.",
+    description="How durable an acknowledged message is: `memory`, `fsync` or `quorum-fsync`.",
     example="fsync",
 )
 _MESSAGE_HEADERS: Final = (
     HeaderDoc(
         name="Idempotency-Key",
-        description="The message id, as Nats-Msg-Id: a second publish of it within the stream's "
-        "duplicate window stores nothing.",
+        description="Message id, same as Nats-Msg-Id. A second publish with the same id within the "
+        "stream's duplicate window stores nothing.",
         example="order-1017-created",
     ),
-    HeaderDoc(name="Nats-Msg-Id", description="The message id.", example="order-1017-created"),
     HeaderDoc(
-        name="Nats-Expected-Stream", description="The stream that must take it.", example="ORDERS"
+        name="Nats-Msg-Id",
+        description="Message id, used to detect duplicates.",
+        example="order-1017-created",
+    ),
+    HeaderDoc(
+        name="Nats-Expected-Stream",
+        description="Store the message only if this stream captures the subject.",
+        example="ORDERS",
     ),
     HeaderDoc(
         name="Nats-Expected-Last-Sequence",
-        description="The stream's last sequence must be this.",
+        description="Store the message only if the stream's last sequence has this value.",
         example="41",
     ),
     HeaderDoc(
         name="Nats-Expected-Last-Subject-Sequence",
-        description="The subject's last sequence must be this; 0 is none.",
+        description="Store the message only if the subject's last sequence has this value. 0 means "
+        "that the subject has no messages.",
         example="40",
     ),
     HeaderDoc(
         name="Nats-Expected-Last-Subject-Sequence-Subject",
-        description="The subject, or filter, that the former is about.",
+        description="Subject or filter to which Nats-Expected-Last-Subject-Sequence applies. "
+        "Default: the subject of the message.",
         example="orders.eu.*",
     ),
     HeaderDoc(
         name="Nats-Expected-Last-Msg-Id",
-        description="The id of the stream's last message must be this.",
+        description="Store the message only if the stream's last message has this id.",
         example="order-1016-created",
     ),
     HeaderDoc(
         name="Nats-Rollup",
-        description="`sub` or `all`: replace all earlier messages of the subject, or of the "
-        "stream, where the stream allows it.",
+        description="Replace all earlier messages of the subject (`sub`) or of the stream (`all`). "
+        "The stream must have `allow_rollup_hdrs`.",
         example="sub",
     ),
     HeaderDoc(
         name="Nats-TTL",
-        description="How long the message lives, where the stream allows it: seconds, a duration "
-        "of at least 1s, or `never` (then max_age does not count either). 0 asks for nothing.",
+        description="How long to keep the message: a number of seconds, a duration of at least 1s, "
+        "or `never`, which also exempts the message from max_age. 0 has no effect. The "
+        "stream must have `allow_msg_ttl`.",
         example="90s",
     ),
     HeaderDoc(
@@ -69,7 +78,7 @@ _MESSAGE_HEADERS: Final = (
     ),
     HeaderDoc(
         name="tracestate",
-        description="What vendors of tracing add to it, stored with the message.",
+        description="Vendor-specific W3C trace data, stored with the message.",
         example="congo=t61rcWkgMzE",
     ),
 )
@@ -99,11 +108,12 @@ PUBLISH: Final = Operation(
     operation_id="publish",
     tag=_TAG,
     summary="Publish one message",
-    description="The body is the payload, of any content type. The message goes to the stream that "
-    "captures the subject and is durable when the answer comes. With `ack=none` the answer comes "
-    "at once and promises nothing. Request headers that begin with `Msg-Header-` are stored with "
-    "the message, `Msg-Header-<Name>` as `<Name>`; with `*` at the end the value is in RFC 8187 "
-    "form.",
+    description="The request body is the payload and may have any content type. The message "
+    "goes to the stream that captures the subject, and is durable once the answer "
+    "arrives. With `ack=none` the answer comes immediately and does not mean that the "
+    "message will be stored. Request headers named `Msg-Header-<Name>` are stored as "
+    "message headers named `<Name>`. A header named `Msg-Header-<Name>*` takes its value "
+    "in RFC 8187 form.",
     query=PublishQuery,
     headers=_MESSAGE_HEADERS,
     body={BYTES_TYPE: Body(shape={"type": "string", "format": "binary"})},
@@ -120,7 +130,7 @@ PUBLISH: Final = Operation(
             headers=(DURABILITY,),
         ),
         200: Answered(
-            description="A message with this id was stored before, under this sequence.",
+            description="A message with this id was already stored, under this sequence.",
             content={
                 JSON_TYPE: Body(
                     shape=PublishAckJson, example={"stream": "ORDERS", "seq": 17, "duplicate": True}
@@ -128,7 +138,9 @@ PUBLISH: Final = Operation(
             },
             headers=(DURABILITY,),
         ),
-        202: Answered(description="Taken without a promise (`ack=none`)."),
+        202: Answered(
+            description="Accepted with `ack=none`. The message may or may not be stored."
+        ),
     },
     errors=(
         errors.NO_STREAM_FOR_SUBJECT,
@@ -158,9 +170,9 @@ _RESULTS: Final = {
 
 
 class BatchAck(msgspec.Struct):
-    """What was stored: ``results`` in order, or of an atomic batch all the other fields.
+    """``results`` in the order of the messages or, for an atomic batch, all the other fields.
 
-    ``shard`` is that of a stream that has several.
+    ``shard`` is present for a stream with several shards.
     """
 
     results: list[BatchResult] | msgspec.UnsetType = msgspec.UNSET
@@ -175,12 +187,14 @@ BATCH: Final = Operation(
     operation_id="publish_batch",
     tag=_TAG,
     summary="Publish many messages",
-    description="Each message is stored or refused for itself; the results are in order. At most "
-    "10,000 messages or 16 MiB. With `atomic=true` all are stored, as one run of sequences, or "
-    "none: at most 1,000 messages and 2 MiB, for streams with `allow_atomic`. Two more forms of "
-    "the body are taken by their Content-Type. `application/x-ndjson` has a message in each line "
-    "and is consumed as a stream; with `Accept: application/x-ndjson` the results stream back "
-    "line by line, as 200 where the first of them are sent before the last are known. "
+    description="Each message is stored or refused independently; the results are in the order of "
+    "the messages. A request is limited to 10,000 messages and 16 MiB.\n\nWith "
+    "`atomic=true` either all messages are stored, with consecutive sequences, or none. "
+    "An atomic batch is limited to 1,000 messages and 2 MiB, and the stream must have "
+    "`allow_atomic`.\n\nThe Content-Type selects one of two other body formats. "
+    "`application/x-ndjson` has one message per line and is read as a stream. With "
+    "`Accept: application/x-ndjson` the results are streamed back line by line; the "
+    "status is 200 if the first results are sent before the last are known. "
     "`application/vnd.msgpack` is `[1, [[subject, headers or nil, payload], ...]]`.",
     query=BatchQuery,
     body={
@@ -196,7 +210,8 @@ BATCH: Final = Operation(
     },
     answers={
         201: Answered(
-            description="All were stored; of an atomic batch, the range of its sequences.",
+            description="All messages were stored. For an atomic batch, the range of their "
+            "sequences.",
             content={
                 JSON_TYPE: Body(
                     shape=BatchAck, example={"results": [{"seq": 43, "duplicate": False}]}
@@ -205,7 +220,7 @@ BATCH: Final = Operation(
             headers=(DURABILITY,),
         ),
         207: Answered(
-            description="Some were refused, or their outcome is unknown.",
+            description="Some messages were refused, or their outcome is unknown.",
             content={JSON_TYPE: Body(shape=BatchResults, example=_RESULTS)},
             headers=(DURABILITY,),
         ),

@@ -36,27 +36,32 @@ MESSAGE: Final[dict[str, Any]] = {
     "data": '{"id":1017}',
 }
 _MESSAGE_HEADERS: Final = (
-    HeaderDoc(name="Nats-Stream", description="The stream.", example="ORDERS"),
-    HeaderDoc(name="Nats-Subject", description="The subject.", example="orders.eu.created"),
-    HeaderDoc(name="Nats-Sequence", description="The sequence.", example="42"),
+    HeaderDoc(name="Nats-Stream", description="Name of the stream.", example="ORDERS"),
+    HeaderDoc(
+        name="Nats-Subject", description="Subject of the message.", example="orders.eu.created"
+    ),
+    HeaderDoc(name="Nats-Sequence", description="Sequence of the message.", example="42"),
     HeaderDoc(
         name="Nats-Time-Stamp",
-        description="When it was stored.",
+        description="Time at which the message was stored.",
         example="2026-01-31T08:00:00.500000000Z",
     ),
     HeaderDoc(
-        name="Contrail-Shard", description="The shard, where there are several.", example="3"
+        name="Contrail-Shard",
+        description="Shard of the message, if the stream has several.",
+        example="3",
     ),
 )
 _POSITION: Final = (
     HeaderDoc(
         name="Nats-Last-Sequence",
-        description="With `consistency=any`: the last sequence that the replica had before.",
+        description="With `consistency=any`: the replica's last sequence when it started to read.",
         example="42",
     ),
     HeaderDoc(
         name="Contrail-Applied-Index",
-        description="With `consistency=any`: the log index that it had applied.",
+        description="With `consistency=any`: the log index up to which the replica had applied "
+        "changes.",
         example="1042",
     ),
 )
@@ -65,11 +70,10 @@ GET: Final = Operation(
     operation_id="get_message",
     tag=_READING,
     summary="Read one message as its payload",
-    description="The body is the payload, of the type it was published with, and headers "
-    "tell the rest. Those that begin with `Msg-Header-` are the message's own: `<Name>` is sent "
-    "as `Msg-Header-<Name>`, or as "
-    "`Msg-Header-<Name>*` in RFC 8187 form where its value is not printable ASCII. A request that "
-    "asks for `application/json` by name is answered as `get_message_json` is.",
+    description="The response body is the payload, with the content type it was published with. "
+    "Everything else is in headers: `Msg-Header-<Name>` is the message header `<Name>`, "
+    "or `Msg-Header-<Name>*` in RFC 8187 form if the value is not printable ASCII. With "
+    "`Accept: application/json` the answer is that of `get_message_json`.",
     query=ReadQuery,
     answers={
         200: Answered(
@@ -84,8 +88,8 @@ GET_JSON: Final = Operation(
     operation_id="get_message_json",
     tag=_READING,
     summary="Read one message as JSON",
-    description="The message with its subject, time and headers; a payload that is not UTF-8 text "
-    "stands in `data_base64`.",
+    description="The message with its subject, time and headers. The payload is in `data` if it is "
+    "UTF-8 text, otherwise in `data_base64`.",
     query=ReadQuery,
     answers={
         200: Answered(
@@ -100,9 +104,9 @@ DELETE: Final = Operation(
     operation_id="delete_message",
     tag=_READING,
     summary="Delete one message",
-    description="It is unreadable when the answer comes.",
+    description="The message can no longer be read once the answer arrives.",
     query=ReadQuery,
-    answers={204: Answered(description="It is unreadable.")},
+    answers={204: Answered(description="The message was deleted.")},
     errors=(
         errors.STREAM_NOT_FOUND,
         errors.SEQUENCE_NOT_FOUND,
@@ -116,27 +120,28 @@ RANGE: Final = Operation(
     operation_id="read_messages",
     tag=_READING,
     summary="Read messages in order",
-    description="From a sequence or a time on. With `wait` a long poll: 204 when nothing came. "
-    "With `Accept: application/x-ndjson` each line of the answer is a message, and headers say "
-    "what continues. With `Accept: text/event-stream` the messages come as events "
-    "without an end (`limit`, `max_bytes` and `wait` then mean nothing): the `id` is the sequence, "
-    "`data` the "
-    "message in JSON, and an event `gone` ends it when the stream is deleted or the server stops. "
-    "A stream with several shards is read as one, by time and in the order of each shard; the "
-    "position is then an opaque `cursor`, also as `id`, in place of `from_seq` and `next_seq`. "
-    "With `shard` one is read by its sequences.",
+    description="Reads messages from a sequence or time onwards. With `wait` the request is a long "
+    "poll, which answers 204 if no message arrives in time.\n\nWith `Accept: "
+    "application/x-ndjson` the answer has one message per line, and headers tell where "
+    "to continue.\n\nWith `Accept: text/event-stream` messages arrive as an endless "
+    "stream of events, and `limit`, `max_bytes` and `wait` are ignored. The `id` of an "
+    "event is the sequence, and `data` is the message in JSON. An event `gone` ends the "
+    "stream of events when the stream is deleted or the server stops.\n\nA stream with "
+    "several shards is read as one: ordered by time, while each shard keeps its own "
+    "order. The position is then an opaque `cursor`, which replaces `from_seq`, "
+    "`next_seq` and the event `id`. With `shard` a single shard is read by its sequences.",
     query=RangeQuery,
     headers=(
         HeaderDoc(
             name="Last-Event-ID",
-            description="Events only: the last `id` that was seen; wins over `from_seq`, `cursor` "
-            "and `start_time`.",
+            description="Events only: the `id` of the last event received. Overrides `from_seq`, "
+            "`cursor` and `start_time`.",
             example="42",
         ),
     ),
     answers={
         200: Answered(
-            description="The messages; `next_seq` continues.",
+            description="The messages. Continue with `next_seq`.",
             content={
                 JSON_TYPE: Body(
                     shape=MessageRange,
@@ -145,20 +150,25 @@ RANGE: Final = Operation(
             },
             headers=(
                 HeaderDoc(
-                    name="Contrail-Next-Seq", description="NDJSON: what continues.", example="43"
+                    name="Contrail-Next-Seq",
+                    description="NDJSON: the sequence to continue with.",
+                    example="43",
                 ),
                 HeaderDoc(
                     name="Contrail-Cursor",
-                    description="NDJSON: what continues over several shards.",
+                    description="NDJSON: the cursor to continue with, if several shards are read "
+                    "together.",
                     example="krA1ZjFjMGE5YmUyZDM0ODc2kgUD",
                 ),
                 HeaderDoc(
-                    name="Nats-Num-Pending", description="NDJSON: what remains.", example="0"
+                    name="Nats-Num-Pending",
+                    description="NDJSON: the number of messages after these.",
+                    example="0",
                 ),
                 *_POSITION,
             ),
         ),
-        204: Answered(description="Nothing came within `wait`."),
+        204: Answered(description="No message arrived within `wait`."),
     },
     errors=(
         errors.STREAM_NOT_FOUND,
@@ -172,18 +182,20 @@ RANGE: Final = Operation(
 LAST: Final = Operation(
     operation_id="last_messages",
     tag=_READING,
-    summary="Newest message of each subject",
-    description="Of each matching subject the newest message as of `up_to_seq` (inclusive) or "
-    "`up_to_time` (exclusive), or as of when the first page is read. All pages are of that one "
-    "point: what is published meanwhile is not in them, and a message that is removed meanwhile "
-    "gives way to an older one of its subject, or to none. A page is in order of sequence and ends "
-    "at about 1 MiB; it may hold fewer messages than `limit`, or none, and still have a next one. "
-    "A token goes with the parameters that it was given for, else it is a 400. Of several shards "
-    "the pages come shard by shard, and `up_to_seq` needs a `shard`.",
+    summary="Read the newest message of each subject",
+    description="Returns the newest message of each matching subject as of `up_to_seq` "
+    "(inclusive), as of `up_to_time` (exclusive), or as of the time at which the first "
+    "page is read.\n\nAll pages show the same point in time. Messages published later do "
+    "not appear. If a message is removed in between, the next older message of its "
+    "subject takes its place, if there is one. A page is ordered by sequence and ends at "
+    "about 1 MiB. It may contain fewer messages than `limit`, or none, and still have a "
+    "next page. A page token is only valid with the parameters of the request that "
+    "returned it; otherwise the answer is 400.\n\nFor a stream with several shards, "
+    "pages come shard by shard, and `up_to_seq` requires `shard`.",
     query=LastQuery,
     answers={
         200: Answered(
-            description="A page of messages, empty when nothing matches.",
+            description="A page of messages; empty if nothing matches.",
             headers=_POSITION,
             content={
                 JSON_TYPE: Body(
@@ -203,8 +215,8 @@ LAST: Final = Operation(
 SUBJECTS: Final = Operation(
     operation_id="list_subjects",
     tag=_READING,
-    summary="Subjects of a stream",
-    description="Subjects that hold messages, in byte order, a page at a time.",
+    summary="List subjects of a stream",
+    description="Lists the subjects that have messages, in byte order, in pages.",
     query=SubjectsQuery,
     answers={
         200: Answered(
@@ -226,14 +238,14 @@ SUBJECTS: Final = Operation(
 DELETED: Final = Operation(
     operation_id="list_deleted",
     tag=_READING,
-    summary="Deleted sequences of a stream",
-    description="Sequences between the first message and the last that have none any more, as "
-    "`[first, last]` of each run, ascending, a page at a time. A long run may be cut where a page "
-    "ends.",
+    summary="List deleted sequences of a stream",
+    description="Lists the sequences between the first and the last message whose messages were "
+    "removed, as ranges `[first, last]` in ascending order, in pages. A long range may "
+    "be split at the end of a page.",
     query=DeletedQuery,
     answers={
         200: Answered(
-            description="A page of runs.",
+            description="A page of ranges.",
             headers=_POSITION,
             content={
                 JSON_TYPE: Body(
@@ -249,10 +261,11 @@ PLAN: Final = Operation(
     operation_id="plan_replay",
     tag=_REPLAY,
     summary="Plan a bulk replay",
-    description="Pins a range and cuts it into splits: reading a split twice gives the same "
-    "messages while they are retained. What lies outside of the messages kept now is clipped, so "
-    "the first split tells where the range really begins. Sequences need a `shard` where there are "
-    "several; otherwise every shard has splits.",
+    description="Pins a range and divides it into splits. Reading a split again returns the same "
+    "messages as long as they are retained. The range is clipped to the messages that "
+    "exist now, so the first split shows where it really starts. For a stream with "
+    "several shards, sequences require `shard`; without sequences the plan has splits of "
+    "every shard.",
     query=PlanQuery,
     answers={
         200: Answered(
@@ -282,11 +295,11 @@ PLAN: Final = Operation(
 REPLAY: Final = Operation(
     operation_id="replay",
     tag=_REPLAY,
-    summary="Replay a closed range",
-    description="All messages of the range, as an Arrow stream or in the form that is accepted: "
-    "`application/x-ndjson` or `application/vnd.msgpack`. NDJSON and msgpack end "
-    'with `{"end":true,"messages":n}`, Arrow with its end-of-stream mark: a body without it was '
-    "cut.",
+    summary="Replay a range",
+    description="Returns all messages of a range, both ends included, as an Arrow stream or, "
+    "depending on Accept, as `application/x-ndjson` or `application/vnd.msgpack`. NDJSON "
+    'and msgpack end with `{"end":true,"messages":n}`, and Arrow with its end-of-stream '
+    "mark. An answer without its end is incomplete.",
     query=ReplayQuery,
     answers={
         200: Answered(

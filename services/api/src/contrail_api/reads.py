@@ -40,20 +40,21 @@ _SEQ_DIGITS_MAX: Final = 19
 Payload = Annotated[
     str,
     msgspec.Meta(
-        description="`base64` shows every payload as data_base64.",
+        description="`base64`: return every payload as `data_base64`.",
         extra_json_schema={"enum": ["auto", "base64"]},
     ),
 ]
 Consistency = Annotated[
     str,
     msgspec.Meta(
-        description="Which replica may answer: `leader` (default), or `any`, which says how far it "
-        "is in `Nats-Last-Sequence` and `Contrail-Applied-Index`.",
+        description="Which replica answers: `leader` (default) or `any`. With `any`, the headers "
+        "`Nats-Last-Sequence` and `Contrail-Applied-Index` tell how up to date the "
+        "replica is.",
         extra_json_schema={"enum": ["leader", "any"]},
     ),
 ]
 Shard = Annotated[
-    int, msgspec.Meta(ge=0, le=INT64_MAX, description="Shard of a stream that has several.")
+    int, msgspec.Meta(ge=0, le=INT64_MAX, description="Shard to read, if the stream has several.")
 ]
 _encoder: Final = msgspec.json.Encoder()
 
@@ -70,33 +71,43 @@ class RangeQuery(ReadQuery):
     """Parameters of a range read."""
 
     from_seq: Annotated[
-        int, msgspec.Meta(ge=0, le=INT64_MAX, description="First sequence; 0 is the first kept.")
+        int,
+        msgspec.Meta(
+            ge=0, le=INT64_MAX, description="Sequence to start from. 0 means the first message."
+        ),
     ] = 0
     start_time: Annotated[
         str,
         msgspec.Meta(
-            description="First time (RFC 3339), instead of from_seq.",
+            description="Time to start from (RFC 3339), instead of from_seq.",
             extra_json_schema=schema_marks.TIME,
         ),
     ] = ""
     cursor: Annotated[
         str,
         msgspec.Meta(
-            description="`cursor` of an earlier answer, instead of from_seq, where several shards "
+            description="`cursor` of an earlier answer. Replaces from_seq if several shards "
             "are read together."
         ),
     ] = ""
-    subject: Annotated[str, msgspec.Meta(description="Only matching subjects.")] = ""
+    subject: Annotated[
+        str, msgspec.Meta(description="Filter: only messages with matching subjects.")
+    ] = ""
     limit: Annotated[
-        int, msgspec.Meta(ge=1, le=RANGE_LIMIT_MAX, description="Messages at most.")
+        int, msgspec.Meta(ge=1, le=RANGE_LIMIT_MAX, description="Maximum number of messages.")
     ] = 256
     max_bytes: Annotated[
-        int, msgspec.Meta(ge=1, le=RANGE_BYTES_MAX, description="Payload bytes at most, about.")
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=RANGE_BYTES_MAX,
+            description="Approximate maximum size of all payloads in bytes.",
+        ),
     ] = 1 << 20
     wait: Annotated[
         str,
         msgspec.Meta(
-            description="Wait so long for a first message, at most 60s.",
+            description="How long to wait for a first message, at most 60s.",
             extra_json_schema=schema_marks.DURATION,
         ),
     ] = ""
@@ -105,31 +116,45 @@ class RangeQuery(ReadQuery):
 class LastQuery(ReadQuery):
     """Parameters of a read of the newest messages."""
 
-    subject: Annotated[str, msgspec.Meta(description="Only matching subjects.")] = ">"
+    subject: Annotated[
+        str, msgspec.Meta(description="Filter: only messages with matching subjects.")
+    ] = ">"
     up_to_seq: Annotated[
-        int, msgspec.Meta(ge=0, le=INT64_MAX, description="As of this sequence; 0 is the last.")
+        int,
+        msgspec.Meta(
+            ge=0, le=INT64_MAX, description="As of this sequence (inclusive). 0 means the last."
+        ),
     ] = 0
     up_to_time: Annotated[
         str,
         msgspec.Meta(
-            description="As of this time (RFC 3339), exclusive, instead.",
+            description="As of this time (RFC 3339, exclusive), instead of up_to_seq.",
             extra_json_schema=schema_marks.TIME,
         ),
     ] = ""
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Entries of a page.")] = 256
+    limit: Annotated[
+        int, msgspec.Meta(ge=1, le=1000, description="Maximum number of items on a page.")
+    ] = 256
     page_token: Annotated[
         str,
-        msgspec.Meta(description="`next_page_token` of the page before, of the same request."),
+        msgspec.Meta(
+            description="`next_page_token` of the previous page. All other parameters must "
+            "stay the same."
+        ),
     ] = ""
 
 
 class SubjectsQuery(msgspec.Struct):
     """Parameters of a listing of subjects."""
 
-    filter: Annotated[str, msgspec.Meta(description="Only matching subjects.")] = ">"
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Entries of a page.")] = 256
+    filter: Annotated[
+        str, msgspec.Meta(description="Filter: only messages with matching subjects.")
+    ] = ">"
+    limit: Annotated[
+        int, msgspec.Meta(ge=1, le=1000, description="Maximum number of items on a page.")
+    ] = 256
     page_token: Annotated[
-        str, msgspec.Meta(description="`next_page_token` of the page before.")
+        str, msgspec.Meta(description="`next_page_token` of the previous page.")
     ] = ""
     consistency: Consistency = "leader"
 
@@ -137,18 +162,20 @@ class SubjectsQuery(msgspec.Struct):
 class DeletedQuery(msgspec.Struct):
     """Parameters of a listing of deleted sequences."""
 
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Entries of a page.")] = 256
+    limit: Annotated[
+        int, msgspec.Meta(ge=1, le=1000, description="Maximum number of items on a page.")
+    ] = 256
     page_token: Annotated[
-        str, msgspec.Meta(description="`next_page_token` of the page before.")
+        str, msgspec.Meta(description="`next_page_token` of the previous page.")
     ] = ""
     consistency: Consistency = "leader"
     shard: Shard | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageRange(msgspec.Struct, kw_only=True):
-    """Messages in order; ``next_seq`` continues, ``num_pending`` remain.
+    """Messages in order. Continue with ``next_seq``; ``num_pending`` messages remain.
 
-    Where several shards are read together ``cursor`` stands in the place of ``next_seq``.
+    If several shards are read together, ``cursor`` replaces ``next_seq``.
     """
 
     messages: list[Message]

@@ -22,28 +22,39 @@ FORMATS: Final[dict[str, ReplayFormat]] = {
     MSGPACK_TYPE: "msgpack",
 }
 
-FromSeq = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX, description="First sequence.")]
-ToSeq = Annotated[
-    int, msgspec.Meta(ge=0, le=INT64_MAX, description="Last sequence; 0 is the newest.")
+FromSeq = Annotated[
+    int, msgspec.Meta(ge=0, le=INT64_MAX, description="First sequence of the range.")
 ]
-Filter = Annotated[str, msgspec.Meta(description="Only matching subjects.")]
+ToSeq = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0,
+        le=INT64_MAX,
+        description="Last sequence of the range (inclusive). 0 means the newest.",
+    ),
+]
+Filter = Annotated[str, msgspec.Meta(description="Filter: only messages with matching subjects.")]
 
 
 class PlanQuery(msgspec.Struct):
     """Parameters of a replay plan."""
 
     splits: Annotated[
-        int, msgspec.Meta(ge=1, le=SPLITS_MAX, description="Parts to cut the range into, about.")
+        int, msgspec.Meta(ge=1, le=SPLITS_MAX, description="Approximate number of splits.")
     ] = 1
     from_seq: FromSeq = 0
     to_seq: ToSeq = 0
     start_time: Annotated[
         str,
-        msgspec.Meta(description="First time (RFC 3339).", extra_json_schema=schema_marks.TIME),
+        msgspec.Meta(
+            description="Start time (RFC 3339, inclusive).", extra_json_schema=schema_marks.TIME
+        ),
     ] = ""
     end_time: Annotated[
         str,
-        msgspec.Meta(description="End (RFC 3339), exclusive.", extra_json_schema=schema_marks.TIME),
+        msgspec.Meta(
+            description="End time (RFC 3339, exclusive).", extra_json_schema=schema_marks.TIME
+        ),
     ] = ""
     subject: Filter = ""
     shard: Shard | msgspec.UnsetType = msgspec.UNSET
@@ -57,22 +68,30 @@ class ReplayQuery(msgspec.Struct):
     to_seq: ToSeq = 0
     subject: Filter = ""
     columns: Annotated[
-        str, msgspec.Meta(description="Comma-separated columns, by default all.")
+        str, msgspec.Meta(description="Comma-separated list of columns. Default: all.")
     ] = ""
     incarnation: Annotated[
-        str, msgspec.Meta(description="The plan's; another one of the stream is refused.")
+        str,
+        msgspec.Meta(
+            description="`incarnation` of the plan. The request is refused if the stream was "
+            "re-created since."
+        ),
     ] = ""
     schema: Annotated[
         Literal["contrail", "spark"],
-        msgspec.Meta(description="`spark`: Arrow types that Spark takes without a cast."),
+        msgspec.Meta(description="`spark`: use Arrow types that Spark reads without a cast."),
     ] = "contrail"
     clamp: Annotated[
-        bool, msgspec.Meta(description="Begin at the first kept sequence if that is higher.")
+        bool,
+        msgspec.Meta(
+            description="Start at the stream's first sequence if from_seq is below it, instead of "
+            "answering 410."
+        ),
     ] = False
 
 
 class SplitJson(msgspec.Struct):
-    """A closed range of one shard; ``messages`` and ``bytes`` are estimates."""
+    """A range of one shard, both ends included. ``messages`` and ``bytes`` are estimates."""
 
     shard: int
     from_seq: int
@@ -82,7 +101,7 @@ class SplitJson(msgspec.Struct):
 
 
 class PlanJson(msgspec.Struct):
-    """The pinned splits of a stream's incarnation."""
+    """The splits of a pinned range, valid for one incarnation of the stream."""
 
     stream: str
     incarnation: str

@@ -17,10 +17,10 @@ SNAPSHOT: Final = Operation(
     operation_id="snapshot_stream",
     tag=_TAG,
     summary="Take a snapshot of a stream",
-    description="The stream as of one moment, with its messages, subjects, message ids within the "
-    "duplicate window and consumers, as an archive to restore. The stream goes on meanwhile. An "
-    "archive that was cut lacks its end record, and is not restored. It is not encrypted; what was "
-    "deleted is not in it.",
+    description="Returns an archive of the stream as of one point in time: its messages, subjects, "
+    "consumers, and the message ids within the duplicate window. The stream stays "
+    "available meanwhile. The archive is not encrypted and does not contain deleted "
+    "messages. An incomplete download lacks the end record, and cannot be restored.",
     query=SnapshotQuery,
     answers={200: Answered(description="The archive.", content=_ARCHIVE)},
     errors=(
@@ -35,10 +35,11 @@ RESTORE: Final = Operation(
     operation_id="restore_stream",
     tag=_TAG,
     summary="Restore a stream",
-    description="Makes a stream out of an archive, under the name of the path, which need not be "
-    "the archive's. Sequences, times, subjects, message ids and consumers are those of the "
-    "archive; the incarnation is new. The stream is there as a whole or not at all. The "
-    "Content-Type may also be `application/vnd.contrail.snapshot`, or left out.",
+    description="Creates a stream from an archive, under the name in the path, which may "
+    "differ from the archived name. Sequences, times, subjects, message ids and "
+    "consumers are restored; the stream gets a new incarnation. Either the whole stream "
+    "is restored or nothing. The Content-Type may also be "
+    "`application/vnd.contrail.snapshot`, or be omitted.",
     body={BYTES_TYPE: _ARCHIVE[BYTES_TYPE]},
     answers={201: CREATED},
     errors=(

@@ -25,7 +25,7 @@ _PIECE_BYTES: Final = RESTORE_PIECE_BYTES_MAX // 2
 class SnapshotQuery(msgspec.Struct):
     """Parameters of a snapshot."""
 
-    consumers: Annotated[bool, msgspec.Meta(description="With the stream's consumers.")] = True
+    consumers: Annotated[bool, msgspec.Meta(description="Include the stream's consumers.")] = True
 
 
 class Snapshots:

@@ -20,14 +20,14 @@ from contrail_common.model import ConsumerLimits, Erasure
 
 
 class ConsumerLimitsBody(RequestModel):
-    """Defaults and caps for the consumers of a stream; 0 sets none."""
+    """Defaults and upper limits for the consumers of a stream. 0 means none."""
 
     inactive_threshold: DurationNs = 0
     max_ack_pending: Int64 = 0
 
 
 class StreamConfigBody(RequestModel):
-    """A stream's configuration; an omitted field takes its default."""
+    """A stream's configuration. Omitted fields take their defaults."""
 
     model_config = ConfigDict(
         title="StreamConfigBody",
@@ -36,20 +36,24 @@ class StreamConfigBody(RequestModel):
         },
     )
 
-    name: Name = Field(default="", description="Name of the stream; on a PUT the path gives it.")
+    name: Name = Field(
+        default="", description="Name of the stream. With PUT it comes from the path."
+    )
     description: str = ""
     subjects: list[str] = Field(
-        default_factory=list, description="Subjects it captures; by default its name."
+        default_factory=list,
+        description="Subjects that the stream captures. Default: the stream's name.",
     )
     retention: Literal["limits", "interest", "workqueue"] = Field(
         default="limits",
-        description="limits: messages go by limits alone; interest: also once all consumers that "
-        "want them have settled them; workqueue: also once one consumer has.",
+        description="When messages are removed. `limits`: only when a limit is reached. "
+        "`interest`: also once every consumer whose filter matches has acknowledged or "
+        "terminated the message. `workqueue`: also once one consumer has.",
     )
     storage: Literal["file", "memory"] = Field(
         default="file",
-        description="memory: messages and consumers are in no file, and gone after a restart, with "
-        "a new incarnation of the stream; cannot be changed.",
+        description="`memory`: messages and consumers are never written to disk. A restart loses "
+        "them and gives the stream a new incarnation. Cannot be changed.",
     )
     discard: Literal["old", "new"] = "old"
     discard_new_per_subject: bool = False
@@ -60,7 +64,9 @@ class StreamConfigBody(RequestModel):
     max_msg_size: Int64 = -1
     max_consumers: Int64 = -1
     duplicate_window: DurationNs = Field(
-        default=0, description="0 is the default: 2m, at most max_age."
+        default=0,
+        description="How long message ids are remembered to detect duplicates. 0 means the "
+        "default: 2m, or max_age if that is shorter.",
     )
     num_replicas: Int64 = 1
     placement: Unavailable[dict[str, Any] | None] = None
@@ -75,37 +81,45 @@ class StreamConfigBody(RequestModel):
     allow_rollup_hdrs: bool = False
     compression: Literal["none", "lz4", "zstd", "s2"] = Field(
         default="none",
-        description="Of blocks on disk, written from now on; s2 blocks are written as lz4.",
+        description="Compression of new blocks on disk. `s2` is accepted for JetStream "
+        "compatibility and stored as lz4.",
     )
     first_seq: Int64 = Field(default=1, ge=0)
     consumer_limits: ConsumerLimitsBody | None = None
     metadata: Metadata = Field(default_factory=dict)
     allow_msg_ttl: bool = Field(
-        default=False, description="Messages may have a Nats-TTL; cannot be turned off."
+        default=False,
+        description="Allow messages to set a TTL with Nats-TTL. Cannot be disabled once enabled.",
     )
     subject_delete_marker_ttl: DurationNs = Field(
         default=0,
-        description="At least 1s: where the last message of a subject expires, a marker that lives "
-        "so long takes its place. Turns on allow_msg_ttl and allow_rollup_hdrs.",
+        description="If set (at least 1s), a delete marker is stored when the last message of a "
+        "subject expires. The marker itself expires after this time. Enables "
+        "allow_msg_ttl and allow_rollup_hdrs.",
     )
     allow_atomic: bool = False
     allow_msg_schedules: Unavailable[bool] = False
     allow_msg_counter: Unavailable[bool] = False
     shards: Int64 = Field(
-        default=1, description="Shards that messages are spread over by subject; 1 to 64."
+        default=1,
+        description="Number of shards, 1 to 64. Messages are distributed among shards by subject. "
+        "Cannot be changed.",
     )
     shard_by: list[Int64] | None = Field(
         default=None,
-        description="Positions (from 1) of the tokens that choose the shard; none: the subject.",
+        description="Positions (from 1) of the subject tokens that select the shard. Default: the "
+        "whole subject.",
     )
     encrypted: bool = Field(
-        default=False, description="Refuse the stream unless the server encrypts what it stores."
+        default=False,
+        description="Refuse to create the stream unless the server encrypts stored data.",
     )
     erasure: Erasure = Field(
         default="rewrite",
-        description="With subject_key the content of each subject is sealed by a key of its own, "
-        "which erasing the subject destroys first: no copy of it can be read any more, wherever it "
-        "lies. Not for streams in memory nor with compression; cannot be changed.",
+        description="`subject_key` encrypts the messages of each subject with a key of its own. "
+        "Erasing a subject destroys its key first, which makes every copy of its "
+        "messages unreadable, wherever it is. Requires file storage and no compression. "
+        "Cannot be changed.",
     )
 
 

@@ -36,30 +36,37 @@ _EXAMPLE: Final[Any] = msgspec.to_builtins(
     )
 )
 ETAG: Final = HeaderDoc(
-    name="ETag", description="The configuration's version, for If-Match.", example='"3"'
+    name="ETag", description="Version of the configuration, for If-Match.", example='"3"'
 )
 DURABILITY: Final = HeaderDoc(
     name="Durability",
-    description="What an ack of the stream means: `memory`, `fsync` or `quorum-fsync`.",
+    description="How durable an acknowledged message of the stream is: `memory`, `fsync` or "
+    "`quorum-fsync`.",
     example="fsync",
 )
 LOCATION: Final = HeaderDoc(
-    name="Location", description="Where the new resource is.", example="/v1/streams/ORDERS"
+    name="Location", description="Path of the new resource.", example="/v1/streams/ORDERS"
 )
 IF_MATCH: Final = HeaderDoc(
     name="If-Match",
-    description="Only if the configuration has this version, an `ETag` of before (else 412).",
+    description="`ETag` of an earlier answer: change the configuration only if it still has this "
+    "version; otherwise answer 412.",
     example='"3"',
 )
 IF_NONE_MATCH: Final = HeaderDoc(
-    name="If-None-Match", description="`*`: only if there is none yet (else 412).", example="*"
+    name="If-None-Match",
+    description="`*`: only create; answer 412 if it already exists.",
+    example="*",
 )
 PATCH_BODY: Final = {
     MERGE_PATCH_TYPE: Body(
         shape={
             "type": "object",
             "additionalProperties": True,
-            "description": "RFC 7396: the fields to change, and null for those to reset.",
+            "description": (
+                "JSON merge patch (RFC 7396): the fields to change. null resets a field to "
+                "its default."
+            ),
         },
         example={"description": None, "metadata": {"team": "billing"}},
     )
@@ -91,7 +98,7 @@ LIST: Final = Operation(
     operation_id="list_streams",
     tag=_TAG,
     summary="List streams",
-    description="Streams by name, a page at a time.",
+    description="Lists streams by name, in pages.",
     answers={
         200: Answered(
             description="A page of streams.",
@@ -108,8 +115,8 @@ CREATE: Final = Operation(
     operation_id="create_stream",
     tag=_TAG,
     summary="Create a stream",
-    description="An identical stream that is there already is answered with 200, a different one "
-    "under the name is refused.",
+    description="If an identical stream already exists, the answer is 200. A stream with the same "
+    "name and a different configuration is refused.",
     answers={201: CREATED, 200: _FOUND},
     errors=(*_CONFIG_ERRORS, errors.STREAM_EXISTS),
 )
@@ -117,8 +124,9 @@ PUT: Final = Operation(
     operation_id="put_stream",
     tag=_TAG,
     summary="Create or replace a stream's configuration",
-    description="An omitted field takes its default. `If-None-Match: *` only creates, `If-Match` "
-    "only replaces the version it names.",
+    description="Omitted fields take their defaults. With `If-None-Match: *` a stream is only "
+    "created, never replaced. With `If-Match` the configuration is only replaced if it "
+    "has the given version.",
     headers=(IF_MATCH, IF_NONE_MATCH),
     answers={200: _FOUND, 201: CREATED},
     errors=_UPDATE_ERRORS,
@@ -127,7 +135,7 @@ PATCH: Final = Operation(
     operation_id="patch_stream",
     tag=_TAG,
     summary="Change fields of a stream's configuration",
-    description="A JSON merge patch over the configuration.",
+    description="Applies a JSON merge patch to the configuration.",
     headers=(IF_MATCH,),
     body=PATCH_BODY,
     answers={200: _FOUND},
@@ -136,8 +144,9 @@ PATCH: Final = Operation(
 GET: Final = Operation(
     operation_id="get_stream",
     tag=_TAG,
-    summary="A stream's configuration and state",
-    description="The ETag is the configuration's version; the state does not change it.",
+    summary="Get a stream's configuration and state",
+    description="The ETag is the version of the configuration. Changes of the state do not "
+    "affect it.",
     answers={200: _FOUND},
     errors=(errors.STREAM_NOT_FOUND,),
 )
@@ -145,21 +154,23 @@ DELETE: Final = Operation(
     operation_id="delete_stream",
     tag=_TAG,
     summary="Delete a stream",
-    description="Removes the stream with its messages and consumers.",
+    description="Deletes the stream with its messages and consumers.",
     headers=(IF_MATCH,),
-    answers={204: Answered(description="It is gone.")},
+    answers={204: Answered(description="The stream was deleted.")},
     errors=(errors.STREAM_NOT_FOUND, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
 )
 PURGE: Final = Operation(
     operation_id="purge_stream",
     tag=_TAG,
-    summary="Remove messages of a stream",
-    description="All messages, those of a subject, those below `up_to_seq` (exclusive), or all but "
-    "the newest `keep`. Message ids are remembered beyond a purge. Where there are several shards, "
-    "`up_to_seq` needs a `shard`, and so does `keep` unless the subjects lie in one.",
+    summary="Purge messages of a stream",
+    description="Removes all messages, only those with matching subjects, only those below "
+    "`up_to_seq` (exclusive), or all but the newest `keep`. A purge does not affect "
+    "duplicate detection: the ids of removed messages are still remembered. For a stream "
+    "with several shards, `up_to_seq` requires `shard`, and so does `keep` unless all "
+    "matching subjects are in one shard.",
     answers={
         200: Answered(
-            description="How many were removed.",
+            description="The number of messages removed.",
             content={"application/json": Body(shape=Purged, example={"purged": 2})},
         )
     },
@@ -177,7 +188,8 @@ SEAL: Final = Operation(
     operation_id="seal_stream",
     tag=_TAG,
     summary="Seal a stream",
-    description="For good: nothing is published, ages out or is removed any more.",
+    description="Makes the stream read-only for good. No message can be published, removed, or "
+    "expire any more.",
     headers=(IF_MATCH,),
     answers={200: _FOUND},
     errors=(errors.STREAM_NOT_FOUND, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),

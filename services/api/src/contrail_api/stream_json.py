@@ -24,7 +24,7 @@ COLLECTION: Final = "/v1/streams"
 
 
 class ConsumerLimitsJson(msgspec.Struct):
-    """Defaults and caps that a stream sets for its consumers; those that it sets."""
+    """Defaults and upper limits for the consumers of a stream. Those not set are absent."""
 
     inactive_threshold: DurationText | msgspec.UnsetType = msgspec.UNSET
     max_ack_pending: int | msgspec.UnsetType = msgspec.UNSET
@@ -74,7 +74,7 @@ class StreamConfigJson(msgspec.Struct, kw_only=True):
 
 
 class StreamStateJson(msgspec.Struct, kw_only=True):
-    """What a stream holds; the times are null while it has held no message."""
+    """The messages that a stream contains. The times are null until the first message is stored."""
 
     messages: int
     bytes: int
@@ -88,7 +88,7 @@ class StreamStateJson(msgspec.Struct, kw_only=True):
 
 
 class ReplicaJson(msgspec.Struct):
-    """One more copy of a stream's data, and how far behind the leader it is."""
+    """Another copy of a stream's data, and how far it lags behind the leader."""
 
     name: str
     current: bool
@@ -97,18 +97,19 @@ class ReplicaJson(msgspec.Struct):
 
 
 class ClusterJson(msgspec.Struct):
-    """Where a stream lives."""
+    """The nodes that store a stream."""
 
     leader: str
     replicas: list[ReplicaJson]
 
 
 class DataLossJson(msgspec.Struct):
-    """Damage to a stream that was accepted when the server was started, the newest of ``times``.
+    """Data loss that was accepted when the server was started with ``accept_data_loss``.
 
-    So many ``messages`` are known to be lost; the first ``ranges`` of their sequences count as
-    deleted. With ``newest_may_be_missing`` messages published last before ``accepted`` may be
-    lost too, and their sequences are given again.
+    The stream has accepted loss this many ``times``; the other fields describe the latest.
+    ``messages`` counts the messages known to be lost. ``ranges`` lists the first ranges of their
+    sequences, which count as deleted. If ``newest_may_be_missing`` is true, messages published
+    shortly before ``accepted`` may also be lost, and new messages reuse their sequences.
     """
 
     accepted: TimeText
@@ -120,10 +121,10 @@ class DataLossJson(msgspec.Struct):
 
 
 class StreamInfoJson(msgspec.Struct, kw_only=True):
-    """A stream: configuration, state and whereabouts.
+    """A stream's configuration, state and location.
 
-    ``shards`` are the states of the shards where there are several; ``state`` has their sums then,
-    the lowest first sequence and time, and the highest last ones.
+    For a stream with several shards, ``shards`` gives the state of each. ``state`` then has the
+    sums over all shards, the lowest first sequence and time, and the highest last ones.
     """
 
     config: StreamConfigJson

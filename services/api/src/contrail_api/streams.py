@@ -41,9 +41,11 @@ from contrail_common.model import StreamConfig, StreamInfo
 
 RESOURCE: Final = "/v1/streams/{stream}"
 
-Pedantic = Annotated[Flag, Query(description="Refuse a value that would be stored as another.")]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Entries of a page.")]
-PageToken = Annotated[str, Query(description="`next_page_token` of the page before.")]
+Pedantic = Annotated[
+    Flag, Query(description="Refuse the request if the server would change a given value.")
+]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]
+PageToken = Annotated[str, Query(description="`next_page_token` of the previous page.")]
 Patch = Annotated[
     dict[str, Any],
     Body(media_type=MERGE_PATCH_TYPE),
@@ -53,11 +55,16 @@ Patch = Annotated[
 class PurgeBody(RequestModel):
     """Which messages to remove; all of them when nothing is given."""
 
-    subject: str = Field(default="", description="Only messages of matching subjects.")
-    up_to_seq: Int64 | None = Field(default=None, ge=1, description="Only below this sequence.")
-    keep: Int64 | None = Field(default=None, ge=0, description="Keep this many of the newest.")
+    subject: str = Field(default="", description="Filter: only messages with matching subjects.")
+    up_to_seq: Int64 | None = Field(
+        default=None, ge=1, description="Only messages below this sequence (exclusive)."
+    )
+    keep: Int64 | None = Field(default=None, ge=0, description="Number of newest messages to keep.")
     shard: Int64 | None = Field(
-        default=None, ge=0, description="Only of this shard; of several, up_to_seq needs one."
+        default=None,
+        ge=0,
+        description="Only messages of this shard. Required with up_to_seq if the stream has "
+        "several shards.",
     )
 
 
@@ -82,8 +89,12 @@ class StreamRoutes:
     async def list_streams(
         self,
         request: Request,
-        subject: Annotated[str, Query(description="Only streams that overlap it.")] = "",
-        prefix: Annotated[str, Query(description="Only names that begin so.")] = "",
+        subject: Annotated[
+            str, Query(description="Only streams with a subject that overlaps this one.")
+        ] = "",
+        prefix: Annotated[
+            str, Query(description="Only streams whose name starts with this prefix.")
+        ] = "",
         limit: Limit = 256,
         page_token: PageToken = "",
     ) -> KitResponse:

@@ -34,9 +34,10 @@ def signer(tokens: AckTokens, stream: str, consumer: str, result: PullResult) ->
 
 
 class DeliveredMessage(msgspec.Struct):
-    """A delivered message in JSON; ``num_pending`` counts what comes after it.
+    """A delivered message. ``num_pending`` counts the messages after it.
 
-    ``shard`` is that of a stream that has several; ``seq`` and ``consumer_seq`` are of it then.
+    ``shard`` is present for a stream with several shards; ``seq`` and ``consumer_seq`` then belong
+    to that shard.
     """
 
     stream: str
@@ -70,7 +71,7 @@ class PackedMessage(msgspec.Struct):
 
 
 class PulledMessages(msgspec.Struct):
-    """The answer to a pull; ``ack_results`` when it brought acknowledgements."""
+    """The answer to a pull. ``ack_results`` is present if the request had ``acks``."""
 
     messages: list[DeliveredMessage]
     num_pending: int

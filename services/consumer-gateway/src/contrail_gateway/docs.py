@@ -29,27 +29,28 @@ NEXT: Final = Operation(
     operation_id="pull",
     tag=_TAG,
     summary="Pull messages",
-    description="A long poll of at most 60s, by default 5s, that answers as soon as there is "
-    "something. `acks` of an earlier batch are applied first and answered in `ack_results`; then "
-    "an empty poll is 200 without messages. With `Accept: application/vnd.msgpack` payloads are "
-    "bytes in `data`. With `Accept: application/x-ndjson` each line is a message, "
-    '`{"hb":true,"last_consumer_seq":7,"last_stream_seq":42}` when nothing came for an '
-    "`idle_heartbeat` (which needs this form; of a stream with several shards it has `shards`, "
-    "each with its two sequences), and at the end "
-    '`{"status":{"code":408,"description":"Request Timeout","num_pending":0}}`.',
+    description="Waits for messages for up to `expires` (at most 60s, 5s by default), and "
+    "answers as soon as there are any. `acks` of an earlier batch are applied first, and "
+    "their results are in `ack_results`; if no message arrives, such a request answers "
+    "200 without messages instead of 204.\n\nWith `Accept: application/vnd.msgpack` "
+    "payloads are bytes in `data`.\n\nWith `Accept: application/x-ndjson` each line is a "
+    "message. If nothing arrives for `idle_heartbeat`, which requires this format, the "
+    'line `{"hb":true,"last_consumer_seq":7,"last_stream_seq":42}` is sent; for a stream '
+    "with several shards it also has `shards` with both sequences of each. The last line "
+    'is `{"status":{"code":408,"description":"Request Timeout","num_pending":0}}`.',
     query=PullQuery,
     body={JSON_TYPE: Body(shape=PullBody, example={"batch": 100, "expires": "30s"})},
     body_required=False,
     answers={
         200: Answered(
-            description="Messages to work on and acknowledge.",
+            description="Messages to process and acknowledge.",
             content={
                 JSON_TYPE: Body(
                     shape=PulledMessages, example={"messages": [_DELIVERED], "num_pending": 12}
                 ),
             },
         ),
-        204: Answered(description="Nothing came in time."),
+        204: Answered(description="No message arrived in time."),
     },
     errors=(
         *BODY_ERRORS,
@@ -68,8 +69,9 @@ ACK: Final = Operation(
     operation_id="acknowledge",
     tag=_TAG,
     summary="Acknowledge messages",
-    description="One result each, in order: a token that was not made for this consumer is 403, "
-    "one of a deleted, recreated or reset consumer 409. With `sync` the answer comes once the "
+    description="Returns one result for each acknowledgement, in order. A token of another "
+    "consumer is refused with 403. A token of this consumer from before it was deleted, "
+    "re-created or reset is refused with 409. With `sync` the answer comes once the "
     "acknowledgements are durable.",
     body={
         JSON_TYPE: Body(
@@ -79,7 +81,7 @@ ACK: Final = Operation(
     },
     answers={
         200: Answered(
-            description="The results.",
+            description="The result of each acknowledgement.",
             content={JSON_TYPE: Body(shape=AckResults, example={"results": [{"ok": True}]})},
         )
     },

@@ -63,7 +63,7 @@ class PullQuery(msgspec.Struct):
     payload: Annotated[
         str,
         msgspec.Meta(
-            description="`base64` shows every payload as data_base64.",
+            description="`base64`: return every payload as `data_base64`.",
             extra_json_schema={"enum": ["auto", "base64"]},
         ),
     ] = ""

@@ -20,21 +20,24 @@ TITLE: Final = "Contrail HTTP API"
 
 _INFO: Final[Mapping[str, Any]] = {
     "summary": "Durable message streams over HTTP.",
-    "description": "Streams store messages by subject, consumers deliver them. Every refusal is "
-    "a problem (RFC 9457) with a stable `code` and `name`. The same messages are published and "
-    "delivered over a WebSocket at `/v1/ws`, which AsyncAPI describes.",
+    "description": (
+        "Streams store messages by subject, and consumers deliver them. Every error is a "
+        "problem document (RFC 9457) with a stable `code` and `name`. Messages can also be "
+        "published and delivered over a WebSocket at `/v1/ws`, which an AsyncAPI document "
+        "describes."
+    ),
     "contact": {"name": "Contrail"},
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
 }
 _TAGS: Final[Mapping[str, str]] = {
-    "streams": "Create, change, empty, erase, archive and delete streams.",
+    "streams": "Create, change, purge, erase, archive and delete streams.",
     "publishing": "Store messages, one or many at a time.",
     "reading": "Read and delete messages without a consumer.",
     "consumers": "Create, change and delete consumers.",
-    "delivery": "Pull messages of a consumer and acknowledge them.",
-    "replay": "Read closed ranges in bulk.",
-    "events": "What happens to streams, consumers and deliveries.",
-    "service": "The state of the server itself.",
+    "delivery": "Pull messages from a consumer and acknowledge them.",
+    "replay": "Read large ranges of messages in bulk.",
+    "events": "Listen to events about streams, consumers and deliveries.",
+    "service": "Health and metrics of the server.",
 }
 
 COMMON_ERRORS: Final = (
@@ -71,7 +74,9 @@ _PATH_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
         "example": "billing",
     },
     "subject": {
-        "description": "A literal subject: tokens joined by dots, percent-encoded where needed.",
+        "description": (
+            "A subject without wildcards: tokens separated by dots, percent-encoded where needed."
+        ),
         "schema": {"type": "string"},
         "example": "orders.eu.created",
     },
@@ -84,8 +89,10 @@ _PATH_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 _HEADERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "X-Request-Id": {
-        "description": "Identifies this request in logs and problems; taken from the request when "
-        "that has one.",
+        "description": (
+            "Identifies this request in logs and errors. If the request has this header, its "
+            "value is used."
+        ),
         "schema": {"type": "string"},
     },
     "Retry-After": {
@@ -93,7 +100,7 @@ _HEADERS: Final[Mapping[str, Mapping[str, Any]]] = {
         "schema": {"type": "integer", "format": "int32"},
     },
     "WWW-Authenticate": {
-        "description": "How to authenticate: as `Bearer`.",
+        "description": "The authentication scheme: `Bearer`.",
         "schema": {"type": "string"},
     },
 }

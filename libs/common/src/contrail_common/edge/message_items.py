@@ -35,7 +35,7 @@ TimeToLive = Annotated[str | int | None, msgspec.Meta(extra_json_schema=schema_m
 
 
 class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):
-    """What the publisher expects of the stream; a message that finds it otherwise is refused."""
+    """State of the stream that the publisher expects; otherwise the message is refused."""
 
 
 class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):

@@ -12,9 +12,9 @@ NO_HEADERS: Headers = {}
 
 
 class Message(msgspec.Struct):
-    """A stored message; its payload is ``data`` when it is UTF-8 text, else ``data_base64``.
+    """A stored message. The payload is in ``data`` if it is UTF-8 text, else in ``data_base64``.
 
-    ``shard`` is that of a stream that has several.
+    ``shard`` is present for a stream with several shards.
     """
 
     stream: str

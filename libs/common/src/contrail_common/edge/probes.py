@@ -27,13 +27,13 @@ _PAGE_POLICY: Final = (
 
 
 class Liveness(msgspec.Struct, frozen=True):
-    """The process runs its loop."""
+    """The process is running."""
 
     status: str
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """The process serves everything; with ``verbose`` also what was asked."""
+    """The process is ready to serve. With ``verbose`` the answer lists the checks."""
 
     status: str
     components: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
@@ -117,7 +117,7 @@ _LIVEZ: Final = Operation(
     operation_id="livez",
     tag="service",
     summary="Liveness",
-    description="Answers as long as the process runs; needs no token.",
+    description="Answers as long as the process is running. Needs no token.",
     needs_token=False,
     answers={
         200: Answered(
@@ -130,8 +130,8 @@ _READYZ: Final = Operation(
     operation_id="readyz",
     tag="service",
     summary="Readiness",
-    description="Whether the process serves everything; with `verbose` why it does not. "
-    "Needs no token.",
+    description="Tells whether the process is ready to serve. With `verbose` the answer gives the "
+    "reasons if it is not. Needs no token.",
     query=ReadinessQuery,
     needs_token=False,
     answers={
@@ -146,7 +146,7 @@ _METRICS: Final = Operation(
     operation_id="metrics",
     tag="service",
     summary="Prometheus metrics",
-    description="Counters of this process and of its storage, as Prometheus exposition text.",
+    description="Metrics of this process and its storage in the Prometheus text format.",
     answers={
         200: Answered(
             description="The metrics.",
@@ -157,10 +157,11 @@ _METRICS: Final = Operation(
 _TICKETS: Final = Operation(
     operation_id="issue_ticket",
     tag="service",
-    summary="A ticket for a browser",
-    description="A page can send no header when it opens a WebSocket or an EventSource. It asks "
-    "for a ticket with its token first, and adds `?ticket=` to the URL of `/v1/ws`, of a stream's "
-    "messages as events, or of `/v1/events`. A ticket lasts 30 s and is used once.",
+    summary="Create a ticket for a browser",
+    description="A web page cannot send headers when it opens a WebSocket or an EventSource. "
+    "Instead it requests a ticket, sending its token, and adds `?ticket=` to the URL of "
+    "`/v1/ws`, `/v1/events` or a stream's messages as events. A ticket can be used once "
+    "and expires after 30 s.",
     answers={
         200: Answered(
             description="The ticket.",

@@ -22,14 +22,14 @@ _TEXT_CHARS_MAX = 1024
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """One bad field: a JSON Pointer into the body, or the name of a parameter or header."""
+    """An invalid field: a JSON Pointer into the body, or the name of a parameter or header."""
 
     pointer: str
     message: str
 
 
 class Problem(msgspec.Struct, kw_only=True):
-    """A refusal. ``code`` and ``name`` are stable; ``detail`` is for people and may change."""
+    """An error. ``code`` and ``name`` are stable. ``detail`` is for humans and may change."""
 
     type: str
     title: str

@@ -19,8 +19,11 @@ _KEPT_BESIDE_REF: Final = ("description", "default")
 
 _DURATION: Final[Schema] = {
     "type": "string",
-    "description": "A duration: numbers with units of ns, us, ms, s, m, h and d (24 hours). "
-    "In an answer it is one integer with the largest unit that divides it.",
+    "description": (
+        "A duration: one or more numbers, each with a unit (ns, us, ms, s, m, h, or d for 24 "
+        "hours). In answers, a single integer with the largest unit that divides the "
+        "duration evenly."
+    ),
     "default": "0s",  # beside a reference to a string, generators write defaults without quotes
     "maxLength": 64,
     "pattern": r"^[-+]?(0|([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h|d))+)$",
@@ -28,12 +31,14 @@ _DURATION: Final[Schema] = {
 }
 _TIME_TO_LIVE: Final[Schema] = {
     "type": "string",
-    "description": "How long a message lives: seconds, a duration of at least 1s, or `never`.",
+    "description": (
+        "How long to keep a message: a number of seconds, a duration of at least 1s, or `never`."
+    ),
     "examples": ["90s", "3600", "never"],
 }
 _JSON_VALUE: Final[Schema] = {
     "type": "object",
-    "description": "A JSON value, stored as compact JSON. Any other than an object is taken, too.",
+    "description": "Any JSON value, not only an object. It is stored as compact JSON.",
 }
 _ENUMS: Final[Mapping[str, tuple[str, ...]]] = {
     "AckKind": get_args(model.AckKind),

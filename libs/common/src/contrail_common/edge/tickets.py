@@ -24,7 +24,7 @@ _BYTES: Final = _NONCE_BYTES + _TIME_BYTES + _MARK_BYTES
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """A ticket and when it ends, in RFC 3339."""
+    """A ticket and the time at which it expires (RFC 3339)."""
 
     ticket: str
     expires_at: str

@@ -24,7 +24,7 @@ AckKindText = Literal["ack", "nak", "term", "in_progress"]
 
 
 class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """One acknowledgement: ``delay`` belongs to nak, ``reason`` to term."""
+    """One acknowledgement. ``delay`` is only allowed with nak, ``reason`` only with term."""
 
     token: str
     kind: AckKindText = "ack"
@@ -33,14 +33,14 @@ class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AckBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Acknowledgements of one consumer's deliveries; ``sync`` answers once they are durable."""
+    """Acknowledgements for one consumer. With ``sync`` the answer comes once they are durable."""
 
     acks: list[AckRequest]
     sync: bool = False
 
 
 class PullBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A pull; ``acks`` of an earlier batch are applied first."""
+    """A pull request. ``acks`` of an earlier batch are applied first."""
 
     batch: Annotated[int, msgspec.Meta(ge=1, le=BATCH_MAX)] = 1
     expires: GivenDuration = None
