@@ -77,7 +77,7 @@ def test_without_a_terminal_it_is_refused_unless_told_yes(
 @pytest.mark.parametrize("answer", [b"n\n", b"\n", b"perhaps\n", b"\x04"])
 def test_any_answer_but_yes_leaves_everything(shell: Shell, answer: bytes) -> None:
     status, told = answered(shell, answer)
-    assert (status, "nothing was done" in told) == (1, True)
+    assert (status, "nothing was changed" in told) == (1, True)
     assert f"Remove stream {shell.stream} with 3 messages" in told
     assert is_whole(shell)
 

@@ -147,7 +147,7 @@ def test_one_message_is_published(shell: Shell) -> None:
     assert shell.run("pub", subject, "one") == f"{shell.stream} 1\n"
     [ack] = shell.json("pub", subject, "-", "--msg-id", "x", "-H", "A=1", stdin=b"\x00two\n")
     assert (ack["seq"], ack["duplicate"]) == (2, False)
-    assert "known already" in shell.run("pub", subject, "again", "--msg-id", "x")
+    assert "(duplicate)" in shell.run("pub", subject, "again", "--msg-id", "x")
     [stored] = shell.json("stream", "get", shell.stream, "2")
     assert stored["headers"] == {"A": ["1"], "Nats-Msg-Id": ["x"]}
     assert stored["data"] == "\x00two\n"

@@ -97,7 +97,7 @@ def test_checks_end_with_the_status_of_what_they_found(shell: Shell) -> None:
         (("stream", "NONE"), 2, "there is no stream NONE"),
         (("consumer", shell.stream, "slow", "--max-pending", "5"), 0, "OK"),
         (("consumer", shell.stream, "slow", "--max-pending", "4"), 2, "5 pending, more than 4"),
-        (("consumer", shell.stream, "slow", "--max-silence", "1h"), 2, "nothing yet"),
+        (("consumer", shell.stream, "slow", "--max-silence", "1h"), 2, "no message yet"),
     ):
         result = shell.try_(*check, *command)
         assert (result.exit_code, told in result.stdout) == (status, True), result.output
@@ -152,7 +152,7 @@ def test_a_context_names_the_server_and_its_token(shell: Shell, tmp_path: Path) 
     shell.env["CONTRAIL_URL"] = url  # goes before any context
     assert shell.stream in shell.run("stream", "ls")
     shell.env |= {"CONTRAIL_URL": None, "CONTRAIL_CONTEXT": "none"}
-    assert "there is no context none" in shell.try_("stream", "ls").stderr
+    assert "context none does not exist" in shell.try_("stream", "ls").stderr
     shell.env["CONTRAIL_CONTEXT"] = None
     shell.run("context", "rm", "here")
     assert [each["selected"] for each in shell.json("context", "ls")] == [False]

@@ -199,8 +199,8 @@ def test_unknown_variable_is_warned_about_once_and_the_nearest_named() -> None:
     result = contrail("config", "--json", CONTRAIL_DATA_DRI="x", CONTRAIL_QQQ="y")
     warnings = [json.loads(line)["warning"] for line in result.stderr.splitlines()]
     assert warnings == [
-        "CONTRAIL_DATA_DRI is set, but nothing reads it, did you mean CONTRAIL_DATA_DIR?",
-        "CONTRAIL_QQQ is set, but nothing reads it",
+        "CONTRAIL_DATA_DRI is set, but is not a known setting, did you mean CONTRAIL_DATA_DIR?",
+        "CONTRAIL_QQQ is set, but is not a known setting",
     ]
     assert result.exit_code == 0
     assert contrail("config").stderr == ""

@@ -43,8 +43,8 @@ def test_server_and_clients_may_share_a_file(config: Path) -> None:
     [
         ("[client", "contrail.toml"),
         ("[client]\nurll = 'x'", "urll"),
-        ("[client]\nurl = 7", "url is a text"),
-        ("client = 1", "is a table"),
+        ("[client]\nurl = 7", "url must be a string"),
+        ("client = 1", "must be a table"),
         ("[client]\ntoken_file = 'missing'", "missing"),
     ],
 )

@@ -52,15 +52,17 @@ An ordered subscription over msgpack may ask for `cols`: its `msgs` then hold `c
 """
 
 _CLOSE_CODES: Final[dict[int, str]] = {
-    1002: "not WebSocket: RFC 6455 is broken, or a frame is compressed",
-    CloseCode.INVALID_DATA: "a text frame that is not UTF-8",
+    1002: "protocol error: a frame violates RFC 6455 or is compressed",
+    CloseCode.INVALID_DATA: "a text frame is not UTF-8",
     1011: "internal error",
-    CloseCode.DRAINING: "the server stops; come back",
-    CloseCode.SLOW_CONSUMER: "too much was left unread; come back",
-    CloseCode.RATE_LIMITED: "too many unfinished messages are held for all sockets; come back",
+    CloseCode.DRAINING: "the server is shutting down; reconnect",
+    CloseCode.SLOW_CONSUMER: "too many bytes were left unread; reconnect",
+    CloseCode.RATE_LIMITED: (
+        "the server holds too many unfinished messages over all sockets; reconnect"
+    ),
     CloseCode.LEADER_LOST: "reserved",
-    CloseCode.PROTOCOL_ERROR: "a message that holds no frames of the sub-protocol",
-    CloseCode.UNAUTHENTICATED: "no or bad token, or none in time",
+    CloseCode.PROTOCOL_ERROR: "a message is not a valid frame of the sub-protocol",
+    CloseCode.UNAUTHENTICATED: "missing or invalid token, or no token in time",
     CloseCode.FORBIDDEN: "reserved",
     CloseCode.REPLACED: "reserved",
     CloseCode.TOO_LARGE: "a message over 8 MiB, or of more objects or values than it may hold",
@@ -100,8 +102,8 @@ def document() -> dict[str, Any]:
             }
         },
         "operations": {
-            "fromClient": _direction("receive", "What a client sends.", _CLIENT_FRAMES),
-            "fromServer": _direction("send", "What the server sends.", _SERVER_FRAMES),
+            "fromClient": _direction("receive", "Frames that a client sends.", _CLIENT_FRAMES),
+            "fromServer": _direction("send", "Frames that the server sends.", _SERVER_FRAMES),
         },
         "components": {
             "messages": messages,

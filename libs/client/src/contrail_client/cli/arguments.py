@@ -23,29 +23,29 @@ ConsumerName = Annotated[
 ]
 FieldsFile = Annotated[
     Path | None,
-    typer.Option("--fields", help="JSON file with fields of the configuration; - is stdin."),
+    typer.Option("--fields", help="JSON file with configuration fields; - reads standard input."),
 ]
 SetFields = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help='Any field; the value is JSON or text, "null" resets it.',
+        help="Set any configuration field. The value is JSON or text; null resets the field.",
     ),
 ]
 HeaderTexts = Annotated[
     list[str] | None,
-    typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated."),
+    typer.Option("--header", "-H", metavar="NAME=VALUE", help="Message header; may be repeated."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Replace = Annotated[
     bool,
     typer.Option(
         "--replace",
-        help="Replace the whole configuration of one that exists; what is not given is reset.",
+        help="If it already exists, replace its whole configuration; fields not given are reset.",
     ),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="Payloads alone, each with a line end.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Print only payloads, one per line.")]
 
 
 def fields_of(file: Path | None, assignments: list[str] | None, **options: Any) -> dict[str, Any]:
@@ -76,7 +76,10 @@ def how_to_go_on(edit: str) -> Iterator[None]:
         yield
     except ContrailError as error:
         if exists_otherwise(error):
-            error.add_note(f"`{edit}` changes fields, --replace replaces the whole configuration.")
+            error.add_note(
+                f"Use `{edit}` to change single fields, or --replace to replace the "
+                "whole configuration."
+            )
         raise
 
 
@@ -88,7 +91,9 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if sys.stdin is None or not sys.stdin.isatty():
-        raise Misuse(f"{question} Nobody can be asked here; with --yes it is done")
+        raise Misuse(
+            f"{question} Cannot ask for confirmation without a terminal; pass --yes to confirm"
+        )
     show.errors.print(f"{question} [y/N] ", end="", markup=False, soft_wrap=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Failed("nothing was done")
@@ -97,7 +102,7 @@ def confirm(question: str, yes: bool) -> None:
 def _pair(text: str, what: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ValueError(f"{what} is NAME=VALUE, not {text!r}")
+        raise ValueError(f"{what} must be NAME=VALUE, not {text!r}")
     return name, value
 
 

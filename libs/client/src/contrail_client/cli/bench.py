@@ -28,7 +28,7 @@ from contrail_client.errors import Unreachable
 from contrail_client.live.publisher import MAX_OUTSTANDING
 from contrail_client.models import Message
 
-app = group("Measure rates and latencies.")
+app = group("Measure throughput and latency.")
 
 FILL_OUTSTANDING: Final = 4
 PERCENTILES: Final = (50, 90, 99)
@@ -45,12 +45,16 @@ class Mode(StrEnum):
     BATCH = "batch"
 
 
-Messages = Annotated[int, typer.Option(min=1, help="How many messages.")]
-Size = Annotated[int, typer.Option(min=_STAMP.size, help="Bytes of each payload.")]
-Publishing = Annotated[Mode, typer.Option(help="How: one by one, many at once, or in batches.")]
-Batch = Annotated[int, typer.Option(min=1, help="Messages in a batch or pull.")]
-Outstanding = Annotated[int, typer.Option(min=1, help="Async: most messages under way.")]
-Clients = Annotated[int, typer.Option(min=1, max=256, help="Clients that work side by side.")]
+Messages = Annotated[int, typer.Option(min=1, help="Number of messages.")]
+Size = Annotated[int, typer.Option(min=_STAMP.size, help="Payload size in bytes.")]
+Publishing = Annotated[
+    Mode, typer.Option(help="sync: one at a time; async: many at once; batch: in batches.")
+]
+Batch = Annotated[int, typer.Option(min=1, help="Messages per batch or pull.")]
+Outstanding = Annotated[
+    int, typer.Option(min=1, help="With async: maximum number of unacknowledged messages.")
+]
+Clients = Annotated[int, typer.Option(min=1, max=256, help="Number of concurrent clients.")]
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +90,10 @@ def bench_publish(
     outstanding: Outstanding = MAX_OUTSTANDING,
     clients: Clients = 1,
 ) -> None:
-    """Publish: one after the other, many at once over WebSocket, or in batches.
+    """Measure publishing: one message at a time, many at once over WebSocket, or in batches.
 
-    The latency is that of a message until its ack, with batches that of a batch. Several clients
-    are threads with connections of their own, and share the messages.
+    Latency is the time from a publish to its ack, per message or per batch. Several clients run in
+    threads with their own connections and share the messages.
     """
     payload = bytes(size)
 
@@ -120,9 +124,11 @@ def bench_subscribe(
     session: Session,
     messages: Messages = 10_000,
     size: Size = 128,
-    ordered: Annotated[bool, typer.Option(help="Read in order, without acknowledging.")] = False,
+    ordered: Annotated[
+        bool, typer.Option(help="Use an ordered subscription, which does not acknowledge.")
+    ] = False,
 ) -> None:
-    """Receive by push what is stored already."""
+    """Measure receiving stored messages by push."""
     with _stream(session.client) as stream, show.progress("Receiving", messages) as bar:
         _fill(stream, messages, size)
         begun = time.perf_counter()
@@ -137,7 +143,7 @@ def bench_subscribe(
 def bench_pull(
     session: Session, messages: Messages = 10_000, size: Size = 128, batch: Batch = 500
 ) -> None:
-    """Receive by pulls, acknowledging each batch; the latency is that of a pull."""
+    """Measure receiving stored messages by pulls. Latency is the time of a pull."""
     with _stream(session.client) as stream, show.progress("Pulling", messages) as bar:
         _fill(stream, messages, size)
         worker = stream.client.ensure_consumer(
@@ -162,9 +168,9 @@ def bench_latency(
     session: Session,
     messages: Messages = 1_000,
     size: Size = 128,
-    rate: Annotated[float, typer.Option(min=1.0, help="Messages published a second.")] = 200.0,
+    rate: Annotated[float, typer.Option(min=1.0, help="Messages to publish per second.")] = 200.0,
 ) -> None:
-    """Publish at a steady rate; the latency is that from the publish to the push."""
+    """Measure the time from publish to delivery by push, publishing at a steady rate."""
     latencies: list[float] = []
     with (
         _stream(session.client) as stream,
@@ -179,7 +185,7 @@ def bench_latency(
         while len(latencies) < messages:
             found = reader.next(timeout_s=_PATIENCE_S)
             if found is None:
-                raise Unreachable(f"no message for {_PATIENCE_S:.0f} s")
+                raise Unreachable(f"no message arrived for {_PATIENCE_S:.0f} s")
             [sent] = _STAMP.unpack_from(found.payload)
             latencies.append(time.perf_counter() - sent)
             bar.advance(bar.task_ids[0])

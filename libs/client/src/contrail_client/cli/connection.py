@@ -21,7 +21,7 @@ Server = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
-        help="Address of the server; otherwise CONTRAIL_URL.",
+        help="Server URL. Default: CONTRAIL_URL.",
         show_default=DEFAULT_URL,
     ),
 ]
@@ -30,14 +30,16 @@ TokenFile = Annotated[
     typer.Option(
         "--token-file",
         envvar="CONTRAIL_TOKEN_FILE",
-        help="File with the token; otherwise CONTRAIL_TOKEN.",
+        help="File that contains the token. Default: the token in CONTRAIL_TOKEN.",
     ),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(envvar="CONTRAIL_CONFIG", help="TOML file with a table [client]."),
+    typer.Option(envvar="CONTRAIL_CONFIG", help="TOML file with a [client] table."),
 ]
-AsJson = Annotated[bool, typer.Option(JSON, help="One JSON value a line, errors too.")]
+AsJson = Annotated[
+    bool, typer.Option(JSON, help="Print JSON, one value per line, also for errors.")
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,18 @@ app = group("Manage consumers.")
 
 Filters = Annotated[
     list[str] | None,
-    typer.Option("--filter", metavar="SUBJECT", help="Subject to receive; may be repeated."),
+    typer.Option("--filter", metavar="SUBJECT", help="Filter subject; may be repeated."),
 ]
 AckWait = Annotated[
-    str | None, typer.Option(metavar="DURATION", help='Time to ack, such as "30s".')
+    str | None,
+    typer.Option(
+        metavar="DURATION", help='Time to wait for an ack before redelivery, such as "30s".'
+    ),
 ]
-MaxDeliver = Annotated[int | None, typer.Option(help="Most deliveries of one message.")]
-MaxAckPending = Annotated[int | None, typer.Option(help="Most messages awaiting their ack.")]
+MaxDeliver = Annotated[int | None, typer.Option(help="Maximum number of deliveries of a message.")]
+MaxAckPending = Annotated[
+    int | None, typer.Option(help="Maximum number of unacknowledged messages.")
+]
 
 
 @client_command(app, "ls")
@@ -78,10 +83,10 @@ def create_consumer(
     consumer: ConsumerName,
     filters: Filters = None,
     deliver: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="Where to begin: all, new, last, ...")
+        str | None, typer.Option(metavar="POLICY", help="Where to start: all, new, last, ...")
     ] = None,
     ack: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="Acknowledging: explicit, all or none.")
+        str | None, typer.Option(metavar="POLICY", help="Ack policy: explicit, all or none.")
     ] = None,
     ack_wait: AckWait = None,
     max_deliver: MaxDeliver = None,
@@ -90,7 +95,7 @@ def create_consumer(
     assignments: SetFields = None,
     replace: Replace = False,
 ) -> None:
-    """Create a durable consumer; one that exists is left as it is."""
+    """Create a durable consumer. An existing consumer is not changed."""
     config = fields_of(
         fields,
         assignments,
@@ -124,7 +129,7 @@ def edit_consumer(
     fields: FieldsFile = None,
     assignments: SetFields = None,
 ) -> None:
-    """Change only the fields that are given."""
+    """Change the given fields of a consumer's configuration."""
     changes = fields_of(
         fields,
         assignments,
@@ -149,7 +154,7 @@ def remove_consumer(
         f"{units.counted(info.num_pending, 'message')} pending and "
         f"{units.count(info.num_ack_pending)} unacknowledged"
     )
-    confirm(f"Remove consumer {consumer} of stream {stream}, which has {left}?", yes)
+    confirm(f"Remove consumer {consumer} of stream {stream} with {left}?", yes)
     found.delete()
     show.done(
         f"consumer {consumer} of {stream} removed, with {left}",

@@ -72,9 +72,9 @@ def _token(
     try:
         token = read_file(file).decode("ascii").strip()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: a token is ASCII") from error
+        raise ValueError(f"{file}: a token must be ASCII") from error
     if not token:
-        raise ValueError(f"{file}: it holds no token")
+        raise ValueError(f"{file}: the file contains no token")
     return token
 
 
@@ -87,11 +87,11 @@ def _read_table(config: Path | None) -> Mapping[str, str]:
         raise ValueError(f"{config}: {error}") from error
     table = whole.get(TABLE, {})
     if not isinstance(table, dict):
-        raise ValueError(f"{config}: [{TABLE}] is a table")
+        raise ValueError(f"{config}: [{TABLE}] must be a table")
     for name, value in table.items():
         if name not in _KEYS:
             near = did_you_mean(name, _KEYS) or f", only {', '.join(_KEYS)}"
             raise ValueError(f"{config}: [{TABLE}] has no {name!r}{near}")
         if not isinstance(value, str):
-            raise ValueError(f"{config}: {name} is a text")
+            raise ValueError(f"{config}: {name} must be a string")
     return table

@@ -21,10 +21,12 @@ VARIABLE: Final = "CONTRAIL_CONTEXT"
 _FOLDER_MODE: Final = 0o700
 _FORBIDDEN: Final = frozenset("/\\\0")
 
-app = group("Manage contexts: servers by name.")
+app = group("Manage contexts (named servers).")
 
 Name = Annotated[str, typer.Argument(help="Name of the context.")]
-AsJson = Annotated[bool, typer.Option(JSON, help="One JSON value a line, errors too.")]
+AsJson = Annotated[
+    bool, typer.Option(JSON, help="Print JSON, one value per line, also for errors.")
+]
 
 
 class Saved(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -61,15 +63,17 @@ def selected_name(environ: Mapping[str, str]) -> str:
 @app.command("add", cls=Command)
 def add(
     name: Name,
-    server: Annotated[str, typer.Option("--server", metavar="URL", help="Address of the server.")],
+    server: Annotated[str, typer.Option("--server", metavar="URL", help="Server URL.")],
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="File with the token.")
+        Path | None, typer.Option("--token-file", help="File that contains the token.")
     ] = None,
-    description: Annotated[str, typer.Option(help="What it is.", show_default=False)] = "",
-    select: Annotated[bool, typer.Option("--select", help="Use it from now on.")] = False,
+    description: Annotated[
+        str, typer.Option(help="Description of the context.", show_default=False)
+    ] = "",
+    select: Annotated[bool, typer.Option("--select", help="Select the new context.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Save a server under a name; one of that name is replaced."""
+    """Save a server under a name, replacing any context of that name."""
     saved = Saved(server, str(token_file.absolute()) if token_file else "", description)
     path = _path(os.environ, name)
     path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -83,7 +87,7 @@ def add(
 
 @app.command("ls", cls=Command)
 def list_contexts(as_json: AsJson = False) -> None:
-    """List contexts; the selected one is marked."""
+    """List contexts and mark the selected one."""
     selected = selected_name(os.environ)
     names = sorted(path.stem for path in (folder(os.environ) / "contexts").glob("*.json"))
     rows = [(name, _read(os.environ, name)) for name in names]
@@ -103,7 +107,7 @@ def list_contexts(as_json: AsJson = False) -> None:
 
 @app.command("select", cls=Command)
 def select_context(name: Name, as_json: AsJson = False) -> None:
-    """Use a context from now on."""
+    """Select the context to use from now on."""
     _read(os.environ, name)
     _select(name)
     show.done(f"context {name} selected", {"selected": name}, as_json=as_json)
@@ -111,14 +115,14 @@ def select_context(name: Name, as_json: AsJson = False) -> None:
 
 @app.command("unselect", cls=Command)
 def unselect(as_json: AsJson = False) -> None:
-    """Use no context any more."""
+    """Stop using a context."""
     (folder(os.environ) / "context").unlink(missing_ok=True)
     show.done("no context selected", {"selected": None}, as_json=as_json)
 
 
 @app.command("rm", cls=Command)
 def remove(name: Name, as_json: AsJson = False) -> None:
-    """Forget a context. The server is left as it is."""
+    """Remove a context. This does not affect the server."""
     _read(os.environ, name)
     _path(os.environ, name).unlink()
     if selected_name(os.environ) == name:
@@ -128,7 +132,7 @@ def remove(name: Name, as_json: AsJson = False) -> None:
 
 def _path(environ: Mapping[str, str], name: str) -> Path:
     if not name or name.startswith(".") or not _FORBIDDEN.isdisjoint(name):
-        raise ValueError(f"{name!r} names no context")
+        raise ValueError(f"{name!r} is not a valid context name")
     return folder(environ) / "contexts" / f"{name}.json"
 
 
@@ -138,8 +142,8 @@ def _read(environ: Mapping[str, str], name: str) -> Saved:
         return msgspec.json.decode(path.read_bytes(), type=Saved)
     except FileNotFoundError:
         raise Failed(
-            f"there is no context {name}; `contrail context add` makes one, "
-            "and `contrail context unselect` goes back to none"
+            f"context {name} does not exist; create it with `contrail context add`, or use "
+            "`contrail context unselect` to select none"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise Failed(f"{path}: {error}") from error

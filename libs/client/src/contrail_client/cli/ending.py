@@ -126,7 +126,7 @@ def failure_of(error: Exception) -> Failure:
     if hasattr(error, "format_message"):  # a usage error of Typer
         return _usage(error)
     if type(error).__name__ == "Abort":
-        return Failure(error="aborted", message="nothing was done", exit_status=FAILED)
+        return Failure(error="aborted", message="nothing was changed", exit_status=FAILED)
     return _bug(error)
 
 
@@ -142,7 +142,7 @@ def _hint(error: ContrailError) -> str:
     if notes:
         return str(notes[-1])
     if isinstance(error, Unreachable):
-        return "Is a server running there? `contrail serve` starts one."
+        return "Is a server running there? Start one with `contrail serve`."
     return ""
 
 

@@ -21,17 +21,19 @@ def _types(incomplete: str) -> list[str]:
 
 Stream = Annotated[
     str | None,
-    typer.Option("--stream", help="Only of this stream.", autocompletion=stream_names),
+    typer.Option("--stream", help="Only events of this stream.", autocompletion=stream_names),
 ]
 Consumer = Annotated[
     str | None,
-    typer.Option("--consumer", help="Only of this consumer.", autocompletion=consumer_names),
+    typer.Option("--consumer", help="Only events of this consumer.", autocompletion=consumer_names),
 ]
 Types = Annotated[
     list[str] | None,
-    typer.Option("--type", help="Only this type; may be repeated.", autocompletion=_types),
+    typer.Option(
+        "--type", help="Only events of this type; may be repeated.", autocompletion=_types
+    ),
 ]
-Count = Annotated[int | None, typer.Option(min=1, help="End after so many events.")]
+Count = Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")]
 
 
 def register(app: typer.Typer) -> None:

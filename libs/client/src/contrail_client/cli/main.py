@@ -66,7 +66,11 @@ def common(
     ] = False,
     _as_json: Annotated[
         bool,
-        typer.Option(JSON, help="One JSON value a line, errors too; also behind the command."),
+        typer.Option(
+            JSON,
+            help="Print JSON, one value per line, also for errors. May also be "
+            "given after the command.",
+        ),
     ] = False,
 ) -> None:
     """Durable message streaming over HTTP."""

@@ -25,8 +25,10 @@ from contrail_client.errors import ContrailError
 from contrail_client.models import StreamInfo
 from contrail_client.times import to_timedelta
 
-app = group("Watch a server.")
-checks = group("Check for monitoring: status 0 ok, 1 warning, 2 critical, 3 unknown.")
+app = group("Monitor a server.")
+checks = group(
+    "Checks for monitoring systems. Exit status: 0 ok, 1 warning, 2 critical, 3 unknown."
+)
 app.add_typer(checks, name="check")
 
 _MS: Final = 1_000.0
@@ -53,20 +55,24 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 Warn = Annotated[
-    float | None, typer.Option("--warn", metavar="NUMBER", help="A warning from here on.")
+    float | None, typer.Option("--warn", metavar="NUMBER", help="Warn above this value.")
 ]
 Critical = Annotated[
-    float | None, typer.Option("--critical", metavar="NUMBER", help="Critical from here on.")
+    float | None, typer.Option("--critical", metavar="NUMBER", help="Critical above this value.")
 ]
-MinMessages = Annotated[int | None, typer.Option(help="Critical with fewer messages.")]
-MaxMessages = Annotated[int | None, typer.Option(help="Critical with more messages.")]
+MinMessages = Annotated[int | None, typer.Option(help="Critical if the stream has fewer messages.")]
+MaxMessages = Annotated[int | None, typer.Option(help="Critical if the stream has more messages.")]
 MaxSilence = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help="Critical when the newest message is older than this."),
+    typer.Option(metavar="DURATION", help="Critical if the newest message is older than this."),
 ]
-MaxPending = Annotated[int | None, typer.Option(help="Critical with more still to deliver.")]
-MaxAckPending = Annotated[int | None, typer.Option(help="Critical with more awaiting their ack.")]
-MaxRedelivered = Annotated[int | None, typer.Option(help="Critical with more redelivered.")]
+MaxPending = Annotated[int | None, typer.Option(help="Critical if more messages are pending.")]
+MaxAckPending = Annotated[
+    int | None, typer.Option(help="Critical if more messages are unacknowledged.")
+]
+MaxRedelivered = Annotated[
+    int | None, typer.Option(help="Critical if more messages were redelivered.")
+]
 
 
 def register(outer: typer.Typer) -> None:
@@ -77,7 +83,7 @@ def register(outer: typer.Typer) -> None:
 
 @client_command(checks, "connection")
 def check_connection(session: Session, warn: Warn = 0.5, critical: Critical = 1.0) -> None:
-    """Check that the server answers, takes the token, and in how many seconds."""
+    """Check that the server answers in time and accepts the token."""
 
     def look() -> list[Finding]:
         next(iter(session.client.list_streams(prefix=_NOBODYS)), None)
@@ -96,7 +102,7 @@ def check_stream(
     max_messages: MaxMessages = None,
     max_silence: MaxSilence = None,
 ) -> None:
-    """Check that a stream is there, sound, and within bounds."""
+    """Check that a stream exists, is undamaged and is within its limits."""
 
     def look() -> list[Finding]:
         info = session.client.get_stream(stream)
@@ -122,10 +128,10 @@ def check_consumer(
     max_redelivered: MaxRedelivered = None,
     max_silence: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Critical when the last delivery is older."),
+        typer.Option(metavar="DURATION", help="Critical if the last delivery is older than this."),
     ] = None,
 ) -> None:
-    """Check that a consumer is there and keeps up."""
+    """Check that a consumer exists and keeps up."""
 
     def look() -> list[Finding]:
         info = session.client.consumer(stream, consumer).info()
@@ -147,9 +153,9 @@ def check_consumer(
 
 def measure_rtt(
     session: Session,
-    number: Annotated[int, typer.Option("--count", min=1, help="How many times.")] = 10,
+    number: Annotated[int, typer.Option("--count", min=1, help="Number of requests to send.")] = 10,
 ) -> None:
-    """Measure how long a request takes for which the server does nothing."""
+    """Measure the round-trip time of a request that does no work on the server."""
     session.client.rtt()  # the first one connects
     found_ms = sorted(session.client.rtt() * _MS for _ in range(number))
     facts = {
@@ -165,14 +171,15 @@ def measure_rtt(
 def watch(
     session: Session,
     interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two looks.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Refresh interval.")
     ] = 2.0,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="End after so many looks, instead of at Ctrl-C.")
+        int | None,
+        typer.Option(min=1, help="Stop after this many refreshes. Default: run until Ctrl-C."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most streams to show.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of streams to show.")] = 20,
 ) -> None:
-    """Show the busiest streams, with what was stored and removed a second."""
+    """Show the busiest streams with messages stored and removed per second."""
     before: dict[str, StreamInfo] = {}
     begun = time.monotonic()
     with Live(console=show.console, auto_refresh=False, screen=False) as screen:
@@ -251,7 +258,7 @@ def _damage(info: StreamInfo) -> Finding:
 def _silence(last: str | None, longest: str) -> Finding:
     bound_s = to_timedelta(longest).total_seconds()
     if last is None:
-        return Finding("silence_seconds", -1, Level.CRITICAL, "nothing yet")
+        return Finding("silence_seconds", -1, Level.CRITICAL, "no message yet")
     age_s = units.since_s(last, time.time_ns())
     told = f"newest {units.span(age_s)} ago"
     level = Level.CRITICAL if age_s > bound_s else Level.OK

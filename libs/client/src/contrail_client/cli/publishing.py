@@ -28,36 +28,43 @@ class Acks(StrEnum):
 
 
 Payload = Annotated[
-    str, typer.Argument(help="The payload; - reads standard input.", show_default="empty")
+    str, typer.Argument(help="Payload; - reads it from standard input.", show_default="empty")
 ]
-Count = Annotated[int, typer.Option(min=1, help="Publish it so many times.")]
+Count = Annotated[int, typer.Option(min=1, help="Publish the message this many times.")]
 Template = Annotated[
     bool,
     typer.Option(
         "--template",
-        help=f"Fill in {templates.NAMES} in subject, payload and headers of each message.",
+        help=f"Replace {templates.NAMES} in the subject, payload and headers of each message.",
     ),
 ]
 Sleep = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help='Time between two messages, such as "100ms".'),
+    typer.Option(metavar="DURATION", help='Pause between messages, such as "100ms".'),
 ]
-Lines = Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")]
+Lines = Annotated[
+    bool, typer.Option("--lines", help="Publish each line of standard input as a message.")
+]
 MsgId = Annotated[
-    str | None, typer.Option(metavar="ID", help="Stored once within the duplicate window.")
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Message id: the same id is stored only once within the duplicate window.",
+    ),
 ]
 Ttl = Annotated[
-    str | None, typer.Option(metavar="DURATION", help='How long they live: "90s", or never.')
+    str | None,
+    typer.Option(metavar="DURATION", help='Time to live of the messages, such as "90s", or never.'),
 ]
-Ack = Annotated[Acks, typer.Option(help="none: do not ask whether it was stored.")]
-Outstanding = Annotated[int, typer.Option(min=1, help="Most messages under way at once.")]
+Ack = Annotated[Acks, typer.Option(help="none: do not wait until messages are stored.")]
+Outstanding = Annotated[int, typer.Option(min=1, help="Maximum number of unacknowledged messages.")]
 
 RetryFor = Annotated[
     float,
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="With --count or --lines: how long to go on while the server is away or not ready.",
+        help="With --count or --lines: seconds to keep retrying while the server is unavailable.",
     ),
 ]
 
@@ -89,14 +96,19 @@ def publish(
 ) -> None:
     """Publish messages.
 
-    With --count or --lines they go over WebSocket with ids of their own, so that each is stored
-    once even when the connection breaks on the way, or the server restarts.
+    With --count or --lines, messages are sent over WebSocket with generated ids, so that each is
+    stored exactly once even if the connection breaks or the server restarts.
     """
     many = count > 1 or lines
     if many and msg_id is not None:
-        raise ValueError("--msg-id is for one message: with the same id only one would be stored")
+        raise ValueError(
+            "--msg-id cannot be used with --count or --lines: only one message would be stored"
+        )
     if lines and (payload or count > 1):
-        raise ValueError("--lines takes the payloads from standard input, one message for each")
+        raise ValueError(
+            "--lines reads payloads from standard input; it cannot be used with a "
+            "payload or --count"
+        )
     given = headers_of(headers)
     if ttl is not None:
         given["Nats-TTL"] = [ttl]
@@ -221,5 +233,5 @@ def _show(session: Session, ack: PubAck) -> None:
     if session.as_json:
         show.json_line(ack)
     else:
-        known = " (known already)" if ack.duplicate else ""
+        known = " (duplicate)" if ack.duplicate else ""
         show.console.print(f"{ack.stream} {ack.seq}{known}", markup=False)

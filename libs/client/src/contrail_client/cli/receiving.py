@@ -17,14 +17,16 @@ from contrail_client.replaying import Bounds
 
 Filters = Annotated[
     list[str] | None,
-    typer.Option("--filter", metavar="SUBJECT", help="Only this subject; may be repeated."),
+    typer.Option(
+        "--filter", metavar="SUBJECT", help="Only messages of this subject; may be repeated."
+    ),
 ]
-AckOption = Annotated[bool, typer.Option(help="Acknowledge what was printed.")]
-Count = Annotated[int | None, typer.Option(min=1, help="End after so many messages.")]
+AckOption = Annotated[bool, typer.Option(help="Acknowledge printed messages.")]
+Count = Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")]
 Patience = Annotated[
     float | None,
     typer.Option(
-        "--wait", min=0.0, metavar="SECONDS", help="End after so many seconds of silence."
+        "--wait", min=0.0, metavar="SECONDS", help="Stop after this many seconds without a message."
     ),
 ]
 
@@ -42,8 +44,8 @@ def subscribe(
     consumer: Annotated[
         str | None,
         typer.Argument(
-            help="A consumer, whose messages are shared and acknowledged; without one, every "
-            "message of the stream in order.",
+            help="Consumer to receive from; its messages are shared among receivers and "
+            "acknowledged. Without a consumer, print all messages of the stream in order.",
             autocompletion=consumer_names,
         ),
     ] = None,
@@ -51,7 +53,8 @@ def subscribe(
         str,
         typer.Option(
             metavar="WHERE",
-            help="Without a consumer: all, last, new, a sequence or an RFC 3339 time.",
+            help="Without a consumer: where to start. all, last, new, a sequence or an RFC "
+            "3339 time.",
         ),
     ] = "new",
     filters: Filters = None,
@@ -60,11 +63,11 @@ def subscribe(
     wait: Patience = None,
     raw: Raw = False,
 ) -> None:
-    """Print messages as they come, until Ctrl-C."""
+    """Print messages as they arrive, until Ctrl-C."""
     if consumer is None:
         _read(session, stream, _start(start), filters or [], count, wait, raw=raw)
     elif filters or start != "new":
-        raise ValueError("--start and --filter are for reading without a consumer")
+        raise ValueError("--start and --filter cannot be used with a consumer")
     else:
         _consume(session, stream, consumer, count, wait, ack=ack, raw=raw)
 
@@ -119,14 +122,14 @@ def pull(
     session: Session,
     stream: StreamName,
     consumer: ConsumerName,
-    batch: Annotated[int, typer.Option(min=1, help="Most messages.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 1,
     expires: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long to wait for the first.")
+        str, typer.Option(metavar="DURATION", help="Seconds to wait for the first message.")
     ] = "5s",
     ack: AckOption = True,
     raw: Raw = False,
 ) -> None:
-    """Receive the next messages of a consumer."""
+    """Pull the next messages of a consumer."""
     worker = session.client.consumer(stream, consumer)
     found = worker.next(batch, expires=expires)
     for delivery in found:
@@ -140,23 +143,27 @@ def pull(
 def replay(
     session: Session,
     stream: StreamName,
-    from_seq: Annotated[int | None, typer.Option(metavar="SEQ", help="First sequence.")] = None,
-    to_seq: Annotated[int | None, typer.Option(metavar="SEQ", help="Last sequence.")] = None,
+    from_seq: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="First sequence of the range.")
+    ] = None,
+    to_seq: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="Last sequence of the range.")
+    ] = None,
     start_time: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Messages stored from this time on (RFC 3339)."),
+        typer.Option(metavar="TIME", help="Only messages stored at or after this time (RFC 3339)."),
     ] = None,
     end_time: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Messages stored before this time (RFC 3339)."),
+        typer.Option(metavar="TIME", help="Only messages stored before this time (RFC 3339)."),
     ] = None,
     subject: Annotated[
-        str | None, typer.Option(metavar="SUBJECT", help="Only these subjects.")
+        str | None, typer.Option(metavar="SUBJECT", help="Only messages of these subjects.")
     ] = None,
-    shard: Annotated[int | None, typer.Option(help="Only this shard.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Only messages of this shard.")] = None,
     raw: Raw = False,
 ) -> None:
-    """Print every message of a range, by default of the whole stream."""
+    """Print all messages of a range. Default: the whole stream."""
     bounds = Bounds(
         from_seq=from_seq,
         to_seq=to_seq,
@@ -193,5 +200,5 @@ def _start(text: str) -> Start:
         return datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"--start is all, last, new, a sequence or an RFC 3339 time, not {text!r}"
+            f"--start must be all, last, new, a sequence or an RFC 3339 time, not {text!r}"
         ) from None

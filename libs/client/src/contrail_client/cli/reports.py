@@ -50,23 +50,29 @@ Subject = Annotated[
 ]
 Idle = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help='Where nothing has happened for this long: "1h", "7d".'),
+    typer.Option(
+        metavar="DURATION", help='Only those without activity for this long, such as "1h" or "7d".'
+    ),
 ]
 Older = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="That were created at least so long ago.")
+    str | None, typer.Option(metavar="DURATION", help="Only those created at least this long ago.")
 ]
-Empty = Annotated[bool, typer.Option("--empty", help="That hold no message.")]
-Unused = Annotated[bool, typer.Option("--unused", help="That have no consumer.")]
-MinMessages = Annotated[int | None, typer.Option(help="That hold at least so many messages.")]
+Empty = Annotated[bool, typer.Option("--empty", help="Only streams without messages.")]
+Unused = Annotated[bool, typer.Option("--unused", help="Only streams without consumers.")]
+MinMessages = Annotated[
+    int | None, typer.Option(help="Only streams with at least this many messages.")
+]
 Pending = Annotated[
-    int | None, typer.Option(help="With at least so many messages still to deliver.")
+    int | None, typer.Option(help="Only consumers with at least this many pending messages.")
 ]
 AckPending = Annotated[
-    int | None, typer.Option(help="With at least so many messages awaiting their ack.")
+    int | None, typer.Option(help="Only consumers with at least this many unacknowledged messages.")
 ]
-Waiting = Annotated[bool, typer.Option("--waiting", help="With a pull that waits.")]
-Bound = Annotated[bool, typer.Option("--bound", help="With a subscription.")]
-Invert = Annotated[bool, typer.Option("--invert", help="Those that do not match.")]
+Waiting = Annotated[bool, typer.Option("--waiting", help="Only consumers with a waiting pull.")]
+Bound = Annotated[
+    bool, typer.Option("--bound", help="Only consumers with a WebSocket subscription.")
+]
+Invert = Annotated[bool, typer.Option("--invert", help="Print those that do not match.")]
 
 
 def register() -> None:
@@ -80,9 +86,9 @@ def register() -> None:
 def report_streams(
     session: Session,
     subject: Subject = None,
-    sort: Annotated[StreamOrder, typer.Option(help="The order.")] = StreamOrder.NAME,
+    sort: Annotated[StreamOrder, typer.Option(help="Sort order.")] = StreamOrder.NAME,
 ) -> None:
-    """Compare all streams, with a sum of what they hold."""
+    """Compare all streams and show totals."""
     found = sorted(session.client.list_streams(subject=subject), key=_STREAM_KEYS[sort])
     if session.as_json:
         _json_lines(found)
@@ -128,7 +134,7 @@ def find_streams(
     min_messages: MinMessages = None,
     invert: Invert = False,
 ) -> None:
-    """Print the names of streams to which all that is given applies."""
+    """Print the names of streams that match all given conditions."""
     now_ns = time.time_ns()
     idle_s, older_s = _duration_s(idle), _duration_s(older)
 
@@ -149,9 +155,9 @@ def find_streams(
 def report_consumers(
     session: Session,
     stream: StreamName,
-    sort: Annotated[ConsumerOrder, typer.Option(help="The order.")] = ConsumerOrder.NAME,
+    sort: Annotated[ConsumerOrder, typer.Option(help="Sort order.")] = ConsumerOrder.NAME,
 ) -> None:
-    """Compare the consumers of a stream: what each has still to deliver, and to be acked."""
+    """Compare the consumers of a stream by pending and unacknowledged messages."""
     found = sorted(session.client.list_consumers(stream), key=_CONSUMER_KEYS[sort])
     if session.as_json:
         _json_lines(found)
@@ -199,7 +205,7 @@ def find_consumers(
     bound: Bound = False,
     invert: Invert = False,
 ) -> None:
-    """Print the names of a stream's consumers to which all that is given applies."""
+    """Print the names of a stream's consumers that match all given conditions."""
     now_ns = time.time_ns()
     idle_s = _duration_s(idle)
 

@@ -15,38 +15,48 @@ Host = Annotated[
     str | None,
     typer.Option(
         metavar="HOST",
-        help="Address to bind; beyond loopback needs a token.",
+        help="Address to bind. Other than loopback requires a token.",
         show_default="127.0.0.1",
     ),
 ]
 # Text like every other setting: contrail_serve checks them all, wherever they came from.
 Port = Annotated[
-    str | None, typer.Option(metavar="PORT", help="Port; 0 takes a free one.", show_default="7420")
+    str | None,
+    typer.Option(
+        metavar="PORT", help="Port to listen on; 0 picks a free port.", show_default="7420"
+    ),
 ]
 GatewayPort = Annotated[
-    str | None, typer.Option(metavar="PORT", help="Port; 0 takes a free one.", show_default="7421")
+    str | None,
+    typer.Option(
+        metavar="PORT", help="Port to listen on; 0 picks a free port.", show_default="7421"
+    ),
 ]
 StoragePort = Annotated[
     str | None,
     typer.Option(
-        metavar="PORT", help="Port of probes and metrics; 0 takes a free one.", show_default="7422"
+        metavar="PORT",
+        help="Port for probes and metrics; 0 picks a free port.",
+        show_default="7422",
     ),
 ]
 LinkPort = Annotated[
     str | None,
     typer.Option(
-        metavar="PORT", help="Port for apis and gateways; 0 takes a free one.", show_default="7430"
+        metavar="PORT",
+        help="Port for api and gateway processes; 0 picks a free port.",
+        show_default="7430",
     ),
 ]
 DataDir = Annotated[
     str | None,
-    typer.Option(metavar="FOLDER", help="Folder of the data.", show_default="contrail-data"),
+    typer.Option(metavar="FOLDER", help="Folder for the data.", show_default="contrail-data"),
 ]
 Storage = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT,...",
-        help="Where the storage process listens for its link: host:port, several by commas.",
+        help="Link addresses of storage processes, separated by commas.",
         show_default="127.0.0.1:7430",
     ),
 ]
@@ -54,7 +64,7 @@ Gateways = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT,...",
-        help="Gateways to forward delivery to: host:port, several by commas.",
+        help="Gateway processes to forward delivery requests to, separated by commas.",
         show_default="127.0.0.1:7421",
     ),
 ]
@@ -62,7 +72,7 @@ Apis = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT,...",
-        help="Apis to forward everything else to: host:port, several by commas.",
+        help="Api processes to forward all other requests to, separated by commas.",
         show_default="127.0.0.1:7420",
     ),
 ]
@@ -70,30 +80,31 @@ SecretFile = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="File with the secret that all processes share (or CONTRAIL_CLUSTER_SECRET).",
+        help="File that contains the secret shared by all processes (or use "
+        "CONTRAIL_CLUSTER_SECRET).",
     ),
 ]
 KeyFile = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="File with the keys that encrypt the data, one a line, the current one first "
-        "(or CONTRAIL_ENCRYPTION_KEY).",
+        help="File that contains the encryption keys for stored data, one per line, the "
+        "current key first (or use CONTRAIL_ENCRYPTION_KEY).",
     ),
 ]
 MemoryMaxBytes = Annotated[
     str | None,
     typer.Option(
         metavar="BYTES",
-        help="Bytes that streams in memory may take together.",
-        show_default="a quarter of the memory",
+        help="Maximum total size of all streams in memory, in bytes.",
+        show_default="a quarter of the machine's memory",
     ),
 ]
 PublishTimeout = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="How long a caller waits for the disk; then the outcome is unknown.",
+        help="How long a publish may wait for the disk before its outcome is reported as unknown.",
         show_default="30s",
     ),
 ]
@@ -101,36 +112,41 @@ AcceptDataLoss = Annotated[
     bool | None,
     typer.Option(
         "--accept-data-loss",
-        help="Open a damaged folder with what can be read of it; for one start.",
+        help="Open a damaged data folder and keep only what can be read. For a single start.",
     ),
 ]
 MaxClockJump = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="How far the clock may be ahead of the last time known before a start asks.",
+        help="At startup, delay writes if the system clock is further ahead of the last "
+        "recorded time.",
         show_default="10m",
     ),
 ]
 TokenFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="File with the token callers must show.")
+    str | None,
+    typer.Option(metavar="FILE", help="File that contains the token required from clients."),
 ]
 AllowedOrigins = Annotated[
     str | None,
     typer.Option(
         metavar="ORIGINS",
-        help="Origins whose pages may ask and read answers (CORS), separated by commas.",
+        help="Origins whose web pages may use the API (CORS), separated by commas.",
     ),
 ]
 LogLevel = Annotated[
     str | None,
-    typer.Option(metavar="LEVEL", help="debug, info, warning or error.", show_default="info"),
+    typer.Option(
+        metavar="LEVEL", help="Log level: debug, info, warning or error.", show_default="info"
+    ),
 ]
 Node = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The process's name, in logs and to clients.")
+    str | None,
+    typer.Option(metavar="NAME", help="Name of the process, shown in logs and to clients."),
 ]
 AccessLog = Annotated[
-    bool | None, typer.Option("--access-log/--no-access-log", help="Log each request.")
+    bool | None, typer.Option("--access-log/--no-access-log", help="Log every request.")
 ]
 Config = Annotated[
     Path | None, typer.Option(envvar="CONTRAIL_CONFIG", help="TOML file with settings.")
@@ -162,9 +178,10 @@ def serve(
     access_log: AccessLog = None,
     config: Config = None,
 ) -> None:
-    """Serve everything in one process.
+    """Run the whole server in one process.
 
-    Prints one JSON line once it serves, logs to stderr, and stops cleanly on SIGTERM or Ctrl-C.
+    Prints one line of JSON once it is ready, logs to stderr, and stops cleanly on SIGTERM or
+    Ctrl-C.
     """
     _run(
         Service.SERVE,
@@ -202,10 +219,10 @@ def storage(
     access_log: AccessLog = None,
     config: Config = None,
 ) -> None:
-    """Keep the data, for apis and gateways in processes of their own.
+    """Run only storage, for api and gateway processes.
 
-    Apis and gateways come to the link port, and must know the cluster secret; the other port has
-    /livez, /readyz and /metrics.
+    Api and gateway processes connect to the link port and must have the same cluster secret. The
+    other port serves /livez, /readyz and /metrics.
     """
     _run(
         Service.STORAGE,
@@ -241,7 +258,7 @@ def api(
     access_log: AccessLog = None,
     config: Config = None,
 ) -> None:
-    """Serve management, publishing and reads; forward delivery to a gateway."""
+    """Run only the api: management, publishing and reads. Forwards delivery to a gateway."""
     _run(
         Service.API,
         config,
@@ -273,7 +290,7 @@ def gateway(
     access_log: AccessLog = None,
     config: Config = None,
 ) -> None:
-    """Serve delivery (pulls, acknowledgements, sockets); forward everything else to an api."""
+    """Run only the gateway: pulls, acks and WebSockets. Forwards everything else to an api."""
     _run(
         Service.GATEWAY,
         config,
@@ -292,7 +309,9 @@ def gateway(
 
 
 def show_config(
-    service: Annotated[Service, typer.Argument(help="Which command's.")] = Service.SERVE,
+    service: Annotated[
+        Service, typer.Argument(help="Server command whose settings to print.")
+    ] = Service.SERVE,
     host: Host = None,
     port: Annotated[str | None, typer.Option(metavar="PORT", help="Port of the process.")] = None,
     link_port: LinkPort = None,
@@ -311,9 +330,11 @@ def show_config(
     log_level: LogLevel = None,
     access_log: AccessLog = None,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one value per line.")
+    ] = False,
 ) -> None:
-    """Print the effective settings of a server command, and where each came from."""
+    """Print the effective settings of a server command, and the source of each."""
     settings = _settings(
         service,
         config,
@@ -354,7 +375,9 @@ def _run(service: Service, config: Path | None, **flags: Any) -> None:
     except ModuleNotFoundError as error:
         if error.name != "contrail_serve":
             raise
-        raise Failed("the server is not installed: pip install 'contrail-client[serve]'") from error
+        raise Failed(
+            "the server is not installed; install it with: pip install 'contrail-client[serve]'"
+        ) from error
     values = {name: setting.value for name, setting in settings.items()}
     raise typer.Exit(contrail_serve.main(values, service))
 

@@ -99,7 +99,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     ours = (each for each in sorted(environ) if each.startswith(ENVIRONMENT_PREFIX))
     rest = (each.removeprefix(ENVIRONMENT_PREFIX) for each in ours)
     return [
-        f"{ENVIRONMENT_PREFIX}{name} is set, but nothing reads it"
+        f"{ENVIRONMENT_PREFIX}{name} is set, but is not a known setting"
         + did_you_mean(name, known, ENVIRONMENT_PREFIX)
         for name in rest
         if name not in known
@@ -148,6 +148,6 @@ def _read_table(config: Path | None) -> dict[str, Any]:
     unknown = sorted(set(table) - KNOWN)
     if unknown:
         near = did_you_mean(unknown[0], KNOWN)
-        listed = near or f"; there are {', '.join(sorted(KNOWN))}"
-        raise SettingError(f"{config}: no setting is called {unknown[0]!r}{listed}")
+        listed = near or f"; settings are {', '.join(sorted(KNOWN))}"
+        raise SettingError(f"{config}: unknown setting {unknown[0]!r}{listed}")
     return table

@@ -27,28 +27,37 @@ app = group("Manage streams.")
 
 Subjects = Annotated[
     list[str] | None,
-    typer.Option("--subject", metavar="SUBJECT", help="Captured subject; may be repeated."),
+    typer.Option("--subject", metavar="SUBJECT", help="Subject to capture; may be repeated."),
 ]
 Filter = Annotated[
     str | None, typer.Option("--subject", metavar="SUBJECT", help="Only these subjects.")
 ]
-MaxMsgs = Annotated[int | None, typer.Option(help="Most messages kept.")]
-MaxBytes = Annotated[int | None, typer.Option(metavar="BYTES", help="Most bytes kept.")]
-MaxAge = Annotated[str | None, typer.Option(metavar="DURATION", help='Longest age, such as "7d".')]
-MaxPerSubject = Annotated[int | None, typer.Option(help="Most messages kept of a subject.")]
+MaxMsgs = Annotated[int | None, typer.Option(help="Maximum number of messages.")]
+MaxBytes = Annotated[int | None, typer.Option(metavar="BYTES", help="Maximum size in bytes.")]
+MaxAge = Annotated[
+    str | None, typer.Option(metavar="DURATION", help='Maximum age of messages, such as "7d".')
+]
+MaxPerSubject = Annotated[int | None, typer.Option(help="Maximum number of messages per subject.")]
 Discard = Annotated[
     str | None,
-    typer.Option(metavar="old|new", help="What goes at a limit: old messages, or new ones."),
+    typer.Option(
+        metavar="old|new", help="Messages to discard when a limit is reached: old or new."
+    ),
 ]
-UpToSeq = Annotated[int | None, typer.Option(metavar="SEQ", help="As of this sequence.")]
+UpToSeq = Annotated[
+    int | None, typer.Option(metavar="SEQ", help="As of this sequence (inclusive).")
+]
 UpToTime = Annotated[
-    str | None, typer.Option(metavar="TIME", help="As it was before this time (RFC 3339).")
+    str | None, typer.Option(metavar="TIME", help="As of this time (RFC 3339, exclusive).")
 ]
 Sequence = Annotated[int, typer.Argument(help="Sequence of the message.")]
-Shard = Annotated[int | None, typer.Option(help="Shard, where the stream has several.")]
-Shards = Annotated[int | None, typer.Option(help="Shards to spread messages over, for good.")]
+Shard = Annotated[int | None, typer.Option(help="Shard, if the stream has several.")]
+Shards = Annotated[int | None, typer.Option(help="Number of shards; cannot be changed later.")]
 ShardBy = Annotated[
-    list[int] | None, typer.Option(help="Token that chooses the shard, from 1; may be repeated.")
+    list[int] | None,
+    typer.Option(
+        help="Position (from 1) of a subject token that selects the shard; may be repeated."
+    ),
 ]
 
 
@@ -98,7 +107,7 @@ def create_stream(
     assignments: SetFields = None,
     replace: Replace = False,
 ) -> None:
-    """Create a stream; one that exists is left as it is."""
+    """Create a stream. An existing stream is not changed."""
     config = fields_of(
         fields,
         assignments,
@@ -133,7 +142,7 @@ def edit_stream(
     fields: FieldsFile = None,
     assignments: SetFields = None,
 ) -> None:
-    """Change only the fields that are given."""
+    """Change the given fields of a stream's configuration."""
     changes = fields_of(
         fields,
         assignments,
@@ -174,13 +183,13 @@ def purge_stream(
     stream: StreamName,
     subject: Filter = None,
     up_to_seq: Annotated[
-        int | None, typer.Option(metavar="SEQ", help="Only below this sequence.")
+        int | None, typer.Option(metavar="SEQ", help="Only messages below this sequence.")
     ] = None,
-    keep: Annotated[int | None, typer.Option(help="Keep this many of the newest.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Number of newest messages to keep.")] = None,
     shard: Shard = None,
     yes: Yes = False,
 ) -> None:
-    """Remove messages of a stream, by default all of them."""
+    """Remove messages of a stream. Default: all messages."""
     confirm(f"Remove messages of stream {stream}?", yes)
     purged = session.client.purge_stream(
         stream, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard
@@ -201,20 +210,20 @@ def erase_messages(
     ] = 30.0,
     yes: Yes = False,
 ) -> None:
-    """Erase messages: delete them, and have their bytes leave all files."""
-    confirm(f"Erase messages of stream {stream}? That cannot be undone.", yes)
+    """Delete messages and remove their bytes from all files."""
+    confirm(f"Erase messages of stream {stream}? This cannot be undone.", yes)
     receipt = session.client.erase(stream, seqs or None, subject=subject, shard=shard, wait_s=wait)
     show.facts(receipt, receipt.id, as_json=session.as_json)
 
 
 def show_erasure(
     session: Session,
-    erasure_id: Annotated[str, typer.Argument(help="The receipt's id.")],
+    erasure_id: Annotated[str, typer.Argument(help="Id of the receipt.")],
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="Seconds to wait for completion.")
     ] = 0.0,
 ) -> None:
-    """Show how far an erasure is."""
+    """Show the receipt of an erasure."""
     receipt = session.client.erasure(erasure_id, wait_s=wait)
     show.facts(receipt, receipt.id, as_json=session.as_json)
 
@@ -226,8 +235,8 @@ def register(outer: typer.Typer) -> None:
 
 @client_command(app, "seal")
 def seal_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
-    """Make a stream read-only, for good."""
-    confirm(f"Seal stream {stream}? That cannot be undone.", yes)
+    """Make a stream read-only for good."""
+    confirm(f"Seal stream {stream}? This cannot be undone.", yes)
     info = session.client.seal_stream(stream)
     show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
 
@@ -236,10 +245,10 @@ def seal_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
 def take_snapshot(
     session: Session,
     stream: StreamName,
-    file: Annotated[Path, typer.Argument(help="Where to put the archive.", dir_okay=False)],
-    consumers: Annotated[bool, typer.Option(help="With the stream's consumers.")] = True,
+    file: Annotated[Path, typer.Argument(help="File to write the archive to.", dir_okay=False)],
+    consumers: Annotated[bool, typer.Option(help="Include the stream's consumers.")] = True,
 ) -> None:
-    """Write an archive of a stream to a file, which is there once the archive is whole."""
+    """Write an archive of a stream to a file. The file appears once it is complete."""
     special = file.exists() and not file.is_file()  # a device or a pipe: nothing takes its place
     part = file if special else file.with_name(f"{file.name}.part")
     size = 0
@@ -272,10 +281,11 @@ def restore_stream(
     session: Session,
     stream: StreamName,
     file: Annotated[
-        Path, typer.Argument(help="The archive.", exists=True, dir_okay=False, readable=True)
+        Path,
+        typer.Argument(help="Archive file to read.", exists=True, dir_okay=False, readable=True),
     ],
 ) -> None:
-    """Make a stream out of an archive; the name need not be the archive's."""
+    """Create a stream from an archive, under the same or another name."""
     size = file.stat().st_size
     with file.open("rb") as source, show.progress("bytes", size, shown=not session.as_json) as bar:
 
@@ -290,7 +300,7 @@ def restore_stream(
 
 @client_command(app, "subjects")
 def list_subjects(session: Session, stream: StreamName, subject: Filter = None) -> None:
-    """List the subjects that have messages, with how many."""
+    """List subjects and their number of messages."""
     found = session.client.list_subjects(stream, subject=subject)
     show.listing(
         found,
@@ -302,7 +312,7 @@ def list_subjects(session: Session, stream: StreamName, subject: Filter = None) 
 
 @client_command(app, "deleted")
 def list_deleted(session: Session, stream: StreamName, shard: Shard = None) -> None:
-    """List the sequences that were deleted, in runs."""
+    """List ranges of deleted sequences."""
     found = session.client.list_deleted(stream, shard=shard)
     if session.as_json:
         for first, last in found:
@@ -341,7 +351,7 @@ def last_messages(
 def delete_message(
     session: Session, stream: StreamName, seq: Sequence, shard: Shard = None, yes: Yes = False
 ) -> None:
-    """Make one message unreadable."""
+    """Delete one message."""
     confirm(f"Delete message {seq} of stream {stream}?", yes)
     session.client.delete_message(stream, seq, shard=shard)
     result = {"deleted": seq, "stream": stream}

@@ -29,7 +29,7 @@ def fill(text: str, count: int) -> str:
     def filled(found: re.Match[str]) -> str:
         filler = _FILLERS.get(found[1])
         if filler is None:
-            raise Misuse(f"no placeholder is called {found[0]}; there are {NAMES}")
+            raise Misuse(f"unknown placeholder {found[0]}; known are {NAMES}")
         return filler(count)
 
     return _PLACEHOLDER.sub(filled, text)

@@ -10,11 +10,11 @@ from contrail_client.cli.arguments import Raw, StreamName
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.models import Range
 
-Page = Annotated[int, typer.Option(min=1, max=1_000, help="Messages on a page.")]
+Page = Annotated[int, typer.Option(min=1, max=1_000, help="Number of messages per page.")]
 FromSeq = Annotated[
-    int | None, typer.Option("--from", metavar="SEQ", help="Begin at this sequence.")
+    int | None, typer.Option("--from", metavar="SEQ", help="Start at this sequence.")
 ]
-Since = Annotated[str | None, typer.Option(metavar="TIME", help="Begin at this time (RFC 3339).")]
+Since = Annotated[str | None, typer.Option(metavar="TIME", help="Start at this time (RFC 3339).")]
 
 
 def register() -> None:
@@ -32,7 +32,7 @@ def view_stream(
     page: Page = 25,
     raw: Raw = False,
 ) -> None:
-    """Page through a stream's messages; where nobody can be asked, print the first page."""
+    """Page through a stream's messages. Without a terminal, print the first page."""
     found = session.client.read_range(
         stream, from_seq=from_seq, start_time=since, subject=subject, shard=shard, limit=page
     )
@@ -54,6 +54,6 @@ def _wants_more(found: Range) -> bool:
     if not (sys.stdin.isatty() and show.errors.is_terminal):
         return False
     left = units.counted(found.num_pending, "message")
-    show.errors.print(f"{left} left; Enter for more, q to quit: ", end="", markup=False)
+    show.errors.print(f"{left} left. Enter for more, q to quit: ", end="", markup=False)
     answer = sys.stdin.readline()
     return answer.endswith("\n") and answer.strip().lower() not in ("q", "quit")

@@ -25,7 +25,7 @@ DurationText = str | int
 
 # From the client ----------------------------------------------------------------------------------
 class Connect(msgspec.Struct, tag_field="op", tag="connect", forbid_unknown_fields=True):
-    """Who connects. ``client`` is a name for the log, ``heartbeat`` the longest silence wanted."""
+    """Start the session. ``client`` is a name for logs, ``heartbeat`` the heartbeat interval."""
 
     id: FrameId | None = None
     token: Text | None = None
@@ -50,7 +50,7 @@ class PackedPub(
 
 
 class PubBatch(msgspec.Struct, tag_field="op", tag="pub_batch", forbid_unknown_fields=True):
-    """Publish messages to one stream, each for itself."""
+    """Publish messages to one stream. Each is stored or refused independently."""
 
     stream: Text
     messages: list[MessageItem]
@@ -66,19 +66,19 @@ class PackedPubBatch(msgspec.Struct, tag_field="op", tag="pub_batch", forbid_unk
 
 
 class CreditGiven(msgspec.Struct, forbid_unknown_fields=True):
-    """How much may be sent; without ``msgs`` or ``bytes`` there is no limit of that kind."""
+    """How much the server may send. Without ``msgs`` or ``bytes``, that kind is unlimited."""
 
     msgs: Count | None = None
     bytes: Count | None = None
 
 
 class Sub(msgspec.Struct, tag_field="op", tag="sub", forbid_unknown_fields=True):
-    """Subscribe to a consumer by name, or to a stream through one of the socket's own.
+    """Subscribe to a named consumer, or to a stream with a consumer that belongs to the socket.
 
-    ``ordered`` subscriptions acknowledge nothing and come back by themselves where they were; over
-    msgpack they may ask for ``cols``. Without ``credit`` nothing is sent until some is added. Where
-    a stream has several shards ``opt_start_cursor`` stands for a sequence: the ``cursor`` of the
-    last messages that came.
+    An ``ordered`` subscription needs no acknowledgements, and over msgpack may request ``cols``.
+    Without ``credit`` nothing is sent until credit is added. For a stream with several shards,
+    ``opt_start_cursor`` replaces the start sequence; it takes the ``cursor`` of the last messages
+    received.
     """
 
     sid: Sid
@@ -102,7 +102,7 @@ class Sub(msgspec.Struct, tag_field="op", tag="sub", forbid_unknown_fields=True)
 
 
 class AddCredit(msgspec.Struct, tag_field="op", tag="credit", forbid_unknown_fields=True):
-    """Allow that much more to be sent."""
+    """Add credit: allow the server to send this much more."""
 
     sid: Sid
     msgs: Count = 0
@@ -111,11 +111,11 @@ class AddCredit(msgspec.Struct, tag_field="op", tag="credit", forbid_unknown_fie
 
 
 class Settle(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Acknowledge what this socket was sent, or by token what anyone was.
+    """Settle messages delivered on this socket, or by token messages delivered anywhere.
 
-    ``ranges`` are closed. Sequences that are not held, and ranges that hold none that is, are named
-    in an ``error``; the others are settled all the same. With an ``id`` the answer comes once the
-    acknowledgement is durable. Of a stream with several shards both are given by shard.
+    ``ranges`` include both ends. An ``error`` names sequences, and ranges without any sequence,
+    that the socket does not hold; all others are settled. With an ``id`` the answer comes once
+    this is durable. For a stream with several shards, sequences and ranges are given by shard.
     """
 
     sid: Sid
@@ -126,27 +126,27 @@ class Settle(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Ack(Settle, tag_field="op", tag="ack"):
-    """The messages are done."""
+    """The messages were processed."""
 
 
 class Nak(Settle, tag_field="op", tag="nak"):
-    """The messages are to come again, after ``delay``."""
+    """The messages should be redelivered, after ``delay``."""
 
     delay: DurationText | None = None
 
 
 class Term(Settle, tag_field="op", tag="term"):
-    """The messages are never to come again."""
+    """The messages should never be redelivered."""
 
     reason: Text | None = None
 
 
 class InProgress(Settle, tag_field="op", tag="in_progress"):
-    """The messages are still being worked on."""
+    """The messages are still being processed; their ack wait starts again."""
 
 
 class Unsub(msgspec.Struct, tag_field="op", tag="unsub", forbid_unknown_fields=True):
-    """End a subscription; with ``drain`` what was sent can still be acknowledged."""
+    """End a subscription. With ``drain``, delivered messages can still be acknowledged."""
 
     sid: Sid
     drain: bool = False
@@ -160,7 +160,7 @@ class Ping(msgspec.Struct, tag_field="op", tag="ping", forbid_unknown_fields=Tru
 
 
 class Watch(msgspec.Struct, tag_field="op", tag="watch"):
-    """Watch a bucket; refused in this version."""
+    """Watch a bucket. Not available in this version."""
 
     id: FrameId | None = None
 
@@ -211,7 +211,7 @@ class ServerFrame(msgspec.Struct, tag_field="op", kw_only=True, omit_defaults=Tr
 
 
 class Info(ServerFrame, tag="info"):
-    """The first frame of all: who serves, and under which terms."""
+    """The first frame on a socket: the server and its limits."""
 
     server: str
     node: str
@@ -220,15 +220,15 @@ class Info(ServerFrame, tag="info"):
 
 
 class Ok(ServerFrame, tag="ok"):
-    """What the frame ``id`` asked for is done."""
+    """The request with this ``id`` succeeded."""
 
     id: FrameId
 
 
 class Subscribed(ServerFrame, tag="ok"):
-    """The subscription stands; messages follow as credit allows.
+    """The subscription was created. Messages follow as credit allows.
 
-    ``cursor`` is where an ordered one begins, where there are several shards.
+    ``cursor`` is the start of an ordered subscription to a stream with several shards.
     """
 
     id: FrameId
@@ -245,9 +245,10 @@ class Pong(ServerFrame, tag="pong"):
 
 
 class PubAck(ServerFrame, tag="ack"):
-    """A message is stored; ``duplicate`` when its id had been stored before, under ``seq``.
+    """The message was stored.
 
-    ``shard`` is that of a stream that has several.
+    ``duplicate`` is true if a message with the same id was already stored, under this ``seq``.
+    ``shard`` is present for a stream with several shards.
     """
 
     id: FrameId
@@ -259,10 +260,10 @@ class PubAck(ServerFrame, tag="ack"):
 
 
 class Beat(ServerFrame, tag="hb"):
-    """Nothing was sent for a while; how far the subscription has come.
+    """Nothing was sent for the heartbeat interval. Gives the position of the subscription.
 
-    ``shards`` has the consumer sequence and the stream sequence in each shard, where there are
-    several; the two numbers are their sum and the highest of them then.
+    For a stream with several shards, ``shards`` has the consumer sequence and the stream sequence
+    of each shard; ``last_consumer_seq`` is then their sum and ``last_stream_seq`` the highest.
     """
 
     sid: str
@@ -272,7 +273,7 @@ class Beat(ServerFrame, tag="hb"):
 
 
 class Gap(ServerFrame, tag="gap"):
-    """The subscription goes on behind ``last``; what lay from ``first`` on is no longer there."""
+    """Messages ``first`` to ``last`` no longer exist. The subscription continues after them."""
 
     sid: str
     first: int
@@ -289,6 +290,6 @@ class Gone(ServerFrame, tag="gone"):
 
 
 class Drain(ServerFrame, tag="drain"):
-    """The server is about to stop; the socket is closed within ``grace``."""
+    """The server is shutting down and closes the socket within ``grace``."""
 
     grace: str
