@@ -120,7 +120,7 @@ def test_message_is_acknowledged_once(live: ServerProcess, stream: str) -> None:
             async with client.subscribe(stream, "c") as messages:
                 [message] = await read(messages, 1)
                 await message.ack()
-                with pytest.raises(ValueError, match="acknowledged already"):
+                with pytest.raises(ValueError, match="already acknowledged"):
                     await message.nak()
 
     finish(work())

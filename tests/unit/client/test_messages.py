@@ -75,7 +75,7 @@ def test_payload_that_can_change_is_copied() -> None:
 
 
 def test_batch_takes_messages_only() -> None:
-    with pytest.raises(TypeError, match="a batch holds Message objects, not tuple"):
+    with pytest.raises(TypeError, match="a batch must consist of Message objects, not tuple"):
         publishing.publish_batch("S", [("a", b"x")])  # type: ignore[list-item]
 
 

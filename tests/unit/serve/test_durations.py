@@ -17,9 +17,9 @@ def test_publish_timeout_is_a_duration(value: str | None, seconds: float) -> Non
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ("99ms", "must lie between 100ms and 1h"),
-        ("61m", "must lie between 100ms and 1h"),
-        ("-1s", "must lie between"),
+        ("99ms", "must be between 100ms and 1h"),
+        ("61m", "must be between 100ms and 1h"),
+        ("-1s", "must be between"),
         ("soon", "must be a duration such as 30s"),
         (30, "must be a duration such as 30s"),
         ("", "must be a duration such as 30s"),

@@ -15,5 +15,5 @@ def test_origins_are_taken_as_browsers_send_them() -> None:
     "bad", ["*", "null", "app.example", "https://app.example/path", "https://"]
 )
 def test_what_is_no_origin_is_refused(bad: str) -> None:
-    with pytest.raises(SettingsError, match="is not an origin like https://"):
+    with pytest.raises(SettingsError, match="is not an origin such as https://"):
         ServeSettings.of({"allowed_origins": bad})

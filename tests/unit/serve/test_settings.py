@@ -14,7 +14,7 @@ SECRET = {"cluster_secret": "the cluster secret of a test"}
 )
 @pytest.mark.parametrize("given", ["", " "])
 def test_empty_path_is_refused_by_the_name_of_its_setting(name: str, given: str) -> None:
-    with pytest.raises(SettingsError, match=f"{name} is empty: name a path"):
+    with pytest.raises(SettingsError, match=f"{name} is empty: give a path"):
         StorageSettings.of(SECRET | {name: given})
 
 

@@ -28,7 +28,7 @@ QUEUE_BYTES: Final = 64 << 10
 @pytest.mark.parametrize(
     ("fault", "spec"),
     [
-        (ValueError("an entry has 1 to 4194304 bytes"), errors.OUTCOME_UNKNOWN),
+        (ValueError("an entry must have 1 to 4194304 bytes"), errors.OUTCOME_UNKNOWN),
         (RuntimeError("whatever it is"), errors.OUTCOME_UNKNOWN),
         (None, errors.INTERNAL),
     ],

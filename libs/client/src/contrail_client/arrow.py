@@ -44,7 +44,7 @@ def record_batches(chunks: Iterator[bytes]) -> Iterator[Any]:
         import pyarrow  # noqa: PLC0415 - the SDK is useful without it
     except ImportError as error:
         raise ImportError(
-            "an Arrow replay needs pyarrow: pip install 'contrail-client[arrow]'"
+            "an Arrow replay requires pyarrow: pip install 'contrail-client[arrow]'"
         ) from error
 
     body = _Body(chunks)
@@ -52,6 +52,6 @@ def record_batches(chunks: Iterator[bytes]) -> Iterator[Any]:
         with pyarrow.ipc.open_stream(io.BufferedReader(body, READ_BYTES)) as reader:
             yield from reader
     except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ReplayCut(f"the Arrow stream was cut: {error}") from error
+        raise ReplayCut(f"the Arrow stream is incomplete: {error}") from error
     if body.tail != END:
         raise ReplayCut("the Arrow stream has no end mark")

@@ -123,7 +123,7 @@ def path_of(*segments: str | int) -> str:
     """
     for segment in segments:
         if segment in ("", ".", ".."):
-            raise ValueError(f"a name or subject cannot be {segment!r}")
+            raise ValueError(f"{segment!r} cannot be used as a name or subject")
     return "/v1/" + "/".join(quote(str(segment), safe="") for segment in segments)
 
 

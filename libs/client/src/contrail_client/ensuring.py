@@ -43,7 +43,7 @@ def warn(what: str, differs: tuple[Difference, ...]) -> None:
     """Warn whoever called the method that calls this."""
     if differs:
         fields = ", ".join(map(str, differs))
-        message = f"{what} exists and was left as it is: {fields}"
+        message = f"{what} already exists and was not changed: {fields}"
         warnings.warn(message, ConfigDiffers, stacklevel=3)
 
 

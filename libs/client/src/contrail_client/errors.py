@@ -141,7 +141,7 @@ class AcksRefused(ContrailError):
 
     def __init__(self, refused: Mapping[int, ApiProblem]) -> None:
         first = next(iter(refused.values()))
-        super().__init__(f"{len(refused)} acknowledgements refused, the first: {first}")
+        super().__init__(f"{len(refused)} acknowledgements were refused, the first with: {first}")
         self.refused = refused
 
 

@@ -57,7 +57,7 @@ class EventReader:
             self._reconnecting.opened(now_s)
         *lines, self._tail = (self._tail + chunk).split(b"\n")
         if len(self._tail) > _LINE_BYTES_MAX:
-            raise UnexpectedAnswer("a line of the events does not end")
+            raise UnexpectedAnswer("a line of the event stream is too long")
         found = []
         for line in lines:
             if line:
@@ -72,7 +72,7 @@ class EventReader:
 
     def ended(self) -> None:
         """The body is over, which events never are: raises `Unreachable`."""
-        raise Unreachable("the server ended its events")
+        raise Unreachable("the server ended the event stream")
 
     def interrupted(self, error: ContrailError, now_s: float, chance: float) -> float:
         """Seconds to wait before asking again; raises `error` when it will not pass."""

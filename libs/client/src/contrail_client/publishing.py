@@ -158,7 +158,7 @@ def payload_bytes(message: Message) -> bytes:
 def _checked(messages: Sequence[Message]) -> Sequence[Message]:
     for each in messages:
         if not isinstance(each, Message):
-            raise TypeError(f"a batch holds Message objects, not {type(each).__name__}")
+            raise TypeError(f"a batch must consist of Message objects, not {type(each).__name__}")
     return messages
 
 
@@ -183,7 +183,9 @@ def message_headers(message: Message) -> dict[str, list[str]] | None:
 def _http_header(name: str, value: str) -> tuple[str, str]:
     """The message header as an HTTP header; ValueError for what only a batch can carry."""
     if not _HEADER_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot be the name of an HTTP header; publish it in a batch")
+        raise ValueError(
+            f"{name!r} is not a valid HTTP header name; publish the message in a batch"
+        )
     if not (value.isascii() and value.isprintable()):
-        raise ValueError(f"header {name}: only printable ASCII here; publish it in a batch")
+        raise ValueError(f"header {name} is not printable ASCII; publish the message in a batch")
     return (name if name.lower().startswith("nats-") else f"Msg-Header-{name}", value)

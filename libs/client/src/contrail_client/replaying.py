@@ -123,7 +123,7 @@ class MessageReader:
     def feed(self, chunk: bytes) -> list[StoredMessage]:
         """The messages that are complete now; UnexpectedAnswer when the body is not a replay."""
         if self._ended and chunk:
-            raise UnexpectedAnswer("the replay went on after its end mark")
+            raise UnexpectedAnswer("the replay continued after its end mark")
         complete, _, self._tail = (self._tail + chunk).rpartition(b"\n")
         before, _, last = complete.rpartition(b"\n")
         end = _end_mark(last)
@@ -141,7 +141,7 @@ class MessageReader:
     def finish(self) -> None:
         """The body is over; ReplayCut when it lacks its end mark."""
         if not self.done:
-            raise ReplayCut(f"the replay was cut before sequence {self._split.to_seq}")
+            raise ReplayCut(f"the replay ended before sequence {self._split.to_seq}")
 
     def interrupted(self, error: ContrailError, retries: Retries, chance: float) -> float:
         """Seconds to wait before asking for the rest.

@@ -91,6 +91,6 @@ def _pandas() -> Any:
         import pandas  # noqa: PLC0415 - the SDK is useful without it
     except ImportError as error:
         raise ImportError(
-            "to_pandas needs pandas: pip install 'contrail-client[pandas]'"
+            "to_pandas requires pandas: pip install 'contrail-client[pandas]'"
         ) from error
     return pandas

@@ -65,7 +65,7 @@ def duration_text(value: timedelta) -> str:
 def time_text(value: datetime) -> str:
     """A `datetime` as the API reads it; ValueError for one without a time zone."""
     if value.tzinfo is None:
-        raise ValueError(f"{value} has no time zone; datetime.now(UTC) has one")
+        raise ValueError(f"{value} has no time zone; use a value such as datetime.now(UTC)")
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

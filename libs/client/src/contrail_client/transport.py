@@ -41,12 +41,12 @@ class Options:
     def __post_init__(self) -> None:
         """Raise ValueError for an address or a token that is none."""
         if self.token and not (self.token.isascii() and self.token.isprintable()):
-            raise ValueError("a token is a line of ASCII")
+            raise ValueError("a token must be a single line of ASCII")
         parts = urlsplit(self.url)
         if (
             parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
         ):  # .port raises too
-            raise ValueError(f"{self.url!r} is not an address such as http://127.0.0.1:7420")
+            raise ValueError(f"{self.url!r} is not a URL such as http://127.0.0.1:7420")
 
     def for_httpx(self) -> dict[str, Any]:
         """Arguments of an httpx client."""

@@ -18,11 +18,11 @@ class SessionCounts(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics, as the registry asks for them."""
         yield GaugeMetricFamily(
-            "contrail_subscriptions", "Subscriptions of open sockets.", self.subscriptions
+            "contrail_subscriptions", "Subscriptions on open sockets.", self.subscriptions
         )
         for name, text, count in (
             ("published", "Messages published over sockets and stored.", self.published),
             ("pushed", "Messages pushed to subscriptions.", self.pushed),
-            ("acks", "Acknowledgements taken over sockets.", self.acks),
+            ("acks", "Acknowledgements received over sockets.", self.acks),
         ):
             yield CounterMetricFamily(f"contrail_socket_messages_{name}", text, count)

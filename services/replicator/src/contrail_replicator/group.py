@@ -142,7 +142,7 @@ class RaftGroup:
         """
         size = len(data)
         if not 0 < size <= MAX_ENTRY_BYTES:
-            raise ValueError(f"an entry has 1 to {MAX_ENTRY_BYTES} bytes, not {size}")
+            raise ValueError(f"an entry must have 1 to {MAX_ENTRY_BYTES} bytes, not {size}")
         if not self.is_leader:
             raise NotLeaderError(f"group {self._group_id}")
         over = self._outstanding_bytes and self._outstanding_bytes + size > MAX_OUTSTANDING_BYTES

@@ -55,7 +55,7 @@ def match_entries(journal: GroupJournal, message: Message) -> Match | None:
         return None
     for offset, (_, index, _) in enumerate(entries, previous_index + 1):
         if index != offset:
-            raise ValueError(f"entry {index} stands in the place of {offset}")
+            raise ValueError(f"entry {index} is at the position of entry {offset}")
     anchor = journal.anchor_index
     if previous_index < anchor:
         # Everything up to the anchor is committed, so a leader cannot differ there.
@@ -75,7 +75,7 @@ def check_no_committed_loss(match: Match, commit_index: int) -> None:
     """Raise LogDivergedError when making room for a leader's entries would cut committed ones."""
     if match.conflict and match.previous_index < commit_index:
         raise LogDivergedError(
-            f"entry {match.previous_index + 1} is committed and differs from the leader's"
+            f"committed entry {match.previous_index + 1} differs from the leader's"
         )
 
 

@@ -21,7 +21,7 @@ class GroupJournal:
         end = entries[-1][1] if entries else recovered.base_index
         if not recovered.base_index <= applied <= end:
             raise LogGapError(
-                f"group {group} is applied up to {applied}, its log holds entries behind "
+                f"group {group} is applied up to {applied}, but its log has the entries after "
                 f"{recovered.base_index} up to {end}"
             )
         self._group = group

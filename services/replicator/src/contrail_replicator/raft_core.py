@@ -32,7 +32,7 @@ APPLY_PASS_BYTES: Final = 8 << 20
 """What one tick hands out at most, so that a long replay leaves room for other work."""
 
 if VERSION != AUDITED_VERSION:
-    raise ImportError(f"pysyncobj {VERSION} is installed, audited is {AUDITED_VERSION}")
+    raise ImportError(f"pysyncobj {VERSION} is installed, but only {AUDITED_VERSION} is audited")
 
 
 class _Clock:

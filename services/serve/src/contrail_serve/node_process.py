@@ -41,8 +41,8 @@ from contrail_storage.wal.node_file import NodeFileDamagedError, read_node_file,
 _ACK_KEY_BYTES: Final = 32
 _LINK_GRACE_S: Final = 10.0
 _WAY_OUT: Final = (
-    "No file was changed. Restore the folder from a backup, or start once with "
-    "accept_data_loss=true (--accept-data-loss) to go on with what can be read"
+    "No file was changed. Either restore the folder from a backup, or start once with "
+    "accept_data_loss=true (--accept-data-loss) to keep only what can be read"
 )
 _log: Final = structlog.get_logger("contrail.serve")
 

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{path} is not what the code serves; run `make openapi`", file=sys.stderr)
+    print(f"{path} is out of date; run `make openapi`", file=sys.stderr)
     return 1
 
 

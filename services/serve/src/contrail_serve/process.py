@@ -57,7 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise StartError(f"{host}:{port} cannot be bound: {error.strerror}") from error
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener

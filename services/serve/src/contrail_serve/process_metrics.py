@@ -33,13 +33,15 @@ class ProcessMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics, as the registry asks for them."""
         build = GaugeMetricFamily(
-            "contrail_build_info", "Which process this is; always 1.", labels=list(self._labels)
+            "contrail_build_info",
+            "Information about the process in labels; always 1.",
+            labels=list(self._labels),
         )
         build.add_metric(list(self._labels.values()), 1)
         yield build
         yield HistogramMetricFamily(
             "contrail_loop_late_seconds",
-            "How much later than asked for the event loop woke, looked at twice a second.",
+            "Delay with which the event loop woke from a timer, measured twice a second.",
             buckets=self._lateness.buckets(),
             sum_value=self._lateness.sum_s,
         )

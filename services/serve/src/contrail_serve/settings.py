@@ -174,8 +174,8 @@ def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> d
     loopback = is_loopback(host)
     if not loopback and token is None:
         raise SettingsError(
-            f"binding {host} needs a token (--token-file or CONTRAIL_TOKEN); "
-            "without one the server binds loopback addresses only"
+            f"listening on {host} requires a token (--token-file or CONTRAIL_TOKEN); without a "
+            "token the server only listens on loopback addresses"
         )
     hosts = frozenset(_listed(given, "allowed_hosts")) | {"localhost", "127.0.0.1", "::1"}
     return {
@@ -209,9 +209,9 @@ def parse_address(text: str) -> Address:
     host, separator, port = text.rpartition(":")
     host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
     if not (host and separator and port.isascii() and port.isdigit()):
-        raise SettingsError(f"{text!r} is not an address like 127.0.0.1:{LINK_PORT}")
+        raise SettingsError(f"{text!r} is not an address such as 127.0.0.1:{LINK_PORT}")
     if not 0 < int(port) <= _PORT_MAX:
-        raise SettingsError(f"the port of {text!r} must lie between 1 and {_PORT_MAX}")
+        raise SettingsError(f"the port of {text!r} must be between 1 and {_PORT_MAX}")
     return host, int(port)
 
 
@@ -232,7 +232,7 @@ def _origins(given: Mapping[str, Any]) -> frozenset[str]:
     for one in origins:
         parts = urlsplit(one)
         if not parts.scheme or not parts.hostname or one != f"{parts.scheme}://{parts.netloc}":
-            raise SettingsError(f"{one!r} is not an origin like https://app.example:8443")
+            raise SettingsError(f"{one!r} is not an origin such as https://app.example:8443")
     return frozenset(origins)
 
 
@@ -240,7 +240,7 @@ def _node(given: Mapping[str, Any], default: str) -> str:
     node = str(given.get("node", default))
     problem = name_problem(node)
     if problem:
-        raise SettingsError(f"{node!r} names no node: {problem}")
+        raise SettingsError(f"{node!r} is not a valid node name: {problem}")
     return node
 
 
@@ -279,7 +279,7 @@ def _token(given: Mapping[str, Any]) -> str | None:
     path = _file(given, "token_file")
     token = given.get("token") if path is None else _read(path, "token file")
     if token is not None and (not token or not str(token).isascii() or " " in str(token)):
-        raise SettingsError("a token is a non-empty line of ASCII without spaces")
+        raise SettingsError("a token must be a non-empty line of ASCII without spaces")
     return None if token is None else str(token)
 
 
@@ -288,8 +288,8 @@ def _cluster_secret(given: Mapping[str, Any]) -> bytes:
     secret = given.get("cluster_secret") if path is None else _read(path, "cluster secret file")
     if secret is None:
         raise SettingsError(
-            "a cluster secret is needed (--cluster-secret-file or CONTRAIL_CLUSTER_SECRET), "
-            "the same for all processes that belong together"
+            "a cluster secret is required (--cluster-secret-file or CONTRAIL_CLUSTER_SECRET); "
+            "all processes of a cluster must have the same one"
         )
     encoded = str(secret).strip().encode()
     if len(encoded) < SECRET_BYTES_MIN:
@@ -303,7 +303,7 @@ def _file(given: Mapping[str, Any], name: str) -> Path | None:
     if path is None:
         return None
     if not str(path).strip():
-        raise SettingsError(f"{name} is empty: name a path, or leave the setting out")
+        raise SettingsError(f"{name} is empty: give a path, or omit the setting")
     return Path(path)
 
 
@@ -323,7 +323,7 @@ def _number(given: Mapping[str, Any], name: str, default: int, low: int, high: i
     except (TypeError, ValueError):
         raise SettingsError(f"{name} must be a whole number, not {value!r}") from None
     if not low <= number <= high:
-        raise SettingsError(f"{name} must lie between {low} and {high}, not {number}")
+        raise SettingsError(f"{name} must be between {low} and {high}, not {number}")
     return number
 
 
@@ -335,7 +335,7 @@ def _duration_s(given: Mapping[str, Any], name: str, default: str, low: str, hig
     except ValueError:
         raise SettingsError(f"{name} must be a duration such as {default}, not {value!r}") from None
     if not parse_duration(low) <= duration_ns <= parse_duration(high):
-        raise SettingsError(f"{name} must lie between {low} and {high}, not {value}")
+        raise SettingsError(f"{name} must be between {low} and {high}, not {value}")
     return duration_ns / NS_PER_S
 
 

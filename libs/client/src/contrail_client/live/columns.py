@@ -17,7 +17,7 @@ def messages_of(columns: Columns) -> list[Delivered]:
     try:
         return list(_messages(columns))
     except (struct.error, ValueError, IndexError, OverflowError) as error:
-        raise UnexpectedAnswer(f"columns of the server cannot be read: {error}") from error
+        raise UnexpectedAnswer(f"columns sent by the server cannot be read: {error}") from error
 
 
 def _messages(columns: Columns) -> Iterator[Delivered]:

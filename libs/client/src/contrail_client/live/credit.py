@@ -15,7 +15,7 @@ class CreditWindow:
 
     def __init__(self, msgs: int, size: int) -> None:
         if msgs < 1 or size < 1:
-            raise ValueError("a subscription needs credit for at least one message and one byte")
+            raise ValueError("credit must be at least one message and one byte")
         self.msgs = msgs
         self.bytes = size
         self._consumed = 0

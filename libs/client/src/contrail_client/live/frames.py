@@ -256,7 +256,7 @@ def decode(message: bytes) -> list[Received]:
     try:
         return _decoder.decode(message)
     except msgspec.DecodeError as error:
-        raise UnexpectedAnswer(f"a frame of the server cannot be read: {error}") from error
+        raise UnexpectedAnswer(f"a frame sent by the server cannot be read: {error}") from error
 
 
 def may_return(code: int | None) -> bool:

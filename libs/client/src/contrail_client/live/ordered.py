@@ -29,7 +29,7 @@ def begin_at(start: Start) -> Begin:
         case datetime():
             return Begin("by_start_time", opt_start_time=time_text(start))
         case bool():
-            raise ValueError(f"{start!r} is no place to start")
+            raise ValueError(f"{start!r} is not a valid start")
         case int() if start > 0:
             return Begin("by_start_sequence", opt_start_seq=start)
         case str() if start in _POLICIES:

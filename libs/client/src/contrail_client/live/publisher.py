@@ -48,7 +48,7 @@ def outgoing_message(
     data = payload.encode() if isinstance(payload, str) else payload
     message = Message(subject, data, headers, msg_id, expected, ttl)
     if len(message.payload) > _FRAME_ROOM:
-        raise ValueError(f"a message of {len(message.payload)} bytes does not fit into a frame")
+        raise ValueError(f"a message of {len(message.payload)} bytes is too large for a frame")
     return message
 
 
@@ -108,7 +108,7 @@ class AsyncPublisher:
         retry_s: float = RETRY_S,
     ) -> None:
         if max_outstanding < 1:
-            raise ValueError("a publisher needs room for at least one message")
+            raise ValueError("max_outstanding must be at least 1")
         self._connection = connection
         self._outbox: Outbox[AsyncPublication] = Outbox(
             max_outstanding, max_bytes, retry_s, connection.reconnect_s

@@ -72,7 +72,7 @@ class AsyncOrderedReader(Feed[Delivered]):
             self._course = Course(begin)
             self._created = info.created
         if info.created != self._created:
-            self.failed(SubscriptionEnded("the stream was made anew"))
+            self.failed(SubscriptionEnded("the stream was re-created"))
             return
         sub = Sub(
             id=self._connection.new_id(),

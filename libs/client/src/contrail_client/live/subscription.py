@@ -72,7 +72,7 @@ class AsyncPushedMessage(MessageFacts):
     def claim(self) -> None:
         """Note that it is acknowledged; ValueError when it was before."""
         if self._claimed:
-            raise ValueError(f"message {self.seq} has been acknowledged already")
+            raise ValueError(f"message {self.seq} was already acknowledged")
         self._claimed = True
 
 

@@ -68,11 +68,11 @@ async def open_socket(options: Options) -> Socket:
     except InvalidStatus as error:
         raise _refused(error) from error
     except InvalidURI as error:
-        raise ValueError(f"{options.url!r} is not the address of a server") from error
+        raise ValueError(f"{options.url!r} is not a valid server URL") from error
     except InvalidHandshake as error:
         if isinstance(error.__cause__, EOFError):  # it closed the connection instead of answering
             raise Unreachable(f"{options.url}: {error.__cause__}") from error
-        raise UnexpectedAnswer(f"no WebSocket at {options.url}: {error}") from error
+        raise UnexpectedAnswer(f"no WebSocket connection to {options.url}: {error}") from error
     except (OSError, EOFError, ConnectionClosed) as error:  # TimeoutError is an OSError
         raise Unreachable(f"{options.url}: {error or type(error).__name__}") from error
     if wire.subprotocol != SUBPROTOCOL:

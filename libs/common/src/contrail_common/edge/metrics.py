@@ -31,24 +31,25 @@ class EdgeMetrics(Collector):
         )
         in_flight = Gauge(
             "contrail_http_body_bytes_in_flight",
-            "Bytes of request bodies that are held.",
+            "Bytes of request bodies held in memory.",
             registry=self._registry,
         )
         in_flight.set_function(lambda: state.bodies.held)
         unread = Gauge(
             "contrail_http_unread_bytes",
-            "Bytes of answers that were written and not taken, when last looked at.",
+            "Bytes of answers written but not yet read by clients, at the last check.",
             registry=self._registry,
         )
         unread.set_function(lambda: state.unread.held)
         cut = Gauge(
             "contrail_http_unread_cut",
-            "Connections cut because too many bytes of answers were unread over all of them.",
+            "Connections closed because clients left too many bytes of answers unread over all "
+            "connections.",
             registry=self._registry,
         )
         cut.set_function(lambda: state.unread.cut)
         waiting = Gauge(
-            "contrail_http_waiting", "Long polls that wait for messages.", registry=self._registry
+            "contrail_http_waiting", "Long polls waiting for messages.", registry=self._registry
         )
         waiting.set_function(lambda: state.waiting)
 
@@ -77,7 +78,8 @@ class EdgeMetrics(Collector):
         yield requests
         seconds = HistogramMetricFamily(
             "contrail_http_request_seconds",
-            "Time from a request's head to the end of its answer, by method and route template.",
+            "Time from the head of a request to the end of its answer, by method and route "
+            "template.",
             labels=["method", "route"],
         )
         for labels, times in self._times.items():

@@ -82,7 +82,7 @@ def duration_parameter(name: str, text: str, *, maximum_ns: int = WAIT_MAX_NS) -
     except ValueError as error:
         raise invalid_field(name, str(error)) from None
     if not 0 <= duration_ns <= maximum_ns:
-        raise invalid_field(name, f"must lie between 0 and {maximum_ns // 1_000_000_000}s")
+        raise invalid_field(name, f"must be between 0 and {maximum_ns // 1_000_000_000}s")
     return duration_ns
 
 

@@ -44,17 +44,17 @@ class SocketCounts(Collector):
         yield GaugeMetricFamily("contrail_sockets_open", "Open sockets.", len(self._open))
         yield GaugeMetricFamily(
             "contrail_socket_unread_bytes",
-            "Bytes sent to sockets that their peers have not taken yet.",
+            "Bytes sent to sockets that clients have not read yet.",
             sum(socket.unread_bytes for socket in self._open),
         )
         for direction, count in (("in", self.frames_in), ("out", self.frames_out)):
             yield CounterMetricFamily(
                 f"contrail_socket_frames_{direction}",
-                f"Messages that went {direction} over sockets, each in a frame of its own.",
+                f"WebSocket messages {direction}, each in one frame.",
                 count,
             )
         closes = CounterMetricFamily(
-            "contrail_socket_closes", "Sockets that ended, by close code.", labels=["code"]
+            "contrail_socket_closes", "Sockets closed, by close code.", labels=["code"]
         )
         for code, count in self._closed.items():
             closes.add_metric([code], count)

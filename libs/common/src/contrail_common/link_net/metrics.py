@@ -39,18 +39,33 @@ def server_metrics(server: "LinkServer") -> Iterable[Metric]:
     """What storage shows: its clients, what they have under way, what it answered."""
     proven = [one for one in server.connections if one.proven]
     for name, text, value in (
-        ("clients", "Connections of the service link.", len(proven)),
-        ("busy", "Requests under way that do not wait.", sum(one.busy for one in proven)),
-        ("busy_bytes", "Bytes of these requests.", sum(one.busy_bytes for one in proven)),
-        ("waiting", "Requests that may wait, and streams.", sum(one.waits for one in proven)),
+        ("clients", "Open connections of the service link.", len(proven)),
+        (
+            "busy",
+            "Requests in progress, without those that may wait.",
+            sum(one.busy for one in proven),
+        ),
+        (
+            "busy_bytes",
+            "Bytes of requests in progress, without those that may wait.",
+            sum(one.busy_bytes for one in proven),
+        ),
+        (
+            "waiting",
+            "Requests in progress that may wait, such as pulls, and streamed answers.",
+            sum(one.waits for one in proven),
+        ),
     ):
         yield GaugeMetricFamily(f"contrail_link_{name}", text, value)
     yield CounterMetricFamily(
-        "contrail_link_refused", "Connections without the cluster secret.", server.refused
+        "contrail_link_refused",
+        "Connections refused because they did not prove the cluster secret.",
+        server.refused,
     )
     yield _seconds(
         "contrail_link_request_seconds",
-        "Time from a request's frame to its answer; of pulls and waiting reads with the wait.",
+        "Time from receiving a request to its answer, including the wait of pulls and waiting "
+        "reads.",
         server.timings,
     )
     yield _counts("contrail_link_requests_refused", "Requests refused, by method.", server.failed)
@@ -59,13 +74,15 @@ def server_metrics(server: "LinkServer") -> Iterable[Metric]:
 def client_metrics(channels: Mapping[str, "Channel"]) -> Iterable[Metric]:
     """What an api or gateway shows: the state of its connections, the calls made over them."""
     up = GaugeMetricFamily(
-        "contrail_link_up", "Whether the link to the storage is up.", labels=["channel"]
+        "contrail_link_up", "Whether the link to storage is up (1) or down (0).", labels=["channel"]
     )
     pending = GaugeMetricFamily(
-        "contrail_link_pending", "Requests to the storage without an answer.", labels=["channel"]
+        "contrail_link_pending",
+        "Requests to storage that are not answered yet.",
+        labels=["channel"],
     )
     lost = CounterMetricFamily(
-        "contrail_link_lost", "How often the link to the storage was lost.", labels=["channel"]
+        "contrail_link_lost", "Number of times the link to storage was lost.", labels=["channel"]
     )
     timings: dict[str, Timings] = {}
     failed: dict[str, int] = {}
@@ -79,7 +96,7 @@ def client_metrics(channels: Mapping[str, "Channel"]) -> Iterable[Metric]:
     yield from (up, pending, lost)
     yield _seconds(
         "contrail_link_call_seconds",
-        "Time from sending a request to its answer, or to the end of the stream.",
+        "Time from sending a request to its answer, or to the end of a streamed answer.",
         timings,
     )
     yield _counts("contrail_link_calls_failed", "Requests refused or lost, by method.", failed)

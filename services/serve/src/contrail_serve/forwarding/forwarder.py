@@ -50,15 +50,16 @@ class Forwarder(Collector):
         """What became of forwarded requests, and what is kept and joined now."""
         ended = CounterMetricFamily(
             "contrail_forwarded",
-            "Requests passed on: answered, lost and perhaps asked again, or refused (error name).",
+            "Requests forwarded, by outcome: answered, lost (and perhaps repeated), or refused "
+            "(error name).",
             labels=["outcome"],
         )
         for outcome, count in self._ended.items():
             ended.add_metric([outcome], count)
         yield ended
         for name, text, value in (
-            ("idle_connections", "Connections kept for the next request.", self._peers.idle),
-            ("sockets", "Sockets joined to one of a peer.", len(self._splices)),
+            ("idle_connections", "Idle connections kept for later requests.", self._peers.idle),
+            ("sockets", "WebSockets forwarded to a peer.", len(self._splices)),
         ):
             yield GaugeMetricFamily(f"contrail_forward_{name}", text, value)
 
