@@ -117,7 +117,7 @@ def test_folder_is_refused_without_its_key_and_served_with_it(
         encryption_key_file=key_file,
     )  # fmt: skip
     assert status_of(storage) == 1
-    assert "not among those given" in storage.log.read_text()
+    assert "given encryption keys opens it" in storage.log.read_text()
     with ServerProcess(data_dir, encryption_key=FIRST) as server, Contrail(server.url) as client:
         assert client.get_stream(WORDS[0]).state.messages == 50
 

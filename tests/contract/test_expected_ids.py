@@ -25,7 +25,7 @@ def refused(stream: Stream, wanted: str = "mine") -> str:
 
 
 def test_actual_id_is_told_while_there_is_one(kept: Stream) -> None:
-    none = "wrong last msg ID: the last message has none"
+    none = "wrong last msg ID: the last message has no id"
     assert refused(kept) == none
     assert kept.publish(nats_msg_id="first").status_code == 201
     assert refused(kept) == "wrong last msg ID: first"
@@ -56,7 +56,7 @@ def test_each_message_of_a_batch_is_told_what_it_met(kept: Stream) -> None:
     assert details == [
         "wrong last msg ID: a",
         "wrong last msg ID: b",
-        "wrong last msg ID: the last message has none",
+        "wrong last msg ID: the last message has no id",
     ]
     assert kept.publish(nats_msg_id="c").status_code == 201
     assert refused(kept) == "wrong last msg ID: c"

@@ -29,7 +29,7 @@ def token_file(tmp_path: Path) -> Path:
 
 
 def test_a_server_that_wants_a_token_is_told_so(guarded: ServerProcess) -> None:
-    with pytest.raises(ServerError, match="needs a token: give --token-file"):
+    with pytest.raises(ServerError, match="requires a token: use --token-file"):
         connected(guarded.url, None).__enter__()
 
 
@@ -55,11 +55,11 @@ def test_an_address_where_no_server_answers_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--url", "http://127.0.0.1:1", "--port", "7420"], "--url names a running server"),
-        (["--url", "http://127.0.0.1:1", "--data-dir", "x"], "--url names a running server"),
-        (["--token-file", "x"], "--token-file belongs to --url"),
+        (["--url", "http://127.0.0.1:1", "--port", "7420"], "cannot be used with --url"),
+        (["--url", "http://127.0.0.1:1", "--data-dir", "x"], "cannot be used with --url"),
+        (["--token-file", "x"], "--token-file requires --url"),
         (["--url", "127.0.0.1:7420"], "an http:// or https:// origin"),
-        (["--spark-master", "yarn"], "'yarn' is not a master like spark://"),
+        (["--spark-master", "yarn"], "'yarn' is not a master URL such as spark://"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -74,7 +74,7 @@ def test_options_that_do_not_fit_are_refused(
     "text", ["local[2]", "spark://host", "spark://:7077", "spark://a:b", "spark://u@h:1", ""]
 )
 def test_what_is_no_standalone_master_is_refused(text: str) -> None:
-    with pytest.raises(MasterError, match="is not a master like"):
+    with pytest.raises(MasterError, match="is not a master URL such as"):
         parse_master(text)
 
 

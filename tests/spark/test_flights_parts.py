@@ -249,7 +249,7 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--port", "70000"], "a port is 0"),
+        (["--port", "70000"], "a port must be"),
         (["--port", "x"], "invalid"),
         (["--limit", "0"], "at least 1"),
         (["--speed", "9"], "unrecognized arguments"),

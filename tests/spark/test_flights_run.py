@@ -113,6 +113,6 @@ def test_a_second_run_keeps_the_stream_and_doubles_nothing(
         signal.signal(signal.SIGTERM, terminate)
     again = capfd.readouterr()
     assert status == 0, again.err
-    assert f"still holds the {LIMIT:,} flights of an earlier run" in again.out
+    assert f"still has the {LIMIT:,} flights of an earlier run" in again.out
     agreed = re.findall(r"^ok +(.*): ", again.out, re.MULTILINE)
     assert agreed == [*RECEIVED, "read by Spark"]

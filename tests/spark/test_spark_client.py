@@ -220,7 +220,7 @@ def test_a_plan_that_is_not_json_ends_in_an_error(server: ReplayServer, body: by
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        (Garble(b"<html>", "text/html"), "arrow.stream was asked for, text/html came"),
+        (Garble(b"<html>", "text/html"), "arrow.stream, but received text/html"),
         (Garble(b"not arrow at all"), "announced 544501614 bytes in one part"),
         (Retype("time", pa.timestamp("ns", tz="UTC")), r"column time as timestamp\[ns"),
     ],

@@ -165,13 +165,13 @@ def test_a_job_that_no_worker_takes_ends_with_a_message(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "EXECUTOR_TIMEOUT_S", 0.0)
-    with pytest.raises(MasterError, match="no worker of spark://a:1 took the job within 0 s"):
+    with pytest.raises(MasterError, match="no worker of spark://a:1 accepted the job within 0 s"):
         session._await_executor(spark, "spark://a:1")
 
 
 def test_a_worker_of_no_master_is_not_started(capsys: pytest.CaptureFixture[str]) -> None:
     assert standalone.main(["worker", "http://127.0.0.1:7077"]) == 1
-    assert "is not a master like spark://" in capsys.readouterr().err
+    assert "is not a master URL such as spark://" in capsys.readouterr().err
 
 
 def test_java_of_the_daemons_is_the_one_of_the_sessions(monkeypatch: pytest.MonkeyPatch) -> None:

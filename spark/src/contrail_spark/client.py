@@ -216,7 +216,7 @@ class ReplayClient:
             _raise_refusal(response, what)
         kind = response.headers.get_content_type()
         if kind != accept:
-            raise ProtocolError(f"{what}: {accept} was asked for, {kind} came")
+            raise ProtocolError(f"{what}: expected {accept}, but received {kind}")
         return response
 
 
@@ -232,7 +232,7 @@ def _end_of(batch: pa.RecordBatch, position: int, split: Split) -> int:
     first, last = sequences[0].as_py(), sequences[-1].as_py()
     if not position <= first <= last <= split.to_seq:
         raise ProtocolError(
-            f"sequences {first}..{last} came where {position}..{split.to_seq} was asked"
+            f"received sequences {first}..{last} instead of {position}..{split.to_seq}"
         )
     return int(last)
 
@@ -246,14 +246,14 @@ def _raise_refusal(response: http.client.HTTPResponse, what: str) -> NoReturn:
         raise _InterruptedError(text, _retry_after_s(response.headers.get("Retry-After")))
     if response.status == CONFLICT and name == "incarnation_changed":
         raise StreamChangedError(
-            f"{text}. The stream was made anew after this DataFrame was loaded; load it again",
+            f"{text}. The stream was re-created after this DataFrame was loaded; load it again",
             response.status,
             name,
         )
     if response.status == GONE:
         raise DataLossError(
-            f"{text}. Messages were removed before they were read; "
-            'with .option("failOnDataLoss", "false") the read goes on with what is kept',
+            f"{text}. Messages were removed before they were read. To continue with the "
+            'remaining messages, use .option("failOnDataLoss", "false")',
             response.status,
             name,
         )

@@ -80,7 +80,7 @@ class ReplayOptions:
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"option tokenFile: cannot read {self.token_file}: {error}") from None
         if not _sendable(token):
-            raise OptionError(f"option tokenFile: {self.token_file} holds no token")
+            raise OptionError(f"option tokenFile: {self.token_file} contains no token")
         return token
 
 
@@ -92,7 +92,7 @@ def parse_options(given: Mapping[str, str]) -> ReplayOptions:
     options = _by_canonical_name(given)
     for left, right in _EXCLUSIVE:
         if left in options and right in options:
-            raise OptionError(f"options {left} and {right} exclude each other; give one of them")
+            raise OptionError(f"options {left} and {right} cannot be used together")
     if "stream" not in options:
         raise OptionError('option stream is missing: .option("stream", "NAME")')
 
@@ -137,10 +137,10 @@ def _by_canonical_name(given: Mapping[str, str]) -> dict[str, str]:
 def _check_order(options: ReplayOptions) -> None:
     first, last = options.from_seq, options.to_seq
     if first is not None and last is not None and first > last:
-        raise OptionError(f"startingSequence {first} lies above endingSequence {last}")
+        raise OptionError(f"startingSequence {first} is above endingSequence {last}")
     start, end = options.start_time, options.end_time
     if start is not None and end is not None and start > end:
-        raise OptionError(f"startingTimestamp {start} lies after endingTimestamp {end}")
+        raise OptionError(f"startingTimestamp {start} is after endingTimestamp {end}")
 
 
 def _or(value: _T | None, default: _T) -> _T:
@@ -158,13 +158,13 @@ def parse_url(text: str) -> str:
     url = _not_empty(text).rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"an http:// or https:// origin such as {DEFAULT_URL} is expected")
+        raise ValueError(f"must be an http:// or https:// origin such as {DEFAULT_URL}")
     if parts.username or parts.password:
         raise ValueError("credentials do not belong in a URL; use token or tokenFile")
     if parts.path or parts.query or parts.fragment:
-        raise ValueError("only scheme, host and port are expected, without a path or query")
+        raise ValueError("must consist of scheme, host and port, without a path or query")
     if parts.port == 0:
-        raise ValueError("port 0 cannot be connected to")
+        raise ValueError("must not have port 0")
     return url
 
 
@@ -183,10 +183,10 @@ def _subject(text: str) -> str:
 def _integer(text: str, least: int, most: int) -> int:
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(SEQ_MAX))):
-        raise ValueError(f"an integer from {least} to {most} is expected, not {text!r}")
+        raise ValueError(f"must be an integer from {least} to {most}, not {text!r}")
     value = int(digits)
     if not least <= value <= most:
-        raise ValueError(f"an integer from {least} to {most} is expected, not {text!r}")
+        raise ValueError(f"must be an integer from {least} to {most}, not {text!r}")
     return value
 
 
@@ -214,30 +214,30 @@ def _time(text: str) -> str:
         return format_time(parse_time(stripped))
     except ValueError:
         raise ValueError(
-            "milliseconds since 1970, or RFC 3339 with an offset such as "
-            f'"2026-01-31T08:00:00Z", is expected, not {text!r}'
+            "must be milliseconds since 1970, or RFC 3339 with an offset such as "
+            f'"2026-01-31T08:00:00Z", not {text!r}'
         ) from None
 
 
 def _boolean(text: str) -> bool:
     value = _BOOLEANS.get(text.strip().lower())
     if value is None:
-        raise ValueError(f"true or false is expected, not {text!r}")
+        raise ValueError(f"must be true or false, not {text!r}")
     return value
 
 
 def _columns(text: str) -> tuple[str, ...]:
     columns = tuple(name.strip() for name in text.split(","))
     if not all(columns):
-        raise ValueError('a comma-separated list such as "subject,seq" is expected')
+        raise ValueError('must be a comma-separated list such as "subject,seq"')
     if len(set(columns)) < len(columns):
-        raise ValueError("a column is named twice")
+        raise ValueError("must not name a column twice")
     return columns
 
 
 def _token(text: str) -> str:
     if not _sendable(text.strip()):
-        raise ValueError("a token is printable ASCII without spaces")
+        raise ValueError("must be printable ASCII without spaces")
     return text.strip()
 
 

@@ -79,7 +79,7 @@ def _parse_split(document: object) -> Split:
         bytes=_integer(fields["bytes"]),
     )
     if split.from_seq > split.to_seq:
-        raise ValueError(f"the split {split.from_seq}..{split.to_seq} is backwards")
+        raise ValueError(f"the split {split.from_seq}..{split.to_seq} ends before it starts")
     return split
 
 

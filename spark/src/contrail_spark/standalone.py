@@ -70,18 +70,20 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         description="Start a daemon of a standalone Spark cluster in the foreground.",
     )
     daemons = parser.add_subparsers(dest="daemon", required=True)
-    master = daemons.add_parser("master", help="knows the workers, hands out their cores")
+    master = daemons.add_parser(
+        "master", help="run the master, which assigns the workers' cores to jobs"
+    )
     _add_addresses(master, MASTER_PORT, MASTER_WEB_PORT)
-    worker = daemons.add_parser("worker", help="runs the executors of jobs")
-    worker.add_argument("master", help="spark://host:port, as the master logs it")
+    worker = daemons.add_parser("worker", help="run a worker, which runs the executors of jobs")
+    worker.add_argument("master", help="spark://host:port, as logged by the master")
     _add_addresses(worker, 0, WORKER_WEB_PORT)
-    worker.add_argument("--cores", type=int, help="default: all of the machine")
-    worker.add_argument("--memory", default="1g", help="for executors; default: %(default)s")
+    worker.add_argument("--cores", type=int, help="default: all cores of the machine")
+    worker.add_argument("--memory", default="1g", help="memory for executors; default: %(default)s")
     worker.add_argument(
         "--work-dir",
         type=Path,
         default=Path("spark-work"),
-        help="logs and files of jobs; default: ./%(default)s",
+        help="folder for logs and files of jobs; default: ./%(default)s",
     )
     return parser.parse_args(arguments)
 
@@ -90,14 +92,15 @@ def _add_addresses(parser: argparse.ArgumentParser, port: int, web_port: int) ->
     parser.add_argument(
         "--host",
         default=LOOPBACK,
-        help="name or address to bind and to be reached at; Spark asks nobody who they are, so "
-        "beyond loopback this needs a network of its own; default: %(default)s",
+        help="name or address to bind, under which other machines reach this one. Spark does "
+        "not authenticate anyone, so anything but loopback requires a private network; "
+        "default: %(default)s",
     )
     parser.add_argument(
-        "--port", type=int, default=port, help="0 takes a free one; default: %(default)s"
+        "--port", type=int, default=port, help="port; 0 picks a free one; default: %(default)s"
     )
     parser.add_argument(
-        "--web-port", type=int, default=web_port, help="of the web page; default: %(default)s"
+        "--web-port", type=int, default=web_port, help="port of the web page; default: %(default)s"
     )
 
 

@@ -212,7 +212,7 @@ def test_unknown_variable_is_warned_about_once_and_the_nearest_named() -> None:
         ("prot = 1", ("config",), "did you mean port?"),
         ('[client]\nulr = "x"', ("stream", "ls"), "did you mean url?"),
         ("port = ", ("config",), "Invalid value"),
-        ("[client]\nurl = 5", ("stream", "ls"), "url is a text"),
+        ("[client]\nurl = 5", ("stream", "ls"), "url must be a string"),
     ],
 )
 def test_mistakes_in_a_settings_file_are_told(

@@ -60,7 +60,7 @@ def test_list_in_a_variable_is_separated_by_commas() -> None:
 def test_unknown_setting_in_the_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "contrail.toml"
     path.write_text("prot = 1\n")
-    with pytest.raises(SettingError, match="no setting is called 'prot'"):
+    with pytest.raises(SettingError, match="unknown setting 'prot'"):
         read_settings({}, {}, path)
 
 

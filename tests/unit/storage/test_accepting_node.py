@@ -361,7 +361,7 @@ def test_archive_of_a_stream_tells_of_its_loss(tmp_path: Path) -> None:
 
 def test_second_process_on_the_folder_is_told_so_and_changes_nothing(tmp_path: Path) -> None:
     async def scene(_: StorageNode, _link: LocalLink) -> None:
-        with pytest.raises(OSError, match="another process has it open"):
+        with pytest.raises(OSError, match="another process is using it"):
             StorageNode.open(NodeOptions(tmp_path, accept_data_loss=True), SingleMemberGroups())
 
     play(tmp_path, scene)

@@ -211,16 +211,25 @@ def test_proposer_that_does_not_get_on_says_so() -> None:
         assert bench.proposer.problem == ""
         await turn()
         loop.now_s += 11
-        assert bench.proposer.problem == "requests have waited for 11 s: the log confirms nothing"
+        assert (
+            bench.proposer.problem
+            == "requests have been waiting for 11 s: the log does not confirm writes"
+        )
         bench.commit_one()
         assert bench.proposer.problem == ""
         bench.unwritten = proposing.UNWRITTEN_BYTES_MAX + 1
         waiting = bench.proposer.append(1, messages(1))
         await turn()
         loop.now_s += 12
-        assert bench.proposer.problem == "requests have waited for 12 s: the store is behind"
+        assert (
+            bench.proposer.problem
+            == "requests have been waiting for 12 s: the store cannot keep up with the log"
+        )
         bench.unwritten = 0
-        assert bench.proposer.problem == "requests have waited for 12 s: nothing reaches the log"
+        assert (
+            bench.proposer.problem
+            == "requests have been waiting for 12 s: no entry reaches the log"
+        )
         bench.proposer.resume()
         await bench.commit_all()
         assert bench.proposer.problem == ""

@@ -369,7 +369,7 @@ def test_snapshot_ends_when_a_subject_is_shredded_behind_it(tmp_path: Path) -> N
             await anext(chunks)
             assert node.snapshotter.is_reading
             await link.erase("S", [], "S.199")
-            with pytest.raises(ApiError, match="ended for an erasure") as refused:
+            with pytest.raises(ApiError, match="aborted by an erasure") as refused:
                 async for _ in chunks:
                     pass
             assert refused.value.spec is errors.OVERLOADED

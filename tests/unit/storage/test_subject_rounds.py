@@ -151,7 +151,7 @@ def test_new_subject_is_refused_where_no_number_is_left_and_known_ones_go_on(
     refused = (result.exceptions or {})[1]
     assert isinstance(refused, Refused)
     assert refused.code == errors.STORE_FAILED.code
-    assert refused.detail == "the stream has no number left for a new subject"
+    assert refused.detail == "the stream has reached its maximum number of subjects"
     assert rig.machine.counters.last_seq == (16 if atomic else 17)
     rig.restart()
     rig.apply(1, cmd.PurgeSubjects([f"s.{number}" for number in range(8)], 100, 100))

@@ -72,34 +72,37 @@ def parse_settings(arguments: list[str] | None) -> Settings:
         prog="python -m contrail_spark.flights",
         description="Publish a year of real flights, consume a route, report with Spark.",
     )
-    parser.add_argument("--once", action="store_true", help="end after the report")
+    parser.add_argument("--once", action="store_true", help="exit after the report")
     parser.add_argument("--port", type=_port, help=f"default: {DEFAULT_PORT}")
     parser.add_argument("--data-dir", type=Path, help=f"default: ./{DEFAULT_DATA_DIR}")
     parser.add_argument(
         "--url",
         type=_url,
-        help="use this running server instead of starting one, and end after the report, which "
-        "goes to ./reports",
+        help="use this running server instead of starting one; write the report to ./reports "
+        "and exit",
     )
     parser.add_argument(
         "--token-file",
         type=lambda text: Path(text).resolve(),
-        help="the token of that server; executors on other machines read it at the same path",
+        help="file that contains the token of that server; executors on other machines read it "
+        "from the same path",
     )
     parser.add_argument(
         "--spark-master",
         type=_master,
-        help="report on this cluster (spark://host:port) instead of in this process",
+        help="run the report on this cluster (spark://host:port) instead of in this process",
     )
-    parser.add_argument("--limit", type=_positive, help="only the first flights of the year")
+    parser.add_argument("--limit", type=_positive, help="use only the first flights of the year")
     parser.add_argument(
-        "--fresh", action="store_true", help="delete stream FLIGHTS first, whatever it holds"
+        "--fresh", action="store_true", help="delete stream FLIGHTS first, whatever it contains"
     )
     given = parser.parse_args(arguments)
     if given.url is None and given.token_file is not None:
-        parser.error("--token-file belongs to --url")
+        parser.error("--token-file requires --url")
     if given.url is not None and (given.port is not None or given.data_dir is not None):
-        parser.error("--url names a running server; --port and --data-dir are for one of its own")
+        parser.error(
+            "--port and --data-dir cannot be used with --url, which names a running server"
+        )
     given.port = DEFAULT_PORT if given.port is None else given.port
     given.data_dir = given.data_dir or DEFAULT_DATA_DIR
     return Settings(**vars(given))
@@ -123,14 +126,14 @@ def _master(text: str) -> str:
 def _port(text: str) -> int:
     port = int(text)
     if not 0 <= port <= PORT_MAX:
-        raise argparse.ArgumentTypeError(f"a port is 0 (any free one) to {PORT_MAX}")
+        raise argparse.ArgumentTypeError(f"a port must be between 0 (any free port) and {PORT_MAX}")
     return port
 
 
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError("at least 1 is expected")
+        raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 

@@ -76,7 +76,7 @@ def run(settings: Settings, console: Console) -> None:
     note(console, f"{len(dataset.flights):,} flights in time order; Java from {java.origin}")
     if settings.url is not None:
         with connected(settings.url, settings.token_file) as client:
-            note(console, f"server {settings.url}, which ran already")
+            note(console, f"server {settings.url}, already running")
             _Demonstration(settings, console, dataset, client, settings.url).run()
         return
     with serving(settings.port, settings.data_dir) as server, Contrail(server.url) as client:
@@ -173,18 +173,20 @@ class _Demonstration:
             where = self.settings.url or self.settings.data_dir
             other = "--url" if self.settings.url else "--data-dir"
             raise ForeignStreamError(
-                f"stream {STREAM} in {where} holds messages that this job did not publish; it is "
-                f"left as it is. Choose another {other}, or delete it with --fresh"
+                f"stream {STREAM} in {where} contains messages that this job did not publish, "
+                f"so it was not changed. Choose another {other}, or delete the stream with "
+                "--fresh"
             )
         if found is Found.COMPLETE:
             note(
                 self.console,
-                f"stream {STREAM} still holds the {self.whole.count:,} flights of an earlier run: "
-                "none is published again (--fresh would), the route is delivered once more",
+                f"stream {STREAM} still has the {self.whole.count:,} flights of an earlier "
+                "run: they are not published again (use --fresh for that), and the route is "
+                "delivered once more",
             )
             return True
         if found is Found.INCOMPLETE:
-            note(self.console, f"stream {STREAM} of an earlier run is deleted and made anew")
+            note(self.console, f"stream {STREAM} of an earlier run is deleted and re-created")
             self.client.delete_stream(STREAM)
         create(self.client, self.whole)
         return False

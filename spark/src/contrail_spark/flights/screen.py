@@ -75,5 +75,5 @@ def show_suggestions(console: Console, url: str) -> None:
         console.print(
             suggestion.command, markup=False, highlight=False, soft_wrap=True, style="cyan"
         )
-    console.print(f"\n[dim]# All calls, described:[/] {url}/docs", highlight=False)
-    console.print("\nThe server stays up. Ctrl-C stops it; the stream is kept.")
+    console.print(f"\n[dim]# Documentation of all calls:[/] {url}/docs", highlight=False)
+    console.print("\nThe server keeps running. Press Ctrl-C to stop it; the stream is kept.")

@@ -90,7 +90,7 @@ def connected(url: str, token_file: Path | None) -> Iterator[Contrail]:
         except ApiProblem as problem:
             if problem.status != UNAUTHENTICATED:
                 raise
-            wanted = "needs a token: give --token-file"
+            wanted = "requires a token: use --token-file"
             if token_file is not None:
                 wanted = f"refuses the token in {token_file}"
             raise ServerError(f"the server at {url} {wanted}") from problem

@@ -35,20 +35,20 @@ def suggestions(url: str) -> list[Suggestion]:
     python, contrail = _program(Path(sys.executable)), _program(_CONTRAIL)
     put = "curl -so /dev/null -X PUT -H 'Content-Type: application/json'"
     return [
-        Suggestion("What the stream holds", f"{get} {stream}"),
-        Suggestion("The first flight of the year, as stored", f"{get} -i {stream}/messages/1"),
+        Suggestion("Show the stream's configuration and state", f"{get} {stream}"),
+        Suggestion("Read the first flight of the year, as stored", f"{get} -i {stream}/messages/1"),
         Suggestion(
-            "Three flights from La Guardia to Atlanta",
+            "Read three flights from La Guardia to Atlanta",
             f"{get} '{stream}/messages?subject=flights.LGA.ATL.*&limit=3'",
         ),
         Suggestion(
-            "Make a durable consumer of United's flights from Newark, and take two",
+            "Create a durable consumer for United's flights from Newark, and pull two",
             f'{put} {stream}/consumers/united -d \'{{"filter_subject": "flights.EWR.*.UA"}}\' && '
             f"{get} {stream}/consumers/united/next -H 'Content-Type: application/json' "
             """-d '{"batch": 2, "expires": "2s"}'""",
         ),
         Suggestion(
-            "Make a stream of your own and publish to it",
+            "Create your own stream and publish to it",
             f'{put} {url}/v1/streams/NOTES -d \'{{"subjects": ["notes.>"]}}\' && '
             f"{get} {url}/v1/subjects/notes.hello/messages -d 'Hello, Contrail'",
         ),
@@ -57,12 +57,12 @@ def suggestions(url: str) -> list[Suggestion]:
             f"curl -sH 'Accept: application/x-ndjson' '{stream}/replay?from_seq=1&to_seq=3'",
         ),
         Suggestion(
-            "The same on the command line",
+            "Use the command line",
             f"{contrail} stream info {STREAM} --server {url} && "
             f"{contrail} pub notes.hello 'Hello again' --server {url}",
         ),
         Suggestion(
-            "And in Python",
+            "Use Python",
             f'{python} -c "from contrail_client import Contrail; '
             f"print(Contrail('{url}').get_stream('{STREAM}').state)\"",
         ),

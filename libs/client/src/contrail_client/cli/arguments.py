@@ -96,7 +96,7 @@ def confirm(question: str, yes: bool) -> None:
         )
     show.errors.print(f"{question} [y/N] ", end="", markup=False, soft_wrap=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Failed("nothing was done")
+        raise Failed("nothing was changed")
 
 
 def _pair(text: str, what: str) -> tuple[str, str]:

@@ -148,7 +148,7 @@ class Appender:
         }
         table = self._machine.subjects
         if not table.has_room(len(command.subjects)):
-            detail = "the stream has no number left for a new subject"
+            detail = "the stream has reached its maximum number of subjects"
             no_room = Refused(errors.STORE_FAILED.code, detail)
             for number, subject in enumerate(command.subjects):
                 if subject not in table.ids:
@@ -256,7 +256,7 @@ def _refused_as_one(first_seq: int, count: int, verdicts: Verdicts) -> Appended:
     first = min(verdicts)
     refused = verdicts[first]
     if not isinstance(refused, Refused):
-        detail = f"message {first} has the id of a message that is stored"
+        detail = f"message {first} has the id of a message that is already stored"
         refused = Refused(errors.ATOMIC_DUPLICATE.code, detail)
     return Appended(first_seq, count, dict.fromkeys(range(count), refused))
 
@@ -330,7 +330,11 @@ class _Batch:
                 continue
             for at in np.flatnonzero(self._sizes > limit).tolist():
                 verdicts.setdefault(
-                    at, Refused(spec.code, f"{self._sizes[at]} bytes exceed {what} of {limit}")
+                    at,
+                    Refused(
+                        spec.code,
+                        f"the message has {self._sizes[at]} bytes, more than {what} of {limit}",
+                    ),
                 )
 
     def _check_ids(self, hashes: IdHashes, verdicts: Verdicts) -> None:
@@ -414,7 +418,9 @@ class _Batch:
             pattern = expected.last_subject_seq_subject or subject
             actual = self._last_of(pattern)
             if self._is_bound(pattern, actual):
-                return Refused(errors.LAST_UNSETTLED.code, "a removal is not finished")
+                return Refused(
+                    errors.LAST_UNSETTLED.code, "the last message of the subject is being removed"
+                )
             if actual != expected.last_subject_seq:
                 return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {actual}")
         if expected.last_seq is not None and expected.last_seq != last_seq:
@@ -426,7 +432,7 @@ class _Batch:
     def _wrong_last_id(self, last_seq: int) -> Refused:
         code, detail = errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID"
         if self.last_id == NO_ID:
-            return Refused(code, f"{detail}: the last message has none")
+            return Refused(code, f"{detail}: the last message has no id")
         return Refused(code, detail, seq=last_seq)  # machines keep no id that could be told
 
     def _last_of(self, pattern: str) -> int:

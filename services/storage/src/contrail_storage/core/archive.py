@@ -197,7 +197,7 @@ class ArchiveReader:
     def _take_start(self) -> bool:
         size = min(len(self._held), len(MAGIC))
         if self._held[:size] != MAGIC[:size]:
-            raise ArchiveError("this is not a stream's archive")
+            raise ArchiveError("this is not a stream archive")
         if len(self._held) < _START.size:
             return False
         start = bytes(self._held[: _START.size])
@@ -224,7 +224,9 @@ class ArchiveReader:
             digest = self._chain.digest if kind == END else b""
             body = bytes(self._held[at:stop])
             if self._chain.seal(body) != body + self._held[stop : stop + _CRC.size]:
-                raise ArchiveError(f"the archive is damaged: record {self._number} does not match")
+                raise ArchiveError(
+                    f"the archive is damaged: the checksum of record {self._number} does not match"
+                )
             at = stop + _CRC.size
             record = Record(kind, body[_HEAD.size :])
             if kind == END:
@@ -235,7 +237,7 @@ class ArchiveReader:
                 yield record
         del self._held[:at]
         if self.ended and self._held:
-            raise ArchiveError("the archive goes on behind its end record")
+            raise ArchiveError("the archive continues after its end record")
 
     @property
     def _number(self) -> int:
@@ -243,7 +245,9 @@ class ArchiveReader:
 
     def _check_head(self, kind: int, size: int) -> None:
         if kind not in _PLACES or size > RECORD_BYTES_MAX:
-            raise ArchiveError(f"the archive is damaged: record {self._number} has no sound head")
+            raise ArchiveError(
+                f"the archive is damaged: the head of record {self._number} is invalid"
+            )
         follows = kind == CONSUMER and self._kind == PENDING
         back = self._kind and _PLACES[kind] < _PLACES[self._kind]
         if kind != HEADER and (not self._kind or (back and not follows)):

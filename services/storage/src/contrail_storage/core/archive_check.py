@@ -52,7 +52,7 @@ _SUBJECT_ROW_BYTES: Final = 24
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ArchiveError(f"the archive contradicts itself: {what}")
+    raise ArchiveError(f"the archive is inconsistent: {what}")
 
 
 def _need(condition: bool, what: str) -> None:
@@ -119,20 +119,30 @@ class ArchiveCheck:
         config = header.config
         draft = {name: getattr(config, name) for name in StreamDraft.__annotations__}
         normal = normalise_stream(cast(StreamDraft, draft))
-        _need(normal == config, "its configuration is not a complete one")
-        _need(len(header.hash_key) == HASH_KEY_BYTES, "the key of its ids")
-        _need(len(header.last_id) == ID_BYTES, "its last id")
-        _need(1 <= header.first_seq <= header.last_seq + 1 <= _SEQ_MAX, "its sequences")
-        _need(0 <= header.messages <= header.last_seq + 1 - header.first_seq, "its messages")
-        _need(bool(header.messages) or header.first_seq == header.last_seq + 1, "its messages")
-        _need(0 <= header.bytes <= INT64_MAX, "its bytes")
-        _need(0 <= header.created_ns <= INT64_MAX, "its time")
-        _need(0 <= header.last_time_ns <= INT64_MAX, "its time")
-        _need(0 <= header.digest <= _NUMBER_MAX, "its digest")
-        _need(0 <= header.next_subject <= _NUMBER_MAX, "its subjects")
-        _need(1 <= header.next_consumer <= _GIVEN_MAX, "its consumers")
-        _need(header.loss is None or _is_sound_loss(header.loss), "its loss")
-        _need(0 <= header.keep_from <= header.keep_to <= header.last_seq + 1, "its interest")
+        _need(normal == config, "the configuration is incomplete")
+        _need(len(header.hash_key) == HASH_KEY_BYTES, "the key of message ids")
+        _need(len(header.last_id) == ID_BYTES, "the last message id")
+        _need(
+            1 <= header.first_seq <= header.last_seq + 1 <= _SEQ_MAX, "the first or last sequence"
+        )
+        _need(
+            0 <= header.messages <= header.last_seq + 1 - header.first_seq, "the number of messages"
+        )
+        _need(
+            bool(header.messages) or header.first_seq == header.last_seq + 1,
+            "the number of messages",
+        )
+        _need(0 <= header.bytes <= INT64_MAX, "the number of bytes")
+        _need(0 <= header.created_ns <= INT64_MAX, "the times of the stream")
+        _need(0 <= header.last_time_ns <= INT64_MAX, "the times of the stream")
+        _need(0 <= header.digest <= _NUMBER_MAX, "the digest")
+        _need(0 <= header.next_subject <= _NUMBER_MAX, "the next subject number")
+        _need(1 <= header.next_consumer <= _GIVEN_MAX, "the next consumer number")
+        _need(header.loss is None or _is_sound_loss(header.loss), "the record of data loss")
+        _need(
+            0 <= header.keep_from <= header.keep_to <= header.last_seq + 1,
+            "the range of messages kept by interest",
+        )
         for subject, to_seq in header.replaced.items():
             _need(subject_problem(subject) is None, "a subject")
             _need(0 <= to_seq <= header.last_seq + 1, "a roll-up")
@@ -168,7 +178,7 @@ class ArchiveCheck:
         return last
 
     def _take_exempt(self, exempt: ExemptPages) -> None:
-        what = "what no age removes"
+        what = "the messages exempt from max_age"
         self._exempt_page = self._check_pages(exempt.pages, self._exempt_page, what)
         for number, page in exempt.pages:
             marks = np.unpackbits(np.frombuffer(page, np.uint8))
@@ -227,7 +237,7 @@ class ArchiveCheck:
         self._take_pending(MorePending(consumer.number, state.pending, state.given_up))
 
     def _check_pinned(self, consumer: Consumer) -> None:
-        end_seq, what = consumer.state.pinned_end, "what a consumer gets first"
+        end_seq, what = consumer.state.pinned_end, "the messages a consumer delivers first"
         _need(0 <= end_seq <= self.header.last_seq + 1, what)
         _need(bool(end_seq) == bool(consumer.pinned), what)
         if end_seq:
@@ -235,16 +245,21 @@ class ArchiveCheck:
             _need(pinned is not None and consumer.state.next_seq < end_seq, what)
 
     def _take_pending(self, more: MorePending) -> None:
-        _need(more.number == self._consumer, "what a consumer has pending")
+        _need(more.number == self._consumer, "the pending deliveries of a consumer")
         for seq, item in more.pending.items():
-            _need(0 < seq <= self.header.last_seq and seq not in self._pending, "a delivery")
-            _need(0 < item.attempts <= _GIVEN_MAX, "a delivery")
-            _need(0 < item.consumer_seq <= INT64_MAX, "a delivery")
-            _need(0 <= item.deadline_ns <= INT64_MAX, "a delivery")
+            _need(
+                0 < seq <= self.header.last_seq and seq not in self._pending, "a pending delivery"
+            )
+            _need(0 < item.attempts <= _GIVEN_MAX, "a pending delivery")
+            _need(0 < item.consumer_seq <= INT64_MAX, "a pending delivery")
+            _need(0 <= item.deadline_ns <= INT64_MAX, "a pending delivery")
             self._pending.add(seq)
         for number, _ in more.given_up[:1]:
-            _need(number > self._given_up_page, "what a consumer gave up on")
-        _need(pages_are_sound(more.given_up, self.header.last_seq), "what a consumer gave up on")
+            _need(number > self._given_up_page, "the messages a consumer gave up on")
+        _need(
+            pages_are_sound(more.given_up, self.header.last_seq),
+            "the messages a consumer gave up on",
+        )
         for number, _ in more.given_up[-1:]:
             self._given_up_page = number
 
@@ -254,7 +269,7 @@ class ArchiveCheck:
             span = header.last_seq + 1 - header.first_seq
             _need(deleted.total == deleted.count(header.first_seq, header.last_seq), "deletions")
             _need(deleted.total == span - header.messages, "the number of messages")
-            _need(not span or header.first_seq not in deleted, "its first sequence")
+            _need(not span or header.first_seq not in deleted, "the first sequence")
             self._blocks = _Blocks(header, deleted, np.concatenate(self._numbers), self._rows)
         return self._blocks
 
@@ -283,7 +298,7 @@ class _Blocks:
         """The next block."""
         header = self._header
         self._pass_gap(block.base_seq, "a block does not follow the one before")
-        _need(block.last_seq <= header.last_seq, "a block ends behind the last sequence")
+        _need(block.last_seq <= header.last_seq, "a block ends after the last sequence")
         self._next_seq = block.last_seq + 1
         _need(bool((np.diff(block.times_ns, prepend=self._time_ns) >= 0).all()), "times")
         self._time_ns = int(block.times_ns[-1])
@@ -312,12 +327,12 @@ class _Blocks:
     def finish(self) -> None:
         """That was the last block."""
         header = self._header
-        self._pass_gap(header.last_seq + 1, "blocks are missing at its end")
-        _need(self._bytes == header.bytes, "the bytes of its messages")
+        self._pass_gap(header.last_seq + 1, "blocks are missing at the end")
+        _need(self._bytes == header.bytes, "the size of the messages")
         if not self._rows:
             return
         first, last, counts = (np.concatenate(each) for each in zip(*self._rows, strict=True))
-        _need(bool((self._counts == counts).all()), "how many messages a subject has")
+        _need(bool((self._counts == counts).all()), "the number of messages of a subject")
         # Below zero it is an upper bound, which the stream has yet to settle.
         right = np.where(last < 0, self._last <= -last, self._last == last)
         _need(bool(right.all()), "the last message of a subject")
@@ -332,7 +347,7 @@ def _block(payload: bytes) -> Block:
     _need(block.count > 0 and block.columns.is_sound(), "the columns of a block")
     headers = block.columns.headers
     _need(headers is None or can_be_sent(headers), "the headers of a message")
-    _need(block.columns.seals is None, "a block: what a key of a subject seals is opened before")
+    _need(block.columns.seals is None, "a block is encrypted with subject keys")
     return block
 
 

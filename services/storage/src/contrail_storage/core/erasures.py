@@ -73,7 +73,10 @@ class ErasureLedger:
         if command.erasure_id in self.receipts:
             return Done(changed=False)
         if self.is_full:
-            return Refused(errors.ERASURE_LIMIT.code, f"{RECEIPTS_MAX} erasures are pending")
+            return Refused(
+                errors.ERASURE_LIMIT.code,
+                f"{RECEIPTS_MAX} erasures are pending, which is the maximum",
+            )
         if len(self.receipts) >= RECEIPTS_MAX:
             self._forget(next(one for one in self.receipts.values() if one.done_ns), writes)
         replicas = dict.fromkeys(command.nodes, 0)

@@ -101,9 +101,12 @@ class MetaMachine:
         if command.name in self.streams:
             return Refused(errors.STREAM_EXISTS.code)
         if not 1 <= command.shards <= SHARDS_MAX:
-            return Refused(errors.STREAM_CONFIG_INVALID.code, "shards is out of range")
+            return Refused(errors.STREAM_CONFIG_INVALID.code, "shards: out of range")
         if self._shard_count + command.shards > STREAMS_MAX:
-            return Refused(errors.STREAM_LIMIT.code, f"at most {STREAMS_MAX} streams and shards")
+            return Refused(
+                errors.STREAM_LIMIT.code,
+                f"the limit is {STREAMS_MAX} shards of all streams together",
+            )
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)

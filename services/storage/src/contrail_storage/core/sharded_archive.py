@@ -41,10 +41,13 @@ class ShardedCheck:
 
     def _take_header(self, header: ArchiveHeader) -> None:
         self._first = first = self._first or header
-        _need(self._part < first.config.shards and header.part == self._part, "its shards")
-        _need(header.config == first.config, "the configurations of its shards")
-        _need(header.incarnation == first.incarnation, "its shards are of several streams")
-        _need(header.hash_key == first.hash_key, "the key of its ids")
+        _need(
+            self._part < first.config.shards and header.part == self._part,
+            "the order or number of shards",
+        )
+        _need(header.config == first.config, "the configurations of the shards differ")
+        _need(header.incarnation == first.incarnation, "the shards belong to different streams")
+        _need(header.hash_key == first.hash_key, "the keys of message ids differ")
 
     def _check_subjects(self, names: list[str]) -> None:
         assert self._first is not None
@@ -57,9 +60,9 @@ class ShardedCheck:
         consumers = self._current.consumers
         if self._consumers is None:
             self._consumers = consumers
-        _need(consumers == self._consumers, "a consumer is not on all shards")
+        _need(consumers == self._consumers, "a consumer is missing in some shards")
 
 
 def _need(condition: bool, what: str) -> None:
     if not condition:
-        raise ArchiveError(f"the archive contradicts itself: {what}")
+        raise ArchiveError(f"the archive is inconsistent: {what}")

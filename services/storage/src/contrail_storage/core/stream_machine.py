@@ -266,7 +266,7 @@ class StreamMachine:
         if self.config.sealed:
             return Refused(errors.STREAM_SEALED.code)
         if not command.is_sound():
-            return Refused(errors.INTERNAL.code, "the columns of the messages do not agree")
+            return Refused(errors.INTERNAL.code, "the columns of the messages are inconsistent")
         if command.atomic and not self.config.allow_atomic:
             return Refused(errors.ATOMIC_DISABLED.code)
         appended, block = self._appender.append(index, now_ns, command, writes)
@@ -302,11 +302,17 @@ class StreamMachine:
             config_rules.over_limits(one.config, config.consumer_limits)
             for one in self.consumers.values()
         ):
-            return Refused(errors.STREAM_CONFIG_INVALID.code, "a consumer exceeds consumer_limits")
+            return Refused(
+                errors.STREAM_CONFIG_INVALID.code,
+                "consumer_limits: an existing consumer exceeds them",
+            )
         if self.record is not None and not retention_rules.may_become(
             self.config.retention, config.retention
         ):
-            return Refused(errors.STREAM_UPDATE_REFUSED.code, "the retention cannot be changed so")
+            return Refused(
+                errors.STREAM_UPDATE_REFUSED.code,
+                "retention: cannot be changed to or from workqueue",
+            )
         self._appender.forget_captured()
         if self.record is None:
             # Versions begin at the index and go up by one with an entry each, so that a stream made
@@ -359,7 +365,9 @@ class StreamMachine:
         if record is not None and command.incarnation not in ("", record.incarnation):
             return Refused(errors.STREAM_NOT_FOUND.code)
         if record is not None and command.version not in (None, 0, record.version):
-            return Refused(errors.PRECONDITION_FAILED.code, f"the version is {record.version}")
+            return Refused(
+                errors.PRECONDITION_FAILED.code, f"the current version is {record.version}"
+            )
         self.record = None
         self.counters = Counters(1, 0, 0, 0, 0, NO_ID, 0)
         self.subjects = SubjectTable(self.shard)
@@ -455,7 +463,7 @@ class StreamMachine:
             return Refused(errors.CONSUMER_LIMIT.code)
         pinned = Pinned.decode(command.pinned, command.pinned_end) if command.pinned else None
         if command.pinned and (pinned is None or pinned.end_seq > self.counters.last_seq + 1):
-            return Refused(errors.INTERNAL.code, "what the consumer is to get first is not sound")
+            return Refused(errors.INTERNAL.code, "the messages to deliver first are inconsistent")
         consumer_id = self.record.next_consumer_id
         self.record.next_consumer_id += 1
         self.write_record(writes)
@@ -506,7 +514,9 @@ class StreamMachine:
         if consumer is None:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         if command.version not in (None, 0, consumer.version):
-            return Refused(errors.PRECONDITION_FAILED.code, f"the version is {consumer.version}")
+            return Refused(
+                errors.PRECONDITION_FAILED.code, f"the current version is {consumer.version}"
+            )
         del self.consumers[command.consumer_id]
         del self.consumer_ids[consumer.config.name]
         consumer.erase(writes)

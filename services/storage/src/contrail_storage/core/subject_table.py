@@ -127,7 +127,7 @@ class SubjectTable:
         sid = self.ids.get(subject)
         if sid is None:
             sid = self.next_id
-            assert sid != self._end, "somebody forgot to make room for new subjects"
+            assert sid != self._end, "no capacity was reserved for new subjects"
             self.ids.add(subject, sid)
             self.numbered.append(subject)
             self._grow()

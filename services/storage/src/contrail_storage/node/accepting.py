@@ -76,12 +76,12 @@ _META, _SHARDS = _GROUPS
 _BATCH_BYTES: Final = 4 << 20
 _STALL_WAIT_S: Final = 0.01
 _UNMADE: Final = (
-    "what can be read cannot be written beside the damaged files, which are as they were;"
-    " once the disk takes it, start again with accept_data_loss"
+    "the readable data could not be written next to the damaged files, which are unchanged; "
+    "once the disk can be written, start again with accept_data_loss"
 )
 _UNSWITCHED: Final = (
-    "what can be read is written, but does not take the place of the damaged files yet;"
-    " start again with accept_data_loss"
+    "the readable data was written, but has not replaced the damaged files yet; start again "
+    "with accept_data_loss"
 )
 _log = structlog.get_logger("contrail.accepting")
 
@@ -167,7 +167,7 @@ def accept_data_loss(folder: Folder, damage: Exception | None) -> None:
 
 
 def _reason(damage: Exception | None) -> str:
-    text = "stored rows or messages do not read back" if damage is None else str(damage)
+    text = "stored rows or messages cannot be read" if damage is None else str(damage)
     return text[:REASON_MAX]
 
 
@@ -196,7 +196,7 @@ def _keyring_of(folder: Folder) -> Keyring | None:
     if not (folder.data_dir / KEYS_NAME).exists():
         return None
     if not folder.node_keys:
-        raise KeysRefusedError(f"{folder.data_dir} is encrypted, and no encryption key was given")
+        raise KeysRefusedError(f"{folder.data_dir} is encrypted, but no encryption key was given")
     return Keyring.load(folder.files, folder.data_dir, folder.node_keys)
 
 
@@ -404,9 +404,9 @@ class _Accepting:
                 entry = named.get(number)
                 if entry is None:
                     raise DataLostError(
-                        f"{self._losses.reason}. Shard {number} holds messages, but neither its "
-                        "name nor its configuration can be read, so that the folder cannot be "
-                        "opened with accept_data_loss either: restore it from a backup"
+                        f"{self._losses.reason}. Shard {number} has messages, but neither its "
+                        "name nor its configuration can be read. Even accept_data_loss "
+                        "cannot open the folder: restore it from a backup"
                     )
                 if entry.stage == "listed":
                     self._configure_anew(shard.machine, entry)

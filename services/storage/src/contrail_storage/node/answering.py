@@ -92,7 +92,7 @@ class AnswerDeadline:
         waited = format_duration(round(self._timeout_s * NS_PER_S))
         return ApiError(
             errors.OUTCOME_UNKNOWN,
-            f"the disk has not taken it within {waited}; it may still be stored",
+            f"the disk has not confirmed the write within {waited}; it may still be stored",
         )
 
     async def change(self, work: Coroutine[Any, Any, T]) -> T:
@@ -128,7 +128,7 @@ class AnswerDeadline:
             async with asyncio.timeout(self._timeout_s + wait_ns / NS_PER_S):
                 return await work
         except TimeoutError as error:
-            detail = "the disk does not take what has to be recorded first"
+            detail = "the disk has not confirmed a record that must be written first"
             raise ApiError(errors.STORAGE_FAILED, detail, retry_after_s=1) from error
 
 
@@ -177,4 +177,4 @@ def read_failed(error: StoreFailedError) -> ApiError:
     """What the caller is told of a read that failed; the log names the file."""
     _log.warning("read_failed", error=str(error))
     reason = str(error).rpartition(": ")[2]
-    return ApiError(errors.STORAGE_READ_FAILED, f"the disk fails to read: {reason}")
+    return ApiError(errors.STORAGE_READ_FAILED, f"the disk failed to read: {reason}")

@@ -258,7 +258,9 @@ class Applier:
         """
         stored = {number: one for number, one in self.shards.items() if not one.volatile}
         if differing := _differing(stored, fresh.shards):
-            raise RuntimeError(f"the log led to another state of the shards {differing}")
+            raise RuntimeError(
+                f"replaying the log produced a different state of shards {differing}"
+            )
         self._blocks.take_over(fresh._blocks, keys.is_volatile)
         for number, shard in fresh.shards.items():
             known = self.shards.setdefault(number, shard)
@@ -339,7 +341,7 @@ class Applier:
         """
         self._behind.flush()  # where ``old`` waits, it would be joined to others as it was
         if self._writer.failed and not keys.is_volatile(number):
-            raise StoreFailedError("the store takes nothing now")
+            raise StoreFailedError("the store is not accepting writes")
         directory = self._blocks.directory(number)
         if not directory.holds(old):
             return None

@@ -29,7 +29,7 @@ def check_limits(config: ConsumerConfig, request: PullRequest) -> None:
         (config.max_bytes, request.max_bytes, "max_bytes"),
     ):
         if limit > 0 and asked > limit:
-            raise ApiError(errors.PULL_LIMIT, f"the pull exceeds {what} of {limit}")
+            raise ApiError(errors.PULL_LIMIT, f"the pull exceeds the consumer's {what} of {limit}")
 
 
 @dataclass(slots=True, frozen=True)

@@ -248,5 +248,5 @@ async def _all_written(jobs: list[RewriteJob]) -> None:
     for job in jobs:
         await job.written.wait()
         if job.lost:
-            raise StoreFailedError("the store failed before it held what was written again")
+            raise StoreFailedError("the store failed before rewritten blocks were stored")
     jobs.clear()

@@ -76,7 +76,7 @@ class ConsumerManager:
             async with self._lock:
                 return await self._sharded.put(stream, config, given)
         if config.opt_start_cursor:
-            raise bad_cursor("the stream has one shard: its positions are sequences")
+            raise bad_cursor("cannot be used with a stream with one shard; use a sequence")
         shard = self._streams.shard(stream)
         config = complete_consumer(config, shard.machine.config.consumer_limits)
         for _ in range(ATTEMPTS):
@@ -88,9 +88,12 @@ class ConsumerManager:
             if put is not None:
                 consumer = shard.machine.consumers.get(put.consumer_id)
                 if consumer is None:
-                    raise ApiError(errors.CONSUMER_NOT_FOUND, "it was deleted again at once")
+                    raise ApiError(
+                        errors.CONSUMER_NOT_FOUND,
+                        "the consumer was deleted right after it was created",
+                    )
                 return await self._info(shard, consumer), put.created
-        raise ApiError(errors.OVERLOADED, "it is deleted again and again", applied=False)
+        raise ApiError(errors.OVERLOADED, "the consumer is repeatedly being deleted", applied=False)
 
     async def _put(
         self, shard: Shard, config: ConsumerConfig, given: cmd.Precondition, *, is_there: bool
@@ -145,7 +148,7 @@ class ConsumerManager:
         sids = SubjectFilter(config.filter_subjects).numbers(table)
         at = table.numbered.places(sids)
         if len(at) > SUBJECTS_MAX:
-            message = f"matches {len(at)} subjects; last_per_subject takes at most {SUBJECTS_MAX}"
+            message = f"matches {len(at)} subjects; last_per_subject allows at most {SUBJECTS_MAX}"
             raise ApiError(
                 errors.START_INVALID,
                 f"filter_subjects: {message}",
@@ -387,11 +390,11 @@ class ConsumerManager:
         if item.shard != shard.machine.shard:
             foreign = item.shard in self._streams.shard_numbers()
             spec = errors.TOKEN_FORGED if foreign else errors.TOKEN_STALE
-            return AckResult(spec.code, "the token is of another stream")
+            return AckResult(spec.code, "the token belongs to another stream")
         if item.consumer_id != consumer.consumer_id:
             foreign = item.consumer_id in shard.machine.consumers
             spec = errors.TOKEN_FORGED if foreign else errors.TOKEN_STALE
-            return AckResult(spec.code, "the token is of another consumer")
+            return AckResult(spec.code, "the token belongs to another consumer")
         if item.epoch != consumer.epoch:
             return AckResult(errors.TOKEN_STALE.code, "the consumer was reset")
         return None

@@ -150,7 +150,7 @@ class SealingLog:
                 sealed, refused = None, error
             except Exception as error:
                 _log.exception("messages not sealed")
-                sealed, refused = None, not_logged(f"the messages cannot be sealed: {error!r}")
+                sealed, refused = None, not_logged(f"the messages cannot be encrypted: {error!r}")
             if sealed is None and refused is None:
                 return
             waiting.popleft()

@@ -69,7 +69,7 @@ class DiskRoom:
         left = self.measure()
         if left < cost:
             self._refuse()
-            detail = f"no room on the disk: messages may take {max(left, 0) >> 20} MiB more"
+            detail = f"not enough disk space: {max(left, 0) >> 20} MiB are left for messages"
             raise ApiError(errors.STORAGE_FULL, detail, retry_after_s=1, applied=False)
         self._left -= cost
 

@@ -100,7 +100,9 @@ class AppendRequest:
             spec = errors.MESSAGE_TOO_LARGE
             size = max(map(operator.sub, ends, [0, *ends[:-1]]))
         if size > COMMAND_BYTES_MAX - APPEND_OVERHEAD:
-            message = f"{size} bytes do not fit an entry of the log ({COMMAND_BYTES_MAX} bytes)"
+            message = (
+                f"{size} bytes do not fit into a log entry (at most {COMMAND_BYTES_MAX} bytes)"
+            )
             raise ApiError(spec, message, applied=False)
 
     def stop_before(self, taken: int) -> int:

@@ -142,12 +142,15 @@ class Erasures:
     async def _delete(self, shard: Shard, seqs: list[int]) -> None:
         """Delete those of ``seqs`` (ascending) that are still there."""
         if len(seqs) > ERASE_SEQS_MAX:
-            raise ApiError(errors.INVALID_FIELD, f"at most {ERASE_SEQS_MAX} sequences")
+            raise ApiError(
+                errors.INVALID_FIELD,
+                f"a request must not list more than {ERASE_SEQS_MAX} sequences",
+            )
         last_seq = shard.applied_seq
         if seqs[0] < 1 or seqs[-1] > last_seq:
             wrong = seqs[0] if seqs[0] < 1 else seqs[-1]
             raise ApiError(
-                errors.SEQUENCE_NOT_FOUND, f"sequence {wrong} was never given", applied=False
+                errors.SEQUENCE_NOT_FOUND, f"sequence {wrong} has never existed", applied=False
             )
         async with shard.removal:
             # From the newest on, so that the message before is always one that is still there.
@@ -324,7 +327,7 @@ class Eraser:
                 await self._cut_log()
             await asyncio.to_thread(self._store.rewrite, _ranges(stored), self._bounds.patience_s)
         if self._reopened() != reopened:
-            raise StoreError("the store was opened again meanwhile")
+            raise StoreError("the store was reopened in the meantime")
         done = [one for one in pending if left.isdisjoint(one.shards)]
         if done:
             await self.erasures.finish(done)

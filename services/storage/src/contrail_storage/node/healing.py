@@ -99,7 +99,7 @@ class Healing:
                 _log.warning("log not recovered yet", error=str(error))
                 if not self._replayed:
                     # A start that waits serves nothing; the next one opens the folder for reading.
-                    self._node.fail(f"the log failed and does not go on: {error}")
+                    self._node.fail(f"the log failed and could not be recovered: {error}")
                     return
                 await asyncio.sleep(_LOG_PAUSE_S)
             else:
@@ -159,7 +159,7 @@ class Healing:
             try:
                 await self._reopen()
             except (StoreCorruptError, StoreMissingError, LogRottenError, RuntimeError) as error:
-                self._node.fail(f"the store cannot be opened again: {error}")
+                self._node.fail(f"the store cannot be reopened: {error}")
                 return
             except (OSError, StoreError) as error:
                 self._note(error)
@@ -199,8 +199,8 @@ class Healing:
             needed = self._unflushed_bytes()
         if free < needed + _SPARE_BYTES:
             raise OSError(
-                f"No space left on device: {free >> 20} MiB are free, and what the log holds needs"
-                f" {(needed + _SPARE_BYTES) >> 20}"
+                f"No space left on device: {free >> 20} MiB are free, but writing the contents "
+                f"of the log needs {needed + _SPARE_BYTES >> 20} MiB"
             )
         _probe(folder / _PROBE_NAME)
 
@@ -292,7 +292,7 @@ class Healing:
         Answers where the groups stand. Raises OSError.
         """
         node = self._node
-        _log.error("started for reading", error=self._store_failure)
+        _log.error("started read-only", error=self._store_failure)
         await asyncio.to_thread(node.raw_store.suspend)
         try:
             rebuilt = await self._rebuild(None, writable=False)

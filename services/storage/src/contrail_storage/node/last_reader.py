@@ -133,7 +133,7 @@ class LastReader:
         if request.token:
             token = decode_state(request.token, LastToken)
             if token.request != digest or len(token.gaps) > self._bounds.subjects:
-                raise ApiError(errors.BAD_REQUEST, "the page token is not of this read")
+                raise ApiError(errors.BAD_REQUEST, "the page token belongs to another request")
             return _Search.resume(token, shard.applied_seq, self._bounds.subjects)
         point_seq = shard.applied_seq
         if request.up_to_seq:

@@ -61,10 +61,10 @@ def doubt(known_ns: int, wall_ns: int, jump_max_ns: int) -> str:
         return ""
     ahead_s = ahead_ns // NS_PER_S
     return (
-        f"the wall clock ({_to_second(wall_ns)}) is {_roughly(ahead_s)} ahead of the last time "
-        f"known here ({_to_second(known_ns)}): writes wait until it is set right, or the system "
-        "says that it is synchronized; if the server was off for so long, start it once with "
-        f"--max-clock-jump {ahead_s // _DAY_S + 1}d"
+        f"the system clock ({_to_second(wall_ns)}) is {_roughly(ahead_s)} ahead of the last "
+        f"recorded time ({_to_second(known_ns)}): writes wait until the clock is corrected "
+        "or the system reports it as synchronized. If the server was off for that long, "
+        f"start it once with --max-clock-jump {ahead_s // _DAY_S + 1}d"
     )
 
 

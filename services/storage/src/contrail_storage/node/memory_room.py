@@ -41,5 +41,5 @@ class MemoryRoom:
         if self.size_bytes + size > self.max_bytes:
             self._applier.flush()  # what was removed may not have left the store yet
         if self.size_bytes + size > self.max_bytes:
-            message = f"streams in memory take {self.max_bytes} bytes at most"
+            message = f"streams in memory are limited to {self.max_bytes} bytes in total"
             raise ApiError(errors.MEMORY_FULL, message, retry_after_s=1, applied=False)

@@ -54,23 +54,33 @@ class _NodeCollector:
 
     def _log_metrics(self) -> Iterable[Metric]:
         stats = self._node.log.stats
-        yield _histogram("contrail_wal_sync_seconds", "Time of an fdatasync", stats.syncs)
-        yield CounterMetricFamily("contrail_wal_bytes", "Bytes logged", stats.bytes_written)
-        yield GaugeMetricFamily("contrail_wal_size_bytes", "Bytes of log files", stats.size_bytes)
+        yield _histogram(
+            "contrail_wal_sync_seconds", "Duration of an fdatasync of the log", stats.syncs
+        )
+        yield CounterMetricFamily(
+            "contrail_wal_bytes", "Bytes written to the log", stats.bytes_written
+        )
+        yield GaugeMetricFamily(
+            "contrail_wal_size_bytes", "Size of all log files in bytes", stats.size_bytes
+        )
         yield GaugeMetricFamily(
             "contrail_proposals_queued_bytes",
-            "Bytes of requests that wait for an entry",
+            "Bytes of requests waiting to be put into a log entry",
             self._node.shard_log.queued_bytes + self._node.volatile_log.queued_bytes,
         )
         timings = self._node.timings
         yield _histogram(
             "contrail_commit_seconds",
-            "Time from making an entry of requests to its commit and their answers",
+            "Time from building a log entry to its commit and the answers to its requests",
             timings.commits,
         )
-        yield _histogram("contrail_apply_seconds", "Time of applying an entry", timings.applies)
+        yield _histogram(
+            "contrail_apply_seconds", "Duration of applying a log entry", timings.applies
+        )
         applied = GaugeMetricFamily(
-            "contrail_applied_index", "Applied and written log index", labels=["group"]
+            "contrail_applied_index",
+            "Log index up to which changes are applied and written to the store",
+            labels=["group"],
         )
         for group, index in sorted(self._node.applier.written_indexes.items()):
             name = "memory" if is_volatile(group) else str(group)
@@ -79,92 +89,126 @@ class _NodeCollector:
 
     def _store_metrics(self) -> Iterable[Metric]:
         writer = self._node.writer
-        yield CounterMetricFamily("contrail_store_batches", "Batches written", writer.batches)
         yield CounterMetricFamily(
-            "contrail_store_write_seconds", "Seconds spent encoding and writing", writer.seconds
+            "contrail_store_batches", "Batches written to the store", writer.batches
         )
-        yield CounterMetricFamily("contrail_store_stalls", "Writes put off", writer.stalls)
+        yield CounterMetricFamily(
+            "contrail_store_write_seconds",
+            "Seconds spent encoding and writing to the store",
+            writer.seconds,
+        )
+        yield CounterMetricFamily(
+            "contrail_store_stalls", "Writes to the store that were delayed", writer.stalls
+        )
         yield GaugeMetricFamily(
             "contrail_store_unwritten_bytes",
-            "Bytes applied and not yet written",
+            "Bytes applied but not yet written to the store",
             self._node.applier.unwritten_bytes,
         )
 
         yield GaugeMetricFamily(
             "contrail_disk_room_bytes",
-            "Bytes that messages may still take on the disk, in log and store together",
+            "Bytes of disk space left for messages, in log and store together",
             max(self._node.room.measure(), 0),
         )
         yield CounterMetricFamily(
             "contrail_store_reopened",
-            "Times that a failed store was opened again",
+            "Number of times a failed store was reopened",
             self._node.healing.reopened,
         )
         yield GaugeMetricFamily(
             "contrail_log_time_ahead_seconds",
-            "How far the time of new messages is ahead of the wall clock (negative: behind)",
+            "Seconds by which the time of new messages is ahead of the wall clock (negative if "
+            "behind)",
             self._node.clock.distance_ns / NS_PER_S,
         )
         yield GaugeMetricFamily(
-            "contrail_memory_bytes", "Bytes of streams in memory", self._node.memory.size_bytes
+            "contrail_memory_bytes",
+            "Size of all streams in memory in bytes",
+            self._node.memory.size_bytes,
         )
         yield GaugeMetricFamily(
             "contrail_memory_max_bytes",
-            "Bytes from which on they take no messages",
+            "Maximum size of all streams in memory in bytes; above it they refuse messages",
             self._node.memory.max_bytes,
         )
 
     def _stream_metrics(self) -> Iterable[Metric]:
         streams = self._node.streams
         names = streams.names()
-        yield GaugeMetricFamily("contrail_streams", "Streams", len(names))
+        yield GaugeMetricFamily("contrail_streams", "Number of streams", len(names))
         damaged = sum(any(shard.damaged for shard in streams.parts(name)) for name in names)
-        yield GaugeMetricFamily("contrail_streams_damaged", "Streams that cannot serve", damaged)
+        yield GaugeMetricFamily(
+            "contrail_streams_damaged",
+            "Number of streams that are unavailable because of damage",
+            damaged,
+        )
         losses = [shard.machine.loss for name in names for shard in streams.parts(name)]
         yield GaugeMetricFamily(
             "contrail_shards_data_loss",
-            "Shards of which messages are or may be lost by damage that was accepted",
+            "Number of shards with accepted data loss",
             sum(loss is not None for loss in losses),
         )
         yield GaugeMetricFamily(
             "contrail_messages_lost",
-            "Messages that are known to be lost by it",
+            "Messages known to be lost in shards with accepted data loss",
             sum(loss.messages for loss in losses if loss is not None),
         )
         scrubbed = self._node.scrubber.counts
         for name, text, count in (
-            ("rounds", "Times that everything stored was read again", scrubbed.rounds),
-            ("blocks", "Blocks read again", scrubbed.blocks),
-            ("bytes", "Bytes read again", scrubbed.bytes),
-            ("damaged", "Blocks and kinds of rows that did not read back", scrubbed.damaged),
+            ("rounds", "Scrub rounds: times that all stored data was verified", scrubbed.rounds),
+            ("blocks", "Blocks verified by scrubbing", scrubbed.blocks),
+            ("bytes", "Bytes verified by scrubbing", scrubbed.bytes),
+            (
+                "damaged",
+                "Blocks and kinds of rows that scrubbing could not read back",
+                scrubbed.damaged,
+            ),
         ):
             yield CounterMetricFamily(f"contrail_scrub_{name}", text, count)
         room = self._node.compactor.counts
         for name, text, count in (
-            ("dropped", "Blocks without a live message that were dropped", room.dropped),
-            ("rewritten", "Blocks written again without what was deleted", room.rewritten),
-            ("freed_bytes", "Bytes of blocks, as they are in memory, freed", room.freed_bytes),
+            ("dropped", "Blocks dropped because all their messages were deleted", room.dropped),
+            ("rewritten", "Blocks rewritten without their deleted messages", room.rewritten),
+            (
+                "freed_bytes",
+                "Bytes freed by compaction, measured as uncompressed blocks",
+                room.freed_bytes,
+            ),
         ):
             yield CounterMetricFamily(f"contrail_compact_{name}", text, count)
         erasures = self._node.eraser
         pending = len(erasures.erasures.pending())
-        yield GaugeMetricFamily("contrail_erasures_pending", "Erasures to be done here", pending)
+        yield GaugeMetricFamily(
+            "contrail_erasures_pending", "Erasures that this node has yet to complete", pending
+        )
         for name, text, number in (
-            ("done", "Erasures that were done here", erasures.counts.done),
-            ("cycles", "Times that files were written anew for some", erasures.counts.cycles),
-            ("failed", "Times that this failed, to be tried again", erasures.counts.failed),
-            ("seconds", "Seconds that this took", erasures.counts.seconds),
+            ("done", "Erasures that this node has completed", erasures.counts.done),
+            ("cycles", "Rewrites of files for pending erasures", erasures.counts.cycles),
+            (
+                "failed",
+                "Rewrites of files for pending erasures that failed; they are retried",
+                erasures.counts.failed,
+            ),
+            (
+                "seconds",
+                "Seconds spent rewriting files for pending erasures",
+                erasures.counts.seconds,
+            ),
         ):
             yield CounterMetricFamily(f"contrail_erasures_{name}", text, number)
         yield from _subject_key_metrics(self._node.subject_keys)
         families = {
             name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
             for name, text in (
-                ("messages", "Messages kept"),
-                ("bytes", "Bytes kept"),
-                ("last_seq", "Last sequence"),
-                ("consumers", "Consumers"),
-                ("ack_pending", "Deliveries that wait for their ack, over all consumers"),
+                ("messages", "Messages in the stream"),
+                ("bytes", "Bytes of the messages in the stream"),
+                ("last_seq", "Last sequence of the stream"),
+                ("consumers", "Consumers of the stream"),
+                (
+                    "ack_pending",
+                    ("Deliveries awaiting acknowledgement, over all consumers of the stream"),
+                ),
             )
         }
         for stream in names[:_STREAMS_MAX]:
@@ -185,13 +229,20 @@ class _NodeCollector:
         families = {
             name: kind(f"contrail_consumer_{name}", text, labels=["stream", "consumer"])
             for name, kind, text in (
-                ("deliveries", CounterMetricFamily, "Deliveries, the repeated ones too"),
-                ("ack_pending", GaugeMetricFamily, "Deliveries that wait for their ack"),
-                ("redelivered", GaugeMetricFamily, "Of these, those delivered more than once"),
+                ("deliveries", CounterMetricFamily, "Deliveries, including redeliveries"),
+                ("ack_pending", GaugeMetricFamily, "Deliveries awaiting acknowledgement"),
+                (
+                    "redelivered",
+                    GaugeMetricFamily,
+                    ("Deliveries awaiting acknowledgement that were delivered more than once"),
+                ),
                 (
                     "lag",
                     GaugeMetricFamily,
-                    "Sequences of the stream behind the consumer's position, whatever its filter",
+                    (
+                        "Sequences of the stream after the consumer's position, regardless of its "
+                        "filter"
+                    ),
                 ),
             )
         }
@@ -213,9 +264,13 @@ class _NodeCollector:
 
 def _subject_key_metrics(keys: "SubjectKeys") -> Iterable[Metric]:
     for name, text, count in (
-        ("", "Keys of subjects", sum(keys.live().values())),
-        ("_broken", "Places of keys that cannot be read and are not used again", keys.broken),
-        ("_unfinished", "Destroyed keys whose messages are still to be removed", len(keys.remains)),
+        ("", "Number of subject keys", sum(keys.live().values())),
+        ("_broken", "Slots of subject keys that cannot be read and are not reused", keys.broken),
+        (
+            "_unfinished",
+            "Destroyed subject keys whose messages have yet to be removed",
+            len(keys.remains),
+        ),
     ):
         yield GaugeMetricFamily(f"contrail_subject_keys{name}", text, count)
 

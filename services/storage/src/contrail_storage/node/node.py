@@ -373,7 +373,7 @@ class StorageNode:
         After an OSError all goes on as before, but a restart may need either of the two keys.
         """
         if self.keyring is None:
-            raise ValueError("the node does not encrypt")
+            raise ValueError("the node does not encrypt stored data")
         return self.keyring.rotate(node_keys[0])
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -26,7 +26,7 @@ def decode_token(token: str) -> str:
     except (binascii.Error, ValueError):
         position = ""
     if bool(position) != bool(token):
-        raise ApiError(errors.BAD_REQUEST, "the page token is not one of ours", applied=False)
+        raise ApiError(errors.BAD_REQUEST, "the page token is invalid", applied=False)
     return position
 
 
@@ -34,7 +34,7 @@ def decode_number(token: str) -> int:
     """The position in ``token`` as a number, 0 for the first page."""
     position = decode_token(token)
     if position and not (position.isascii() and position.isdigit()):
-        raise ApiError(errors.BAD_REQUEST, "the page token is not one of ours", applied=False)
+        raise ApiError(errors.BAD_REQUEST, "the page token is invalid", applied=False)
     return int(position or 0)
 
 
@@ -50,6 +50,4 @@ def decode_state(token: str, shape: type[_S]) -> _S:
         data = base64.b64decode(padded, validate=True)
         return msgspec.msgpack.decode(data, type=shape)
     except (binascii.Error, ValueError, msgspec.DecodeError):
-        raise ApiError(
-            errors.BAD_REQUEST, "the page token is not one of ours", applied=False
-        ) from None
+        raise ApiError(errors.BAD_REQUEST, "the page token is invalid", applied=False) from None

@@ -173,7 +173,9 @@ class Proposer:
             raise not_logged(f"the command cannot be logged: {error!r}") from error
         if len(encoded) > COMMAND_BYTES_MAX:
             size = len(encoded)
-            message = f"{size} bytes do not fit an entry of the log ({COMMAND_BYTES_MAX} bytes)"
+            message = (
+                f"{size} bytes do not fit into a log entry (at most {COMMAND_BYTES_MAX} bytes)"
+            )
             raise ApiError(errors.BODY_TOO_LARGE, message, applied=False)
         return encoded
 
@@ -297,9 +299,9 @@ class Proposer:
         stood_s = asyncio.get_running_loop().time() - self._moved_s
         if not waiting or stood_s < _STUCK_S:
             return ""
-        cause = "the log confirms nothing"
+        cause = "the log does not confirm writes"
         if self.unwritten_bytes() > UNWRITTEN_BYTES_MAX:
-            cause = "the store is behind"
+            cause = "the store cannot keep up with the log"
         elif not self._in_flight:
-            cause = "nothing reaches the log"
-        return f"requests have waited for {stood_s:.0f} s: {cause}"
+            cause = "no entry reaches the log"
+        return f"requests have been waiting for {stood_s:.0f} s: {cause}"

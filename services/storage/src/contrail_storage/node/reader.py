@@ -87,7 +87,11 @@ class Reader:
                 continue  # merged or trimmed while we asked: look again
             except (BlockCorruptError, StoreCorruptError) as error:
                 raise self.damage(shard, base_seq, error) from error
-        raise ApiError(errors.OVERLOADED, "the range keeps moving", retry_after_s=1)
+        raise ApiError(
+            errors.OVERLOADED,
+            "messages in the range are being removed too quickly to read it",
+            retry_after_s=1,
+        )
 
     def damage(self, shard: Shard, base_seq: int, error: Exception) -> ApiError:
         """Stop the shard over a block that does not read back, and say so."""

@@ -104,11 +104,16 @@ class Replayer:
         low = request.from_seq or first_seq
         if low < first_seq:
             if not request.clamp:
-                raise ApiError(errors.REPLAY_GONE, f"the first kept sequence is {first_seq}")
+                raise ApiError(
+                    errors.REPLAY_GONE,
+                    f"the first sequence that the stream still has is {first_seq}",
+                )
             low = first_seq
         if request.to_seq > shard.applied_seq:
             raise ApiError(
-                errors.REPLAY_AHEAD, f"applied up to {shard.applied_seq}", retry_after_s=1
+                errors.REPLAY_AHEAD,
+                f"this replica has applied changes up to sequence {shard.applied_seq}",
+                retry_after_s=1,
             )
         return low, request.to_seq or shard.applied_seq
 
@@ -165,11 +170,11 @@ class Replayer:
             raise BlockMissingError("to be read again, with all checks") from error
         for view, last_time_ns in zip(views, unit.last_times_ns, strict=True):
             if int(view.times_ns[-1]) != last_time_ns:
-                raise BlockMissingError(f"block {view.base_seq} is another one")
+                raise BlockMissingError(f"block {view.base_seq} was replaced")
         for place, first_seq, count in unit.wanted:
             view = views[place]
             if first_seq < view.base_seq or first_seq + count > view.last_seq + 1:
-                raise BlockMissingError(f"block {view.base_seq} is another one")
+                raise BlockMissingError(f"block {view.base_seq} was replaced")
         return self._encoded(unit, views, encoder)
 
     def _view(self, number: int, bases: list[int]) -> list[BlockView]:
@@ -216,7 +221,11 @@ class Replayer:
                 continue  # merged or trimmed while we asked: look again
             except _DamagedError as error:
                 raise self._reader.damage(shard, error.base_seq, error.reason) from error
-        raise ApiError(errors.OVERLOADED, "the range keeps moving", retry_after_s=1)
+        raise ApiError(
+            errors.OVERLOADED,
+            "messages in the range are being removed too quickly to read it",
+            retry_after_s=1,
+        )
 
     @staticmethod
     def _in_thread(
@@ -348,11 +357,11 @@ class _Scan:
         if machine is not self._machine:
             # The same messages may lie in other blocks now. Like any body that is cut it lacks its
             # end mark.
-            raise ApiError(errors.STORAGE_FAILED, "the store was opened again", retry_after_s=1)
+            raise ApiError(errors.STORAGE_FAILED, "the store was reopened", retry_after_s=1)
         if seq < machine.counters.first_seq and not self._clamp:
             # Retention overtook the reader. The body ends without its end mark, so nobody takes it
             # for whole; asking again from here answers 410.
-            raise ApiError(errors.REPLAY_GONE, "messages were removed while they were read")
+            raise ApiError(errors.REPLAY_GONE, "messages were removed while they were being read")
 
     def stands(self, unit: _Unit) -> bool:
         """Whether all messages of ``unit`` are still there; errors as :meth:`choose`."""

@@ -53,7 +53,10 @@ class Restores:
         check_stream_name(name)
         if len(self._open) >= RESTORES_MAX:
             raise ApiError(
-                errors.OVERLOADED, "too many restores are under way", retry_after_s=5, applied=False
+                errors.OVERLOADED,
+                "too many restores are in progress",
+                retry_after_s=5,
+                applied=False,
             )
         token = secrets.token_hex(16)
         self._open[token] = _Restore(name, self._streams, self._keys)
@@ -107,7 +110,7 @@ class Restores:
     def _take(self, token: str) -> "_Restore":
         restore = self._open.get(token)
         if restore is None or restore.busy:
-            raise ApiError(errors.BAD_REQUEST, "no such restore is under way", applied=False)
+            raise ApiError(errors.BAD_REQUEST, "no such restore is in progress", applied=False)
         restore.busy = True
         restore.wait_no_more()
         return restore
@@ -165,7 +168,7 @@ class _Restore:
     async def append(self, offset: int, piece: bytes) -> None:
         """Take the next bytes: on return they are in the log, but for less than a part."""
         if offset != self._offset or len(piece) > RESTORE_PIECE_BYTES_MAX:
-            raise ApiError(errors.BAD_REQUEST, "the piece does not follow", applied=False)
+            raise ApiError(errors.BAD_REQUEST, "the piece is out of order", applied=False)
         self._offset += len(piece)
         try:
             records = await asyncio.to_thread(self._looked_at, piece)

@@ -128,7 +128,10 @@ class ShardedConsumers:
             starts = [max(pair) for pair in zip(cursor.next_seqs, first, strict=True)]
             return [cmd.PutConsumer(config, start_seq) for start_seq in starts]
         if config.deliver_policy == "by_start_sequence":
-            message = "a sequence is of one shard: give a time, or deliver all, last or new"
+            message = (
+                "a sequence belongs to a single shard; start by time, or with "
+                "deliver_policy all, last or new"
+            )
             problem = FieldProblem("/opt_start_seq", message)
             raise ApiError(errors.SHARDED_UNSUPPORTED, message, [problem], applied=False)
         if config.deliver_policy != "last":

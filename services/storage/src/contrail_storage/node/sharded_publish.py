@@ -113,7 +113,7 @@ def _refusals(config: StreamConfig, batch: MessageBatch, parts: I64Array) -> dic
     for at in sorted(expected.keys() | rollups.keys()):
         wanted = expected.get(at)
         if wanted is not None and wanted.last_seq is not None:
-            reason = "a batch goes to several shards: it cannot expect a sequence of the stream"
+            reason = "an expected last sequence of the stream is not supported with several shards"
             refused[at] = PubResult(0, code=_SHARDED, detail=reason)
             continue
         problem = _refusal(config, int(parts[at]), wanted, rollups.get(at))
@@ -126,12 +126,12 @@ def _refusal(
     config: StreamConfig, part: int, expected: Expected | None, rollup: Rollup | None
 ) -> PubResult | None:
     if rollup == "all":
-        reason = "the stream has several shards: a message can replace its subject, not all"
+        reason = "with several shards a message can roll up its subject, but not the stream"
         return PubResult(0, code=errors.ROLLUP_REFUSED.code, detail=reason)
     if expected is None or expected.last_subject_seq_subject is None:
         return None
     if shard_of_filter(expected.last_subject_seq_subject, config.shards, config.shard_by) != part:
-        reason = "the expected subject is not, or not only, in the shard of the message"
+        reason = "the expected subject must be entirely in the same shard as the message"
         return PubResult(0, code=_SHARDED, detail=reason)
     return None
 
@@ -141,7 +141,7 @@ def _check_atomic(parts: I64Array, refused: dict[int, PubResult]) -> None:
         at, first = min(refused.items())
         raise ApiError(errors.REGISTRY[first.code], f"message {at}: {first.detail}", applied=False)
     if (parts != parts[0]).any():
-        reason = "the messages of an atomic batch must be of one shard"
+        reason = "all messages of an atomic batch must belong to the same shard"
         raise ApiError(errors.SHARDED_UNSUPPORTED, reason, applied=False)
 
 

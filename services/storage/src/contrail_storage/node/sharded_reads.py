@@ -64,7 +64,7 @@ class ShardedReader:
         INVALID_FIELD for a sequence without a shard, and for a cursor of another stream.
         """
         if request.from_seq:
-            raise shard_needed(len(shards), "or go on from a cursor")
+            raise shard_needed(len(shards), "or use a cursor")
         begin = await self._begin(shards, request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ns / 1e9
@@ -86,7 +86,7 @@ class ShardedReader:
     async def read_one(self, shard: Shard, request: RangeRequest) -> RangeResult:
         """The same of one shard alone; its positions are sequences (INVALID_FIELD for a cursor)."""
         if request.cursor:
-            raise bad_cursor("is of all shards of a stream that has several: here is from_seq")
+            raise bad_cursor("cannot be used when a single shard is read; use from_seq")
         found = await self._reader.read_range(shard, request)
         messages = with_shards(shard, found.messages)
         return RangeResult(messages, found.next_seq, found.num_pending)
@@ -131,7 +131,7 @@ class ShardedReader:
         INVALID_FIELD for ``up_to_seq``; BAD_REQUEST for a token of another request.
         """
         if request.up_to_seq:
-            raise shard_needed(len(shards), "or give up_to_time")
+            raise shard_needed(len(shards), "or use up_to_time")
         found = concerned(shards, request.subject)
         place = self._last_place(shards, request)
         messages: list[StoredMessage] = []
@@ -162,7 +162,7 @@ class ShardedReader:
             return _LastPlace(digest, [shard.applied_seq for shard in found], 0, "")
         place = decode_state(request.token, _LastPlace)
         if place.request != digest or len(place.points) != len(found):
-            raise ApiError(errors.BAD_REQUEST, "the page token is not of this read")
+            raise ApiError(errors.BAD_REQUEST, "the page token belongs to another request")
         return place
 
     # Replay --------------------------------------------------------------------------------------

@@ -18,14 +18,14 @@ def shard_of_part(entry: StreamEntry, part: int | None) -> int:
     if part is None:
         raise shard_needed(entry.shards)
     if not 0 <= part < entry.shards:
-        few = f"0 to {entry.shards - 1}" if entry.shards > 1 else "one shard, 0"
+        few = f"0 to {entry.shards - 1}" if entry.shards > 1 else "only shard 0"
         raise _bad("shard", f"the stream has {'shards ' if entry.shards > 1 else ''}{few}")
     return entry.shard + part
 
 
-def shard_needed(shards: int, why: str = "sequences are of one of them") -> ApiError:
+def shard_needed(shards: int, why: str = "because each shard has its own sequences") -> ApiError:
     """The refusal of what can be asked of one shard only."""
-    return _bad("shard", f"the stream has {shards} shards: name one, {why}")
+    return _bad("shard", f"the stream has {shards} shards: give one, {why}")
 
 
 def _bad(field: str, message: str) -> ApiError:
@@ -48,7 +48,7 @@ def own_cursor(text: str, shards: Sequence[Shard]) -> Cursor:
     except ValueError as error:
         raise bad_cursor(str(error)) from None
     if cursor.incarnation != incarnation_of(shards) or len(cursor.next_seqs) != len(shards):
-        raise bad_cursor("is of another stream, or of one before this was made anew")
+        raise bad_cursor("belongs to another stream, or to this stream before it was re-created")
     return cursor
 
 
@@ -103,5 +103,5 @@ def check_purge(shards: Sequence[Shard], subject: str, up_to_seq: int, keep: int
         raise shard_needed(len(shards))
     found = concerned(shards, subject)
     if keep and len(found) > 1:
-        raise shard_needed(len(shards), "the newest of all shards are not in one order")
+        raise shard_needed(len(shards), "because messages of different shards have no common order")
     return found

@@ -71,7 +71,9 @@ def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
         _log.warning("subject_keys_broken", slots=keys.broken)
     if keys.exists:
         return
-    reason = keys.trouble or f"{SUBJECT_KEYS_NAME} is missing: nothing can be opened without it"
+    reason = keys.trouble or (
+        f"{SUBJECT_KEYS_NAME} is missing; without it no subject key can be used"
+    )
     for shard in shards:
         machine = shard.machine
         if seals(shard) and machine.counters.last_seq >= machine.config.first_seq:
@@ -128,7 +130,7 @@ class Shredder:
                 await asyncio.to_thread(self._keys.finish, slots)
         except (ApiError, OSError, SubjectKeysDamagedError) as error:
             if slots:
-                detail = f"keys may be destroyed: {error}"
+                detail = f"subject keys may have been destroyed: {error}"
                 raise ApiError(errors.OUTCOME_UNKNOWN, detail) from error
             if isinstance(error, ApiError):
                 raise

@@ -53,7 +53,10 @@ class Snapshotter:
         """
         if self._open >= SNAPSHOTS_MAX:
             raise ApiError(
-                errors.OVERLOADED, "too many snapshots are read", retry_after_s=5, applied=False
+                errors.OVERLOADED,
+                "too many snapshots are being read",
+                retry_after_s=5,
+                applied=False,
             )
         numbers = [shard.machine.shard for shard in shards]
         return self._stream(numbers, consumers=consumers)
@@ -74,7 +77,7 @@ class Snapshotter:
         except StoreFailedError as error:
             raise read_failed(error) from error
         except StoreScanCutError as error:
-            raise ApiError(errors.OVERLOADED, f"ended for an erasure: {error}") from error
+            raise ApiError(errors.OVERLOADED, f"aborted by an erasure: {error}") from error
         finally:
             if step is not None:
                 await asyncio.wait([step])  # a thread may be at it, though nobody waits any more
@@ -121,7 +124,7 @@ class Snapshotter:
     def _opened(self, columns: MessageColumns) -> MessageColumns:
         plain, gone = self._opener.columns(columns)
         if gone:
-            raise StoreScanCutError("keys of subjects were destroyed")
+            raise StoreScanCutError("subject keys were destroyed")
         return plain
 
 

@@ -47,7 +47,7 @@ _PURGED_SUBJECTS: Final = 256
 _EVERYTHING: Final = 1 << 62
 _RENEWED_TOGETHER: Final = 256
 HASH_KEY_BYTES: Final = 32
-_UNMADE: Final = "a stream in memory is made anew once the disk takes what is written"
+_UNMADE: Final = "the stream is in memory, and is re-created once the disk accepts writes"
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -402,7 +402,7 @@ class StreamManager:
         except ApiError as error:
             if error.spec not in (errors.DATA_LOST, errors.OUTCOME_UNKNOWN):
                 raise
-            _log.critical("stream not mended", stream=entry.name, reason=str(error))
+            _log.critical("stream not repaired", stream=entry.name, reason=str(error))
 
     async def _mended(self, name: str) -> StreamEntry | None:
         """What meta knows of ``name`` when nothing of it is half done."""

@@ -32,6 +32,6 @@ class UsedTickets:
         if nonce in self._used or expires_ns - TICKET_NS < self._started_ns:
             return False
         if len(self._used) >= USED_MAX:
-            raise ApiError(errors.OVERLOADED, "too many tickets were used", applied=False)
+            raise ApiError(errors.OVERLOADED, "too many tickets were used recently", applied=False)
         self._used[nonce] = now_ns
         return True

@@ -118,12 +118,12 @@ class ContentOpener:
                 if key is None:
                     return None
                 if len(cell) < NONCE_BYTES + TAG_BYTES:
-                    raise ContentBrokenError(f"{len(cell)} bytes are no sealed content")
+                    raise ContentBrokenError(f"{len(cell)} bytes are too few for encrypted content")
                 cell = key.cipher.decrypt(cell[:NONCE_BYTES], cell[NONCE_BYTES:], key.name)
             return content_of(cell)
         except InvalidTag:
             raise ContentBrokenError(
-                "sealed content was changed, or is under another key"
+                "encrypted content was modified, or belongs to another key"
             ) from None
         except (CellBrokenError, SubjectKeysDamagedError) as error:
             raise ContentBrokenError(str(error)) from error

@@ -42,6 +42,6 @@ def frame_head(key_id: int, number: int) -> bytes:
 def key_of(sealed: bytes | memoryview) -> int:
     """The id of the data key that sealed a frame. Raises SealBrokenError when it is cut short."""
     if len(sealed) < SEAL_BYTES:
-        raise SealBrokenError(f"{len(sealed)} bytes are no sealed value")
+        raise SealBrokenError(f"{len(sealed)} bytes are too few for an encrypted value")
     key_id: int = _HEAD.unpack_from(sealed)[0]
     return key_id

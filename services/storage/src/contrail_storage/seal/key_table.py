@@ -47,7 +47,7 @@ def unwrap_key(node_key: bytes, entry: WrappedKey) -> bytes:
         cipher = AESGCM(node_key)
         return cipher.decrypt(entry.nonce, entry.wrapped, _binding(entry.id, entry.account))
     except (InvalidTag, ValueError) as error:
-        raise WrongNodeKeyError(f"data key {entry.id} was wrapped by another key") from error
+        raise WrongNodeKeyError(f"data key {entry.id} is wrapped with another key") from error
 
 
 def _binding(key_id: int, account: str) -> bytes:

@@ -107,8 +107,8 @@ class Keyring:
             data_keys = _unwrap_all(node_key, entries)
             return cls(files, directory, node_key, data_keys, entries, seals_max)
         raise KeysRefusedError(
-            f"{directory} is encrypted, and its key is not among those given "
-            f"({len(node_keys)}, the current one first)"
+            f"{directory} is encrypted, but none of the {len(node_keys)} given encryption keys "
+            "opens it"
         )
 
     def seal(self, plain: bytes | memoryview, place: bytes) -> bytes:
@@ -127,7 +127,7 @@ class Keyring:
         try:
             return cipher.decrypt(view[:HEAD_BYTES], view[HEAD_BYTES:], place)
         except InvalidTag:
-            raise SealBrokenError("sealed bytes were changed, or moved from elsewhere") from None
+            raise SealBrokenError("encrypted bytes were modified or moved") from None
 
     def rotate(self, node_key: bytes) -> bool:
         """Wrap all data keys by `node_key`, in one change of the file, and begin another data key.
@@ -157,7 +157,7 @@ class Keyring:
     def _cipher(self, key_id: int) -> AESGCM:
         data_key = self._data_keys.get(key_id)
         if data_key is None:
-            raise SealBrokenError(f"sealed with data key {key_id}, which is not in {KEYS_NAME}")
+            raise SealBrokenError(f"encrypted with data key {key_id}, which is not in {KEYS_NAME}")
         return self._ciphers.setdefault(key_id, AESGCM(data_key))
 
     def _succeed(self, spent: _Current | None) -> _Current:
@@ -169,7 +169,7 @@ class Keyring:
 
     def _begin(self, node_key: bytes, entries: tuple[WrappedKey, ...]) -> _Current:
         if self._closed:
-            raise OSError("the node has stopped: its data keys stay as they are")
+            raise OSError("the node has stopped: its data keys can no longer change")
         key_id = entries[-1].id + 1 if entries else 1
         data_key = os.urandom(_DATA_KEY_BYTES)
         entries = (*entries, wrap_key(node_key, key_id, data_key, _nonce()))
@@ -191,18 +191,19 @@ def find_keyring(files: Files, directory: Path, node_keys: Sequence[bytes]) -> K
     if not is_sealed:
         if node_keys and (identity is not None or LOG_NAME in names):
             raise KeysRefusedError(
-                f"{directory} holds data that is not encrypted, and encryption keys were given: "
-                "a folder is encrypted from its making on. Start a server with the keys on a new "
-                "folder and publish into it what the old one replays"
+                f"{directory} contains unencrypted data, but encryption keys were given. "
+                "Encryption can only be chosen when a folder is created: start a server "
+                "with the keys on a new folder, and publish into it what a replay of the "
+                "old one returns"
             )
         return None
     if not node_keys:
-        raise KeysRefusedError(f"{directory} is encrypted, and no encryption key was given")
+        raise KeysRefusedError(f"{directory} is encrypted, but no encryption key was given")
     try:
         return Keyring.load(files, directory, node_keys)
     except FileNotFoundError as error:
         raise NodeFileDamagedError(
-            f"{KEYS_NAME} is missing: without it nothing in the folder can be read"
+            f"{KEYS_NAME} is missing; without it no data in the folder can be read"
         ) from error
 
 

@@ -23,9 +23,9 @@ def parse_node_keys(text: str) -> tuple[bytes, ...]:
         (number, one) for number, line in enumerate(text.splitlines(), 1) if (one := line.strip())
     ]
     if not lines:
-        raise NodeKeyError("there is no encryption key in it")
+        raise NodeKeyError("it contains no encryption key")
     if len(lines) > NODE_KEYS_MAX:
-        raise NodeKeyError(f"there are more than {NODE_KEYS_MAX} encryption keys in it")
+        raise NodeKeyError(f"it contains more than {NODE_KEYS_MAX} encryption keys")
     return tuple(_parse(number, one) for number, one in lines)
 
 

@@ -324,7 +324,9 @@ class SubjectKeys:
                 continue
             number = self._free.pop() if self._free else self._count
             if number >= self._slots_max:
-                raise SubjectKeysFullError(f"a node has at most {self._slots_max} subject keys")
+                raise SubjectKeysFullError(
+                    f"a node can have at most {self._slots_max} subject keys"
+                )
             self._grow(number + 1)
             self._generations[number] += 1
             self._shards[number] = shard

@@ -153,7 +153,7 @@ class Rewriter:
             wanted = [(one["start_key"], one["end_key"]) for one in old if _overlaps(one, *piece)]
             if not wanted:
                 return
-        raise StoreFailedError(f"{len(wanted)} files were not written anew")
+        raise StoreFailedError(f"{len(wanted)} files were not rewritten")
 
     # Values apart --------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Rewriter:
         while not condition():
             self._check_open()
             if time.monotonic() > deadline:
-                raise StoreFailedError(f"{what}: not done within {_WAIT_S} s")
+                raise StoreFailedError(f"{what}: not completed within {_WAIT_S} s")
             time.sleep(_STEP_S)
 
 

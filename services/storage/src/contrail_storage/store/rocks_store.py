@@ -78,7 +78,7 @@ _LASTING: Final = tuple(f"*{suffix}" for suffix in _LASTING_SUFFIXES)
 _CURRENT: Final = "CURRENT"
 _MISSING_PREFIX: Final = "IO error: No such file"
 _STALL_PREFIX: Final = "Result incomplete:"
-_REOPENING: Final = "the store failed and is being opened again"
+_REOPENING: Final = "the store failed and is being reopened"
 _PROPERTIES: Final = {
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
     "sst_bytes": "rocksdb.total-sst-files-size",
@@ -139,7 +139,7 @@ class RocksStore:
         options = options or StoreOptions()
         if not (path / _CURRENT).exists():
             if any(next(path.glob(pattern), None) for pattern in _LASTING):
-                raise StoreCorruptError(f"{path.name} has tables and no {_CURRENT}")
+                raise StoreCorruptError(f"{path.name} has tables but no {_CURRENT}")
             return cls.open(path, options)
         with _own_errors():
             folder = ReadingFolder(path, options)

@@ -21,7 +21,7 @@ class FolderLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.release()
-            raise FolderBusyError("another process has it open") from error
+            raise FolderBusyError("another process is using it") from error
         except OSError:
             self.release()
 

@@ -163,13 +163,13 @@ class NodeLog:
         """
         with self._lock:
             if self._failure is not None:
-                raise LogFailedError(f"the log takes nothing: {self._failure}")
+                raise LogFailedError(f"the log is not accepting writes: {self._failure}")
             state = self._groups.get(group)
             if state is None:
                 state = self._groups[group] = LogGroup()
                 self._enqueue(group, state, codec.mark_record(RecordKind.BASE, group, 0, 0))
             if state.on_durable is not None:
-                raise ValueError(f"group {group} is attached already")
+                raise ValueError(f"group {group} is already attached")
             state.on_durable = on_durable
         return self.recovery.groups.pop(group, None) or RecoveredGroup()
 
@@ -224,9 +224,11 @@ class NodeLog:
         with self._lock:
             state = self._writable(group)
             if index != state.last_index + 1:
-                raise ValueError(f"entry {index} of group {group} cannot follow {state.last_index}")
+                raise ValueError(
+                    f"entry {index} of group {group} cannot follow entry {state.last_index}"
+                )
             if size and not self.has_room(size):
-                raise LogFullError(f"{self.queued_bytes} bytes wait for the disk")
+                raise LogFullError(f"{self.queued_bytes} bytes are waiting for the disk")
             state.last_index, state.last_term = index, term
             waiting = self._waiting
             if index > waiting.highest.get(group, 0):
@@ -262,7 +264,7 @@ class NodeLog:
 
     def _writable(self, group: int) -> LogGroup:
         if self._refusing or self._closing:
-            raise LogFailedError(f"the log takes nothing: {self._failure or 'closed'}")
+            raise LogFailedError(f"the log is not accepting writes: {self._failure or 'closed'}")
         return self._groups[group]
 
     def _enqueue(self, group: int, state: LogGroup, record: bytes) -> int:
@@ -445,7 +447,7 @@ class NodeLog:
                     _JOIN_TIMEOUT_S,
                 )
             if not idle:
-                raise LogFailedError("the log does not come to rest")
+                raise LogFailedError("the log is still busy")
             segments = list_segments(self._files, self._directory)
             found = replay(self._files, self._directory, segments, keep_from, self._sealer).recovery
         if found.rot is not None:

@@ -146,7 +146,7 @@ class _Reader:
             )
         if codec.find_batch(data, offset, segment.salt) is not None:
             raise _DamageError(
-                offset, f"WAL batch {self.next_batch} is damaged, a later one is sound"
+                offset, f"WAL batch {self.next_batch} is damaged, but a later one is intact"
             )
 
     def _apply_batch(self, segment: Segment, batch: Batch, offset: int) -> None:
@@ -181,7 +181,7 @@ class _Reader:
     def _add_entry(self, group: RecoveredGroup, record: Record) -> None:
         if record.index != group.last_index + 1:
             raise MalformedRecordError(
-                f"group {record.group} goes from entry {group.last_index} to {record.index}"
+                f"group {record.group} skips from entry {group.last_index} to entry {record.index}"
             )
         if record.index <= self._keep_from.get(record.group, 0):
             group.base_index, group.base_term = record.index, record.term
