@@ -89,7 +89,7 @@ CREATE: Final = Operation(
     tag=_TAG,
     summary="Create a consumer",
     description="A consumer with a name is durable. A consumer without one is ephemeral: the "
-    "server gives it a name, and deletes it once it was unused for its "
+    "server gives it a name, and deletes it once it has been unused for its "
     "`inactive_threshold`, 5s by default.",
     answers={201: _CREATED, 200: _FOUND},
     errors=(*_CONFIG_ERRORS, errors.CONSUMER_EXISTS),

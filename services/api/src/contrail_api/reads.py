@@ -54,7 +54,7 @@ Consistency = Annotated[
     ),
 ]
 Shard = Annotated[
-    int, msgspec.Meta(ge=0, le=INT64_MAX, description="Shard to read, if the stream has several.")
+    int, msgspec.Meta(ge=0, le=INT64_MAX, description="Shard to use, if the stream has several.")
 ]
 _encoder: Final = msgspec.json.Encoder()
 
@@ -185,14 +185,14 @@ class MessageRange(msgspec.Struct, kw_only=True):
 
 
 class LastMessages(msgspec.Struct):
-    """The newest message of each subject, a page at a time."""
+    """One page of the newest messages of subjects."""
 
     messages: list[Message]
     next_page_token: str | None
 
 
 class SubjectCount(msgspec.Struct):
-    """How many messages a subject has."""
+    """A subject and its number of messages."""
 
     subject: str
     messages: int
@@ -206,7 +206,7 @@ class SubjectPage(msgspec.Struct):
 
 
 class DeletedPage(msgspec.Struct):
-    """One page of deleted sequences, as first and last of each run."""
+    """One page of ranges of deleted sequences, each as its first and last sequence."""
 
     items: list[tuple[int, int]]
     next_page_token: str | None

@@ -143,7 +143,7 @@ class StreamPage(msgspec.Struct):
 
 
 class Purged(msgspec.Struct):
-    """How many messages a purge removed."""
+    """The number of messages that a purge removed."""
 
     purged: int
 

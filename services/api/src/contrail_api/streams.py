@@ -53,7 +53,7 @@ Patch = Annotated[
 
 
 class PurgeBody(RequestModel):
-    """Which messages to remove; all of them when nothing is given."""
+    """Which messages to remove. Default: all messages."""
 
     subject: str = Field(default="", description="Filter: only messages with matching subjects.")
     up_to_seq: Int64 | None = Field(

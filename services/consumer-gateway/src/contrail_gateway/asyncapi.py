@@ -5,6 +5,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from contrail_common.__about__ import __version__
+from contrail_common.edge.document import with_clean_descriptions
 from contrail_common.edge.handshake import VERSION
 from contrail_common.edge.websocket import CloseCode
 from contrail_gateway.core import frames
@@ -107,7 +108,7 @@ def document() -> dict[str, Any]:
         },
         "components": {
             "messages": messages,
-            "schemas": components,
+            "schemas": with_clean_descriptions(components),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }

@@ -5,6 +5,7 @@ here, after FastAPI: its own model of the document drops nulls and turns integer
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from inspect import cleandoc
 from typing import Any, Final
 
 import msgspec
@@ -267,7 +268,15 @@ def _structs(operations: Iterable[Operation]) -> dict[str, Any]:
     kinds = {shape for shape in shapes if isinstance(shape, type)}
     by_name = sorted(kinds, key=lambda kind: kind.__name__)
     _, structs = msgspec.json.schema_components(by_name, ref_template=REF)
-    return structs
+    return with_clean_descriptions(structs)
+
+
+def with_clean_descriptions(schemas: dict[str, Any]) -> dict[str, Any]:
+    """The schemas of structs with the indentation of docstrings removed (Markdown reads it)."""
+    for schema in schemas.values():
+        if "description" in schema:
+            schema["description"] = cleandoc(schema["description"])
+    return schemas
 
 
 def _referred_to(paths: Any, named: Mapping[str, Any]) -> dict[str, Any]:

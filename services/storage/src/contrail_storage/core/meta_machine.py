@@ -105,7 +105,7 @@ class MetaMachine:
         if self._shard_count + command.shards > STREAMS_MAX:
             return Refused(
                 errors.STREAM_LIMIT.code,
-                f"the limit is {STREAMS_MAX} shards of all streams together",
+                f"the limit is {STREAMS_MAX} shards over all streams",
             )
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
