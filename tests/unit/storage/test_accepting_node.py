@@ -231,7 +231,7 @@ def test_shard_without_name_and_configuration_is_refused_with_the_switch_too(
     changed(tmp_path, ("delete", name_key(2)), ("delete", keys.shard_key(keys.STREAM, 2)))
     (tmp_path / "store/CURRENT").unlink()
     before = damage.contents(tmp_path)
-    with pytest.raises(DataLostError, match="Shard 2 holds messages, but neither its name"):
+    with pytest.raises(DataLostError, match="Shard 2 has messages, but neither its name"):
         StorageNode.open(NodeOptions(tmp_path, accept_data_loss=True), SingleMemberGroups())
     assert damage.contents(tmp_path) == before
 

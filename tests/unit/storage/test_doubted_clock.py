@@ -98,7 +98,7 @@ def test_wall_clock_far_ahead_after_a_reboot_waits_for_a_word_and_ages_nothing(
         for _ in range(2):  # a start that waits changes nothing for the next
             async with running(tmp_path) as (node, link):
                 reason = node.readiness()["clock"]
-                assert "is 365 days ahead of the last time known" in reason
+                assert "is 365 days ahead of the last recorded time" in reason
                 assert "start it once with --max-clock-jump 366d" in reason
                 refusal = await refused(link)
                 assert (refusal.spec, refusal.applied) == (errors.NOT_READY, False)
