@@ -56,7 +56,7 @@ def copy_consumer(
     fields: FieldsFile = None,
     assignments: SetFields = None,
 ) -> None:
-    """Create a consumer with the configuration of another. It starts where that says."""
+    """Create a consumer with the configuration of another, including where it starts."""
     changes = fields_of(fields, assignments, filter_subjects=filters)
     source = session.client.consumer(stream, consumer).info().config
     wanted = _copied(source, changes)

@@ -55,10 +55,18 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 Warn = Annotated[
-    float | None, typer.Option("--warn", metavar="NUMBER", help="Warn above this value.")
+    float | None,
+    typer.Option(
+        "--warn", metavar="NUMBER", help="Warn if the answer takes more than this many seconds."
+    ),
 ]
 Critical = Annotated[
-    float | None, typer.Option("--critical", metavar="NUMBER", help="Critical above this value.")
+    float | None,
+    typer.Option(
+        "--critical",
+        metavar="NUMBER",
+        help="Critical if the answer takes more than this many seconds.",
+    ),
 ]
 MinMessages = Annotated[int | None, typer.Option(help="Critical if the stream has fewer messages.")]
 MaxMessages = Annotated[int | None, typer.Option(help="Critical if the stream has more messages.")]
@@ -102,7 +110,7 @@ def check_stream(
     max_messages: MaxMessages = None,
     max_silence: MaxSilence = None,
 ) -> None:
-    """Check that a stream exists, is undamaged and is within its limits."""
+    """Check that a stream exists, is undamaged and is within the given bounds."""
 
     def look() -> list[Finding]:
         info = session.client.get_stream(stream)

@@ -53,8 +53,8 @@ def subscribe(
         str,
         typer.Option(
             metavar="WHERE",
-            help="Without a consumer: where to start. all, last, new, a sequence or an RFC "
-            "3339 time.",
+            help="Where to start without a consumer: all, last, new, a sequence or an RFC 3339 "
+            "time.",
         ),
     ] = "new",
     filters: Filters = None,
@@ -124,7 +124,7 @@ def pull(
     consumer: ConsumerName,
     batch: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 1,
     expires: Annotated[
-        str, typer.Option(metavar="DURATION", help="Seconds to wait for the first message.")
+        str, typer.Option(metavar="DURATION", help="How long to wait for the first message.")
     ] = "5s",
     ack: AckOption = True,
     raw: Raw = False,

@@ -119,8 +119,8 @@ MaxClockJump = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="At startup, delay writes if the system clock is further ahead of the last "
-        "recorded time.",
+        help="At startup, delay writes if the system clock is ahead of the last recorded time "
+        "by more than this.",
         show_default="10m",
     ),
 ]

@@ -30,7 +30,7 @@ Subjects = Annotated[
     typer.Option("--subject", metavar="SUBJECT", help="Subject to capture; may be repeated."),
 ]
 Filter = Annotated[
-    str | None, typer.Option("--subject", metavar="SUBJECT", help="Only these subjects.")
+    str | None, typer.Option("--subject", metavar="SUBJECT", help="Only matching subjects.")
 ]
 MaxMsgs = Annotated[int | None, typer.Option(help="Maximum number of messages.")]
 MaxBytes = Annotated[int | None, typer.Option(metavar="BYTES", help="Maximum size in bytes.")]

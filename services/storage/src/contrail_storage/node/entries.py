@@ -283,7 +283,7 @@ def no_leader() -> ApiError:
 
 def overloaded() -> ApiError:
     """The refusal of what would wait behind too much else."""
-    message = "too many bytes wait to be written"
+    message = "too many bytes are waiting to be written"
     return ApiError(errors.OVERLOADED, message, retry_after_s=1, applied=False)
 
 

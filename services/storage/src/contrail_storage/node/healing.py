@@ -244,7 +244,7 @@ class Healing:
             raise
         if applied is not None and applied != node.applied():
             await asyncio.to_thread(rebuilt.store.close)
-            raise StoreFailedError("entries were applied while the store was opened")
+            raise StoreFailedError("entries were applied while the store was being opened")
         return rebuilt
 
     def _take_over(self, rebuilt: Rebuilt) -> None:
