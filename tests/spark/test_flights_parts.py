@@ -166,7 +166,13 @@ def test_checks_pass_when_all_sides_agree() -> None:
     [
         (Tally(8, 5), Tally(2, 1), consumer(), Tally(9, 5), "published: 8 with checksum 5, but"),
         (Tally(9, 5), Tally(2, 3), consumer(), Tally(9, 5), "pushed on B: 2 with checksum 3"),
-        (Tally(9, 5), Tally(2, 1), consumer(1), Tally(9, 5), "left of what is pushed on B: 1 not"),
+        (
+            Tally(9, 5),
+            Tally(2, 1),
+            consumer(1),
+            Tally(9, 5),
+            "left of the flights pushed on B: 1 not",
+        ),
         (Tally(9, 5), Tally(2, 1), consumer(0, 4), Tally(9, 5), "and 4 not acknowledged"),
         (Tally(9, 5), Tally(2, 1), consumer(), Tally(10, 5), "it has to be 9 with checksum 5"),
     ],

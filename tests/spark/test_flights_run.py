@@ -33,9 +33,9 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 RECEIVED = [
     "pulled on JFK-LAX",
-    "left of what is pulled on JFK-LAX",
+    "left of the flights pulled on JFK-LAX",
     "pushed on LGA-ATL",
-    "left of what is pushed on LGA-ATL",
+    "left of the flights pushed on LGA-ATL",
 ]
 
 

@@ -254,7 +254,7 @@ def test_store_older_than_the_log_goes_back_gives_out_no_known_sequence_again(
 ) -> None:
     data_dir = tmp_path / "data"
     with_an_older_store(data_dir, tmp_path / "older", log=LogOptions(100, keep_bytes=0))
-    with pytest.raises(DataLostError, match="begins behind applied index"):
+    with pytest.raises(DataLostError, match="begins after applied index"):
         StorageNode.open(NodeOptions(data_dir), SingleMemberGroups())
 
     async def after(_: StorageNode, link: LocalLink) -> None:

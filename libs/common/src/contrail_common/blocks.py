@@ -451,13 +451,13 @@ def _decompressed(
     stored: memoryview, codec: BlockCodec | None, number: int, size: int, crc: int
 ) -> bytes:
     if codec is None:
-        raise BlockCorruptError(f"{number} is no known codec")
+        raise BlockCorruptError(f"unknown codec {number}")
     if size > PLAIN_BYTES_MAX:
-        raise BlockCorruptError(f"a body of {size} bytes is larger than any")
+        raise BlockCorruptError(f"a body of {size} bytes is larger than the maximum")
     try:
         plain = codec.decompress(stored, size)
     except ValueError as error:
-        raise BlockCorruptError(f"the body does not decompress: {error}") from error
+        raise BlockCorruptError(f"the body cannot be decompressed: {error}") from error
     # A codec may fill up what the stored bytes leave open, so its word is not enough.
     if len(plain) != size or crc32c.crc32c(plain) != crc:
         raise BlockCorruptError("the checksum of the plain body does not match")

@@ -47,7 +47,7 @@ def check_all(
     for each in received:
         left = _left(each.consumer.num_pending, each.consumer.num_ack_pending)
         checks.append(Check(each.how, str(each.expected), str(each.found)))
-        checks.append(Check(f"left of what is {each.how}", _left(0, 0), left))
+        checks.append(Check(f"left of the flights {each.how}", _left(0, 0), left))
     return [*checks, Check("read by Spark", str(whole), str(read))]
 
 

@@ -234,7 +234,7 @@ def _facts(published: Published | None, checks: list[Check]) -> list[str]:
     facts = [f"{check} ({'as' if check.agrees else 'not as'} in the CSV)" for check in checks]
     if published is not None:
         facts.append(
-            f"publishing took {published.seconds:.1f} s: {published.rate:,.0f} messages a second, "
-            "each acknowledged as stored"
+            f"publishing took {published.seconds:.1f} s: {published.rate:,.0f} messages per "
+            "second, each acknowledged as stored"
         )
     return facts

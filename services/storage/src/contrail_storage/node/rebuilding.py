@@ -148,7 +148,7 @@ class _Rebuilding:
             self._check_wanted()
             with suppress(queue.Empty):
                 return self._reports.get(timeout=_LOOK_S)
-        raise StoreFailedError("the store takes nothing")
+        raise StoreFailedError("the store is not accepting writes")
 
     def _check_wanted(self) -> None:
         if self._given_up():

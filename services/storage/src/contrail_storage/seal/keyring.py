@@ -98,7 +98,7 @@ class Keyring:
         try:
             entries = decode_table(read_node_file(files, directory / KEYS_NAME))
         except ValueError as error:
-            raise NodeFileDamagedError(f"{KEYS_NAME} does not decode: {error}") from error
+            raise NodeFileDamagedError(f"{KEYS_NAME} cannot be decoded: {error}") from error
         for node_key in node_keys:
             try:
                 unwrap_key(node_key, entries[0])

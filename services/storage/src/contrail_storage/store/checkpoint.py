@@ -139,7 +139,7 @@ class Checkpoint:
                 held = applied.get(group, 0)
                 findings.append(
                     _group_finding(
-                        f"group {group} is applied up to {held}, was {index}", record, group
+                        f"group {group} is applied up to {held}, but was at {index}", record, group
                     )
                 )
         findings += _shard_findings(record, applied, shards)
@@ -152,7 +152,7 @@ class Checkpoint:
         for group in sorted({*applied, *log_bases}):
             index, base = applied.get(group, 0), log_bases.get(group, 0)
             if base != index:
-                where = "begins behind" if base > index else "ends before"
+                where = "begins after" if base > index else "ends before"
                 reason = f"the log of group {group} {where} applied index {index}, at {base}"
                 findings.append(_group_finding(reason, self._record, group))
         return findings
@@ -223,7 +223,7 @@ def _shard_findings(
         moved_on = applied.get(mark.group, 0) > record.applied.get(mark.group, 0)
         held = shards.get(number)
         if not (_may_follow(mark, held) if moved_on else held == mark):
-            reason = f"shard {number} holds {held}, was {mark}"
+            reason = f"shard {number} has {held}, but had {mark}"
             findings.append(Finding(reason, frozenset({mark.group}), frozenset({number})))
     return findings
 

@@ -195,11 +195,11 @@ def _framed(body: memoryview) -> Iterator[tuple[Record, memoryview]]:
         header = body[offset:data_start]
         offset = data_start + length
         if offset > size:
-            raise MalformedRecordError(f"record of {length} bytes goes beyond its batch")
+            raise MalformedRecordError(f"record of {length} bytes extends beyond its batch")
         try:
             record = Record(_KINDS[kind], group, index, term, body[data_start:offset])
         except KeyError:
-            raise MalformedRecordError(f"{kind} is no kind of record") from None
+            raise MalformedRecordError(f"{kind} is not a kind of record") from None
         yield record, header
 
 

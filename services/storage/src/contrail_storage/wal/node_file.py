@@ -82,4 +82,4 @@ def load_identity(files: Files, directory: Path) -> NodeIdentity | None:
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
-        raise NodeFileDamagedError(f"{IDENTITY_NAME} does not decode") from error
+        raise NodeFileDamagedError(f"{IDENTITY_NAME} cannot be decoded") from error
