@@ -199,7 +199,7 @@ class Applier:
 
     def _stop(self, shard: Shard, reason: str) -> None:
         shard.damaged, shard.stopped = reason, True
-        _log.critical("shard stopped", shard=shard.machine.shard, reason=reason)
+        _log.critical("shard_stopped", shard=shard.machine.shard, reason=reason)
         shard.notify()
         self.on_stopped(shard)
 

@@ -59,7 +59,7 @@ async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitabl
             except (OSError, StoreError, LogRottenError) as error:
                 # The log is kept until a later one succeeds: a full disk heals by itself.
                 if backoff.failed(str(error)):
-                    _log.warning("checkpoint failed", error=str(error))
+                    _log.warning("checkpoint_failed", error=str(error))
 
 
 class Checkpointer:

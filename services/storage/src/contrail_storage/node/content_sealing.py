@@ -149,7 +149,7 @@ class SealingLog:
             except ApiError as error:
                 sealed, refused = None, error
             except Exception as error:
-                _log.exception("messages not sealed")
+                _log.exception("messages_not_sealed")
                 sealed, refused = None, not_logged(f"the messages cannot be encrypted: {error!r}")
             if sealed is None and refused is None:
                 return

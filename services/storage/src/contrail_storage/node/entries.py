@@ -450,7 +450,7 @@ class EntryBuilder:
         try:
             command = builder.build(self._hash_key(builder.shard))
         except Exception as error:
-            _log.exception("messages not put into a command")
+            _log.exception("command_not_built")
             for span in builder.spans:
                 span.refuse(errors.INTERNAL.code, f"the messages cannot be logged: {error!r}")
             return

@@ -83,7 +83,7 @@ class Healing:
 
     def log_failed(self, error: Exception) -> None:
         """What was not durable has an unknown outcome; a new segment is tried until it works."""
-        _log.error("log failed", error=str(error))
+        _log.error("log_failed", error=str(error))
         self._log_failure = f"the log failed: {error}"
         self._tell_if_full()
         for group in self._node.groups.values():
@@ -96,7 +96,7 @@ class Healing:
             try:
                 await asyncio.to_thread(self._node.log.recover)
             except OSError as error:
-                _log.warning("log not recovered yet", error=str(error))
+                _log.warning("log_recovery_failed", error=str(error))
                 if not self._replayed:
                     # A start that waits serves nothing; the next one opens the folder for reading.
                     self._node.fail(f"the log failed and could not be recovered: {error}")
@@ -105,7 +105,7 @@ class Healing:
             else:
                 break
         self._log_failure = ""
-        _log.info("log recovered")
+        _log.info("log_recovered")
         self._take_part()
 
     def _tell_if_full(self) -> None:
@@ -126,7 +126,7 @@ class Healing:
             return
         self._note(error)
         self._tell_if_full()
-        _log.error("store failed", error=str(error))
+        _log.error("store_failed", error=str(error))
         if self._replayed:
             self._give_up_store()
 
@@ -163,11 +163,11 @@ class Healing:
                 return
             except (OSError, StoreError) as error:
                 self._note(error)
-                _log.warning("store not opened yet", error=str(error))
+                _log.warning("store_reopening_failed", error=str(error))
             else:
                 break
         self._store_failure = ""
-        _log.info("store opened again")
+        _log.info("store_reopened")
         if self._node.begun:
             self._take_part()
         else:
@@ -292,7 +292,7 @@ class Healing:
         Answers where the groups stand. Raises OSError.
         """
         node = self._node
-        _log.error("started read-only", error=self._store_failure)
+        _log.error("started_read_only", error=self._store_failure)
         await asyncio.to_thread(node.raw_store.suspend)
         try:
             rebuilt = await self._rebuild(None, writable=False)

@@ -55,7 +55,7 @@ class Housekeeper:
                 waiting.succeeded()
             except (ApiError, StoreError) as error:
                 if waiting.failed(str(error)):
-                    _log.info("housekeeping waits", reason=str(error))
+                    _log.info("housekeeping_delayed", reason=str(error))
 
     async def tick(self) -> None:
         """One round over all shards."""

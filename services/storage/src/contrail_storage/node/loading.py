@@ -70,7 +70,7 @@ def load_shard(scan: Scan, number: int, blocks: BlockStore) -> Shard:
     shard = Shard(machine, applied_seq)
     for _, reason in scan(keys.shard_key(keys.STOPPED, number)):
         shard.damaged, shard.stopped = reason.decode(), True
-        _log.critical("shard stopped by damage", shard=number, reason=shard.damaged)
+        _log.critical("shard_loaded_stopped", shard=number, reason=shard.damaged)
     return shard
 
 
@@ -89,7 +89,7 @@ async def take_anew(
             StreamMachine.load, number, ShardFacts(blocks, number), scan
         )
     except StoreError as error:
-        _log.critical("shard not reloaded", shard=number, reason=str(error))
+        _log.critical("shard_not_reloaded", shard=number, reason=str(error))
         return
     if shard.stopped and shard.machine.exists:  # otherwise its stream was removed meanwhile
         shard.machine = machine

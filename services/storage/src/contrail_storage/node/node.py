@@ -335,7 +335,7 @@ class StorageNode:
                 self.applier.apply(group_id, entry.index, entry.term, entry.data, own)
                 self.timings.applied(begun, own)
             except Exception as error:
-                _log.exception("entry not applied", group=group_id, index=entry.index)
+                _log.exception("entry_not_applied", group=group_id, index=entry.index)
                 self.fail(f"entry {entry.index} of group {group_id}: {error!r}")
         if own is not None:
             if self.fatal.done():
@@ -487,7 +487,7 @@ class StorageNode:
             except (OSError, StoreError, LogRottenError) as error:
                 unflushed = str(error)
         if unflushed:  # what was acknowledged is durable in the log
-            _log.warning("stopped without flushing the store", reason=unflushed)
+            _log.warning("stopped_without_flush", reason=unflushed)
 
     def close(self) -> None:
         """Let go of the folder and of all that is open in it; nothing may run any more. Blocks."""

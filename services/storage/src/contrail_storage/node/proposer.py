@@ -169,7 +169,7 @@ class Proposer:
         try:
             encoded = encode_command(command)
         except Exception as error:
-            _log.exception("command not encoded", command=type(command).__name__)
+            _log.exception("command_not_encoded", command=type(command).__name__)
             raise not_logged(f"the command cannot be logged: {error!r}") from error
         if len(encoded) > COMMAND_BYTES_MAX:
             size = len(encoded)
@@ -207,11 +207,11 @@ class Proposer:
         try:
             data = encode_parts(context.entry.time_ns, parts)
         except Exception as error:
-            _log.exception("entry not encoded")
+            _log.exception("entry_not_encoded")
             context.refuse(not_logged(f"the entry cannot be logged: {error!r}"))
             return
         if len(data) > LOGGED_BYTES_MAX:
-            _log.critical("entry too large", bytes=len(data))
+            _log.critical("entry_too_large", bytes=len(data))
             context.refuse(not_logged(f"an entry of {len(data)} bytes cannot be logged"))
             return
         try:
@@ -221,7 +221,7 @@ class Proposer:
         except self.busy:
             context.refuse(overloaded())
         except Exception:
-            _log.exception("entry not proposed")
+            _log.exception("entry_not_proposed")
             context.unknown()  # nobody says that the log does not have it
         else:
             self._in_flight += 1
@@ -256,7 +256,7 @@ class Proposer:
         try:
             return entry.take(request)
         except Exception as error:
-            _log.exception("messages not put into an entry")
+            _log.exception("messages_not_encoded")
             request.give_up(not_logged(f"the messages cannot be logged: {error!r}"))
             return True
 

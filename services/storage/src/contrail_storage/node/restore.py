@@ -122,7 +122,7 @@ class Restores:
         restore.idle = loop.call_later(self._idle_s, self._give_up, token)
 
     def _give_up(self, token: str) -> None:
-        _log.warning("restore given up", stream=self._open[token].name)
+        _log.warning("restore_abandoned", stream=self._open[token].name)
         self._open[token].busy = True
         ending = asyncio.ensure_future(self._undo(token, None))
         self._ending.add(ending)
@@ -137,7 +137,7 @@ class Restores:
             await self._streams.end_restore(restore.name)
         except ApiError as error:
             # The name is mended by the next who asks for it, or by the next start.
-            _log.warning("restore not undone yet", stream=restore.name, error=str(error))
+            _log.warning("restore_not_undone", stream=restore.name, error=str(error))
         finally:
             del self._open[token]
 

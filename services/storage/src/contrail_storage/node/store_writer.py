@@ -207,7 +207,7 @@ class StoreWriter:
 
     def _fail(self, error: Exception) -> None:
         self.failed = True
-        _log.critical("store write failed", error=str(error))
+        _log.critical("store_write_failed", error=str(error))
         self._on_failure(error)
 
     def _spare(self, jobs: Sequence[Job]) -> None:

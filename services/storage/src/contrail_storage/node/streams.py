@@ -402,7 +402,7 @@ class StreamManager:
         except ApiError as error:
             if error.spec not in (errors.DATA_LOST, errors.OUTCOME_UNKNOWN):
                 raise
-            _log.critical("stream not repaired", stream=entry.name, reason=str(error))
+            _log.critical("stream_not_repaired", stream=entry.name, reason=str(error))
 
     async def _mended(self, name: str) -> StreamEntry | None:
         """What meta knows of ``name`` when nothing of it is half done."""
