@@ -187,7 +187,7 @@ def test_stream_made_anew_while_the_reader_was_away_ends_it(
                 await direct.ensure_stream(stream, {"subjects": [f"{stream}.>"]})
                 await fill(direct, stream, 10)
                 cable.mend()
-                with pytest.raises(SubscriptionEnded, match="made anew"):
+                with pytest.raises(SubscriptionEnded, match="re-created"):
                     await reader.next()
 
     finish(work())

@@ -50,7 +50,7 @@ def running(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         printed = ""
         for line in process.stdout:
             printed += line
-            if "stays up" in line:
+            if "keeps running" in line:
                 break
         yield process, printed
         process.kill()

@@ -173,7 +173,7 @@ def test_a_stream_made_anew_since_the_plan_is_a_clear_error(server: ReplayServer
     reader = Reader(server)
     plan = reader.client.plan()
     server.incarnation = "second"
-    with pytest.raises(StreamChangedError, match=r"made anew .* load it again") as refused:
+    with pytest.raises(StreamChangedError, match=r"re-created .* load it again") as refused:
         list(reader.client.read(plan, WHOLE, ("seq",)))
     assert (refused.value.status, refused.value.name) == (409, "incarnation_changed")
 
@@ -253,7 +253,7 @@ def test_sequences_outside_the_range_are_a_protocol_error(
 ) -> None:
     original: Callable[[dict[str, str]], object] = server.batches
     monkeypatch.setattr(server, "batches", lambda query: original({**query, "from_seq": "1"}))
-    with pytest.raises(ProtocolError, match=r"1\.\.10 came where 20\.\.100 was asked"):
+    with pytest.raises(ProtocolError, match=r"1\.\.10 instead of 20\.\.100"):
         Reader(server).rows(Split(0, 20, 100, 0, 0))
 
 
