@@ -107,7 +107,7 @@ def test_encrypted_folder_is_served_again_and_shows_nothing(tmp_path: Path) -> N
     [
         ((FIRST,), (), "no encryption key was given"),
         ((FIRST,), (SECOND,), "given encryption keys opens it"),
-        ((), (FIRST,), "not encrypted"),
+        ((), (FIRST,), "unencrypted data"),
     ],
     ids=["no key", "wrong key", "key for plain data"],
 )
