@@ -59,7 +59,7 @@ def test_elements_of_an_array_are_found(data: st.DataObject, items: list[Any], s
         assert json.loads(found.skeleton) == {"m": [], "s": "[,"}
         assert [json.loads(text[start:end]) for start, end in found.inner[0]] == items
         if len(items) > 1:
-            with pytest.raises(ApiError, match=f"at most {len(items) - 1} items"):
+            with pytest.raises(ApiError, match=f"limit is {len(items) - 1} items"):
                 at_once(outline(text, 2, len(items) - 1, "items"))
 
 

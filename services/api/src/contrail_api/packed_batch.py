@@ -112,7 +112,7 @@ def _raw(items: memoryview) -> Steps[list[_RawItem]]:
         return decode_part(_raw_items, bytes(items), _AT)
     spans = yield from parts.spans(head[1], head[0])
     if spans and spans[-1][1] != len(items):
-        raise ApiError(errors.MALFORMED_BODY, "something follows the messages")
+        raise ApiError(errors.MALFORMED_BODY, "unexpected data follows the messages")
     raws = []
     for at, (start, end) in enumerate(spans):
         raws.append(decode_part(_raw_item, bytes(items[start:end]), f"{_AT}/{at}"))

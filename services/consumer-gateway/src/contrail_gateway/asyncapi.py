@@ -31,24 +31,30 @@ _SERVER_FRAMES: Final[tuple[type[msgspec.Struct], ...]] = (
 _CLIENT_FRAMES: Final[tuple[type[msgspec.Struct], ...]] = get_args(frames.JsonFrame)
 
 _DESCRIPTION: Final = """\
-Publishing, subscriptions and acknowledgements over one WebSocket.
+Publish, subscribe and acknowledge over one WebSocket.
 
-`contrail.v1.json` uses text frames that hold one JSON object or an array of them;
-`contrail.v1.msgpack` uses binary frames with the same objects in msgpack, where the payload of a
-message is the bytes of `data`. The server sends one object in each frame. A frame of a client that
-has an `id` gets exactly one answer with that `id`: `ok`, `ack`, `acks`, `pong` or `error`. An `ack`
-or another settling frame is applied as far as it can be: the sequences that the socket holds are
-settled, and an `error` names the others. permessage-deflate is never accepted. A message is at most
-8 MiB, in one frame or in fragments, holds at most 10,000 objects, and nests at most 64 levels.
+The sub-protocol `contrail.v1.json` uses text frames; each contains a JSON object or an array of
+objects. `contrail.v1.msgpack` uses binary frames with the same objects in msgpack, where `data` is
+the payload as bytes. The server sends one object per frame. A message is at most 8 MiB, whether in
+one frame or in fragments, contains at most 10,000 objects, and is nested at most 64 levels.
+permessage-deflate is never accepted.
 
-A token comes in the handshake's `Authorization` header or, from browsers, in `connect` as the
-first frame. `credit` is exact: no message begins beyond it, and one that begins within it is sent
-whole; bytes count subject, headers and payload. What a socket leaves unread may be 8 MiB, then it
-is closed with 4008. Before a shutdown the server sends `drain`, pushes no more, takes
-acknowledgements and messages for the time that it names, and closes with 4000.
+A client frame with an `id` gets exactly one answer with that `id`: `ok`, `ack`, `acks`, `pong` or
+`error`. An `ack`, `nak`, `term` or `in_progress` is applied as far as possible: sequences that the
+socket holds are settled, and an `error` names the others.
 
-An ordered subscription over msgpack may ask for `cols`: its `msgs` then hold `cols` in place of
-`messages`, the fields of all messages each in one value of bytes. A server that does not know
+A token is sent in the `Authorization` header of the handshake or, by browsers, in `connect` as the
+first frame.
+
+`credit` is exact: the server does not start a message without credit, and sends a message that it
+has started as a whole. Credit in bytes counts subject, headers and payload. The server closes a
+socket with 4008 once more than 8 MiB are left unread.
+
+Before a shutdown the server sends `drain` and stops pushing. It accepts messages and
+acknowledgements for the time given in `drain`, then closes with 4000.
+
+An ordered subscription over msgpack may request `cols`. Its `msgs` frames then have `cols` instead
+of `messages`: each field of all messages is one value of bytes. A server that does not support
 `cols` sends `messages`.
 """
 
@@ -66,7 +72,7 @@ _CLOSE_CODES: Final[dict[int, str]] = {
     CloseCode.UNAUTHENTICATED: "missing or invalid token, or no token in time",
     CloseCode.FORBIDDEN: "reserved",
     CloseCode.REPLACED: "reserved",
-    CloseCode.TOO_LARGE: "a message over 8 MiB, or of more objects or values than it may hold",
+    CloseCode.TOO_LARGE: "a message is larger than 8 MiB, or contains too many objects or values",
 }
 
 

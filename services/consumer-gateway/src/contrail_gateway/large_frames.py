@@ -37,7 +37,9 @@ Spans = list[tuple[int, int]]
 def check_frames(count: int) -> None:
     """Refuse more frames than a message may hold (BATCH_TOO_LARGE)."""
     if count > FRAMES_MAX:
-        raise ApiError(errors.BATCH_TOO_LARGE, f"at most {FRAMES_MAX} {_FRAMES}", applied=False)
+        raise ApiError(
+            errors.BATCH_TOO_LARGE, f"the limit is {FRAMES_MAX} {_FRAMES}", applied=False
+        )
 
 
 class Form(Protocol):
@@ -77,7 +79,7 @@ class Form(Protocol):
 
 
 def _too_many() -> ApiError:
-    limit = f"at most {SETTLED_MAX} seqs, ranges and tokens"
+    limit = f"a frame must not contain more than {SETTLED_MAX} seqs, ranges and tokens"
     return ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
 
 
@@ -111,7 +113,7 @@ class JsonForm:
         """See :class:`Form`."""
         found = yield from outline(frame, 2, BATCH_MESSAGES_MAX, "messages")
         if len(found.inner) != 1:
-            raise ApiError(errors.MALFORMED_BODY, "a field is given twice")
+            raise ApiError(errors.MALFORMED_BODY, "a field must not be given twice")
         return found.inner[0]
 
     def item(self, raw: bytes, at: str, payload_bytes_max: int) -> Steps[Part]:
@@ -168,7 +170,7 @@ class PackedForm:
         """The keys and values of a frame, one behind the other."""
         head = parts.map(0)
         if head is None:
-            raise ApiError(errors.MALFORMED_BODY, "a frame is an object with an op")
+            raise ApiError(errors.MALFORMED_BODY, "a frame must be an object with an op")
         if head[0] > _FIELDS_MAX:
             raise ApiError(errors.MALFORMED_BODY, "a frame has too many fields")
         return (yield from _all(parts, (2 * head[0], head[1]), len(frame)))
@@ -182,7 +184,7 @@ class PackedForm:
             if head is not None and frame[slice(*name)] == self._key:
                 check_count(head[0])
                 return (yield from parts.spans(head[1], head[0]))
-        raise ApiError(errors.MALFORMED_BODY, "a batch has messages")
+        raise ApiError(errors.MALFORMED_BODY, "a batch must have messages")
 
     def item(self, raw: bytes, at: str, payload_bytes_max: int) -> Steps[Part]:
         """See :class:`Form`."""
@@ -215,5 +217,5 @@ def _all(parts: PackedParts, head: tuple[int, int], size: int) -> Steps[Spans]:
     count, start = head
     spans = yield from parts.spans(start, count)
     if (spans[-1][1] if spans else start) != size:
-        raise ApiError(errors.MALFORMED_BODY, "something follows what is whole")
+        raise ApiError(errors.MALFORMED_BODY, "unexpected data follows the frame")
     return spans

@@ -64,7 +64,7 @@ def json_item(decoder: Decoder[Any], raw: bytes, at: str, payload_bytes_max: int
     given = decode_part(_fields, found.skeleton, at)
     nested = [name for name, value in given.items() if bytes(memoryview(value)[:1]) in b"[{"]
     if len(nested) != len(found.inner):
-        raise ApiError(errors.MALFORMED_BODY, "a field is given twice")
+        raise ApiError(errors.MALFORMED_BODY, "a field must not be given twice")
     inner = {name: spans[0] for name, spans in zip(nested, found.inner, strict=True) if spans}
     if "headers" in inner:
         start, end = inner["headers"]
@@ -75,7 +75,7 @@ def json_item(decoder: Decoder[Any], raw: bytes, at: str, payload_bytes_max: int
         start, end = inner["json"]
         value = yield from compact(raw[start - 1 : end + 1])
         if len(value) > payload_bytes_max:
-            limit = f"the payload exceeds {payload_bytes_max} bytes"
+            limit = f"the payload is larger than {payload_bytes_max} bytes"
             return ApiError(errors.MESSAGE_TOO_LARGE, limit, applied=False)
         raw = raw[: start - 1] + value + raw[end + 1 :]
     yield

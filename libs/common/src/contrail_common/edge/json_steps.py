@@ -85,7 +85,9 @@ def _structure(text: bytes, limit: int) -> Iterator[_Structure]:
         depths = np.cumsum(np.where(inside, 0, _STEP[chars]), dtype=np.int32) + depth
         if chars.size:
             if depths.max() > limit:
-                raise ApiError(errors.MALFORMED_BODY, f"the JSON nests deeper than {limit}")
+                raise ApiError(
+                    errors.MALFORMED_BODY, f"the JSON is nested deeper than {limit} levels"
+                )
             depth, in_string = int(depths[-1]), bool(inside[-1])
         outside = ~inside & (chars != _QUOTE)
         yield _Structure(positions[outside] + start, chars[outside], depths[outside])
@@ -125,7 +127,7 @@ def outline(text: bytes, level: int, most: int | None = None, of: str = "") -> S
             commas = (step == 0) & (found.depths == level)
             parts += int(np.count_nonzero(commas))
             if parts >= most:
-                raise ApiError(errors.BATCH_TOO_LARGE, f"at most {most} {of}", applied=False)
+                raise ApiError(errors.BATCH_TOO_LARGE, f"the limit is {most} {of}", applied=False)
             cut |= commas
         cuts += zip(found.positions[cut].tolist(), step[cut].tolist(), strict=True)
         yield
@@ -152,7 +154,7 @@ def _cut(text: bytes, cuts: list[tuple[int, int]]) -> Outline:
             continue
         behind = at + 1
     if opened:
-        raise ApiError(errors.MALFORMED_BODY, "an array or object has no end", applied=False)
+        raise ApiError(errors.MALFORMED_BODY, "an array or object is not closed", applied=False)
     kept.append(text[behind:])
     for spans in inner:
         if len(spans) == 1 and not text[slice(*spans[0])].strip():

@@ -72,7 +72,7 @@ def check_count(count: int) -> None:
     if count > BATCH_MESSAGES_MAX:
         raise ApiError(
             errors.BATCH_TOO_LARGE,
-            f"a request must not contain more than {BATCH_MESSAGES_MAX} messages",
+            f"the limit is {BATCH_MESSAGES_MAX} messages",
             applied=False,
         )
 
