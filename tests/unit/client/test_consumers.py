@@ -101,7 +101,7 @@ def test_acknowledgements_go_into_one_request() -> None:
 
 def test_refused_acknowledgements_are_raised_by_position() -> None:
     call = consumers.acknowledge("S", "c", "ack", [delivery("t1"), delivery("t2")])
-    with pytest.raises(AcksRefused, match="1 acknowledgements refused") as caught:
+    with pytest.raises(AcksRefused, match="1 acknowledgements were refused") as caught:
         conclude(call, Answer(200, {}, REFUSED))
     assert {at: each.name for at, each in caught.value.refused.items()} == {1: "stale_token"}
 

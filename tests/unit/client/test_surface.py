@@ -77,5 +77,5 @@ def test_every_error_is_a_contrail_error() -> None:
 
 @pytest.mark.parametrize("url", ["", "localhost:7420", "ftp://x", "http://", "http://x:99999"])
 def test_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"address|[Pp]ort"):
+    with pytest.raises(ValueError, match=r"URL|[Pp]ort"):
         Contrail(url)

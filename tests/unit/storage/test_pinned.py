@@ -197,7 +197,7 @@ def test_list_holds_as_many_subjects_as_its_bound(
             messages = [PublishMessage(f"a.{number}", None, b"x") for number in range(subjects)]
             await link.publish("S", messages * 2)
             if not taken:
-                with pytest.raises(ApiError, match="takes at most 3") as refused:
+                with pytest.raises(ApiError, match="allows at most 3") as refused:
                     await link.put_consumer("S", config, "create", None, False)
                 assert refused.value.spec is errors.START_INVALID
                 return

@@ -17,7 +17,7 @@ def refusal(
     if version is None and given.version is not None:
         return Refused(errors.PRECONDITION_FAILED.code, "it does not exist")
     if version is not None and (given.absent or given.version not in (None, 0, version)):
-        return Refused(errors.PRECONDITION_FAILED.code, f"the current version is {version}")
+        return Refused(errors.PRECONDITION_FAILED.code, f"the version is {version}")
     if version is None and given.update:
         return Refused(missing.code)
     if version is not None and given.create and not same:

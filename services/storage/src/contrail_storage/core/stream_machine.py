@@ -302,17 +302,11 @@ class StreamMachine:
             config_rules.over_limits(one.config, config.consumer_limits)
             for one in self.consumers.values()
         ):
-            return Refused(
-                errors.STREAM_CONFIG_INVALID.code,
-                "consumer_limits: an existing consumer exceeds them",
-            )
+            return Refused(errors.STREAM_CONFIG_INVALID.code, "a consumer exceeds consumer_limits")
         if self.record is not None and not retention_rules.may_become(
             self.config.retention, config.retention
         ):
-            return Refused(
-                errors.STREAM_UPDATE_REFUSED.code,
-                "retention: cannot be changed to or from workqueue",
-            )
+            return Refused(errors.STREAM_UPDATE_REFUSED.code, "retention change not permitted")
         self._appender.forget_captured()
         if self.record is None:
             # Versions begin at the index and go up by one with an entry each, so that a stream made
@@ -365,9 +359,7 @@ class StreamMachine:
         if record is not None and command.incarnation not in ("", record.incarnation):
             return Refused(errors.STREAM_NOT_FOUND.code)
         if record is not None and command.version not in (None, 0, record.version):
-            return Refused(
-                errors.PRECONDITION_FAILED.code, f"the current version is {record.version}"
-            )
+            return Refused(errors.PRECONDITION_FAILED.code, f"the version is {record.version}")
         self.record = None
         self.counters = Counters(1, 0, 0, 0, 0, NO_ID, 0)
         self.subjects = SubjectTable(self.shard)
@@ -514,9 +506,7 @@ class StreamMachine:
         if consumer is None:
             return Refused(errors.CONSUMER_NOT_FOUND.code)
         if command.version not in (None, 0, consumer.version):
-            return Refused(
-                errors.PRECONDITION_FAILED.code, f"the current version is {consumer.version}"
-            )
+            return Refused(errors.PRECONDITION_FAILED.code, f"the version is {consumer.version}")
         del self.consumers[command.consumer_id]
         del self.consumer_ids[consumer.config.name]
         consumer.erase(writes)

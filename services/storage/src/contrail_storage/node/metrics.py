@@ -154,6 +154,35 @@ class _NodeCollector:
             "Messages known to be lost in shards with accepted data loss",
             sum(loss.messages for loss in losses if loss is not None),
         )
+        yield from self._upkeep_metrics()
+        families = {
+            name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
+            for name, text in (
+                ("messages", "Messages in the stream"),
+                ("bytes", "Bytes of the messages in the stream"),
+                ("last_seq", "Last sequence of the stream"),
+                ("consumers", "Consumers of the stream"),
+                (
+                    "ack_pending",
+                    "Deliveries awaiting acknowledgement, over all consumers of the stream",
+                ),
+            )
+        }
+        for stream in names[:_STREAMS_MAX]:
+            machines = [shard.machine for shard in streams.parts(stream)]
+            consumers = [one for machine in machines for one in machine.consumers.values()]
+            values = {
+                "messages": sum(machine.counters.messages for machine in machines),
+                "bytes": sum(machine.counters.bytes for machine in machines),
+                "last_seq": max(machine.counters.last_seq for machine in machines),
+                "consumers": len(machines[0].consumers),
+                "ack_pending": sum(len(one.pending) for one in consumers),
+            }
+            for name, value in values.items():
+                families[name].add_metric([stream], value)
+        yield from families.values()
+
+    def _upkeep_metrics(self) -> Iterable[Metric]:
         scrubbed = self._node.scrubber.counts
         for name, text, count in (
             ("rounds", "Scrub rounds: times that all stored data was verified", scrubbed.rounds),
@@ -198,32 +227,6 @@ class _NodeCollector:
         ):
             yield CounterMetricFamily(f"contrail_erasures_{name}", text, number)
         yield from _subject_key_metrics(self._node.subject_keys)
-        families = {
-            name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
-            for name, text in (
-                ("messages", "Messages in the stream"),
-                ("bytes", "Bytes of the messages in the stream"),
-                ("last_seq", "Last sequence of the stream"),
-                ("consumers", "Consumers of the stream"),
-                (
-                    "ack_pending",
-                    ("Deliveries awaiting acknowledgement, over all consumers of the stream"),
-                ),
-            )
-        }
-        for stream in names[:_STREAMS_MAX]:
-            machines = [shard.machine for shard in streams.parts(stream)]
-            consumers = [one for machine in machines for one in machine.consumers.values()]
-            values = {
-                "messages": sum(machine.counters.messages for machine in machines),
-                "bytes": sum(machine.counters.bytes for machine in machines),
-                "last_seq": max(machine.counters.last_seq for machine in machines),
-                "consumers": len(machines[0].consumers),
-                "ack_pending": sum(len(one.pending) for one in consumers),
-            }
-            for name, value in values.items():
-                families[name].add_metric([stream], value)
-        yield from families.values()
 
     def _consumer_metrics(self) -> Iterable[Metric]:
         families = {

@@ -224,9 +224,7 @@ class NodeLog:
         with self._lock:
             state = self._writable(group)
             if index != state.last_index + 1:
-                raise ValueError(
-                    f"entry {index} of group {group} cannot follow entry {state.last_index}"
-                )
+                raise ValueError(f"entry {index} of group {group} cannot follow {state.last_index}")
             if size and not self.has_room(size):
                 raise LogFullError(f"{self.queued_bytes} bytes are waiting for the disk")
             state.last_index, state.last_term = index, term
