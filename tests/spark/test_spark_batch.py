@@ -180,7 +180,7 @@ def test_a_view_is_made_in_sql_alone(spark: SparkSession, server: ReplayServer) 
         ({"startingSequnce": "1"}, None, "did you mean startingSequence?"),
         ({"columns": "payload"}, None, "unknown column payload; a stream has: shard, seq"),
         ({}, "payload binary", "unknown column payload; a stream has: shard, seq"),
-        ({}, "data string", "column data is binary, not string"),
+        ({}, "data string", "column data has type binary, not string"),
         ({"stream": "NONE"}, None, "stream NONE: 404 stream_not_found"),
     ],
 )
