@@ -22,6 +22,8 @@ from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import Operation
+from contrail_storage.wal.files import AppendHandle
+from contrail_storage.wal.node_file import LOG_NAME
 from tests.crash.disk import CountedFiles, CountedStore, Failure, Plan, StoreOpener, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
@@ -69,6 +71,7 @@ class Gate:
         self._open = threading.Event()
         self._open.set()
         self.reached = 0
+        self.held = 0
 
     def shut(self) -> None:
         self._open.clear()
@@ -80,7 +83,9 @@ class Gate:
         if threading.current_thread() is threading.main_thread():
             return  # the loop's own small writes
         self.reached += 1
+        self.held += 1
         self._open.wait()
+        self.held -= 1
 
 
 class GatedStore(CountedStore):
@@ -91,6 +96,17 @@ class GatedStore(CountedStore):
     def write(self, operations: list[Operation]) -> None:  # type: ignore[override]
         self.writes.pass_by()
         super().write(operations)
+
+
+class GatedFiles(CountedFiles):
+    """Files behind a switch, and those of the log behind a gate where they are made."""
+
+    creates: Gate
+
+    def create(self, path: Path, *, ahead_bytes: int = 0) -> AppendHandle:
+        if path.parent.name == LOG_NAME:
+            self.creates.pass_by()
+        return super().create(path, ahead_bytes=ahead_bytes)
 
 
 class GatedOpener(StoreOpener):
@@ -116,7 +132,8 @@ class Rig:
         self.switch = Switch(plan, reporter)
         self.opener = GatedOpener(self.switch)
         self.gate = self.opener.gate
-        files = CountedFiles(self.switch, data_dir, reporter)
+        files = GatedFiles(self.switch, data_dir, reporter)
+        self.creates = files.creates = Gate()
         options = NodeOptions(data_dir, open_store=self.opener, files=files)
         self.node = StorageNode.open(options, SingleMemberGroups())
         self.starting: asyncio.Task[None] | None = None
@@ -247,6 +264,61 @@ def test_node_that_is_stopped_in_the_midst_of_it_leaves_nothing_behind(
     if (moment, how) == (healing, "cancel"):
         pytest.skip("it has started")
     asyncio.run(stop_while(area / "data", plan, moment, how))
+
+
+async def beginning(rig: Rig) -> None:
+    """Started for reading; the log begins its first segment."""
+    rig.creates.shut()
+    rig.switch.plan = SOUND
+
+
+async def recovering(rig: Rig) -> None:
+    """The log failed, and goes on in a new segment."""
+    await wait_until(lambda: not rig.node.readiness())
+    rig.creates.shut()
+    rig.switch.plan = Plan(failures=(Failure("log", "write", 1, errno.EIO, UNTIL_HEALED),))
+    with pytest.raises(ApiError):
+        await LocalLink(rig.node).publish("S", [PublishMessage("s.a", None, b"no")])
+    rig.switch.plan = SOUND
+
+
+async def stop_while_the_log_is_made(
+    data_dir: Path, plan: Plan, prepare: Callable[[Rig], Awaitable[None]]
+) -> None:
+    await fill(data_dir)
+    rig = Rig(data_dir, plan)
+    rig.start()
+    await wait_until(lambda: rig.started)
+    await prepare(rig)
+    await wait_until(lambda: rig.creates.held > 0)
+    held_at_end: list[int] = []
+    group = rig.node.groups[0]
+    end_group = group.stop
+
+    def noted() -> None:
+        held_at_end.append(rig.creates.held)
+        end_group()
+
+    group.stop = noted  # type: ignore[method-assign]
+    stopping = asyncio.create_task(rig.node.stop())
+    for _ in range(20):
+        await asyncio.sleep(0)  # until all that is to end was told so
+    rig.creates.open()
+    await stopping
+    assert held_at_end == [0], "the folder was let go while a thread still changed it"
+    async with node_over_a_switched_store(data_dir) as (node, _):
+        await settled(LocalLink(node))
+
+
+@pytest.mark.parametrize(
+    ("moment", "plan"),
+    [(beginning, NOT_WRITABLE), (recovering, SOUND)],
+    ids=["beginning", "recovering"],
+)
+def test_stop_waits_for_the_thread_that_makes_a_segment_of_the_log(
+    area: Path, moment: Callable[[Rig], Awaitable[None]], plan: Plan
+) -> None:
+    asyncio.run(stop_while_the_log_is_made(area / "data", plan, moment))
 
 
 async def fail_to_start(data_dir: Path) -> None:

@@ -3,18 +3,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 
 from contrail_storage.core.stream_machine import StreamMachine
 from contrail_storage.node.backoff import Backoff
+from contrail_storage.node.whole_steps import whole
 from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
 from contrail_storage.store.rocks_store import StoreError
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_log import LogFailedError, LogRottenError, NodeLog
 
-T = TypeVar("T")
 _LOOK_S: Final = 1.0
 _RETRY_MAX_S: Final = 30.0
 UntilWritten = Callable[[Mapping[int, int]], Awaitable[None]]
@@ -111,7 +111,7 @@ class Checkpointer:
         Raises LogFailedError when one of them has to stay.
         """
         async with self._lock:
-            left, ends = await _whole(log.rotate)
+            left, ends = await whole(log.rotate)
             await until_written(ends)
             await self._take(log, machines, applied, until_written, 0)
             if log.first_segment <= left:
@@ -128,15 +128,6 @@ class Checkpointer:
         # Asked here: another one may have come while it waited, and the store been opened again.
         marks, noted = marks_of(machines(), self._group), dict(applied())
         await until_written(noted)
-        await _whole(lambda: self._checkpoint.take(noted, marks))
-        freed = await _whole(lambda: log.drop_segments(noted, keep_bytes=keep_bytes))
+        await whole(lambda: self._checkpoint.take(noted, marks))
+        freed = await whole(lambda: log.drop_segments(noted, keep_bytes=keep_bytes))
         _log.info("checkpoint", applied=noted, log_bytes_freed=freed)
-
-
-async def _whole(work: Callable[[], T]) -> T:
-    """``work`` in a thread, which is never left behind: the lock is kept until it has ended."""
-    step = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(step)
-    finally:
-        await asyncio.wait([step])

@@ -22,6 +22,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.node.loading import applied_indexes
 from contrail_storage.node.rebuilding import Rebuilt, rebuild
 from contrail_storage.node.switching import STORE_NAME, discard_unfinished
+from contrail_storage.node.whole_steps import whole
 from contrail_storage.store.rocks_store import (
     StoreCorruptError,
     StoreError,
@@ -94,7 +95,7 @@ class Healing:
     async def _recover_log(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self._node.log.recover)
+                await whole(self._node.log.recover)
             except OSError as error:
                 _log.warning("log_recovery_failed", error=str(error))
                 if not self._replayed:
@@ -176,12 +177,12 @@ class Healing:
     async def _reopen(self) -> None:
         """Open the store for writing, with all that is applied in it. Errors as of `rebuild`."""
         node = self._node
-        await asyncio.to_thread(self._check_writable)
+        await whole(self._check_writable)
         if not node.begun:
-            await asyncio.to_thread(self._begin_log)
+            await whole(self._begin_log)
         await self._until_lost()
         applied = node.applied()
-        await asyncio.to_thread(node.raw_store.suspend)
+        await whole(node.raw_store.suspend)
         try:
             self._take_over(await self._rebuild(applied, writable=True))
         except (OSError, StoreError) as error:
@@ -243,7 +244,7 @@ class Healing:
                 await asyncio.to_thread(work.result().store.close)
             raise
         if applied is not None and applied != node.applied():
-            await asyncio.to_thread(rebuilt.store.close)
+            await whole(rebuilt.store.close)
             raise StoreFailedError("entries were applied while the store was being opened")
         return rebuilt
 
@@ -293,7 +294,7 @@ class Healing:
         """
         node = self._node
         _log.error("started_read_only", error=self._store_failure)
-        await asyncio.to_thread(node.raw_store.suspend)
+        await whole(node.raw_store.suspend)
         try:
             rebuilt = await self._rebuild(None, writable=False)
         except (StoreError, LogRottenError) as error:

@@ -12,6 +12,7 @@ import structlog
 from contrail_storage.node.clock_sync import is_synchronized
 from contrail_storage.node.log_clock import ClockRecord, LogClock, doubt
 from contrail_storage.node.options import NodeOptions
+from contrail_storage.node.whole_steps import whole
 from contrail_storage.wal.files import Files
 from contrail_storage.wal.node_file import NodeFileDamagedError, read_node_file, write_node_file
 
@@ -87,7 +88,7 @@ class LogTime:
         """Record the latest time that is known, unless the wall clock is doubted."""
         if not self.doubt:
             record = ClockRecord(self._boot_id, _boot_ns(), self.now())
-            await asyncio.to_thread(self._write, record)
+            await whole(lambda: self._write(record))
 
     def _write(self, record: ClockRecord) -> None:
         with self._writing:

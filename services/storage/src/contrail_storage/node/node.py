@@ -47,6 +47,7 @@ from contrail_storage.node.streams import StreamManager
 from contrail_storage.node.switching import drop_kept_aside
 from contrail_storage.node.upkeep import is_checkpoint_due, room_of, upkeep_of
 from contrail_storage.node.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
+from contrail_storage.node.whole_steps import whole
 from contrail_storage.seal.content import ContentOpener
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.seal.subject_keys import SubjectKeys
@@ -403,7 +404,7 @@ class StorageNode:
 
     async def cut_log(self) -> None:
         """Flush the store, and drop the whole log that stands now, and what was kept aside."""
-        await asyncio.to_thread(drop_kept_aside, self.options.data_dir)
+        await whole(lambda: drop_kept_aside(self.options.data_dir))
         arguments = self.log, self._machines, self.applied, self._until_written
         with self._heeding_the_store():
             await self._checkpointer.cut(*arguments)
