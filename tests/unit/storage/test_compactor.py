@@ -6,12 +6,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from contrail_common.link import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node.compactor import RoomBounds
+from contrail_storage.node.compactor import Compactor, RoomBounds
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import StoreFailedError
@@ -282,6 +283,41 @@ def test_block_that_the_disk_failed_to_read_is_looked_at_again(
                     await compacted(node)
             assert node.compactor.counts.rewritten == 0
             assert not node.streams.shard("S").damaged
+            await compacted(node)
+            assert node.compactor.counts.rewritten == 1
+
+    asyncio.run(scenario())
+
+
+def test_failing_disk_is_said_in_a_line_and_keeps_no_stream_in_memory_waiting(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            memory = StreamConfig(name="M", subjects=("m.>",), storage="memory")
+            await link.put_stream(memory, "create", None, False)
+            await publish(link, *["k.a"] * (3 * BLOCK))
+            some = [PublishMessage("m.a", None, PAYLOAD)] * BLOCK
+            for _ in range(3):
+                await link.publish("M", some)
+                await until_written(node)
+            for seq in range(2, BLOCK):
+                await link.delete_message("S", seq)
+                await link.delete_message("M", seq)
+            await node.until_written()
+            node.writer.failed = True
+            bounds = RoomBounds(0.001, 1 << 40)
+            compactor = Compactor(node.streams.shards, node.blocks, node.applier, bounds)
+            with capture_logs() as lines:
+                running_on = asyncio.create_task(compactor.run())
+                while not lines:
+                    await asyncio.sleep(0.001)
+                running_on.cancel()
+            assert [line["event"] for line in lines] == ["compaction_put_off"]
+            assert not any("exc_info" in line for line in lines)
+            assert compactor.counts.rewritten == 1
+            node.writer.go_on()
             await compacted(node)
             assert node.compactor.counts.rewritten == 1
 

@@ -18,7 +18,7 @@ from contrail_storage.core.deleted import PAGE
 from contrail_storage.core.emptying import Live, between_live, emptied
 from contrail_storage.node.applier import Applier
 from contrail_storage.node.backoff import Backoff
-from contrail_storage.node.shard import Shard
+from contrail_storage.node.shard import Shard, volatile_first
 from contrail_storage.node.store_writer import RewriteJob
 from contrail_storage.store.block_store import (
     UNREADABLE,
@@ -87,6 +87,11 @@ class Compactor:
                 await self.tick()
             except StoreClosedError:
                 return
+            except StoreFailedError as error:
+                # Usual while the disk fails, and over once the store was opened again.
+                if backoff.failed(str(error)):
+                    _log.warning("compaction_put_off", error=str(error))
+                await asyncio.sleep(backoff.pause_s)
             except Exception as error:
                 # Not a reason to end a node that serves: the store is larger than it need be.
                 if backoff.failed(repr(error)):
@@ -97,7 +102,7 @@ class Compactor:
 
     async def tick(self) -> None:
         """Look at everything that was deleted since the last time."""
-        for shard in self._shards():
+        for shard in volatile_first(self._shards()):  # which a disk that fails does not concern
             if shard.machine.exists and not shard.damaged and shard.machine.deleted.touched:
                 await self._compact(shard)
 
