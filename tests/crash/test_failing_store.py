@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
@@ -21,8 +22,11 @@ from contrail_storage.core.commands import (
     ReleaseStream,
     ReserveStream,
 )
+from contrail_storage.node import healing
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.store.store_errors import StoreCorruptError, StoreMissingError
 from tests.crash.disk import CountedFiles, Failure, Plan, StoreOpener, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
@@ -165,6 +169,41 @@ def test_store_that_fails_between_a_name_and_its_shard_is_opened_again(
     area: Path, removed: bool
 ) -> None:
     asyncio.run(fail_between_a_name_and_its_shard(area / "data", removed=removed))
+
+
+async def look_into_a_store_at_work(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node_over_a_switched_store(data_dir) as (node, _):
+        link = LocalLink(node)
+        await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
+        for one in range(40):
+            await publish(link, one)
+        await node.until_written()
+        await asyncio.to_thread(node.raw_store.flush)
+        # Room for what the store lacks, which is nothing, and for less than the log holds.
+        free = SimpleNamespace(f_bavail=healing._SPARE_BYTES, f_frsize=1)
+        monkeypatch.setattr(healing.os, "statvfs", lambda _: free)
+        opened: list[Path] = []
+        open_store = StoreOpener.__call__
+
+        def racing(opener: StoreOpener, path: Path) -> RocksStore:
+            opened.append(path)
+            if len(opened) <= 2:
+                raise (StoreCorruptError, StoreMissingError)[len(opened) - 1]("no 000104.sst")
+            return open_store(opener, path)
+
+        monkeypatch.setattr(StoreOpener, "__call__", racing)
+        node.healing.fail_store(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        await wait_until(lambda: node.fatal.done() or not node.readiness())
+        assert not node.fatal.done(), node.failure
+        assert len(opened) > 2
+        assert await everything(link) == [note(one).payload for one in range(40)]
+
+
+def test_file_that_a_store_at_work_has_just_removed_is_no_damage(
+    area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed store has threads that go on; they remove files that a second reader just saw."""
+    asyncio.run(look_into_a_store_at_work(area / "data", monkeypatch))
 
 
 async def start_on_a_full_disk(data_dir: Path) -> None:

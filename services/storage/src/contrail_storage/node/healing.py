@@ -197,7 +197,12 @@ class Healing:
         status = os.statvfs(folder)
         free, needed = status.f_bavail * status.f_frsize, self._node.log.stats.size_bytes
         if free < needed + _SPARE_BYTES:
-            needed = self._unflushed_bytes()
+            try:
+                needed = self._unflushed_bytes()
+            except (StoreCorruptError, StoreMissingError) as error:
+                # The failed store is open beside this look at it, and may have removed a file
+                # that was just listed. What is damaged shows once the store is opened alone.
+                raise StoreFailedError(f"what the store lacks is not known yet: {error}") from error
         if free < needed + _SPARE_BYTES:
             raise OSError(
                 f"No space left on device: {free >> 20} MiB are free, but writing the contents "
