@@ -22,8 +22,10 @@ from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import Operation
-from contrail_storage.wal.files import AppendHandle
+from contrail_storage.wal.files import AppendHandle, Files
+from contrail_storage.wal.newest import missing_newest
 from contrail_storage.wal.node_file import LOG_NAME
+from contrail_storage.wal.segments import list_segments
 from tests.crash.disk import CountedFiles, CountedStore, Failure, Plan, StoreOpener, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
@@ -182,6 +184,34 @@ def test_store_that_fails_while_the_log_is_replayed_is_read_and_healed(
     area: Path, first: int, number: int
 ) -> None:
     asyncio.run(fail_while_replaying(area / "data", first, number))
+
+
+async def fail_to_begin_the_log(data_dir: Path, call: str, first: int) -> None:
+    await fill(data_dir)
+    rig = Rig(data_dir, Plan(failures=(Failure("log", call, first, errno.EIO),)))
+    assert not rig.node.log.is_open, "half a segment was taken for one"
+    rig.start()
+    await wait_until(lambda: rig.started)
+    node, link = rig.node, LocalLink(rig.node)
+    await wait_until(lambda: not node.readiness())
+    await settled(link)
+    await node.checkpoint()  # which drops the segments of before
+    folder = data_dir / LOG_NAME
+    assert missing_newest(Files(), folder, list_segments(Files(), folder)) == ""
+    await node.stop()
+    async with node_over_a_switched_store(data_dir) as (node, _):
+        await settled(LocalLink(node))
+
+
+@pytest.mark.parametrize(
+    ("call", "first"),
+    [("sync", 3), ("write", 2), ("sync", 4), ("write", 3), ("sync", 5), ("rename", 2)],
+    ids=["its name", "its head", "head's sync", "the note", "note's sync", "note's name"],
+)
+def test_segment_that_the_log_could_not_begin_is_not_gone_on_with(
+    area: Path, call: str, first: int
+) -> None:
+    asyncio.run(fail_to_begin_the_log(area / "data", call, first))
 
 
 # Stopped in the midst of it ---------------------------------------------------------------------

@@ -126,12 +126,16 @@ class NodeLog:
     def begin_segment(self) -> None:
         """Write the last segment again, without a torn tail, and go on in a new one.
 
-        This is the first change of the files. Raises OSError; it may be called again then.
+        This is the first change of the files. Raises OSError: the log is not open then; call again.
         """
         if self._doubtful is not None:
             self._write_again(*self._doubtful)
             self._doubtful = None
-        self._open_segment()
+        try:
+            self._open_segment()
+        except BaseException:
+            self._close_handle()  # the segment may lack its head or its note
+            raise
 
     def _write_again(self, segment: Segment, sound: bytes) -> None:
         """Replace the last segment by a synced copy of what was read from it.
@@ -345,9 +349,7 @@ class NodeLog:
 
     def _open_segment(self) -> None:
         """Go on in a new segment whose first batch says where every group's log stands."""
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        self._close_handle()
         segment = new_segment(self._next_segment, self._next_batch)
         self._next_segment += 1
         with self._lock:
@@ -423,9 +425,8 @@ class NodeLog:
                 state.last_index, state.last_term = durable.last_index, durable.last_term
         number = self._next_segment
         try:
-            self._open_segment()
+            self.begin_segment()
         except OSError as error:
-            self._close_handle()
             raise LogFailedError(f"segment {number} cannot be opened: {error}") from error
         with self._lock:
             self._failure = None
