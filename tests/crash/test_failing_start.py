@@ -10,6 +10,7 @@ import os
 import shutil
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,8 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.model import PublishMessage, StreamConfig
+from contrail_common.link import PullRequest
+from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.node.local_link import LocalLink
 from contrail_storage.node.node import NodeOptions, StorageNode
@@ -184,6 +186,34 @@ def test_store_that_fails_while_the_log_is_replayed_is_read_and_healed(
     area: Path, first: int, number: int
 ) -> None:
     asyncio.run(fail_while_replaying(area / "data", first, number))
+
+
+async def ask_before_it_can_write(data_dir: Path) -> None:
+    async with node_over_a_switched_store(data_dir) as (node, _):
+        link = LocalLink(node)
+        await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
+        config = ConsumerConfig(name="c", durable=True, ack_wait_ns=1)
+        await link.put_consumer("S", config, "put", None, False)
+        await link.publish("S", [PublishMessage("s.a", None, b"%d" % one) for one in range(9)])
+        await link.pull(PullRequest(stream="S", consumer="c", batch=9))
+        await link.consumer_info("S", "c")
+    full = Failure("log", "create", 1, errno.ENOSPC, UNTIL_HEALED)
+    async with node_over_a_switched_store(data_dir, Plan(failures=(full,))) as (node, switch):
+        link = LocalLink(node)
+        with suppress(ApiError):
+            await link.pull(PullRequest(stream="S", consumer="c", batch=9))
+        await link.consumer_info("S", "c")
+        assert node.consumers._desks
+        switch.plan = SOUND
+        await wait_until(lambda: not node.readiness())
+        for (_, number), desk in node.consumers._desks.items():
+            assert desk.consumer is desk.shard.machine.consumers[number]
+
+
+def test_consumer_asked_for_before_a_start_could_write_is_the_one_that_is_acknowledged(
+    area: Path,
+) -> None:
+    asyncio.run(ask_before_it_can_write(area / "data"))
 
 
 async def fail_to_begin_the_log(data_dir: Path, call: str, first: int) -> None:

@@ -23,7 +23,6 @@ from contrail_storage.node.delivery import Desk
 from contrail_storage.node.filters import SubjectFilter
 from contrail_storage.node.log_time import LogTime
 from contrail_storage.node.reader import Reader
-from contrail_storage.node.redeliveries import Redeliveries
 from contrail_storage.node.shard import Shard, volatile_first
 from contrail_storage.node.shard_logs import ShardLog
 from contrail_storage.node.sharded_consumers import ShardedConsumers
@@ -257,7 +256,7 @@ class ConsumerManager:
                 self._close(key)
             elif consumer is not desk.consumer:
                 desk.consumer = consumer
-                desk.deadlines = Redeliveries(consumer)
+                desk.deadlines.turn_to(consumer)
                 desk.reconfigured()
 
     async def drop_inactive(self) -> None:

@@ -262,7 +262,7 @@ class Healing:
             raise
         node.raw_store.take_over(rebuilt.store)
         self.reopened += 1
-        if node.begun:
+        if self._replayed:  # before that a start has nobody who holds a consumer
             node.consumers.rebound()
 
     # A start that cannot write -------------------------------------------------------------------

@@ -33,6 +33,10 @@ class Redeliveries:
         """Sequences of a `rebuild` that are still to be looked at."""
         self._next_slice: asyncio.Handle | None = None
 
+    def turn_to(self, consumer: ConsumerMachine) -> None:
+        """Go on with an equal machine; a `rebuild` is to follow."""
+        self._consumer = consumer
+
     def rebuild(self) -> None:
         """Take all from the machine: at once what a slice holds, the rest in turns of the loop."""
         self.close()
