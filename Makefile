@@ -19,7 +19,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 CHECKS := check-code check-types
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check $(CHECKS) format bench tour structure openapi wheels secrets lock clean
+.PHONY: help install run test test-all check $(CHECKS) format bench tour structure blocking openapi wheels secrets lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -36,7 +36,7 @@ test: $(STAMP) ## the quick suite
 test-all: $(STAMP) ## every test, also the slow ones
 	@$(PY) -m pytest $(SIDE_BY_SIDE)
 
-check: $(STAMP) ## format, lint, types, import contracts, tidiness, OpenAPI drift
+check: $(STAMP) ## format, lint, types, import contracts, tidiness, drift of what is generated
 	@$(MAKE) --no-print-directory --keep-going --jobs $(CHECKS)
 
 # As long as everything else together.
@@ -62,6 +62,9 @@ tour: $(STAMP) ## follow one publish and one delivery through the code, hop by h
 
 structure: $(STAMP) ## how easily the code is found and followed, in figures
 	@$(PY) -m tests.checks.structure
+
+blocking: $(STAMP) ## write the blocking client from the asynchronous one
+	@$(PY) -m tests.checks.blocking
 
 openapi: $(STAMP) ## write openapi/openapi.json from the declared routes
 	@$(PY) -m contrail_serve.openapi_export

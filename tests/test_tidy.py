@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.checks import code, documents, packaging, text
+from tests.checks import blocking, code, documents, packaging, text
 from tests.checks.repository import ROOT, File, repository_files
 
 FILES = list(repository_files())
@@ -86,6 +86,10 @@ def test_purity_contract_names_every_core() -> None:
         ".".join(str(file.module).split(".")[:2]) for file in MODULES if packaging.is_core(file)
     }
     assert cores <= _purity_contract()
+
+
+def test_blocking_client_is_what_the_asynchronous_one_makes_of_it() -> None:
+    assert list(blocking.outdated(FILES)) == [], "run `make blocking`"
 
 
 def test_no_second_lock_file_is_kept() -> None:
@@ -243,6 +247,66 @@ def test_dead_link_is_found() -> None:
     files = {file.path: file for file in (page, File("docs/b.md", "# Two `words`\n"))}
     files["README.md"] = File("README.md", "# R\n")
     assert documents.dead_links(page, files) == [f"docs/a.md: dead link ]{link}" for link in dead]
+
+
+ASYNCHRONOUS = '''\
+"""Things. `contrail_client.blocking.things` is generated from this module."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from contrail_client.live.reader import AsyncOrderedReader
+
+
+class AsyncThings:  # blocking: class Things(Base):
+    """Tasks of one event loop may share them: `await things.wait()`."""
+
+    async def __aenter__(self) -> "AsyncThings":
+        await asyncio.sleep(1)
+
+    async def all(self, reader: AsyncOrderedReader) -> AsyncGenerator[dict[str, int], None]:
+        async with aclosing(self._some()) as some:
+            async for each in some:
+                yield each
+'''
+BLOCKING = '''\
+# Generated from aio/things.py by `make blocking`. Change that file, not this one.
+"""Things."""
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+
+from contrail_client.live.blocking import OrderedReader
+
+
+class Things(Base):
+    """Threads may share them: `things.wait()`."""
+
+    def __enter__(self) -> "Things":
+        time.sleep(1)
+
+    def all(self, reader: OrderedReader) -> Generator[dict[str, int], None, None]:
+        with closing(self._some()) as some:
+            yield from some
+'''
+
+
+def test_blocking_form_has_no_trace_of_asyncio() -> None:
+    assert blocking.blocking_form(File(f"{blocking.SOURCE}aio/things.py", ASYNCHRONOUS)) == BLOCKING
+
+
+@pytest.mark.parametrize("path", ["aio/things.py", "transport/aio.py"])
+def test_blocking_form_that_is_changed_missing_or_left_over_is_found(path: str) -> None:
+    source = File(blocking.SOURCE + path, ASYNCHRONOUS)
+    target = str(blocking.blocking_path(source.path))
+    made = File(target, blocking.blocking_form(source))
+    changed = File(target, made.text + "\n")
+    assert blocking.outdated([source, made]) == {}
+    assert blocking.outdated([source, changed]) == {target: made.text}
+    assert blocking.outdated([source]) == {target: made.text}
+    assert blocking.outdated([made]) == {target: None}
 
 
 def test_unprotected_and_vanished_vocabulary_is_found() -> None:

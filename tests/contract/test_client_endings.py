@@ -78,6 +78,32 @@ def test_wrong_token_ends_every_command_with_1_and_one_line(tmp_path: Path) -> N
             assert told.get("status") == 401 or told["error"] == "socket_refused", path
 
 
+@pytest.mark.parametrize("data", [b"", b" \n"])
+def test_empty_fields_are_called_empty(shell: Shell, tmp_path: Path, data: bytes) -> None:
+    result = shell.try_("stream", "create", "NEW", "--fields", "-", stdin=data)
+    assert (result.exit_code, result.stderr) == (2, "contrail: standard input is empty\n")
+    (tmp_path / "fields").write_bytes(data)
+    result = shell.try_("stream", "create", "NEW", "--fields", str(tmp_path / "fields"))
+    assert (result.exit_code, result.stderr) == (2, f"contrail: {tmp_path}/fields is empty\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("sub", "{}", "--start", "all"), ("sub", "{}", "c"), ("events",)]
+)
+def test_command_ends_once_nobody_reads_its_output(
+    shell: Shell, arguments: tuple[str, ...]
+) -> None:
+    shell.run("consumer", "create", shell.stream, "c")
+    with shell.process(*(each.format(shell.stream) for each in arguments), "--json") as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        if arguments[0] == "sub":
+            shell.fill(1)  # so that it waits for the next one
+            assert running.stdout.readline()
+        running.stdout.close()
+        assert (running.wait(TIMEOUT_S), running.stderr.read()) == (1, b"")
+
+
 @pytest.mark.parametrize(
     ("arguments", "importing"),
     [

@@ -142,7 +142,7 @@ def test_environment_says_where_the_server_is(
     monkeypatch.setenv("CONTRAIL_URL", live.url)
     with Contrail() as client, client.publisher() as publisher:
         assert publisher.publish(f"{stream}.a").result(timeout=30).seq == 1
-    with pytest.raises(ValueError, match="address"):
+    with pytest.raises(ValueError, match="URL"):
         Contrail("")
 
     async def work() -> int:

@@ -9,11 +9,12 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
-from contrail_client.live.connection import Connection
+from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.frames import SUBPROTOCOL
 from contrail_client.live.reader import AsyncOrderedReader
 from contrail_client.models import StreamInfo, StreamState
 from contrail_client.transport import Options
+from contrail_client.transport.aio import AsyncTransport
 
 DEADLINE_S = 20.0
 INFO = {"op": "info", "server": "test", "node": "n", "max_payload": 1, "heartbeat": "15s"}
@@ -83,8 +84,11 @@ class OneServer:
         return [ok | {"num_pending": 2}, pushed(frame["sid"])]
 
 
-async def stream_info() -> StreamInfo:
-    return STREAM
+class StreamAnswers(AsyncTransport):
+    """Answers every request with the stream: the server speaks over WebSocket only."""
+
+    async def run(self, call: Any) -> Any:
+        return STREAM
 
 
 @pytest.mark.parametrize(
@@ -98,10 +102,12 @@ def test_reader_gives_the_same_messages_whatever_the_server_knows(
         protocols = [Subprotocol(SUBPROTOCOL)]
         async with serve(server, "127.0.0.1", 0, subprotocols=protocols, compression=None) as at:
             port = next(iter(at.sockets)).getsockname()[1]
-            connection = Connection(Options(url=f"http://127.0.0.1:{port}"))
-            reader = AsyncOrderedReader(connection, "S", stream_info)
+            transport = StreamAnswers(Options(url=f"http://127.0.0.1:{port}"))
+            connection = AsyncConnection(transport)
+            reader = AsyncOrderedReader(connection, "S")
             found = [await anext(reader) for _ in range(2)]
             await connection.close()
+            await transport.close()
         assert server.asked == asked
         assert [(one.seq, one.data, one.num_pending) for one in found] == [
             (1, b"x", 1),

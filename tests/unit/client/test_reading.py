@@ -50,7 +50,7 @@ def test_newest_messages_are_asked_for_as_of_a_point() -> None:
     assert call.request.path == "/v1/streams/S/last"
     assert call.request.query == (("subject", "a.>"), ("up_to_seq", "7"), ("page_token", "t"))
     page = conclude(call, Answer(200, {}, b'{"messages": [' + TEXT + b'], "next_page_token": "u"}'))
-    assert ([message.seq for message in page.messages], page.next_page_token) == ([4], "u")
+    assert ([message.seq for message in page.items], page.next_page_token) == ([4], "u")
 
 
 def test_delete_is_not_repeatable() -> None:

@@ -1,10 +1,21 @@
 """Settings of the server: which source wins, and what cannot be read."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from contrail_client.cli.settings import DEFAULTS, Setting, SettingError, read_settings
+from contrail_client.cli.settings import (
+    DECLARED,
+    DEFAULTS,
+    FLAGS,
+    SECRET,
+    Service,
+    Setting,
+    SettingError,
+    read_settings,
+)
+from tests.checks.repository import ROOT
 
 
 @pytest.fixture
@@ -29,6 +40,39 @@ def test_each_service_has_settings_of_its_own(service: str, port: int) -> None:
     assert ("data_dir" in settings) is (service == "storage")
     if service != "storage":
         assert settings["storage"] == Setting(("a:1", "b:2"), "CONTRAIL_STORAGE")
+
+
+def test_each_service_declares_a_setting_once() -> None:
+    for service in Service:
+        names = [each.name for each in DECLARED if service in each.services]
+        assert len(names) == len(set(names))
+        assert FLAGS[service] <= set(names) - SECRET
+
+
+# The page gives the defaults of these in words.
+IN_WORDS = {"allowed_hosts", "allowed_origins", "max_payload", "memory_max_bytes"}
+
+
+def documented(names: str, defaults: str) -> list[tuple[str, str]]:
+    """Each setting of a row with its default; one default may stand for all."""
+    each_name, each_default = names.split(", "), defaults.split(", ")
+    each_default *= len(each_name) // len(each_default)
+    pairs = zip(each_name, each_default, strict=True)
+    return [(name.strip("`"), default.strip("`")) for name, default in pairs]
+
+
+def test_documented_settings_are_those_of_serve() -> None:
+    text = (ROOT / "docs/running.md").read_text()
+    section = text.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \| (.+?) \|", section, re.MULTILINE)
+    shown = {name: default for row in rows for name, default in documented(*row)}
+    assert shown.keys() == DEFAULTS["serve"].keys()
+    for each in DECLARED:
+        if Service.SERVE in each.services and each.name not in IN_WORDS:
+            default = each.default
+            assert shown[each.name] == ("none" if default is None else str(default).lower())
+    [without_flag] = re.findall(r"The settings ([^.]+?) have no flag", section)
+    assert set(re.findall(r"`(\w+)`", without_flag)) == DEFAULTS["serve"].keys() - FLAGS["serve"]
 
 
 def test_list_in_a_flag_is_separated_by_commas() -> None:

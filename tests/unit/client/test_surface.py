@@ -1,4 +1,4 @@
-"""The public surface: both clients offer the same, and the whole tree of errors has one root."""
+"""The public surface: live forms match, and the whole tree of errors has one root."""
 
 import inspect
 
@@ -6,14 +6,11 @@ import pytest
 
 import contrail_client
 from contrail_client import (
-    AsyncConsumer,
-    AsyncContrail,
     AsyncOrderedReader,
     AsyncPublisher,
     AsyncPulledMessage,
     AsyncPushedMessage,
     AsyncSubscription,
-    Consumer,
     Contrail,
     OrderedReader,
     Publisher,
@@ -23,24 +20,13 @@ from contrail_client import (
     errors,
 )
 
-# Arrow's reader pulls from a file, so it has no asynchronous form.
-ONLY_SYNC = {"read_split_arrow"}
-
 
 def methods(of: type) -> dict[str, list[str]]:
     return {
         name: list(inspect.signature(method).parameters)
         for name, method in inspect.getmembers(of, inspect.isfunction)
-        if not name.startswith("_") and name not in ONLY_SYNC
+        if not name.startswith("_")
     }
-
-
-@pytest.mark.parametrize(
-    ("sync", "asynchronous"),
-    [(Contrail, AsyncContrail), (Consumer, AsyncConsumer), (PulledMessage, AsyncPulledMessage)],
-)
-def test_both_clients_have_the_same_methods(sync: type, asynchronous: type) -> None:
-    assert methods(sync) == methods(asynchronous)
 
 
 @pytest.mark.parametrize(

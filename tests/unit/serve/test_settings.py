@@ -1,9 +1,11 @@
-"""Settings of a server that name files."""
+"""Settings of a server: those that name files, and that the command line declares the same ones."""
 
 from pathlib import Path
 
 import pytest
 
+from contrail_client.cli.settings import DEFAULTS, KNOWN, Service
+from contrail_serve.main import SERVICES
 from contrail_serve.settings import SettingsError, StorageSettings
 
 SECRET = {"cluster_secret": "the cluster secret of a test"}
@@ -29,3 +31,13 @@ def test_empty_path_is_refused_by_the_name_of_its_setting(name: str, given: str)
 def test_folder_in_the_place_of_a_file_is_called_one(tmp_path: Path, name: str, what: str) -> None:
     with pytest.raises(SettingsError, match=rf"the {what} cannot be read: {tmp_path} is a folder"):
         StorageSettings.of(SECRET | {name: str(tmp_path)})
+
+
+@pytest.mark.parametrize("service", Service)
+def test_command_line_declares_the_settings_of_the_server(service: Service) -> None:
+    settings, declared = SERVICES[service].settings, DEFAULTS[service]
+    required = {name: value for name, value in SECRET.items() if name in declared}
+    assert settings({**declared, **required}) == settings(required)
+    for name in KNOWN - declared.keys():
+        with pytest.raises(SettingsError, match=f"unknown setting: {name}"):
+            settings({**required, name: None})

@@ -14,12 +14,14 @@
 of the client and survive its loss. Errors are in `contrail_client.errors`.
 """
 
-from contrail_client.aio import AsyncContrail
-from contrail_client.aio_consumer import AsyncConsumer, AsyncPulledMessage
+from contrail_client.aio.client import AsyncContrail
+from contrail_client.aio.consumer import AsyncConsumer, AsyncPulledMessage
+from contrail_client.aio.replay import AsyncReplay
+from contrail_client.blocking.client import Contrail
+from contrail_client.blocking.consumer import Consumer, PulledMessage
+from contrail_client.blocking.replay import Replay
 from contrail_client.calls import Retries
-from contrail_client.client import Contrail
 from contrail_client.configs import ConsumerConfig, StreamConfig
-from contrail_client.consumer import Consumer, PulledMessage
 from contrail_client.ensuring import ConfigDiffers
 from contrail_client.errors import (
     AcksRefused,
@@ -76,7 +78,6 @@ from contrail_client.models import (
     SubjectCount,
 )
 from contrail_client.replaying import Bounds
-from contrail_client.tables import AsyncReplay, Replay
 from contrail_client.times import Duration, Time, to_datetime, to_timedelta
 
 __all__ = [

@@ -1,15 +1,31 @@
 """Record batches from the body of an Arrow replay. Needs pyarrow (the extra `arrow`)."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from contrail_client.errors import ReplayCut
+from contrail_client.models import ReplaySplit
+from contrail_client.replaying import arrow_request
+from contrail_client.transport.blocking import Transport
 
 END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The end-of-stream mark of Arrow IPC."""
 
 READ_BYTES: Final = 1 << 20
+
+
+class ArrowReplays:
+    """What only the blocking client can do: Arrow's reader pulls its bytes from a file."""
+
+    _transport: Transport
+
+    def read_split_arrow(self, split: ReplaySplit, columns: Sequence[str] = ()) -> Iterator[Any]:
+        """A split as `pyarrow.RecordBatch`es (`columns` empty means all).
+
+        Raises `ReplayCut` when the connection breaks: read the split again from its beginning.
+        """
+        return record_batches(self._transport.stream(arrow_request(split, columns)))
 
 
 class _Body(io.RawIOBase):

@@ -282,6 +282,13 @@ def _may_pass(error: ContrailError, repeatable: bool) -> bool:
     return False
 
 
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """A page of a list. The last one has no `next_page_token`."""
+
+    items: tuple[T, ...]
+    next_page_token: str | None = None
+
+
 def json_as(kind: type[T]) -> Callable[[Answer], T]:
     """A parser of JSON answers of the given type."""
     decoder = msgspec.json.Decoder(kind)

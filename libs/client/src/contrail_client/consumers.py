@@ -13,6 +13,7 @@ from contrail_client.calls import (
     MERGE_PATCH,
     Answer,
     Call,
+    Page,
     call,
     given,
     item_problem,
@@ -30,13 +31,6 @@ from contrail_client.times import Duration
 AckKind = Literal["ack", "nak", "term", "in_progress"]
 
 
-class Page(msgspec.Struct, frozen=True):
-    """A page of consumers; `next_page_token` None is the last."""
-
-    items: tuple[ConsumerInfo, ...]
-    next_page_token: str | None = None
-
-
 class _AckResult(msgspec.Struct):
     ok: bool = False
     problem: dict[str, Any] | None = None
@@ -47,7 +41,7 @@ class _AckResults(msgspec.Struct):
 
 
 _info = with_etag(json_as(ConsumerInfo))
-_page = json_as(Page)
+_page = json_as(Page[ConsumerInfo])
 _ack_results = json_as(_AckResults)
 
 
@@ -97,7 +91,7 @@ def get(stream: str, name: str) -> Call[ConsumerInfo]:
     return call("GET", path_of("streams", stream, "consumers", name), _info)
 
 
-def page(stream: str, *, limit: int | None, token: str | None) -> Call[Page]:
+def page(stream: str, *, limit: int | None, token: str | None) -> Call[Page[ConsumerInfo]]:
     """A page of the list."""
     query = {"limit": limit, "page_token": token}
     return call("GET", path_of("streams", stream, "consumers"), _page, query=query)

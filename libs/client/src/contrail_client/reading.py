@@ -9,6 +9,7 @@ from contrail_client.calls import (
     LONG_POLL_S,
     Answer,
     Call,
+    Page,
     call,
     json_as,
     nothing,
@@ -18,14 +19,12 @@ from contrail_client.models import Range, StoredMessage
 from contrail_client.times import Duration, Time
 
 
-class LastPage(msgspec.Struct, frozen=True):
-    """A page of the newest messages of subjects."""
-
+class _LastPage(msgspec.Struct, frozen=True):
     messages: tuple[StoredMessage, ...]
     next_page_token: str | None = None
 
 
-_last = json_as(LastPage)
+_last = json_as(_LastPage)
 _message = json_as(StoredMessage)
 _range = json_as(Range)
 _ACCEPT_JSON: Final = (("Accept", JSON),)
@@ -93,7 +92,7 @@ def last_messages(
     up_to_time: Time | None,
     token: str | None,
     shard: int | None = None,
-) -> Call[LastPage]:
+) -> Call[Page[StoredMessage]]:
     """A page of the newest message of each subject."""
     query: dict[str, Any] = {
         "subject": subject,
@@ -102,7 +101,13 @@ def last_messages(
         "page_token": token,
         "shard": shard,
     }
-    return call("GET", path_of("streams", stream, "last"), _last, query=query, headers=_ACCEPT_JSON)
+
+    def parse(answer: Answer) -> Page[StoredMessage]:
+        found = _last(answer)
+        return Page(found.messages, found.next_page_token)
+
+    path = path_of("streams", stream, "last")
+    return call("GET", path, parse, query=query, headers=_ACCEPT_JSON)
 
 
 def delete_message(stream: str, seq: int, *, shard: int | None = None) -> Call[None]:

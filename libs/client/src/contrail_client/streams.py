@@ -10,6 +10,7 @@ from contrail_client.calls import (
     SNAPSHOT,
     Answer,
     Call,
+    Page,
     Request,
     call,
     given,
@@ -24,35 +25,14 @@ from contrail_client.configs import StreamConfig
 from contrail_client.models import StreamInfo, SubjectCount
 
 
-class Page(msgspec.Struct, frozen=True):
-    """A page of streams; `next_page_token` None is the last."""
-
-    items: tuple[StreamInfo, ...]
-    next_page_token: str | None = None
-
-
-class SubjectsPage(msgspec.Struct, frozen=True):
-    """A page of a stream's subjects."""
-
-    items: tuple[SubjectCount, ...]
-    next_page_token: str | None = None
-
-
-class DeletedPage(msgspec.Struct, frozen=True):
-    """A page of a stream's deleted sequences, as first and last of each run."""
-
-    items: tuple[tuple[int, int], ...]
-    next_page_token: str | None = None
-
-
 class _Purged(msgspec.Struct):
     purged: int
 
 
 _info = with_etag(json_as(StreamInfo))
-_page = json_as(Page)
-_subjects = json_as(SubjectsPage)
-_deleted = json_as(DeletedPage)
+_page = json_as(Page[StreamInfo])
+_subjects = json_as(Page[SubjectCount])
+_deleted = json_as(Page[tuple[int, int]])
 _purged = json_as(_Purged)
 
 
@@ -84,7 +64,7 @@ def get(name: str) -> Call[StreamInfo]:
 
 def page(
     *, subject: str | None, prefix: str | None, limit: int | None, token: str | None
-) -> Call[Page]:
+) -> Call[Page[StreamInfo]]:
     """A page of the list."""
     query = {"subject": subject, "prefix": prefix, "limit": limit, "page_token": token}
     return call("GET", path_of("streams"), _page, query=query)
@@ -92,14 +72,16 @@ def page(
 
 def subjects(
     name: str, *, subject: str | None, limit: int | None, token: str | None
-) -> Call[SubjectsPage]:
+) -> Call[Page[SubjectCount]]:
     """A page of the subjects that have messages."""
     query = {"filter": subject, "limit": limit, "page_token": token}
     return call("GET", path_of("streams", name, "subjects"), _subjects, query=query)
 
 
-def deleted(name: str, *, token: str | None, shard: int | None = None) -> Call[DeletedPage]:
-    """A page of the deleted sequences."""
+def deleted(
+    name: str, *, token: str | None, shard: int | None = None
+) -> Call[Page[tuple[int, int]]]:
+    """A page of the deleted sequences, as first and last of each run."""
     query = {"page_token": token, "shard": shard}
     return call("GET", path_of("streams", name, "deleted"), _deleted, query=query)
 

@@ -111,7 +111,10 @@ def _read_object(file: Path | None) -> dict[str, Any]:
         return {}
     stdin = str(file) == "-"
     data = typer.get_binary_stream("stdin").read() if stdin else read_file(file)
+    where = "standard input" if stdin else str(file)
+    if not data.strip():
+        raise ValueError(f"{where} is empty")
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise ValueError(f"{file}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error

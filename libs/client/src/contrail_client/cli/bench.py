@@ -20,12 +20,12 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from contrail_client.blocking.client import Contrail
 from contrail_client.cli import show
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
-from contrail_client.client import Contrail
 from contrail_client.errors import Unreachable
-from contrail_client.live.publisher import MAX_OUTSTANDING
+from contrail_client.live.outbox import MAX_OUTSTANDING
 from contrail_client.models import Message
 
 app = group("Measure throughput and latency.")

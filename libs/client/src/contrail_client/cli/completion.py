@@ -6,9 +6,9 @@ from typing import Final
 
 import typer
 
+from contrail_client.blocking.client import Contrail
 from contrail_client.calls import Retries
 from contrail_client.cli.context import read_context
-from contrail_client.client import Contrail
 from contrail_client.errors import ContrailError
 
 _SHOWN_MAX: Final = 100

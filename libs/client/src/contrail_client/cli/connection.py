@@ -9,9 +9,9 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
+from contrail_client.blocking.client import Contrail
 from contrail_client.cli.context import Context, read_context
 from contrail_client.cli.tree import JSON, Command
-from contrail_client.client import Contrail
 from contrail_client.transport import DEFAULT_URL
 
 P = ParamSpec("P")

@@ -6,10 +6,13 @@ Status: 0 done, 1 failed or refused, 2 misused, 3 not found, 130 interrupted.
 import contextlib
 import os
 import re
+import select
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -86,6 +89,45 @@ def carry_out(command: Callable[[], int | None], *, as_json: bool) -> int:
         tell(failure, as_json=as_json)
         return failure.exit_status
     return status
+
+
+@contextlib.contextmanager
+def while_read() -> Iterator[None]:
+    """End the command when nobody reads its output any more, even while it has nothing to write.
+
+    Otherwise `contrail sub S | head -1` would run, and hold messages, until the next one came.
+    """
+    try:
+        output = sys.stdout.fileno()
+    except OSError:  # output that is kept in memory, as in tests
+        yield
+        return
+    before = signal.signal(signal.SIGPIPE, _end_quietly)
+    stopped, stop = os.pipe()
+    watching = threading.Thread(target=_watch, args=(output, stopped), daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        os.close(stop)
+        watching.join()
+        os.close(stopped)
+        signal.signal(signal.SIGPIPE, before)
+
+
+def _watch(output: int, stopped: int) -> None:
+    """Interrupt the main thread when the reader of `output` goes; end when `stopped` is closed."""
+    poll = select.poll()
+    for each in (output, stopped):
+        poll.register(each, 0)  # a hang-up is told without being asked for
+    gone = {number for number, _ in poll.poll()}
+    if stopped not in gone:
+        # A real signal, because only that wakes a thread that waits for a lock or a socket.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGPIPE)
+
+
+def _end_quietly(*_: object) -> NoReturn:
+    raise SystemExit(FAILED)  # no OSError, which would look like a lost connection to the client
 
 
 def tell(failure: Failure, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from contrail_client.cli import show, units
 from contrail_client.cli.completion import consumer_names, stream_names
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.ending import while_read
 from contrail_client.models import Event, EventType
 
 _IN_FRONT = ("type", "id", "timestamp", "stream", "consumer")
@@ -52,11 +53,12 @@ def events(
     found = session.client.events(
         stream=stream, consumer=consumer, types=cast(list[EventType], types or [])
     )
-    for event in islice(found, count):
-        if session.as_json:
-            show.json_line(event)
-        else:
-            show.console.print(_line(event), soft_wrap=True)
+    with while_read():
+        for event in islice(found, count):
+            if session.as_json:
+                show.json_line(event)
+            else:
+                show.console.print(_line(event), soft_wrap=True)
 
 
 def _line(event: Event) -> str:

@@ -14,7 +14,7 @@ from contrail_client.cli.arguments import HeaderTexts, headers_of
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.errors import ContrailError
 from contrail_client.live.blocking import Publication, Publisher
-from contrail_client.live.publisher import MAX_OUTSTANDING, RETRY_S
+from contrail_client.live.outbox import MAX_OUTSTANDING, RETRY_S
 from contrail_client.models import Message, PubAck
 from contrail_client.times import to_timedelta
 from contrail_client.transport import RECONNECT_S

@@ -10,6 +10,7 @@ from contrail_client.cli import show
 from contrail_client.cli.arguments import ConsumerName, Raw, StreamName
 from contrail_client.cli.completion import consumer_names
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.ending import while_read
 from contrail_client.live.feed import CREDIT_MSGS
 from contrail_client.live.ordered import Start
 from contrail_client.models import Gap
@@ -64,12 +65,13 @@ def subscribe(
     raw: Raw = False,
 ) -> None:
     """Print messages as they arrive, until Ctrl-C."""
-    if consumer is None:
-        _read(session, stream, _start(start), filters or [], count, wait, raw=raw)
-    elif filters or start != "new":
-        raise ValueError("--start and --filter cannot be used with a consumer")
-    else:
-        _consume(session, stream, consumer, count, wait, ack=ack, raw=raw)
+    with while_read():
+        if consumer is None:
+            _read(session, stream, _start(start), filters or [], count, wait, raw=raw)
+        elif filters or start != "new":
+            raise ValueError("--start and --filter cannot be used with a consumer")
+        else:
+            _consume(session, stream, consumer, count, wait, ack=ack, raw=raw)
 
 
 def _consume(

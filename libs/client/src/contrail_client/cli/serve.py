@@ -1,361 +1,121 @@
 """The server commands, and `contrail config`."""
 
+import inspect
 import os
-from enum import StrEnum
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from contrail_client.cli import show
 from contrail_client.cli.ending import Failed, Misuse
-from contrail_client.cli.settings import DEFAULTS, SECRET, Setting, read_settings
+from contrail_client.cli.settings import (
+    DECLARED,
+    FLAGS,
+    SECRET,
+    Declared,
+    Service,
+    Setting,
+    read_settings,
+)
 
-Host = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST",
-        help="Address to bind. Other than loopback requires a token.",
-        show_default="127.0.0.1",
-    ),
-]
-# Text like every other setting: contrail_serve checks them all, wherever they came from.
-Port = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PORT", help="Port to listen on; 0 picks a free port.", show_default="7420"
-    ),
-]
-GatewayPort = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PORT", help="Port to listen on; 0 picks a free port.", show_default="7421"
-    ),
-]
-StoragePort = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PORT",
-        help="Port for probes and metrics; 0 picks a free port.",
-        show_default="7422",
-    ),
-]
-LinkPort = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PORT",
-        help="Port for api and gateway processes; 0 picks a free port.",
-        show_default="7430",
-    ),
-]
-DataDir = Annotated[
-    str | None,
-    typer.Option(metavar="FOLDER", help="Folder for the data.", show_default="contrail-data"),
-]
-Storage = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT,...",
-        help="Link addresses of storage processes, separated by commas.",
-        show_default="127.0.0.1:7430",
-    ),
-]
-Gateways = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT,...",
-        help="Gateway processes to forward delivery requests to, separated by commas.",
-        show_default="127.0.0.1:7421",
-    ),
-]
-Apis = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT,...",
-        help="Api processes to forward all other requests to, separated by commas.",
-        show_default="127.0.0.1:7420",
-    ),
-]
-SecretFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="File that contains the secret shared by all processes (or use "
-        "CONTRAIL_CLUSTER_SECRET).",
-    ),
-]
-KeyFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="File that contains the encryption keys for stored data, one per line, the "
-        "current key first (or use CONTRAIL_ENCRYPTION_KEY).",
-    ),
-]
-MemoryMaxBytes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="BYTES",
-        help="Maximum total size of all streams in memory, in bytes.",
-        show_default="a quarter of the machine's memory",
-    ),
-]
-PublishTimeout = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DURATION",
-        help="How long a publish may wait for the disk before its outcome is reported as unknown.",
-        show_default="30s",
-    ),
-]
-AcceptDataLoss = Annotated[
-    bool | None,
-    typer.Option(
-        "--accept-data-loss",
-        help="Open a damaged data folder and keep only what can be read. For a single start.",
-    ),
-]
-MaxClockJump = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DURATION",
-        help="At startup, delay writes if the system clock is ahead of the last recorded time "
-        "by more than this.",
-        show_default="10m",
-    ),
-]
-TokenFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="File that contains the token required from clients."),
-]
-AllowedOrigins = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ORIGINS",
-        help="Origins whose web pages may use the API (CORS), separated by commas.",
-    ),
-]
-LogLevel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LEVEL", help="Log level: debug, info, warning or error.", show_default="info"
-    ),
-]
-Node = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Name of the process, shown in logs and to clients."),
-]
-AccessLog = Annotated[
-    bool | None, typer.Option("--access-log/--no-access-log", help="Log every request.")
-]
 Config = Annotated[
     Path | None, typer.Option(envvar="CONTRAIL_CONFIG", help="TOML file with settings.")
 ]
+F = TypeVar("F", bound=Callable[..., None])
 
 
-class Service(StrEnum):
-    """The server commands."""
+def _option(setting: Declared) -> Any:
+    """The type of a setting's flag. Its value stays text: the server checks all settings."""
+    if setting.is_switch:
+        flag = "--" + setting.name.replace("_", "-")
+        forms = f"{flag}/{flag.replace('--', '--no-', 1)}" if setting.negatable else flag
+        return Annotated[bool | None, typer.Option(forms, help=setting.help)]
+    option = typer.Option(
+        metavar=setting.metavar,
+        help=setting.help,
+        show_default=setting.shown_default or True,
+    )
+    return Annotated[str | None, option]
 
-    SERVE = "serve"
-    STORAGE = "storage"
-    API = "api"
-    GATEWAY = "gateway"
+
+def _flags_of(service: Service | None, **instead: Any) -> Callable[[F], F]:
+    """Give a command, in place of its `**flags`, the flags of a service's settings, or of all.
+
+    `instead` has the types of flags that are not as they are declared.
+    """
+    options = {
+        each.name: _option(each)
+        for each in DECLARED
+        if each.help and (service is None or service in each.services)
+    }
+    flags = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in (options | instead).items()
+    ]
+
+    def give(command: F) -> F:
+        own = [*inspect.signature(command).parameters.values()][:-1]
+        first = [each for each in own if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+        parameters = [*first, *flags, *own[len(first) :]]
+        shown: Any = command
+        shown.__signature__ = inspect.Signature(parameters, return_annotation=None)
+        shown.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return give
 
 
-def serve(
-    host: Host = None,
-    port: Port = None,
-    data_dir: DataDir = None,
-    encryption_key_file: KeyFile = None,
-    memory_max_bytes: MemoryMaxBytes = None,
-    accept_data_loss: AcceptDataLoss = None,
-    max_clock_jump: MaxClockJump = None,
-    publish_timeout: PublishTimeout = None,
-    token_file: TokenFile = None,
-    allowed_origins: AllowedOrigins = None,
-    node: Node = None,
-    log_level: LogLevel = None,
-    access_log: AccessLog = None,
-    config: Config = None,
-) -> None:
+@_flags_of(Service.SERVE)
+def serve(*, config: Config = None, **flags: Any) -> None:
     """Run the whole server in one process.
 
     Prints one line of JSON once it is ready, logs to stderr, and stops cleanly on SIGTERM or
     Ctrl-C.
     """
-    _run(
-        Service.SERVE,
-        config,
-        host=host,
-        port=port,
-        data_dir=data_dir,
-        encryption_key_file=encryption_key_file,
-        memory_max_bytes=memory_max_bytes,
-        accept_data_loss=accept_data_loss,
-        max_clock_jump=max_clock_jump,
-        publish_timeout=publish_timeout,
-        token_file=token_file,
-        allowed_origins=allowed_origins,
-        node=node,
-        log_level=log_level,
-        access_log=access_log,
-    )
+    _run(Service.SERVE, config, flags)
 
 
-def storage(
-    host: Host = None,
-    port: StoragePort = None,
-    link_port: LinkPort = None,
-    data_dir: DataDir = None,
-    encryption_key_file: KeyFile = None,
-    memory_max_bytes: MemoryMaxBytes = None,
-    accept_data_loss: AcceptDataLoss = None,
-    max_clock_jump: MaxClockJump = None,
-    cluster_secret_file: SecretFile = None,
-    publish_timeout: PublishTimeout = None,
-    token_file: TokenFile = None,
-    node: Node = None,
-    log_level: LogLevel = None,
-    access_log: AccessLog = None,
-    config: Config = None,
-) -> None:
+@_flags_of(Service.STORAGE)
+def storage(*, config: Config = None, **flags: Any) -> None:
     """Run only storage, for api and gateway processes.
 
     Api and gateway processes connect to the link port and must have the same cluster secret. The
     other port serves /livez, /readyz and /metrics.
     """
-    _run(
-        Service.STORAGE,
-        config,
-        host=host,
-        port=port,
-        link_port=link_port,
-        data_dir=data_dir,
-        encryption_key_file=encryption_key_file,
-        memory_max_bytes=memory_max_bytes,
-        accept_data_loss=accept_data_loss,
-        max_clock_jump=max_clock_jump,
-        cluster_secret_file=cluster_secret_file,
-        publish_timeout=publish_timeout,
-        token_file=token_file,
-        node=node,
-        log_level=log_level,
-        access_log=access_log,
-    )
+    _run(Service.STORAGE, config, flags)
 
 
-def api(
-    host: Host = None,
-    port: Port = None,
-    storage: Storage = None,
-    gateways: Gateways = None,
-    cluster_secret_file: SecretFile = None,
-    publish_timeout: PublishTimeout = None,
-    token_file: TokenFile = None,
-    allowed_origins: AllowedOrigins = None,
-    node: Node = None,
-    log_level: LogLevel = None,
-    access_log: AccessLog = None,
-    config: Config = None,
-) -> None:
+@_flags_of(Service.API)
+def api(*, config: Config = None, **flags: Any) -> None:
     """Run only the api: management, publishing and reads. Forwards delivery to a gateway."""
-    _run(
-        Service.API,
-        config,
-        host=host,
-        port=port,
-        storage=storage,
-        gateways=gateways,
-        cluster_secret_file=cluster_secret_file,
-        publish_timeout=publish_timeout,
-        token_file=token_file,
-        allowed_origins=allowed_origins,
-        node=node,
-        log_level=log_level,
-        access_log=access_log,
-    )
+    _run(Service.API, config, flags)
 
 
-def gateway(
-    host: Host = None,
-    port: GatewayPort = None,
-    storage: Storage = None,
-    apis: Apis = None,
-    cluster_secret_file: SecretFile = None,
-    publish_timeout: PublishTimeout = None,
-    token_file: TokenFile = None,
-    allowed_origins: AllowedOrigins = None,
-    node: Node = None,
-    log_level: LogLevel = None,
-    access_log: AccessLog = None,
-    config: Config = None,
-) -> None:
+@_flags_of(Service.GATEWAY)
+def gateway(*, config: Config = None, **flags: Any) -> None:
     """Run only the gateway: pulls, acks and WebSockets. Forwards everything else to an api."""
-    _run(
-        Service.GATEWAY,
-        config,
-        host=host,
-        port=port,
-        storage=storage,
-        apis=apis,
-        cluster_secret_file=cluster_secret_file,
-        publish_timeout=publish_timeout,
-        token_file=token_file,
-        allowed_origins=allowed_origins,
-        node=node,
-        log_level=log_level,
-        access_log=access_log,
-    )
+    _run(Service.GATEWAY, config, flags)
 
 
+# Each service has a port of its own, so this flag shows no default.
+@_flags_of(
+    None, port=Annotated[str | None, typer.Option(metavar="PORT", help="Port of the process.")]
+)
 def show_config(
     service: Annotated[
         Service, typer.Argument(help="Server command whose settings to print.")
     ] = Service.SERVE,
-    host: Host = None,
-    port: Annotated[str | None, typer.Option(metavar="PORT", help="Port of the process.")] = None,
-    link_port: LinkPort = None,
-    data_dir: DataDir = None,
-    encryption_key_file: KeyFile = None,
-    memory_max_bytes: MemoryMaxBytes = None,
-    accept_data_loss: AcceptDataLoss = None,
-    max_clock_jump: MaxClockJump = None,
-    storage: Storage = None,
-    gateways: Gateways = None,
-    apis: Apis = None,
-    cluster_secret_file: SecretFile = None,
-    publish_timeout: PublishTimeout = None,
-    token_file: TokenFile = None,
-    node: Node = None,
-    log_level: LogLevel = None,
-    access_log: AccessLog = None,
+    *,
     config: Config = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, one value per line.")
     ] = False,
+    **flags: Any,
 ) -> None:
     """Print the effective settings of a server command, and the source of each."""
-    settings = _settings(
-        service,
-        config,
-        host=host,
-        port=port,
-        link_port=link_port,
-        data_dir=data_dir,
-        encryption_key_file=encryption_key_file,
-        memory_max_bytes=memory_max_bytes,
-        accept_data_loss=accept_data_loss,
-        max_clock_jump=max_clock_jump,
-        storage=storage,
-        gateways=gateways,
-        apis=apis,
-        cluster_secret_file=cluster_secret_file,
-        publish_timeout=publish_timeout,
-        token_file=token_file,
-        node=node,
-        log_level=log_level,
-        access_log=access_log,
-    )
+    settings = _settings(service, config, flags)
     rows = [(name, _shown(name, setting), setting.source) for name, setting in settings.items()]
     if as_json:
         for name, value, source in rows:
@@ -368,8 +128,8 @@ def show_config(
         show.table(["setting", "value", "from"], told)
 
 
-def _run(service: Service, config: Path | None, **flags: Any) -> None:
-    settings = _settings(service, config, **flags)
+def _run(service: Service, config: Path | None, flags: Mapping[str, Any]) -> None:
+    settings = _settings(service, config, flags)
     try:
         import contrail_serve  # noqa: PLC0415 - the client commands work without the server
     except ModuleNotFoundError as error:
@@ -382,9 +142,11 @@ def _run(service: Service, config: Path | None, **flags: Any) -> None:
     raise typer.Exit(contrail_serve.main(values, service))
 
 
-def _settings(service: Service, config: Path | None, **flags: Any) -> dict[str, Setting]:
+def _settings(
+    service: Service, config: Path | None, flags: Mapping[str, Any]
+) -> dict[str, Setting]:
     for name, value in flags.items():
-        if value is not None and name not in DEFAULTS[service]:
+        if value is not None and name not in FLAGS[service]:
             raise Misuse(f"contrail {service} has no --{name.replace('_', '-')}")
     return read_settings(flags, os.environ, config, service)
 

@@ -7,53 +7,197 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 ENVIRONMENT_PREFIX: Final = "CONTRAIL_"
 
-_COMMON: Final[Mapping[str, Any]] = {
-    "node": "n1",
-    "host": "127.0.0.1",
-    "port": 7420,
-    "token": None,
-    "token_file": None,
-    "log_level": "info",
-    "log_format": "auto",
-    "access_log": False,
-    "allowed_hosts": (),
-    "allowed_origins": (),
-    "max_payload": 1 << 20,
-    "publish_timeout": "30s",
-}
-_SECRETS: Final[Mapping[str, Any]] = {"cluster_secret": None, "cluster_secret_file": None}
-_DATA: Final[Mapping[str, Any]] = {
-    "data_dir": "contrail-data",
-    "encryption_key": None,
-    "encryption_key_file": None,
-    "memory_max_bytes": None,
-    "accept_data_loss": False,
-    "max_clock_jump": "10m",
-}
-_LINK: Final[Mapping[str, Any]] = {"storage": ("127.0.0.1:7430",), **_SECRETS}
+
+class Service(StrEnum):
+    """The server commands."""
+
+    SERVE = "serve"
+    STORAGE = "storage"
+    API = "api"
+    GATEWAY = "gateway"
+
+
+_ALL: Final = tuple(Service)
+_EDGE: Final = (Service.SERVE, Service.API, Service.GATEWAY)
+_DATA: Final = (Service.SERVE, Service.STORAGE)
+_SPLIT: Final = (Service.STORAGE, Service.API, Service.GATEWAY)
+_LINKED: Final = (Service.API, Service.GATEWAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A setting of the server, with all that commands, files and help say about it.
+
+    Its variable is `CONTRAIL_` and the name in capitals. A setting without `help` has no flag;
+    `shown` is its default in help, where that is not the default itself.
+    """
+
+    name: str
+    services: tuple[Service, ...]
+    default: Any = None
+    metavar: str = ""
+    help: str = ""
+    shown: str | None = None
+    secret: bool = False
+    negatable: bool = False
+    """Whether a switch can also be turned off by its flag."""
+
+    @property
+    def is_list(self) -> bool:
+        """Whether its text is several, separated by commas."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, so that its flag takes no value."""
+        return isinstance(self.default, bool)
+
+    @property
+    def shown_default(self) -> str:
+        """The default as help shows it; empty for none."""
+        if self.shown is not None:
+            return self.shown
+        if self.default is None or self.is_switch:
+            return ""
+        return ",".join(self.default) if self.is_list else str(self.default)
+
+
+_PORT: Final = "Port to listen on; 0 picks a free port."
+_NODE: Final = "Name of the process, shown in logs and to clients."
+
+DECLARED: Final = (
+    Declared(
+        "host", _ALL, "127.0.0.1", "HOST", "Address to bind. Other than loopback requires a token."
+    ),
+    Declared("port", (Service.SERVE, Service.API), 7420, "PORT", _PORT),
+    Declared("port", (Service.GATEWAY,), 7421, "PORT", _PORT),
+    Declared(
+        "port",
+        (Service.STORAGE,),
+        7422,
+        "PORT",
+        "Port for probes and metrics; 0 picks a free port.",
+    ),
+    Declared(
+        "link_port",
+        (Service.STORAGE,),
+        7430,
+        "PORT",
+        "Port for api and gateway processes; 0 picks a free port.",
+    ),
+    Declared("data_dir", _DATA, "contrail-data", "FOLDER", "Folder for the data."),
+    Declared("encryption_key", _DATA, secret=True),
+    Declared(
+        "encryption_key_file",
+        _DATA,
+        None,
+        "FILE",
+        "File that contains the encryption keys for stored data, one per line, the current key "
+        "first (or use CONTRAIL_ENCRYPTION_KEY).",
+    ),
+    Declared(
+        "memory_max_bytes",
+        _DATA,
+        None,
+        "BYTES",
+        "Maximum total size of all streams in memory, in bytes.",
+        shown="a quarter of the machine's memory",
+    ),
+    Declared(
+        "accept_data_loss",
+        _DATA,
+        False,
+        "",
+        "Open a damaged data folder and keep only what can be read. For a single start.",
+    ),
+    Declared(
+        "max_clock_jump",
+        _DATA,
+        "10m",
+        "DURATION",
+        "At startup, delay writes if the system clock is ahead of the last recorded time by more "
+        "than this.",
+    ),
+    Declared(
+        "storage",
+        _LINKED,
+        ("127.0.0.1:7430",),
+        "HOST:PORT,...",
+        "Link addresses of storage processes, separated by commas.",
+    ),
+    Declared(
+        "gateways",
+        (Service.API,),
+        ("127.0.0.1:7421",),
+        "HOST:PORT,...",
+        "Gateway processes to forward delivery requests to, separated by commas.",
+    ),
+    Declared(
+        "apis",
+        (Service.GATEWAY,),
+        ("127.0.0.1:7420",),
+        "HOST:PORT,...",
+        "Api processes to forward all other requests to, separated by commas.",
+    ),
+    Declared("cluster_secret", _SPLIT, secret=True),
+    Declared(
+        "cluster_secret_file",
+        _SPLIT,
+        None,
+        "FILE",
+        "File that contains the secret shared by all processes (or use CONTRAIL_CLUSTER_SECRET).",
+    ),
+    Declared(
+        "publish_timeout",
+        _ALL,
+        "30s",
+        "DURATION",
+        "How long a publish may wait for the disk before its outcome is reported as unknown.",
+    ),
+    Declared("max_payload", _ALL, 1 << 20),
+    Declared("token", _ALL, secret=True),
+    Declared(
+        "token_file", _ALL, None, "FILE", "File that contains the token required from clients."
+    ),
+    Declared("allowed_hosts", _ALL, ()),
+    Declared(
+        "allowed_origins",
+        _EDGE,
+        (),
+        "ORIGINS",
+        "Origins whose web pages may use the API (CORS), separated by commas.",
+    ),
+    Declared("allowed_origins", (Service.STORAGE,), ()),  # no page has use for its probes
+    Declared("node", _DATA, "n1", "NAME", _NODE, shown=""),
+    Declared("node", (Service.API,), "api", "NAME", _NODE, shown=""),
+    Declared("node", (Service.GATEWAY,), "gateway", "NAME", _NODE, shown=""),
+    Declared("log_level", _ALL, "info", "LEVEL", "Log level: debug, info, warning or error."),
+    Declared("log_format", _ALL, "auto"),
+    Declared("access_log", _ALL, False, "", "Log every request.", negatable=True),
+)
+"""Every setting, in the order of help. Secrets have no flag: all processes could see it."""
 
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "serve": {**_COMMON, **_DATA},
-    "storage": {
-        **_COMMON,
-        "port": 7422,
-        "link_port": 7430,
-        **_DATA,
-        **_SECRETS,
-    },
-    "api": {**_COMMON, "node": "api", **_LINK, "gateways": ("127.0.0.1:7421",)},
-    "gateway": {**_COMMON, "node": "gateway", "port": 7421, **_LINK, "apis": ("127.0.0.1:7420",)},
+    service: {each.name: each.default for each in DECLARED if service in each.services}
+    for service in Service
 }
-"""Every setting of each server command. Secrets have no flag: all processes could see it."""
+"""Every setting of each server command."""
 
-KNOWN: Final = frozenset(name for settings in DEFAULTS.values() for name in settings)
-LISTS: Final = {"allowed_hosts", "allowed_origins", "storage", "gateways", "apis"}
-SECRET: Final = {"token", "cluster_secret", "encryption_key"}
+FLAGS: Final[Mapping[str, frozenset[str]]] = {
+    service: frozenset(each.name for each in DECLARED if service in each.services and each.help)
+    for service in Service
+}
+"""The settings of each server command that have a flag."""
+
+KNOWN: Final = frozenset(each.name for each in DECLARED)
+LISTS: Final = frozenset(each.name for each in DECLARED if each.is_list)
+SECRET: Final = frozenset(each.name for each in DECLARED if each.secret)
 
 CLIENT: Final = "client"
 """A table of the same file, for the client commands."""

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
 from contrail_client.errors import ContrailError, PublishesFailed
+from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.feed import Feed
 from contrail_client.live.publisher import (
     FAILURES_KEPT,
@@ -28,6 +30,8 @@ from contrail_client.models import (
     PubAck,
 )
 from contrail_client.times import Duration, wire
+from contrail_client.transport.aio import AsyncTransport
+from contrail_client.transport.blocking import Transport
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -67,6 +71,42 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class Connection:
+    """As `AsyncConnection`, in a thread of its own that starts with the first participant."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._options = transport.options
+        self._lock = threading.Lock()
+        self._started: tuple[LoopThread, AsyncTransport, AsyncConnection] | None = None
+
+    def make(self, kind: Callable[[AsyncConnection], T]) -> tuple[LoopThread, T]:
+        """A participant of `kind`, and the thread to use it in."""
+        with self._lock:
+            if self._started is None:
+                thread = LoopThread()
+                self._started = (thread, *thread.run(self._start()))
+            thread, _, connection = self._started
+
+        async def made() -> T:
+            return kind(connection)
+
+        return thread, thread.run(made())
+
+    def close(self) -> None:
+        """As `AsyncConnection.close`; the thread ends too."""
+        with self._lock:
+            started, self._started = self._started, None
+        if started is not None:
+            thread, transport, connection = started
+            thread.run(connection.close())
+            thread.run(transport.close())
+            thread.stop()
+
+    async def _start(self) -> tuple[AsyncTransport, AsyncConnection]:
+        transport = AsyncTransport(self._options)
+        return transport, AsyncConnection(transport)
 
 
 class Publication(Future[PubAck]):
@@ -117,9 +157,10 @@ class Publication(Future[PubAck]):
 class Publisher:
     """As `AsyncPublisher`, for threads: several may share one."""
 
-    def __init__(self, thread: LoopThread, publisher: AsyncPublisher) -> None:
-        self._thread = thread
-        self._publisher = publisher
+    def __init__(self, connection: Connection, **options: Any) -> None:
+        """Take the options of `AsyncPublisher`."""
+        kind = partial(AsyncPublisher, **options)
+        self._thread, self._publisher = connection.make(kind)
         self._inbox: deque[tuple[Message, Publication]] = deque()
         self._lock = threading.Condition()
         self._passing: asyncio.Task[None] | None = None
@@ -301,9 +342,11 @@ class BlockingFeed(Generic[T, R]):
 class Subscription(BlockingFeed[AsyncPushedMessage, PushedMessage]):
     """As `AsyncSubscription`, without `await`."""
 
-    def __init__(self, thread: LoopThread, feed: AsyncSubscription) -> None:
-        super().__init__(thread, feed)
-        self.consumer = feed.consumer
+    def __init__(self, connection: Connection, stream: str, consumer: str, **options: Any) -> None:
+        """Take the options of `AsyncSubscription`."""
+        kind = partial(AsyncSubscription, stream=stream, consumer=consumer, **options)
+        super().__init__(*connection.make(kind))
+        self.consumer = consumer
 
     def _give(self, found: AsyncPushedMessage) -> PushedMessage:
         return PushedMessage(found, self._thread)
@@ -315,8 +358,10 @@ class Subscription(BlockingFeed[AsyncPushedMessage, PushedMessage]):
 class OrderedReader(BlockingFeed[Delivered, Delivered]):
     """As `AsyncOrderedReader`, without `await`; `on_gap` is called by the client's thread."""
 
-    def __init__(self, thread: LoopThread, feed: AsyncOrderedReader) -> None:
-        super().__init__(thread, feed)
+    def __init__(self, connection: Connection, stream: str, **options: Any) -> None:
+        """Take the options of `AsyncOrderedReader`."""
+        kind = partial(AsyncOrderedReader, stream=stream, **options)
+        super().__init__(*connection.make(kind))
 
     def _give(self, found: Delivered) -> Delivered:
         return found

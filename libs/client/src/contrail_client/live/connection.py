@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Final, Protocol
 
+from contrail_client import streams
 from contrail_client.errors import (
     Closed,
     ContrailError,
@@ -29,8 +30,8 @@ from contrail_client.live.frames import (
     encode,
 )
 from contrail_client.live.websocket import Socket, open_socket
-from contrail_client.reconnecting import Reconnecting
-from contrail_client.transport import Options
+from contrail_client.models import StreamInfo
+from contrail_client.transport.aio import AsyncTransport
 
 HEARTBEAT: Final = "15s"
 SEND_BYTES: Final = 256 << 10
@@ -69,13 +70,14 @@ class Participant(Protocol):
         ...
 
 
-class Connection:
+class AsyncConnection:
     """Opened by the first participant, and again whenever it is lost while there are any."""
 
-    def __init__(self, options: Options) -> None:
-        self.retries = options.retries
-        self.reconnect_s = options.reconnect_s
-        self._options = options
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+        self._options = transport.options
+        self.retries = self._options.retries
+        self.reconnect_s = self._options.reconnect_s
         self._participants: dict[str, Participant] = {}
         self._eager: dict[str, Participant] = {}
         self._work = asyncio.Event()
@@ -121,6 +123,10 @@ class Connection:
         """Call `answered` with the answer to frame `number`, unless the socket is lost first."""
         self._awaited[number] = answered
 
+    async def stream_info(self, stream: str) -> StreamInfo:
+        """The stream as it is now, asked over HTTP; raises ContrailError."""
+        return await self._transport.run(streams.get(stream))
+
     # Its own life --------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -142,7 +148,7 @@ class Connection:
             raise
 
     async def _stay_connected(self) -> None:
-        reconnecting = Reconnecting(self._options.retries, self._options.reconnect_s)
+        reconnecting = self._transport.reconnecting()
         loop = asyncio.get_running_loop()
         while self._participants:
             try:

@@ -8,7 +8,7 @@ from typing import Final, Generic, Self, TypeVar
 
 from contrail_client.errors import Closed, ContrailError, SubscriptionEnded
 from contrail_client.live.columns import messages_of
-from contrail_client.live.connection import Connection
+from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.credit import CreditWindow
 from contrail_client.live.frames import (
     Answering,
@@ -40,7 +40,7 @@ class Feed(Generic[T]):
     """
 
     def __init__(
-        self, connection: Connection, stream: str, *, credit_msgs: int, credit_bytes: int
+        self, connection: AsyncConnection, stream: str, *, credit_msgs: int, credit_bytes: int
     ) -> None:
         self.stream = stream
         self._connection = connection

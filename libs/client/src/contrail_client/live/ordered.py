@@ -1,5 +1,6 @@
 """Where an ordered subscription goes on: every message once, in the order of the stream. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
@@ -10,6 +11,9 @@ from contrail_client.times import time_text
 
 Start = int | datetime | Literal["all", "last", "new"]
 """A sequence, a time, or `all`, `last` (the newest message) or `new` (what comes from now on)."""
+
+GapHandler = Callable[[Gap], None]
+"""What is called with the gap when sequences were gone before they were read."""
 
 _POLICIES: Final = ("all", "last", "new")
 

@@ -9,6 +9,10 @@ from contrail_client.models import Message
 
 T = TypeVar("T")
 
+MAX_OUTSTANDING: Final = 1_000
+MAX_BYTES: Final = 16 << 20
+RETRY_S: Final = 60.0
+
 MESSAGE_BYTES: Final = 256
 """What a message counts beyond its subject, headers and payload: its place in memory."""
 

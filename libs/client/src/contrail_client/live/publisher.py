@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from msgspec.structs import replace
 
 from contrail_client.errors import ApiProblem, Closed, ContrailError, PublishesFailed, Unreachable
-from contrail_client.live.connection import Connection
+from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.frames import (
     FRAME_BYTES_MAX,
     Answering,
@@ -22,13 +22,18 @@ from contrail_client.live.frames import (
     PubAcked,
     Refused,
 )
-from contrail_client.live.outbox import Outbox, Outgoing, given_up, message_bytes
+from contrail_client.live.outbox import (
+    MAX_BYTES,
+    MAX_OUTSTANDING,
+    RETRY_S,
+    Outbox,
+    Outgoing,
+    given_up,
+    message_bytes,
+)
 from contrail_client.models import Expected, Headers, Message, PubAck
 from contrail_client.publishing import message_headers, payload_bytes
 
-MAX_OUTSTANDING: Final = 1_000
-MAX_BYTES: Final = 16 << 20
-RETRY_S: Final = 60.0
 FAILURES_KEPT: Final = 100
 """How many failures that nobody looked at are kept with their errors; more are only counted."""
 
@@ -100,7 +105,7 @@ class AsyncPublisher:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: AsyncConnection,
         *,
         max_outstanding: int = MAX_OUTSTANDING,
         max_bytes: int = MAX_BYTES,

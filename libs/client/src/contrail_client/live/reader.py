@@ -1,20 +1,18 @@
 """Ordered reading: every message of a stream once and in order, as it comes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from contrail_client.calls import texts
 from contrail_client.errors import ApiProblem, ContrailError, SubscriptionEnded
-from contrail_client.live.connection import Connection
+from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS, Feed
 from contrail_client.live.frames import Answering, Missing, Ok, Sub
-from contrail_client.live.ordered import Begin, Course, Start, begin_at
-from contrail_client.models import Delivered, Gap, StreamInfo, place_of
+from contrail_client.live.ordered import Begin, Course, GapHandler, Start, begin_at
+from contrail_client.models import Delivered, Gap, place_of
 
 _INVALID_FIELD: Final = "invalid_field"
-
-GapHandler = Callable[[Gap], None]
 
 
 class AsyncOrderedReader(Feed[Delivered]):
@@ -29,9 +27,8 @@ class AsyncOrderedReader(Feed[Delivered]):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: AsyncConnection,
         stream: str,
-        stream_info: Callable[[], Awaitable[StreamInfo]],
         *,
         start: Start = "all",
         filter_subjects: Sequence[str] = (),
@@ -40,7 +37,6 @@ class AsyncOrderedReader(Feed[Delivered]):
         credit_bytes: int = CREDIT_BYTES,
     ) -> None:
         super().__init__(connection, stream, credit_msgs=credit_msgs, credit_bytes=credit_bytes)
-        self._stream_info = stream_info
         self._begin = begin_at(start)
         self._course: Course | None = None
         self._created = ""
@@ -60,7 +56,7 @@ class AsyncOrderedReader(Feed[Delivered]):
     async def _look(self) -> None:
         """Find out whether it is the same stream, and where it ends, then subscribe."""
         try:
-            info = await self._stream_info()
+            info = await self._connection.stream_info(self.stream)
         except ContrailError as error:
             self._refused(error)
             return

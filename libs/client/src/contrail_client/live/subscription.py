@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from contrail_client.errors import ContrailError
-from contrail_client.live.connection import Connection
+from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS, Feed
 from contrail_client.live.frames import Answering, ClientFrame, Refused, Settle, Sub, Unsub
 from contrail_client.live.settling import Kind, Option, Settlement, Settling
@@ -85,7 +85,7 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: AsyncConnection,
         stream: str,
         consumer: str,
         *,

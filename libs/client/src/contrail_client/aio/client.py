@@ -1,11 +1,18 @@
-"""The synchronous client."""
+"""A client of a server. `contrail_client.blocking.client` is generated from this module."""
 
+import asyncio
 import random
 import time
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self
@@ -22,19 +29,22 @@ from contrail_client import (
     replaying,
     streams,
 )
-from contrail_client.aio import AsyncContrail
-from contrail_client.arrow import record_batches
-from contrail_client.calls import Retries
+from contrail_client.aio.consumer import AsyncConsumer
+from contrail_client.aio.replay import AsyncReplay
+
+# blocking: from contrail_client.arrow import ArrowReplays
+from contrail_client.calls import Call, Page, Retries, T
+from contrail_client.concurrency import async_in_order
 from contrail_client.configs import ConsumerConfig, StreamConfig
-from contrail_client.consumer import Consumer
 from contrail_client.errors import Conflict, ContrailError, NotFound
 from contrail_client.listening import EventReader
-from contrail_client.live.blocking import OrderedReader, Publisher, Subscription
+from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
-from contrail_client.live.ordered import Start
-from contrail_client.live.publisher import MAX_BYTES, MAX_OUTSTANDING, RETRY_S
-from contrail_client.live.reader import GapHandler
-from contrail_client.live_client import LiveClient
+from contrail_client.live.ordered import GapHandler, Start
+from contrail_client.live.outbox import MAX_BYTES, MAX_OUTSTANDING, RETRY_S
+from contrail_client.live.publisher import AsyncPublisher
+from contrail_client.live.reader import AsyncOrderedReader
+from contrail_client.live.subscription import AsyncSubscription
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
@@ -53,13 +63,13 @@ from contrail_client.models import (
     StreamInfo,
     SubjectCount,
 )
-from contrail_client.tables import Replay
 from contrail_client.times import Duration, Time
-from contrail_client.transport import RECONNECT_S, Options, Transport, from_environment
+from contrail_client.transport import RECONNECT_S, Options, from_environment
+from contrail_client.transport.aio import AsyncTransport
 
 
-class Contrail:
-    """A server, addressed by its URL. Threads may share one.
+class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
+    """A server, addressed by its URL. Tasks of one event loop may share one.
 
     Every method raises `ContrailError` (see `contrail_client.errors`). Reads, and publishes whose
     messages have ids, are tried again when the failure may pass; other requests only when the
@@ -87,54 +97,44 @@ class Contrail:
         """
         url, token = from_environment(url, token)
         self._retries = retries or Retries()
-        self._live = LiveClient(
-            partial(
-                AsyncContrail,
-                url,
-                token=token or "",
-                timeout_s=timeout_s,
-                retries=self._retries,
-                reconnect_s=reconnect_s,
-            )
+        options = Options(
+            url=url,
+            token=token,
+            timeout_s=timeout_s,
+            connections=connections,
+            retries=self._retries,
+            reconnect_s=reconnect_s,
         )
-        self._transport = Transport(
-            Options(
-                url=url,
-                token=token,
-                timeout_s=timeout_s,
-                connections=connections,
-                retries=self._retries,
-                reconnect_s=reconnect_s,
-            )
-        )
+        self._transport = AsyncTransport(options)
+        self._connection = AsyncConnection(self._transport)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close every connection; publishers and subscriptions that are still open fail."""
-        self._live.close()
-        self._transport.close()
+        await self._connection.close()
+        await self._transport.close()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
-    def rtt(self) -> float:
+    async def rtt(self) -> float:
         """Seconds that the server takes to answer a request for which it does nothing."""
         begun = time.perf_counter()
-        self._transport.run(calls.ALIVE)
+        await self._transport.run(calls.ALIVE)
         return time.perf_counter() - begun
 
     # Streams -------------------------------------------------------------------------------------
 
-    def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+    async def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
         """Create the stream, or find one with an identical configuration.
 
         Raises `Conflict` when another configuration has the name; its `errors` say what differs.
         """
-        return self._transport.run(streams.create(name, config))
+        return await self._transport.run(streams.create(name, config))
 
-    def ensure_stream(self, name: str, config: StreamConfig) -> StreamInfo:
+    async def ensure_stream(self, name: str, config: StreamConfig) -> StreamInfo:
         """Create the stream unless there is one; one that exists is left as it is.
 
         Where it has another value than asked for a field that `config` gives, `differs` of the
@@ -143,12 +143,12 @@ class Contrail:
         """
         for attempt in range(1, ensuring.ATTEMPTS + 1):
             try:
-                return self.create_stream(name, config)
+                return await self.create_stream(name, config)
             except Conflict as refusal:
                 if not ensuring.exists_otherwise(refusal):
                     raise
                 try:
-                    info = self.get_stream(name)
+                    info = await self.get_stream(name)
                 except NotFound:
                     if attempt == ensuring.ATTEMPTS:
                         raise refusal from None
@@ -158,7 +158,7 @@ class Contrail:
             return replace(info, differs=differs)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def put_stream(
+    async def put_stream(
         self,
         name: str,
         config: StreamConfig,
@@ -172,61 +172,49 @@ class Contrail:
         replaced; with `only_create` none is.
         """
         call = streams.put(name, config, if_match=if_match, only_create=only_create)
-        return self._transport.run(call)
+        return await self._transport.run(call)
 
-    def update_stream(
+    async def update_stream(
         self, name: str, changes: Mapping[str, Any], *, if_match: str | None = None
     ) -> StreamInfo:
         """Change the given fields of the configuration; None restores a default."""
-        return self._transport.run(streams.update(name, changes, if_match=if_match))
+        return await self._transport.run(streams.update(name, changes, if_match=if_match))
 
-    def get_stream(self, name: str) -> StreamInfo:
+    async def get_stream(self, name: str) -> StreamInfo:
         """Configuration and state."""
-        return self._transport.run(streams.get(name))
+        return await self._transport.run(streams.get(name))
 
     def list_streams(
         self, *, subject: str | None = None, prefix: str | None = None
-    ) -> Iterator[StreamInfo]:
+    ) -> AsyncIterator[StreamInfo]:
         """Streams by name, page by page."""
-        token: str | None = None
-        while True:
-            call = streams.page(subject=subject, prefix=prefix, limit=None, token=token)
-            page = self._transport.run(call)
-            yield from page.items
-            token = page.next_page_token
-            if token is None:
-                return
+        return self._items(
+            lambda token: streams.page(subject=subject, prefix=prefix, limit=None, token=token)
+        )
 
-    def list_subjects(self, name: str, *, subject: str | None = None) -> Iterator[SubjectCount]:
+    def list_subjects(
+        self, name: str, *, subject: str | None = None
+    ) -> AsyncIterator[SubjectCount]:
         """Subjects that have messages, those matching the filter `subject`, page by page."""
-        token: str | None = None
-        while True:
-            call = streams.subjects(name, subject=subject, limit=None, token=token)
-            page = self._transport.run(call)
-            yield from page.items
-            token = page.next_page_token
-            if token is None:
-                return
+        return self._items(
+            lambda token: streams.subjects(name, subject=subject, limit=None, token=token)
+        )
 
-    def list_deleted(self, name: str, *, shard: int | None = None) -> Iterator[tuple[int, int]]:
+    def list_deleted(
+        self, name: str, *, shard: int | None = None
+    ) -> AsyncIterator[tuple[int, int]]:
         """Sequences inside the stream that were deleted: first and last of each run, by page."""
-        token: str | None = None
-        while True:
-            page = self._transport.run(streams.deleted(name, token=token, shard=shard))
-            yield from page.items
-            token = page.next_page_token
-            if token is None:
-                return
+        return self._items(lambda token: streams.deleted(name, token=token, shard=shard))
 
-    def seal_stream(self, name: str) -> StreamInfo:
+    async def seal_stream(self, name: str) -> StreamInfo:
         """Make the stream read-only, for good."""
-        return self._transport.run(streams.seal(name))
+        return await self._transport.run(streams.seal(name))
 
-    def delete_stream(self, name: str) -> None:
+    async def delete_stream(self, name: str) -> None:
         """Remove the stream with its messages and consumers."""
-        self._transport.run(streams.delete(name))
+        await self._transport.run(streams.delete(name))
 
-    def purge_stream(
+    async def purge_stream(
         self,
         name: str,
         *,
@@ -237,9 +225,9 @@ class Contrail:
     ) -> int:
         """Remove messages (`up_to_seq` is exclusive); answers how many."""
         call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard)
-        return self._transport.run(call)
+        return await self._transport.run(call)
 
-    def erase(
+    async def erase(
         self,
         stream: str,
         seqs: Sequence[int] | int | None = None,
@@ -250,23 +238,23 @@ class Contrail:
     ) -> Erasure:
         """Delete messages and have their bytes leave all files; waits for that up to 60 s."""
         call = erasing.erase(stream, seqs=seqs, subject=subject, shard=shard, wait_s=wait_s)
-        return self._transport.run(call)
+        return await self._transport.run(call)
 
-    def erasure(self, erasure_id: str, *, wait_s: float = 0.0) -> Erasure:
+    async def erasure(self, erasure_id: str, *, wait_s: float = 0.0) -> Erasure:
         """The receipt of an erasure; waits for its end up to 60 s."""
-        return self._transport.run(erasing.erasure(erasure_id, wait_s=wait_s))
+        return await self._transport.run(erasing.erasure(erasure_id, wait_s=wait_s))
 
-    def snapshot(self, stream: str, *, consumers: bool = True) -> Iterator[bytes]:
+    def snapshot(self, stream: str, *, consumers: bool = True) -> AsyncIterator[bytes]:
         """An archive of the stream as it is now, in chunks; `Unreachable` when it is cut."""
         return self._transport.stream(streams.snapshot(stream, consumers=consumers))
 
-    def restore(self, stream: str, chunks: Iterable[bytes]) -> StreamInfo:
+    async def restore(self, stream: str, chunks: AsyncIterable[bytes]) -> StreamInfo:
         """Make a stream out of an archive: all of it, or nothing when this raises a refusal."""
-        return self._transport.upload(streams.restore(stream), chunks)
+        return await self._transport.upload(streams.restore(stream), chunks)
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def publish(
+    async def publish(
         self,
         subject: str,
         payload: bytes | str = b"",
@@ -281,9 +269,9 @@ class Contrail:
         The options are those of `Message`.
         """
         message = Message(subject, payload, headers, msg_id, expected, ttl)
-        return self._transport.run(publishing.publish(message))
+        return await self._transport.run(publishing.publish(message))
 
-    def publish_unacked(
+    async def publish_unacked(
         self,
         subject: str,
         payload: bytes | str = b"",
@@ -293,15 +281,15 @@ class Contrail:
     ) -> None:
         """Hand over one message without a promise: it may get lost, and nobody will say so."""
         message = Message(subject, payload, headers, msg_id)
-        self._transport.run(publishing.publish_unacked(message))
+        await self._transport.run(publishing.publish_unacked(message))
 
-    def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
+    async def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
         """Store up to 10,000 messages in order with one request, each stored or refused."""
-        return self._transport.run(publishing.publish_batch(stream, messages))
+        return await self._transport.run(publishing.publish_batch(stream, messages))
 
-    def publish_atomic(self, stream: str, messages: Sequence[Message]) -> AtomicAck:
+    async def publish_atomic(self, stream: str, messages: Sequence[Message]) -> AtomicAck:
         """Store all messages or none (at most 1,000 and 2 MiB)."""
-        return self._transport.run(publishing.publish_atomic(stream, messages))
+        return await self._transport.run(publishing.publish_atomic(stream, messages))
 
     def publish_all(
         self,
@@ -310,21 +298,15 @@ class Contrail:
         *,
         batch_size: int = publishing.BATCH_MESSAGES,
         outstanding: int = 1,
-    ) -> Iterator[BatchResult]:
+    ) -> AsyncIterator[BatchResult]:
         """Publish any number of messages in batches; yields a result for each, in order.
 
         Nothing is sent unless the results are iterated. Up to `outstanding` batches are under way
         at once; with more than one, batches may be stored in any order.
         """
         batches = publishing.batches(messages, size=batch_size)
-        with ThreadPoolExecutor(outstanding) as pool:
-            under_way: deque[Future[BatchResult]] = deque()
-            for batch in batches:
-                under_way.append(pool.submit(self.publish_batch, stream, batch))
-                if len(under_way) >= outstanding:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
+        publishes = (partial(self.publish_batch, stream, batch) for batch in batches)
+        return async_in_order(publishes, outstanding)
 
     def publisher(
         self,
@@ -333,20 +315,19 @@ class Contrail:
         max_bytes: int = MAX_BYTES,
         auto_ids: bool = False,
         retry_s: float = RETRY_S,
-    ) -> Publisher:
+    ) -> AsyncPublisher:
         """Publish without waiting for one message before the next, over the client's WebSocket.
 
         At most `max_outstanding` messages or `max_bytes` are under way. Messages with ids survive a
         lost connection, for up to `retry_s`, stored exactly once; with `auto_ids` all have one.
         """
-        client = self._live.client()
-        publisher = client.publisher(
+        return AsyncPublisher(
+            self._connection,
             max_outstanding=max_outstanding,
             max_bytes=max_bytes,
             auto_ids=auto_ids,
             retry_s=retry_s,
         )
-        return Publisher(self._live.thread, publisher)
 
     # Live ----------------------------------------------------------------------------------------
 
@@ -357,16 +338,18 @@ class Contrail:
         *,
         credit_msgs: int = CREDIT_MSGS,
         credit_bytes: int = CREDIT_BYTES,
-    ) -> Subscription:
+    ) -> AsyncSubscription:
         """Messages of an existing consumer, pushed as they come, to be acknowledged.
 
         Up to `credit_msgs` messages and `credit_bytes` are sent ahead of what was read.
         """
-        client = self._live.client()
-        feed = client.subscribe(
-            stream, consumer, credit_msgs=credit_msgs, credit_bytes=credit_bytes
+        return AsyncSubscription(
+            self._connection,
+            stream,
+            consumer,
+            credit_msgs=credit_msgs,
+            credit_bytes=credit_bytes,
         )
-        return Subscription(self._live.thread, feed)
 
     def ordered(
         self,
@@ -377,14 +360,14 @@ class Contrail:
         on_gap: GapHandler | None = None,
         credit_msgs: int = CREDIT_MSGS,
         credit_bytes: int = CREDIT_BYTES,
-    ) -> OrderedReader:
+    ) -> AsyncOrderedReader:
         """Messages of a stream in its order, none twice, and live from its end on.
 
         `start` is a sequence, a time, or `all`, `last` or `new`. `on_gap` hears of sequences that
         were gone when it was their turn.
         """
-        client = self._live.client()
-        feed = client.ordered(
+        return AsyncOrderedReader(
+            self._connection,
             stream,
             start=start,
             filter_subjects=filter_subjects,
@@ -392,17 +375,16 @@ class Contrail:
             credit_msgs=credit_msgs,
             credit_bytes=credit_bytes,
         )
-        return OrderedReader(self._live.thread, feed)
 
     # Events --------------------------------------------------------------------------------------
 
-    def events(
+    async def events(
         self,
         *,
         stream: str | None = None,
         consumer: str | None = None,
         types: Sequence[EventType] = (),
-    ) -> Generator[Event, None, None]:
+    ) -> AsyncGenerator[Event, None]:
         """What happens to streams, consumers and deliveries, from the first `next` on.
 
         Goes on across broken connections and restarts; where something was missed there is an event
@@ -411,20 +393,28 @@ class Contrail:
         reader = EventReader(stream, consumer, types, self._transport.reconnecting())
         while True:
             try:
-                with closing(self._transport.stream(reader.request())) as chunks:
-                    for chunk in chunks:
-                        yield from reader.feed(chunk, time.monotonic())
-                reader.ended()
+                async with aclosing(self._listen(reader)) as events:
+                    async for event in events:
+                        yield event
             except ContrailError as error:
-                time.sleep(reader.interrupted(error, time.monotonic(), random.random()))
+                await asyncio.sleep(reader.interrupted(error, time.monotonic(), random.random()))
+
+    async def _listen(self, reader: EventReader) -> AsyncGenerator[Event, None]:
+        async with aclosing(self._transport.stream(reader.request())) as chunks:
+            async for chunk in chunks:
+                for event in reader.feed(chunk, time.monotonic()):
+                    yield event
+        reader.ended()
 
     # Reading -------------------------------------------------------------------------------------
 
-    def get_message(self, stream: str, seq: int, *, shard: int | None = None) -> StoredMessage:
+    async def get_message(
+        self, stream: str, seq: int, *, shard: int | None = None
+    ) -> StoredMessage:
         """One message by its sequence."""
-        return self._transport.run(reading.get_message(stream, seq, shard=shard))
+        return await self._transport.run(reading.get_message(stream, seq, shard=shard))
 
-    def read_range(
+    async def read_range(
         self,
         stream: str,
         *,
@@ -451,7 +441,7 @@ class Contrail:
             wait=wait,
             shard=shard,
         )
-        return self._transport.run(call)
+        return await self._transport.run(call)
 
     def last_messages(
         self,
@@ -461,14 +451,13 @@ class Contrail:
         up_to_seq: int | None = None,
         up_to_time: Time | None = None,
         shard: int | None = None,
-    ) -> Iterator[StoredMessage]:
+    ) -> AsyncIterator[StoredMessage]:
         """The newest message of each subject matching the filter, page by page.
 
         As of the sequence `up_to_seq`, or as it was before `up_to_time`; else as of now.
         """
-        token: str | None = None
-        while True:
-            call = reading.last_messages(
+        return self._items(
+            lambda token: reading.last_messages(
                 stream,
                 subject=subject,
                 up_to_seq=up_to_seq,
@@ -476,69 +465,68 @@ class Contrail:
                 token=token,
                 shard=shard,
             )
-            page = self._transport.run(call)
-            yield from page.messages
-            token = page.next_page_token
-            if token is None:
-                return
+        )
 
-    def delete_message(self, stream: str, seq: int, *, shard: int | None = None) -> None:
+    async def delete_message(self, stream: str, seq: int, *, shard: int | None = None) -> None:
         """Make one message unreadable."""
-        self._transport.run(reading.delete_message(stream, seq, shard=shard))
+        await self._transport.run(reading.delete_message(stream, seq, shard=shard))
 
     # Replay --------------------------------------------------------------------------------------
 
-    def replay_plan(
+    async def replay_plan(
         self, stream: str, bounds: replaying.Bounds | None = None, *, splits: int = 1
     ) -> ReplayPlan:
         """Pin a range of the stream, by default all of it, and cut it into about `splits` parts."""
         call = replaying.plan(stream, bounds or replaying.Bounds(), splits=splits)
-        return self._transport.run(call)
+        return await self._transport.run(call)
 
-    def replay(self, stream: str, bounds: replaying.Bounds | None = None) -> Replay:
+    def replay(self, stream: str, bounds: replaying.Bounds | None = None) -> AsyncReplay:
         """Every message of a range, by default of what the stream holds when reading begins."""
 
-        def messages() -> Iterator[StoredMessage]:
-            for split in self.replay_plan(stream, bounds).splits:
-                yield from self.read_split(split)
+        async def messages() -> AsyncIterator[StoredMessage]:
+            plan = await self.replay_plan(stream, bounds)
+            for split in plan.splits:
+                async for message in self.read_split(split):
+                    yield message
 
-        return Replay(messages())
+        return AsyncReplay(messages())
 
-    def read_split(self, split: ReplaySplit) -> Iterator[StoredMessage]:
+    async def read_split(self, split: ReplaySplit) -> AsyncIterator[StoredMessage]:
         """Every message of a split, once and in order, also across broken connections."""
         reader = replaying.MessageReader(split)
         while not reader.done:
             try:
-                with closing(self._transport.stream(reader.request())) as chunks:
-                    for chunk in chunks:
-                        yield from reader.feed(chunk)
-                reader.finish()
+                async with aclosing(self._read_rest(reader)) as messages:
+                    async for message in messages:
+                        yield message
             except ContrailError as error:
-                time.sleep(reader.interrupted(error, self._retries, random.random()))
+                await asyncio.sleep(reader.interrupted(error, self._retries, random.random()))
 
-    def read_split_arrow(self, split: ReplaySplit, columns: Sequence[str] = ()) -> Iterator[Any]:
-        """A split as `pyarrow.RecordBatch`es (`columns` empty means all).
-
-        Raises `ReplayCut` when the connection breaks: read the split again from its beginning.
-        """
-        return record_batches(self._transport.stream(replaying.arrow_request(split, columns)))
+    async def _read_rest(
+        self, reader: replaying.MessageReader
+    ) -> AsyncGenerator[StoredMessage, None]:
+        async with aclosing(self._transport.stream(reader.request())) as chunks:
+            async for chunk in chunks:
+                for message in reader.feed(chunk):
+                    yield message
+        reader.finish()
 
     # Consumers -----------------------------------------------------------------------------------
 
-    def create_consumer(
+    async def create_consumer(
         self, stream: str, name: str | None = None, config: ConsumerConfig | None = None
-    ) -> Consumer:
+    ) -> AsyncConsumer:
         """Create a consumer: durable with a name, otherwise ephemeral and named by the server.
 
         One with an identical configuration is found; with another one this raises `Conflict`,
         whose `errors` say what differs. The server removes an ephemeral one when it is unused.
         """
-        info = self._transport.run(consumers.create(stream, name, config or {}))
-        return Consumer(self._transport, stream, info.name)
+        info = await self._transport.run(consumers.create(stream, name, config or {}))
+        return AsyncConsumer(self._transport, stream, info.name)
 
-    def ensure_consumer(
+    async def ensure_consumer(
         self, stream: str, name: str, config: ConsumerConfig | None = None
-    ) -> Consumer:
+    ) -> AsyncConsumer:
         """Create a durable consumer unless there is one; one that exists is left as it is.
 
         Where it has another value than asked for a field that `config` gives, `differs` of the
@@ -547,23 +535,23 @@ class Contrail:
         """
         for attempt in range(1, ensuring.ATTEMPTS + 1):
             try:
-                return self.create_consumer(stream, name, config)
+                return await self.create_consumer(stream, name, config)
             except Conflict as refusal:
                 if not ensuring.exists_otherwise(refusal):
                     raise
                 found = self.consumer(stream, name)
                 try:
-                    existing = (found.info()).config
+                    existing = await found.info()
                 except NotFound:
                     if attempt == ensuring.ATTEMPTS:
                         raise refusal from None
                     continue
-                found.differs = ensuring.differences(refusal, config or {}, existing)
+                found.differs = ensuring.differences(refusal, config or {}, existing.config)
             ensuring.warn(f"consumer {name} of stream {stream}", found.differs)
             return found
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def put_consumer(
+    async def put_consumer(
         self,
         stream: str,
         name: str,
@@ -571,25 +559,32 @@ class Contrail:
         *,
         if_match: str | None = None,
         only_create: bool = False,
-    ) -> Consumer:
+    ) -> AsyncConsumer:
         """Create a durable consumer, or replace its whole configuration.
 
         With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
         """
         call = consumers.put(stream, name, config or {}, if_match=if_match, only_create=only_create)
-        self._transport.run(call)
-        return Consumer(self._transport, stream, name)
+        await self._transport.run(call)
+        return AsyncConsumer(self._transport, stream, name)
 
-    def consumer(self, stream: str, name: str) -> Consumer:
+    def consumer(self, stream: str, name: str) -> AsyncConsumer:
         """A consumer that exists; nothing is asked of the server yet."""
-        return Consumer(self._transport, stream, name)
+        return AsyncConsumer(self._transport, stream, name)
 
-    def list_consumers(self, stream: str) -> Iterator[ConsumerInfo]:
+    def list_consumers(self, stream: str) -> AsyncIterator[ConsumerInfo]:
         """Consumers by name, page by page."""
+        return self._items(lambda token: consumers.page(stream, limit=None, token=token))
+
+    # Pages ---------------------------------------------------------------------------------------
+
+    async def _items(self, call: Callable[[str | None], Call[Page[T]]]) -> AsyncIterator[T]:
+        """What all pages of a list hold; `call` asks for the page that a token names."""
         token: str | None = None
         while True:
-            page = self._transport.run(consumers.page(stream, limit=None, token=token))
-            yield from page.items
+            page = await self._transport.run(call(token))
+            for item in page.items:
+                yield item
             token = page.next_page_token
             if token is None:
                 return

@@ -1,9 +1,10 @@
-"""A consumer, for threads."""
+"""A consumer. `contrail_client.blocking.consumer` is generated from this module."""
 
+import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -11,73 +12,75 @@ from contrail_client import consumers, pulling
 from contrail_client.errors import ContrailError
 from contrail_client.models import ConsumerInfo, Delivery, Difference, Pull
 from contrail_client.times import Duration
-from contrail_client.transport import Transport
+from contrail_client.transport.aio import AsyncTransport
 
 
-class PulledMessage(Delivery, frozen=True, kw_only=True, dict=True):
+class AsyncPulledMessage(Delivery, frozen=True, kw_only=True, dict=True):
     """A message that was pulled, to be acknowledged by one of its methods.
 
     Each is one request and raises `AcksRefused` when the server does not take it. The methods of
     the consumer acknowledge many messages in one request.
     """
 
-    _consumer: ClassVar["Consumer"]
+    _consumer: ClassVar["AsyncConsumer"]
     """Set on each message, and no field: the server cannot send it, nor does it show."""
 
-    def ack(self) -> None:
+    async def ack(self) -> None:
         """It is done."""
-        self._consumer.ack(self)
+        await self._consumer.ack(self)
 
-    def nak(self, *, delay: Duration | None = None) -> None:
+    async def nak(self, *, delay: Duration | None = None) -> None:
         """Deliver it again, at once or after `delay`."""
-        self._consumer.nak(self, delay=delay)
+        await self._consumer.nak(self, delay=delay)
 
-    def term(self, *, reason: str | None = None) -> None:
+    async def term(self, *, reason: str | None = None) -> None:
         """Never deliver it again."""
-        self._consumer.term(self, reason=reason)
+        await self._consumer.term(self, reason=reason)
 
-    def in_progress(self) -> None:
+    async def in_progress(self) -> None:
         """Still working: start its `ack_wait` anew."""
-        self._consumer.in_progress(self)
+        await self._consumer.in_progress(self)
 
-    def ack_sync(self) -> None:
+    async def ack_sync(self) -> None:
         """It is done, and that is durable when this returns."""
-        self._consumer.ack(self, sync=True)
+        await self._consumer.ack(self, sync=True)
 
 
-class Consumer:
+class AsyncConsumer:
     """A consumer of a stream: pull deliveries, then acknowledge them.
 
     `differs` has what `ensure_consumer` found to be otherwise than asked for.
     """
 
-    def __init__(self, transport: Transport, stream: str, name: str) -> None:
+    def __init__(self, transport: AsyncTransport, stream: str, name: str) -> None:
         self._transport = transport
         self.stream = stream
         self.name = name
         self.differs: tuple[Difference, ...] = ()
 
-    def info(self) -> ConsumerInfo:
+    async def info(self) -> ConsumerInfo:
         """Configuration and progress."""
-        return self._transport.run(consumers.get(self.stream, self.name))
+        return await self._transport.run(consumers.get(self.stream, self.name))
 
-    def update(self, changes: Mapping[str, Any], *, if_match: str | None = None) -> ConsumerInfo:
+    async def update(
+        self, changes: Mapping[str, Any], *, if_match: str | None = None
+    ) -> ConsumerInfo:
         """Change the given fields of the configuration; None restores a default."""
         call = consumers.update(self.stream, self.name, changes, if_match=if_match)
-        return self._transport.run(call)
+        return await self._transport.run(call)
 
-    def delete(self) -> None:
+    async def delete(self) -> None:
         """Remove the consumer; its waiting pulls end."""
-        self._transport.run(consumers.delete(self.stream, self.name))
+        await self._transport.run(consumers.delete(self.stream, self.name))
 
-    def next(
+    async def next(
         self,
         batch: int = 1,
         *,
         expires: Duration | None = "30s",
         max_bytes: int | None = None,
         no_wait: bool | None = None,
-    ) -> Pull[PulledMessage]:
+    ) -> Pull[AsyncPulledMessage]:
         """Lease up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
 
         Acknowledge each message with its own `ack`, or many in one request with the consumer's.
@@ -91,23 +94,26 @@ class Consumer:
             expires=None if no_wait else expires,
             max_bytes=max_bytes,
             no_wait=no_wait,
-            kind=PulledMessage,
+            kind=AsyncPulledMessage,
         )
-        return consumers.bound(self._transport.run(call), self)
+        return consumers.bound(await self._transport.run(call), self)
 
-    def messages(
+    async def messages(
         self,
         batch: int = pulling.BATCH,
         *,
         timeout_s: float | None = None,
         expires: Duration = pulling.EXPIRES,
         max_bytes: int | None = None,
-    ) -> Generator[PulledMessage, None, None]:
+    ) -> AsyncGenerator[AsyncPulledMessage, None]:
         """Messages one after the other, pulled in batches: acknowledge each, as with `next`.
 
         Ends once no message came for `timeout_s`; without it never. Goes on after broken
-        connections and restarts of the server, as a subscription does. What was pulled and not
-        handed out when the loop is left goes back to the server.
+        connections and restarts of the server, as a subscription does.
+
+        Messages that were pulled but not handed out go back to the server when the generator is
+        closed: as soon as the loop is left if that is under `contextlib.aclosing`, otherwise when
+        Python collects the generator.
         """
         pulls = pulling.Pulls(
             self.stream,
@@ -117,13 +123,13 @@ class Consumer:
             expires=expires,
             max_bytes=max_bytes,
             timeout_s=timeout_s,
-            kind=PulledMessage,
+            kind=AsyncPulledMessage,
         )
         while (call := pulls.call(time.monotonic())) is not None:
             try:
-                found = consumers.bound(self._transport.run(call), self)
+                found = consumers.bound(await self._transport.run(call), self)
             except ContrailError as error:
-                time.sleep(pulls.failed(error, time.monotonic(), random.random()))
+                await asyncio.sleep(pulls.failed(error, time.monotonic(), random.random()))
                 continue
             pulls.came(found, time.monotonic())
             unread = deque(found)
@@ -132,30 +138,34 @@ class Consumer:
                     yield unread.popleft()
             finally:
                 with suppress(ContrailError):  # then they come again after the `ack_wait`
-                    self.nak(*(each for each in unread if each.ack_token), sync=True)
+                    await self.nak(*(each for each in unread if each.ack_token), sync=True)
 
-    def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
+    async def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
         """These are done. With `sync`, return only once that is durable.
 
         Raises `AcksRefused` when any was not taken, for this and the next three methods.
         """
-        self._acknowledge("ack", deliveries, sync=sync)
+        await self._acknowledge("ack", deliveries, sync=sync)
 
-    def nak(self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False) -> None:
+    async def nak(
+        self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False
+    ) -> None:
         """Deliver these again, at once or after `delay`."""
-        self._acknowledge("nak", deliveries, delay=delay, sync=sync)
+        await self._acknowledge("nak", deliveries, delay=delay, sync=sync)
 
-    def term(self, *deliveries: Delivery, reason: str | None = None, sync: bool = False) -> None:
+    async def term(
+        self, *deliveries: Delivery, reason: str | None = None, sync: bool = False
+    ) -> None:
         """Never deliver these again."""
-        self._acknowledge("term", deliveries, reason=reason, sync=sync)
+        await self._acknowledge("term", deliveries, reason=reason, sync=sync)
 
-    def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
+    async def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
         """Still working: start the `ack_wait` of these anew."""
-        self._acknowledge("in_progress", deliveries, sync=sync)
+        await self._acknowledge("in_progress", deliveries, sync=sync)
 
-    def _acknowledge(
+    async def _acknowledge(
         self, kind: consumers.AckKind, deliveries: Sequence[Delivery], **how: Any
     ) -> None:
         if deliveries:
             call = consumers.acknowledge(self.stream, self.name, kind, deliveries, **how)
-            self._transport.run(call)
+            await self._transport.run(call)

@@ -1,0 +1,1 @@
+"""The asynchronous client. `contrail_client.blocking` is generated from this package."""

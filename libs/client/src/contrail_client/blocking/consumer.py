@@ -1,0 +1,165 @@
+# Generated from aio/consumer.py by `make blocking`. Change that file, not this one.
+"""A consumer."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from contrail_client import consumers, pulling
+from contrail_client.errors import ContrailError
+from contrail_client.models import ConsumerInfo, Delivery, Difference, Pull
+from contrail_client.times import Duration
+from contrail_client.transport.blocking import Transport
+
+
+class PulledMessage(Delivery, frozen=True, kw_only=True, dict=True):
+    """A message that was pulled, to be acknowledged by one of its methods.
+
+    Each is one request and raises `AcksRefused` when the server does not take it. The methods of
+    the consumer acknowledge many messages in one request.
+    """
+
+    _consumer: ClassVar["Consumer"]
+    """Set on each message, and no field: the server cannot send it, nor does it show."""
+
+    def ack(self) -> None:
+        """It is done."""
+        self._consumer.ack(self)
+
+    def nak(self, *, delay: Duration | None = None) -> None:
+        """Deliver it again, at once or after `delay`."""
+        self._consumer.nak(self, delay=delay)
+
+    def term(self, *, reason: str | None = None) -> None:
+        """Never deliver it again."""
+        self._consumer.term(self, reason=reason)
+
+    def in_progress(self) -> None:
+        """Still working: start its `ack_wait` anew."""
+        self._consumer.in_progress(self)
+
+    def ack_sync(self) -> None:
+        """It is done, and that is durable when this returns."""
+        self._consumer.ack(self, sync=True)
+
+
+class Consumer:
+    """A consumer of a stream: pull deliveries, then acknowledge them.
+
+    `differs` has what `ensure_consumer` found to be otherwise than asked for.
+    """
+
+    def __init__(self, transport: Transport, stream: str, name: str) -> None:
+        self._transport = transport
+        self.stream = stream
+        self.name = name
+        self.differs: tuple[Difference, ...] = ()
+
+    def info(self) -> ConsumerInfo:
+        """Configuration and progress."""
+        return self._transport.run(consumers.get(self.stream, self.name))
+
+    def update(self, changes: Mapping[str, Any], *, if_match: str | None = None) -> ConsumerInfo:
+        """Change the given fields of the configuration; None restores a default."""
+        call = consumers.update(self.stream, self.name, changes, if_match=if_match)
+        return self._transport.run(call)
+
+    def delete(self) -> None:
+        """Remove the consumer; its waiting pulls end."""
+        self._transport.run(consumers.delete(self.stream, self.name))
+
+    def next(
+        self,
+        batch: int = 1,
+        *,
+        expires: Duration | None = "30s",
+        max_bytes: int | None = None,
+        no_wait: bool | None = None,
+    ) -> Pull[PulledMessage]:
+        """Lease up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
+
+        Acknowledge each message with its own `ack`, or many in one request with the consumer's.
+        The result is empty when none came. After an `OutcomeUnknown` the messages come again once
+        the consumer's `ack_wait` is over.
+        """
+        call = consumers.pull(
+            self.stream,
+            self.name,
+            batch=batch,
+            expires=None if no_wait else expires,
+            max_bytes=max_bytes,
+            no_wait=no_wait,
+            kind=PulledMessage,
+        )
+        return consumers.bound(self._transport.run(call), self)
+
+    def messages(
+        self,
+        batch: int = pulling.BATCH,
+        *,
+        timeout_s: float | None = None,
+        expires: Duration = pulling.EXPIRES,
+        max_bytes: int | None = None,
+    ) -> Generator[PulledMessage, None, None]:
+        """Messages one after the other, pulled in batches: acknowledge each, as with `next`.
+
+        Ends once no message came for `timeout_s`; without it never. Goes on after broken
+        connections and restarts of the server, as a subscription does.
+
+        Messages that were pulled but not handed out go back to the server when the generator is
+        closed: as soon as the loop is left if that is under `contextlib.closing`, otherwise when
+        Python collects the generator.
+        """
+        pulls = pulling.Pulls(
+            self.stream,
+            self.name,
+            self._transport.reconnecting(),
+            batch=batch,
+            expires=expires,
+            max_bytes=max_bytes,
+            timeout_s=timeout_s,
+            kind=PulledMessage,
+        )
+        while (call := pulls.call(time.monotonic())) is not None:
+            try:
+                found = consumers.bound(self._transport.run(call), self)
+            except ContrailError as error:
+                time.sleep(pulls.failed(error, time.monotonic(), random.random()))
+                continue
+            pulls.came(found, time.monotonic())
+            unread = deque(found)
+            try:
+                while unread:
+                    yield unread.popleft()
+            finally:
+                with suppress(ContrailError):  # then they come again after the `ack_wait`
+                    self.nak(*(each for each in unread if each.ack_token), sync=True)
+
+    def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
+        """These are done. With `sync`, return only once that is durable.
+
+        Raises `AcksRefused` when any was not taken, for this and the next three methods.
+        """
+        self._acknowledge("ack", deliveries, sync=sync)
+
+    def nak(self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False) -> None:
+        """Deliver these again, at once or after `delay`."""
+        self._acknowledge("nak", deliveries, delay=delay, sync=sync)
+
+    def term(self, *deliveries: Delivery, reason: str | None = None, sync: bool = False) -> None:
+        """Never deliver these again."""
+        self._acknowledge("term", deliveries, reason=reason, sync=sync)
+
+    def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
+        """Still working: start the `ack_wait` of these anew."""
+        self._acknowledge("in_progress", deliveries, sync=sync)
+
+    def _acknowledge(
+        self, kind: consumers.AckKind, deliveries: Sequence[Delivery], **how: Any
+    ) -> None:
+        if deliveries:
+            call = consumers.acknowledge(self.stream, self.name, kind, deliveries, **how)
+            self._transport.run(call)
