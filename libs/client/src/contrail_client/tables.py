@@ -1,10 +1,41 @@
 """Messages as a pandas `DataFrame`. Needs pandas (the extra `pandas`)."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from contrail_client.models import StoredMessage
+
+class Message(Protocol):
+    """What a row is made of."""
+
+    @property
+    def shard(self) -> int | None:
+        """The shard that the sequence is of, where the stream has several."""
+        ...
+
+    @property
+    def seq(self) -> int:
+        """Its sequence in the stream."""
+        ...
+
+    @property
+    def time_ns(self) -> int:
+        """When it was stored, in nanoseconds since the epoch."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """The subject it was published to."""
+        ...
+
+    @property
+    def headers(self) -> dict[str, list[str]]:
+        """Its headers."""
+        ...
+
+    @property
+    def payload(self) -> bytes:
+        """The payload as it was published."""
+        ...
 
 
 class Rows:
@@ -19,7 +50,7 @@ class Rows:
             name: [] for name in ("shard", "seq", "time", "subject", "headers", "data")
         }
 
-    def add(self, message: "StoredMessage") -> None:
+    def add(self, message: Message) -> None:
         """Take the next message."""
         columns = self._columns
         columns["shard"].append(message.shard or 0)
@@ -36,7 +67,7 @@ class Rows:
         return frame.astype({"shard": "int32", "seq": "int64"})
 
 
-def to_pandas(messages: Iterable["StoredMessage"]) -> Any:
+def to_pandas(messages: Iterable[Message]) -> Any:
     """Messages as a `pandas.DataFrame`; ImportError when pandas is not installed.
 
     Columns: `shard`, `seq`, `time` (UTC, nanoseconds), `subject`, `headers` and `data` (bytes).
