@@ -18,7 +18,7 @@ COPY services services
 COPY deploy/container deploy/container
 
 FROM base AS install-service
-ARG MEMBERS="libs/common libs/client services/storage services/replicator services/api services/consumer-gateway services/serve"
+ARG MEMBERS="libs/common libs/link libs/edge libs/client services/storage services/replicator services/api services/consumer-gateway services/serve"
 # In the image nothing is installed or tested any more, and Arrow neither serves RPC nor reads S3.
 RUN --mount=type=cache,target=/var/cache/pip \
     python deploy/container/lock.py requirements.lock $MEMBERS > service.lock \
@@ -30,15 +30,16 @@ RUN --mount=type=cache,target=/var/cache/pip \
         pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.*
 # A read-only container cannot keep bytecode.
 RUN .venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash .venv/lib libs services \
-    && .venv/bin/python -c 'import contrail_serve.main, contrail_storage.node.node, pyarrow.ipc' \
+    && .venv/bin/python -c 'import contrail_serve.main, contrail_storage.node, pyarrow.ipc' \
     && chmod -R a+rX .
 
 FROM base AS install-spark
 COPY spark spark
+COPY examples examples
 RUN --mount=type=cache,target=/var/cache/pip \
     PIP_CACHE_DIR=/var/cache/pip make install
 # Nor can it keep the script that starts a trimmed Java.
-RUN .venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash .venv/lib libs services spark \
+RUN .venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash .venv/lib libs services spark examples \
     && XDG_CACHE_HOME=/opt/contrail/.cache .venv/bin/python -c \
         'from contrail_spark.session import find_java; print(find_java())' \
     && chmod -R a+rX .

@@ -6,8 +6,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.installed
 LOCK ?= requirements.lock
-MEMBERS := libs/common libs/client services/storage services/replicator services/api \
-	services/consumer-gateway services/serve spark
+MEMBERS := libs/common libs/link libs/edge libs/client services/storage services/replicator services/api \
+	services/consumer-gateway services/serve spark examples/flights
 
 # What Python compiles is kept, whatever the caller's environment says: a server starts in half the time.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
@@ -28,7 +28,7 @@ install: $(STAMP) ## create .venv with pinned, hash-checked packages (again: not
 	@echo "ready: $(VENV)"
 
 run: $(STAMP) ## serve, publish 336,776 real flights, consume, report with Spark (ONCE=1: then end)
-	@$(PY) -m contrail_spark.flights $(if $(filter 1,$(ONCE)),--once)
+	@$(PY) -m contrail_flights $(if $(filter 1,$(ONCE)),--once)
 
 test: $(STAMP) ## the quick suite
 	@$(PY) -m pytest $(SIDE_BY_SIDE) -m "not slow"
@@ -75,7 +75,7 @@ wheels: $(STAMP) ## build the distributions into dist/, to be installed elsewher
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist $(MEMBERS:%=./%)
 	@sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' requirements.lock > dist/constraints.txt
 	@echo '-c constraints.txt' > dist/server.txt
-	@for wheel in $$(ls dist/*.whl | grep -v spark); do \
+	@for wheel in $$(ls dist/*.whl | grep -v -e spark -e flights); do \
 		name=$${wheel#dist/}; echo "$${name%%-*} @ file://$(CURDIR)/$$wheel"; \
 	done >> dist/server.txt
 	@echo "ready: dist"

@@ -42,6 +42,11 @@ Check = Callable[[File], list[str]]
         pytest.param(
             documents.malformed_decision, DECISIONS, id="decisions are short and have one form"
         ),
+        pytest.param(
+            text.long_page,
+            [file for file in DOCUMENTS if file.path.endswith("DESIGN.md")],
+            id="design pages are short",
+        ),
         pytest.param(text.machine_paths, OWN_TEXT, id="no path of one machine"),
         pytest.param(text.registry_addresses, OWN_TEXT, id="no address of a registry"),
         pytest.param(text.unfinished, OWN_TEXT, id="nothing is left for later"),
@@ -76,8 +81,9 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert [problem for file in DOCUMENTS for problem in documents.dead_links(file, BY_PATH)] == []
 
 
-def test_every_module_of_the_vocabulary_is_pure_or_edge() -> None:
-    pure = {name for name in _purity_contract() if name.startswith("contrail_common.")}
+def test_every_module_of_the_vocabulary_is_pure() -> None:
+    kept = ("contrail_common.", "contrail_link.")
+    pure = {name for name in _purity_contract() if name.startswith(kept)}
     assert packaging.impure_vocabulary(FILES, pure) == []
 
 
@@ -90,6 +96,13 @@ def test_purity_contract_names_every_core() -> None:
 
 def test_blocking_client_is_what_the_asynchronous_one_makes_of_it() -> None:
     assert list(blocking.outdated(FILES)) == [], "run `make blocking`"
+
+
+def test_every_distribution_has_a_design_page() -> None:
+    projects = [path for path in BY_PATH if path.endswith("/pyproject.toml")]
+    folders = [path.removesuffix("/pyproject.toml") for path in projects]
+    assert folders
+    assert [folder for folder in folders if f"{folder}/DESIGN.md" not in BY_PATH] == []
 
 
 def test_no_second_lock_file_is_kept() -> None:
@@ -152,6 +165,8 @@ HASH = "    --hash=sha256:" + "0" * 64
         (code.reading_clock_or_chance, "import random\nx = random.random()\n"),
         (text.top_headings, "# One\n\n# Two\n"),
         (text.top_headings, "no title\n"),
+        (text.long_page, "x\n" * (text.PAGE_LINES_MAX + 1)),
+        (text.long_page, "x" * (text.PAGE_WIDTH_MAX + 1)),
         (text.machine_paths, "see /" + "home/ann/notes\n"),
         (text.machine_paths, "open('/" + "work/data')\n"),
         (text.registry_addresses, "https://" + "pypi" + ".org/simple\n"),
@@ -176,6 +191,7 @@ def test_check_finds_the_planted_fault(check: Check, planted: str) -> None:
         (code.sleeping, "async def test_it():\n    await asyncio.sleep(0)\n"),
         (code.reading_clock_or_chance, "x = message.time\ny = self.now\n"),
         (text.top_headings, "# One\n\n```\n# comment\n```\n"),
+        (text.long_page, "| " + "x" * text.PAGE_WIDTH_MAX + " |\n"),
         (text.machine_paths, "GET /v1/work/1 and http://host/home/x and src/root.py\n"),
         (text.unpinned, "pad==1.0 \\\n" + HASH + " \\\n" + HASH + "\n    # via it\n"),
     ],
@@ -311,8 +327,8 @@ def test_blocking_form_that_is_changed_missing_or_left_over_is_found(path: str) 
 
 def test_unprotected_and_vanished_vocabulary_is_found() -> None:
     folder = "libs/common/src/contrail_common"
-    files = [File(f"{folder}/{name}.py", "") for name in ("new", "__about__", "edge/app")]
+    files = [File(f"{folder}/{name}.py", "") for name in ("new", "__about__", "columns/__init__")]
     assert packaging.impure_vocabulary(files, {"contrail_common.old"}) == [
-        "contrail_common.new: neither pure nor edge",
+        "contrail_common.new: not declared pure",
         "contrail_common.old: declared pure, but missing",
     ]

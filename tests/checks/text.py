@@ -4,6 +4,9 @@ import re
 
 from tests.checks.repository import File
 
+PAGE_LINES_MAX = 150
+PAGE_WIDTH_MAX = 120
+
 FENCE = re.compile(r"^(```|~~~)")
 HEADING_1 = re.compile(r"^# ")
 # Written with classes, so that this file does not match itself.
@@ -29,6 +32,19 @@ def top_headings(file: File) -> list[str]:
         elif not fenced and HEADING_1.match(line):
             count += 1
     return [] if count == 1 else [f"{file.path}: {count} headings of the first level"]
+
+
+def long_page(file: File) -> list[str]:
+    """Pages that nobody reads at one go: too many lines, or too wide ones outside of tables."""
+    lines = file.text.splitlines()
+    problems = [
+        f"{file.path}:{number}: {len(line)} characters"
+        for number, line in enumerate(lines, start=1)
+        if len(line) > PAGE_WIDTH_MAX and not line.startswith("|")
+    ]
+    if len(lines) > PAGE_LINES_MAX:
+        problems.append(f"{file.path}: the page has {len(lines)} lines")
+    return problems
 
 
 def machine_paths(file: File) -> list[str]:

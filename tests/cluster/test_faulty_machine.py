@@ -11,7 +11,7 @@ from tests.support.servers import ServerProcess
 
 FAULTY = """
 import runpy
-from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.core.stream.stream_machine import StreamMachine
 
 def fault(*_):
     raise ZeroDivisionError("a fault of the machine")

@@ -16,8 +16,8 @@ import pytest
 
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
 from tests.crash.lives import wait_until
 from tests.support.servers import PLAIN, ServerProcess
 

@@ -16,7 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from contrail_client import Contrail
-from contrail_common.link_net.handshake import MAGIC
+from contrail_link.tcp.handshake import MAGIC
 from tests.cluster.load import ALL, Load
 from tests.cluster.test_kill_under_load import ACKS_BETWEEN_KILLS, PROGRESS_S, read_all
 from tests.cluster.verdict import problems

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from contrail_api.events import LISTENERS_MAX
-from contrail_storage.node.advisories import KEPT_MAX
+from contrail_storage.replica.advisories import KEPT_MAX
 from tests.contract.conftest import Stream, assert_problem
 from tests.contract.test_service import validator
 from tests.support.servers import ServerProcess

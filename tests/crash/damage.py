@@ -4,8 +4,8 @@ import os
 import random
 from pathlib import Path
 
+from contrail_storage.disk.files import Files
 from contrail_storage.wal import codec
-from contrail_storage.wal.files import Files
 from contrail_storage.wal.segments import list_segments
 
 

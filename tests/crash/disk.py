@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
+from contrail_storage.disk.files import AppendHandle, Files, UpdateHandle
 from contrail_storage.store.rocks_store import (
     Operation,
     RocksStore,
@@ -23,7 +24,6 @@ from contrail_storage.store.rocks_store import (
     StoreOptions,
 )
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
-from contrail_storage.wal.files import AppendHandle, Files, UpdateHandle
 from tests.crash.history import ChangeKind, FileChange
 from tests.crash.pipe import Reporter
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from contrail_replicator import NullTransport, RaftGroup
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node.raft_port import Group
+from contrail_storage.replica.raft_port import Group
 from contrail_storage.wal.node_log import NodeLog
 from contrail_storage.wal.replay import RecoveredGroup
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 
-from contrail_common.link import Delivery, PubResult
 from contrail_common.model import (
     AckKind,
     ConsumerConfig,
@@ -17,6 +16,7 @@ from contrail_common.model import (
     StreamConfig,
     StreamState,
 )
+from contrail_link.contract import Delivery, PubResult
 
 # Calls -------------------------------------------------------------------------------------------
 

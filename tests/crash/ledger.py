@@ -12,7 +12,6 @@ from copy import deepcopy
 from msgspec.structs import replace
 
 from contrail_common import errors, model
-from contrail_common.link import Delivery
 from contrail_common.model import (
     ConsumerInfo,
     PublishMessage,
@@ -20,6 +19,7 @@ from contrail_common.model import (
     StreamConfig,
     message_size,
 )
+from contrail_link.contract import Delivery
 from tests.crash import history
 from tests.crash.expected import AT_ANY_TIME, Consumer, Stream, put_consumer
 from tests.crash.history import (

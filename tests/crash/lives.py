@@ -12,8 +12,10 @@ from contextlib import suppress
 from typing import Final
 
 from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.link import (
+from contrail_common.model import StoredMessage, StreamInfo
+from contrail_link.contract import (
     AckItem,
     Delivery,
     PubResult,
@@ -21,13 +23,11 @@ from contrail_common.link import (
     RangeRequest,
     ReplayRequest,
 )
-from contrail_common.message_batch import MessageBatch
-from contrail_common.model import StoredMessage, StreamInfo
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.log_time import LogTime
-from contrail_storage.node.node import StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
+from contrail_storage.replica.log_time import LogTime
 from contrail_storage.store.rocks_store import RocksStore, StoreFailedError
 from tests.crash import history
 from tests.crash.history import (

@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from contrail_storage import link as local_link
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.expiring import Expirer
-from contrail_storage.core.interest import Interest
-from contrail_storage.core.removing import Remover
 from contrail_storage.core.results import Row, Writes
-from contrail_storage.node import local_link, store_writer
-from contrail_storage.node.store_writer import StoreWriter
-from contrail_storage.node.streams import StreamManager
-from contrail_storage.node.write_behind import WriteBehind
+from contrail_storage.core.stream.expiring import Expirer
+from contrail_storage.core.stream.interest import Interest
+from contrail_storage.core.stream.removing import Remover
+from contrail_storage.replica import store_writer
+from contrail_storage.replica.store_writer import StoreWriter
+from contrail_storage.replica.write_behind import WriteBehind
+from contrail_storage.streams.manager import StreamManager
 from tests.crash.disk import CountedStore
 
 

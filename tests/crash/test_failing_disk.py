@@ -12,11 +12,11 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.link import PublishAck
 from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link.contract import PublishAck
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
 from tests.crash.disk import CountedFiles, Failure, Kill, Lane, Plan, Switch
 from tests.crash.history import Returned, Stopped, Unknown
 from tests.crash.ledger import Ledger

@@ -18,15 +18,15 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PullRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import PullRequest
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.disk.files import AppendHandle, Files
+from contrail_storage.disk.node_file import LOG_NAME
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import Operation
-from contrail_storage.wal.files import AppendHandle, Files
 from contrail_storage.wal.newest import missing_newest
-from contrail_storage.wal.node_file import LOG_NAME
 from contrail_storage.wal.segments import list_segments
 from tests.crash.disk import CountedFiles, CountedStore, Failure, Plan, StoreOpener, Switch
 from tests.crash.lives import wait_until

@@ -13,18 +13,19 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, PullRequest, RangeRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import AckItem, PullRequest, RangeRequest
 from contrail_serve.groups import SingleMemberGroups
+from contrail_storage import healing
 from contrail_storage.core.commands import (
     META_SHARD,
     DropStream,
     ReleaseStream,
     ReserveStream,
 )
-from contrail_storage.node import healing
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.metrics import render_metrics
+from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.store.store_errors import StoreCorruptError, StoreMissingError
 from tests.crash.disk import CountedFiles, Failure, Plan, StoreOpener, Switch
@@ -229,7 +230,7 @@ async def start_on_a_full_disk(data_dir: Path) -> None:
         assert (await link.stream_info("S")).state.last_seq == 80
         page = await link.list_streams("", "", 9, "")
         assert [info.config.name for info in page.streams or []] == ["S"]
-        node.metrics_text()
+        render_metrics(node)
         for stream in ("S", "M"):
             with pytest.raises(ApiError) as caught:
                 await publish(link, 80, stream)

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from contrail_storage.node.write_behind import HOLD_S
+from contrail_storage.replica.write_behind import HOLD_S
 from tests.crash.features import features
 from tests.crash.trials import broken_promises, kill_points, undisturbed
 from tests.crash.zygote import HELD_S, Job, Zygote

@@ -6,8 +6,8 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from contrail_common.link import PubResult
 from contrail_common.model import SequencePair, StoredMessage
+from contrail_link.contract import PubResult
 from tests.crash.history import (
     Delivered,
     Drained,

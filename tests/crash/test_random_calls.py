@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from contrail_storage.node.write_behind import HOLD_S
+from contrail_storage.replica.write_behind import HOLD_S
 from tests.crash.disk import Kill, Lane, Plan
 from tests.crash.history import Stopped
 from tests.crash.script import Wanderer

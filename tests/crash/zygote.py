@@ -19,11 +19,11 @@ import numpy as np
 import structlog
 
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node import node as storage_node
-from contrail_storage.node import write_behind
-from contrail_storage.node.checkpointer import DataLostError
-from contrail_storage.node.compactor import RoomBounds
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage import node as storage_node
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.replica import write_behind
+from contrail_storage.upkeep.checkpointer import DataLostError
+from contrail_storage.upkeep.compactor import RoomBounds
 from contrail_storage.wal.log_options import LogOptions
 from tests.crash.disk import CountedFiles, Plan, StoreOpener, Switch
 from tests.crash.eager import EagerGroups

@@ -3,9 +3,9 @@
 import json
 from typing import Any, Final
 
-from contrail_common.link import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_common.model import StoredMessage
 from contrail_common.timeunits import parse_time
+from contrail_link.contract import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from tests.scenarios import showing
 from tests.scenarios.arguments import Arguments
 from tests.scenarios.clock import BEGIN_NS

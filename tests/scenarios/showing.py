@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from contrail_common.errors import REGISTRY, ApiError
-from contrail_common.link import AckResult, Delivery, PubResult, PullResult
 from contrail_common.model import (
     ConsumerInfo,
     Headers,
@@ -14,6 +13,7 @@ from contrail_common.model import (
     StreamInfo,
 )
 from contrail_common.timeunits import format_duration
+from contrail_link.contract import AckResult, Delivery, PubResult, PullResult
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from tests.scenarios.clock import shown_time
 from tests.scenarios.world import EndedPull

@@ -1,8 +1,8 @@
 """Commands that make and change streams, and put messages into them or take them out."""
 
-from contrail_common.edge.message_items import checked
 from contrail_common.errors import ApiError
 from contrail_common.model import PAYLOAD_BYTES_MAX, PublishMessage, StreamConfig
+from contrail_edge.inputs.message_items import checked
 from tests.scenarios import showing
 from tests.scenarios.arguments import ArgumentError, Arguments
 from tests.scenarios.configuring import new_stream, patched_stream

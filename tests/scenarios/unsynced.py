@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from contrail_storage.wal.files import AppendHandle, Files
+from contrail_storage.disk.files import AppendHandle, Files
 
 
 class UnsyncedFiles(Files):

@@ -11,12 +11,12 @@ from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
 from contrail_common.errors import ApiError
-from contrail_common.link import PullResult
 from contrail_common.timeunits import NS_PER_S
+from contrail_link.contract import PullResult
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node import log_time
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.replica import log_time
 from tests.scenarios.clock import StoryClock, StoryLoop
 from tests.scenarios.unsynced import UnsyncedFiles
 

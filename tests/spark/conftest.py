@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from contrail_spark.flights.dataset import Dataset, load_dataset
+from contrail_flights.dataset import Dataset, load_dataset
 from contrail_spark.session import JavaNotFoundError, local_session
 from tests.spark.replay_server import ReplayServer
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from contrail_spark.flights.__main__ import parse_settings
-from contrail_spark.flights.server import ServerError, connected
+from contrail_flights.__main__ import parse_settings
+from contrail_flights.server import ServerError, connected
 from contrail_spark.session import MasterError, parse_master
 from tests.support.servers import ServerProcess, free_port
 

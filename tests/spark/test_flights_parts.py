@@ -16,21 +16,21 @@ from rich.console import Console
 
 from contrail_client import ConsumerInfo, StreamInfo, StreamState
 from contrail_client.models import SequenceInfo
-from contrail_spark.flights.__main__ import main
-from contrail_spark.flights.checks import (
+from contrail_flights.__main__ import main
+from contrail_flights.checks import (
     Check,
     DisagreementError,
     Received,
     check_all,
     raise_disagreements,
 )
-from contrail_spark.flights.dataset import Dataset, DatasetError, load_dataset, read_flights
-from contrail_spark.flights.pages import console_table, save
-from contrail_spark.flights.report import Report, Table
-from contrail_spark.flights.server import ServerError, serving
-from contrail_spark.flights.stream import Found, judge
-from contrail_spark.flights.suggestions import suggestions
-from contrail_spark.flights.tally import Tally, tally_of
+from contrail_flights.dataset import Dataset, DatasetError, load_dataset, read_flights
+from contrail_flights.pages import console_table, save
+from contrail_flights.report import Report, Table
+from contrail_flights.server import ServerError, serving
+from contrail_flights.stream import Found, judge
+from contrail_flights.suggestions import suggestions
+from contrail_flights.tally import Tally, tally_of
 
 DELAYS = ("flights", "cancelled", "mean_delay", "median_delay", "p90_delay")
 HEADER = (
@@ -89,7 +89,7 @@ def test_a_damaged_package_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     (tmp_path / "flights.csv.zip").write_bytes(content)
-    monkeypatch.setattr("contrail_spark.flights.dataset._data_folder", lambda: tmp_path)
+    monkeypatch.setattr("contrail_flights.dataset._data_folder", lambda: tmp_path)
     with pytest.raises(DatasetError, match="cannot be read"):
         load_dataset()
 

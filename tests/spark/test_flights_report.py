@@ -7,9 +7,9 @@ from collections import defaultdict
 import pytest
 from pyspark.sql import SparkSession
 
-from contrail_spark.flights.dataset import Dataset, Flight
-from contrail_spark.flights.report import Report, make_report
-from contrail_spark.flights.tally import tally_of
+from contrail_flights.dataset import Dataset, Flight
+from contrail_flights.report import Report, make_report
+from contrail_flights.tally import tally_of
 
 pytestmark = pytest.mark.spark
 

@@ -1,4 +1,4 @@
-"""``python -m contrail_spark.flights`` as a user runs it: processes, Spark, signals and all."""
+"""``python -m contrail_flights`` as a user runs it: processes, Spark, signals and all."""
 
 import re
 import signal
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from contrail_spark.flights import job
-from contrail_spark.flights.__main__ import main
-from contrail_spark.flights.suggestions import suggestions
+from contrail_flights import job
+from contrail_flights.__main__ import main
+from contrail_flights.suggestions import suggestions
 
 pytestmark = pytest.mark.spark
 
@@ -42,7 +42,7 @@ RECEIVED = [
 @pytest.fixture(scope="module")
 def running(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The first run, which stays up after its report, and what it has printed so far."""
-    command = [sys.executable, "-m", "contrail_spark.flights", *arguments(data_dir)]
+    command = [sys.executable, "-m", "contrail_flights", *arguments(data_dir)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -9,8 +9,8 @@ import pytest
 
 from contrail_client import Consumer, Contrail
 from contrail_common.subjects import matches
-from contrail_spark.flights.dataset import Dataset, Flight
-from contrail_spark.flights.route import (
+from contrail_flights.dataset import Dataset, Flight
+from contrail_flights.route import (
     PULLED,
     PUSHED,
     PulledRoute,
@@ -20,8 +20,8 @@ from contrail_spark.flights.route import (
     RouteReceiver,
     new_consumer,
 )
-from contrail_spark.flights.server import serving
-from contrail_spark.flights.stream import (
+from contrail_flights.server import serving
+from contrail_flights.stream import (
     STREAM,
     Found,
     create,
@@ -29,7 +29,7 @@ from contrail_spark.flights.stream import (
     publish_all,
     stream_info,
 )
-from contrail_spark.flights.tally import Tally, tally_of
+from contrail_flights.tally import Tally, tally_of
 
 LIMIT = 3_500
 

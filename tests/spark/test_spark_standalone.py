@@ -120,7 +120,7 @@ def test_flights_of_a_running_server_are_reported_by_executors_of_a_cluster(
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN)
     # In a process of its own: this one has a session already, and Spark keeps one a process.
-    command = [sys.executable, "-m", "contrail_spark.flights", "--limit", str(LIMIT)]
+    command = [sys.executable, "-m", "contrail_flights", "--limit", str(LIMIT)]
     command += ["--url", guarded.url, "--token-file", "token", "--spark-master", master]
     job = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=3 * START_S

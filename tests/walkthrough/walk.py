@@ -10,30 +10,31 @@ from typing import Any, Final
 import contrail_api
 import contrail_gateway
 from contrail_api.publish import SinglePublish
-from contrail_common import blocks, publishing
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge import delivery as edge_delivery
-from contrail_common.edge.app import EdgeApp, build_app
-from contrail_common.edge.direct import DirectExchange
-from contrail_common.edge.guard import Guard
-from contrail_common.edge.server import EdgeServer, make_server
-from contrail_common.edge.settings import EdgeSettings
+from contrail_common.columns import blocks
+from contrail_edge.app import EdgeApp, build_app
+from contrail_edge.direct import DirectExchange
+from contrail_edge.http import delivery as edge_delivery
+from contrail_edge.http.guard import Guard
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.inputs import publishing
+from contrail_edge.server import EdgeServer, make_server
 from contrail_gateway.acks import Acks
 from contrail_gateway.pull import Pulls
 from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.core.appending import Appender
+from contrail_storage.consumers.delivery import Desk
+from contrail_storage.consumers.manager import ConsumerManager
 from contrail_storage.core.consumer_machine import ConsumerMachine
-from contrail_storage.core.stream_machine import StreamMachine
-from contrail_storage.node.applier import Applier
-from contrail_storage.node.consumers import ConsumerManager
-from contrail_storage.node.delivery import Desk
-from contrail_storage.node.entries import EntryContext
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
-from contrail_storage.node.proposer import Proposer
-from contrail_storage.node.reader import Reader
-from contrail_storage.node.shard import Shard
+from contrail_storage.core.stream.appending import Appender
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.applier import Applier
+from contrail_storage.replica.entries import EntryContext
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.shard import Shard
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.wal import LogOptions
 from contrail_storage.wal.node_log import NodeLog

@@ -10,10 +10,19 @@ from typing import Any, cast
 import contrail_api
 import contrail_gateway
 from contrail_common import errors
-from contrail_common.edge.app import EdgeApp, build_app
-from contrail_common.edge.settings import EdgeSettings
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.link import (
+from contrail_common.model import (
+    ConsumerConfig,
+    ConsumerInfo,
+    PublishMessage,
+    SequencePair,
+    StoredMessage,
+)
+from contrail_common.texts import Texts, as_u32
+from contrail_edge.app import EdgeApp, build_app
+from contrail_edge.http.settings import EdgeSettings
+from contrail_link.contract import (
     AckItem,
     AckResult,
     Chunk,
@@ -30,16 +39,7 @@ from contrail_common.link import (
     ReplayRequest,
     StorageLink,
 )
-from contrail_common.message_batch import MessageBatch
-from contrail_common.model import (
-    ConsumerConfig,
-    ConsumerInfo,
-    PublishMessage,
-    SequencePair,
-    StoredMessage,
-)
-from contrail_common.texts import Texts, as_u32
-from contrail_storage.node.bindings import Binding
+from contrail_storage.consumers.bindings import Binding
 
 ACK_KEY = b"k" * 32
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from contrail_common.edge.server import EdgeServer, make_server
+from contrail_edge.server import EdgeServer, make_server
 from tests.unit.api.edge_rig import Edge
 
 SOON_S: Final = 60.0

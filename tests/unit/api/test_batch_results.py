@@ -15,9 +15,9 @@ from contrail_api.batch_results import (
     results_of,
 )
 from contrail_common import errors
-from contrail_common.edge.problems import problem, result_problem
 from contrail_common.errors import ApiError
-from contrail_common.link import PubResult
+from contrail_edge.http.problems import problem, result_problem
+from contrail_link.contract import PubResult
 
 REFUSED = ApiError(errors.INVALID_SUBJECT)
 WRONG = PubResult(0, code=10071, detail="wrong last sequence: 5", count=2)

@@ -1,6 +1,6 @@
 """Bounds over all connections: who is let in, and who is cut."""
 
-from contrail_common.edge.budgets import BodyBudget, UnreadBudget
+from contrail_edge.http.budgets import BodyBudget, UnreadBudget
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -16,17 +16,17 @@ from contrail_api.candidates import (
     uniform_batch,
 )
 from contrail_common import errors
-from contrail_common.edge.message_items import (
+from contrail_common.errors import ApiError
+from contrail_common.model import TTL_NEVER, Expected, PublishMessage
+from contrail_common.timeunits import NS_PER_S
+from contrail_edge.http.steps import at_once
+from contrail_edge.inputs.message_items import (
     MessageItem,
     candidate,
     check_count,
     checked,
     payload_of,
 )
-from contrail_common.edge.steps import at_once
-from contrail_common.errors import ApiError
-from contrail_common.model import TTL_NEVER, Expected, PublishMessage
-from contrail_common.timeunits import NS_PER_S
 from tests.unit.api.edge_rig import messages_of
 
 PAYLOAD_MAX = 1000

@@ -10,8 +10,8 @@ import pytest
 
 from contrail_api.batch import BATCH_DIRECT_BYTES_MAX
 from contrail_common import errors
-from contrail_common.edge.routing import DIRECT_BODY_BYTES_MAX
 from contrail_common.errors import ApiError
+from contrail_edge.routing import DIRECT_BODY_BYTES_MAX
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.test_http_protocol import HEAD, SOON_S, run, serving, wait_until
 

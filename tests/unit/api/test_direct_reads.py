@@ -6,9 +6,9 @@ import re
 import pytest
 
 from contrail_common import errors
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Response
 from contrail_common.errors import ApiError
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Response
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.test_direct import Streams, connected
 from tests.unit.api.test_http_protocol import wait_until

@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from contrail_common.edge.docs_page import docs_page
+from contrail_edge.openapi.docs_page import docs_page
 from tests.unit.api.edge_rig import Edge
 
 PAGE = docs_page().decode()

@@ -13,12 +13,12 @@ import pytest
 from contrail_api.batch import BATCH_DIRECT_BYTES_MAX
 from contrail_api.candidates import PackedItem, uniform_batch
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge import turns
-from contrail_common.edge.json_body import VALUES_MAX
-from contrail_common.edge.message_items import header_problem
-from contrail_common.edge.negotiation import MSGPACK_TYPE
-from contrail_common.edge.problems import REFUSALS_TOLD_MAX
 from contrail_common.subjects import subject_problem
+from contrail_edge.http import turns
+from contrail_edge.http.problems import REFUSALS_TOLD_MAX
+from contrail_edge.inputs.json_body import VALUES_MAX
+from contrail_edge.inputs.message_items import header_problem
+from contrail_edge.inputs.negotiation import MSGPACK_TYPE
 from contrail_gateway.core.pull_rules import ACKS_BYTES_MAX, ACKS_MAX
 from tests.unit.api.calls_of_turns import CallsOfTurns
 from tests.unit.api.edge_rig import ACK_KEY, Edge, Exchange

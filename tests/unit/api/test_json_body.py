@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common import errors
-from contrail_common.edge import json_steps
-from contrail_common.edge.json_body import (
+from contrail_common.errors import ApiError
+from contrail_edge.inputs import json_steps
+from contrail_edge.inputs.json_body import (
     NESTING_MAX,
     check_nesting,
     check_values,
@@ -18,7 +19,6 @@ from contrail_common.edge.json_body import (
     decode_untyped,
     json_pointer,
 )
-from contrail_common.errors import ApiError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='"\\[]{}aé', max_size=8),

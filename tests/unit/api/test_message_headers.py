@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_api.message_headers import from_request, payload_type, to_response
-from contrail_common.edge.message_items import header_problem
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers, StoredMessage
+from contrail_edge.inputs.message_items import header_problem
 
 VALUES = st.text(
     st.characters(exclude_characters="\x00\r\n", exclude_categories=["Cs"]), max_size=40

@@ -3,8 +3,8 @@
 import pytest
 
 from contrail_common import errors
-from contrail_common.edge.negotiation import acceptable, content_type, names_json
 from contrail_common.errors import ApiError
+from contrail_edge.inputs.negotiation import acceptable, content_type, names_json
 
 OFFERS = ("application/json", "application/x-ndjson")
 

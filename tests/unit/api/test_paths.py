@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common import errors
-from contrail_common.edge.paths import canonical_path, percent_decode, split_path
-from contrail_common.edge.routing import PathTable
 from contrail_common.errors import ApiError
+from contrail_edge.inputs.paths import canonical_path, percent_decode, split_path
+from contrail_edge.routing import PathTable
 
 SEGMENT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12)
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from contrail_common import errors
-from contrail_common.edge.budgets import BodyBudget, UnreadBudget
-from contrail_common.edge.cors import Cors
-from contrail_common.edge.preconditions import Preconditions, etag, preconditions
-from contrail_common.edge.requests import EdgeState, Request
 from contrail_common.errors import ApiError
+from contrail_edge.http.budgets import BodyBudget, UnreadBudget
+from contrail_edge.http.cors import Cors
+from contrail_edge.http.requests import EdgeState, Request
+from contrail_edge.inputs.preconditions import Preconditions, etag, preconditions
 
 
 async def unused() -> Any:

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from contrail_common import errors
-from contrail_common.edge.query import (
+from contrail_common.errors import ApiError
+from contrail_edge.inputs.query import (
     duration_parameter,
     filter_parameter,
     parse_query,
     time_parameter,
 )
-from contrail_common.errors import ApiError
 
 
 class Query(msgspec.Struct):

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.edge import json_steps, packed_steps
-from contrail_common.edge.json_steps import check_utf8, compact, outline
-from contrail_common.edge.packed_steps import PackedParts
-from contrail_common.edge.steps import at_once
 from contrail_common.errors import ApiError
+from contrail_edge.http.steps import at_once
+from contrail_edge.inputs import json_steps, packed_steps
+from contrail_edge.inputs.json_steps import check_utf8, compact, outline
+from contrail_edge.inputs.packed_steps import PackedParts
 
 texts = st.text('"\\[]{}, :ab\té\U0001f600', max_size=6)
 values = st.recursive(

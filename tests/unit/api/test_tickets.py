@@ -2,11 +2,11 @@
 
 import pytest
 
-from contrail_common.edge.tickets import Tickets
 from contrail_common.errors import ApiError
-from contrail_common.ticket_use import TICKET_NS
 from contrail_common.timeunits import format_time
-from contrail_storage.node.used_tickets import USED_MAX, UsedTickets
+from contrail_edge.tickets import Tickets
+from contrail_link.ticket_use import TICKET_NS
+from contrail_storage.used_tickets import USED_MAX, UsedTickets
 
 NOW = 1_800_000_000_000_000_000
 KEYS = (b"a" * 32, b"b" * 32)

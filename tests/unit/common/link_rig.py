@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from contrail_common.link import StorageLink
-from contrail_common.link_net.client import RemoteLink
-from contrail_common.link_net.handshake import derived_key
-from contrail_common.link_net.limits import LinkLimits
-from contrail_common.link_net.server import LinkServer
 from contrail_common.model import StreamConfig
+from contrail_link.contract import StorageLink
+from contrail_link.tcp.client import RemoteLink
+from contrail_link.tcp.handshake import derived_key
+from contrail_link.tcp.limits import LinkLimits
+from contrail_link.tcp.server import LinkServer
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
 
 KEY: Final = derived_key(b"the secret of this cluster", "link")
 HOST: Final = "127.0.0.1"

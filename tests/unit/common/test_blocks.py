@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contrail_common.blocks import (
+from contrail_common.columns.blocks import (
     Block,
     BlockCorruptError,
     BlockView,
@@ -20,7 +20,7 @@ from contrail_common.blocks import (
     join_columns,
     view_block,
 )
-from contrail_common.header_columns import HeaderColumns, UniformHeaders
+from contrail_common.columns.header_columns import HeaderColumns, UniformHeaders
 from contrail_common.model import Headers, message_size
 from contrail_common.texts import Texts
 

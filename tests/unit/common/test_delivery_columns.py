@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.blocks import columns_of
-from contrail_common.delivery_columns import DeliveryColumns, join_deliveries
-from contrail_common.header_columns import headers_in_columns
-from contrail_common.link import Delivery, PullResult, in_deliveries
-from contrail_common.link_net.methods import PULL, encode
-from contrail_common.message_batch import index_subjects
+from contrail_common.columns.blocks import columns_of
+from contrail_common.columns.delivery_columns import DeliveryColumns, join_deliveries
+from contrail_common.columns.header_columns import headers_in_columns
+from contrail_common.columns.message_batch import index_subjects
 from contrail_common.model import Headers, StoredMessage
+from contrail_link.contract import Delivery, PullResult, in_deliveries
+from contrail_link.tcp.methods import PULL, encode
 
 uniform = st.fixed_dictionaries({"A": st.lists(st.text(max_size=3), min_size=1, max_size=1)})
 odd = st.dictionaries(st.text(max_size=2), st.lists(st.text(max_size=3), max_size=2), max_size=2)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.link import (
+from contrail_common.model import ConsumerConfig, Expected, PublishMessage, StreamConfig
+from contrail_link.contract import (
     AckItem,
     Chunk,
     DeletedRanges,
@@ -24,11 +26,9 @@ from contrail_common.link import (
     ReplayRequest,
     pieces_of,
 )
-from contrail_common.link_net.client import ChunkStream, RemoteLink
-from contrail_common.link_net.limits import LinkLimits
-from contrail_common.message_batch import MessageBatch
-from contrail_common.model import ConsumerConfig, Expected, PublishMessage, StreamConfig
-from contrail_storage.node.local_link import LocalLink
+from contrail_link.tcp.client import ChunkStream, RemoteLink
+from contrail_link.tcp.limits import LinkLimits
+from contrail_storage.link import LocalLink
 from tests.unit.common.link_rig import QUICK, remote, run, served, storage, until, until_found
 
 

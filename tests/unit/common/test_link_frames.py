@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.link_net import frames
-from contrail_common.link_net.frames import FrameError, FrameReader, frame_head
-from contrail_common.link_net.handshake import (
+from contrail_link.tcp import frames
+from contrail_link.tcp.frames import FrameError, FrameReader, frame_head
+from contrail_link.tcp.handshake import (
     MAGIC,
     NONCE_BYTES,
     ClientHandshake,

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.link import (
+from contrail_common.model import ConsumerConfig, PublishMessage
+from contrail_link.contract import (
     AckItem,
     PublishOutcome,
     PullRequest,
     RangeRequest,
     ReplayRequest,
 )
-from contrail_common.link_net import frames
-from contrail_common.link_net.client import RemoteLink
-from contrail_common.link_net.frames import frame_head
-from contrail_common.link_net.handshake import MAGIC, ClientHandshake, derived_key
-from contrail_common.link_net.limits import LinkLimits
-from contrail_common.link_net.server import LinkServer
-from contrail_common.message_batch import MessageBatch
-from contrail_common.model import ConsumerConfig, PublishMessage
-from contrail_storage.node.local_link import LocalLink
+from contrail_link.tcp import frames
+from contrail_link.tcp.client import RemoteLink
+from contrail_link.tcp.frames import frame_head
+from contrail_link.tcp.handshake import MAGIC, ClientHandshake, derived_key
+from contrail_link.tcp.limits import LinkLimits
+from contrail_link.tcp.server import LinkServer
+from contrail_storage.link import LocalLink
 from tests.unit.common.link_rig import (
     HOST,
     KEY,

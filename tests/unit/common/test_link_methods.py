@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from contrail_common import errors
 from contrail_common.errors import BY_NAME, ApiError, FieldProblem
-from contrail_common.link import StorageLink
-from contrail_common.link_net.methods import METHODS, Method, encode
-from contrail_common.link_net.refusals import WireError, decode_error, encode_error
+from contrail_link.contract import StorageLink
+from contrail_link.tcp.methods import METHODS, Method, encode
+from contrail_link.tcp.refusals import WireError, decode_error, encode_error
 
 COROUTINES = {
     name: method

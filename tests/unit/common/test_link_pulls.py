@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from contrail_common.link import PullRequest, StorageLink
 from contrail_common.model import ConsumerConfig, PublishMessage
-from contrail_storage.node.local_link import LocalLink
+from contrail_link.contract import PullRequest, StorageLink
+from contrail_storage.link import LocalLink
 from tests.unit.common.link_rig import Wire, remote, run, served, storage, until, until_found
 
 MINUTE_NS = 60_000_000_000

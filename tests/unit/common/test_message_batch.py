@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.message_batch import MessageBatch, join_batches
+from contrail_common.columns.message_batch import MessageBatch, join_batches
 from contrail_common.model import TTL_NEVER, Expected, PublishMessage
 from tests.unit.api.edge_rig import messages_of
 

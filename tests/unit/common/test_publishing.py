@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from contrail_common import errors, model
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import TTL_NEVER, Expected, Headers, PublishMessage
-from contrail_common.publishing import MSG_ID_BYTES_MAX, check_message, interpret, with_control
 from contrail_common.timeunits import INT64_MAX, NS_PER_S
+from contrail_edge.inputs.publishing import MSG_ID_BYTES_MAX, check_message, interpret, with_control
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 sequences = st.none() | st.integers(0, 10**19 - 1)

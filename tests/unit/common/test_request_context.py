@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.request_context import (
+from contrail_link.request_context import (
     BYTES_MAX,
     InContext,
     RequestContext,

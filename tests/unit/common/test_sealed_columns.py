@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.blocks import (
+from contrail_common.columns.blocks import (
     Block,
     MessageColumns,
     columns_of,
@@ -15,14 +15,14 @@ from contrail_common.blocks import (
     join_blocks,
     join_columns,
 )
-from contrail_common.model import Headers
-from contrail_common.sealed_columns import (
+from contrail_common.columns.sealed_columns import (
     CellBrokenError,
     ContentSealedError,
     Seals,
     content_of,
     plain_cell,
 )
+from contrail_common.model import Headers
 
 KEY = 7 << 32 | 3
 Content = list[tuple[bytes, Headers | None]]

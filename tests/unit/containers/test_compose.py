@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from contrail_client.cli.settings import DEFAULTS, ENVIRONMENT_PREFIX, KNOWN, read_settings
+from contrail_flights.__main__ import parse_settings
 from contrail_serve.main import SERVICES
 from contrail_serve.settings import EdgeProcessSettings, ProcessSettings, StorageSettings
-from contrail_spark.flights.__main__ import parse_settings
 from contrail_spark.standalone import MASTER_PORT
 from tests.unit.containers.files import (
     compose,

@@ -7,7 +7,7 @@ from typing import Any
 
 from contrail_common.model import ConsumerConfig
 from contrail_gateway.binding import Bound
-from contrail_storage.node.local_link import LocalLink
+from contrail_storage.link import LocalLink
 from tests.unit.common.link_rig import Wire, remote, run, served, storage, until_found
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side
 
-from contrail_common.edge.frame_reader import FrameReader
+from contrail_edge.ws.frame_reader import FrameReader
 
 MESSAGE_MAX = 400
 MASK = b"\x11\x22\x33\x44"

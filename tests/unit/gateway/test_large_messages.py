@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Close, Frame, Opcode
 from websockets.typing import Subprotocol
 
-from contrail_common.edge import turns
+from contrail_edge.http import turns
 from contrail_gateway.large_frames import FRAMES_MAX
 from tests.unit.api.calls_of_turns import CallsOfTurns
 from tests.unit.api.edge_rig import Edge

@@ -11,8 +11,8 @@ import pytest
 from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.errors import ApiError
-from contrail_common.link import Delivery, PullResult
 from contrail_common.model import StoredMessage
+from contrail_link.contract import Delivery, PullResult
 from tests.unit.api.edge_rig import ACK_KEY, Edge, Exchange
 
 NEXT = "/v1/streams/S/consumers/c/next"

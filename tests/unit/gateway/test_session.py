@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contrail_common import errors
-from contrail_common.blocks import columns_of
-from contrail_common.delivery_columns import DeliveryColumns
+from contrail_common.columns.blocks import columns_of
+from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
-from contrail_common.link import Delivery
 from contrail_common.model import ConsumerConfig, ConsumerInfo, SequencePair, StoredMessage
 from contrail_common.timeunits import NS_PER_S
 from contrail_gateway.core.credit import Credit
@@ -33,6 +32,7 @@ from contrail_gateway.core.subscription import (
     PullTerms,
     Subscription,
 )
+from contrail_link.contract import Delivery
 
 SUBJECT = "abc"
 FULL = 1 << 40

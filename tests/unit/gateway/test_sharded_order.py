@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.cursors import Cursor, read_cursor
-from contrail_common.link import Delivery
 from contrail_common.model import (
     ConsumerConfig,
     ConsumerInfo,
@@ -19,6 +18,7 @@ from contrail_common.model import (
     StreamState,
 )
 from contrail_gateway.core.sharded_order import ShardedOrder
+from contrail_link.contract import Delivery
 
 SHARDS = 3
 

@@ -9,15 +9,15 @@ from contrail_client.errors import UnexpectedAnswer
 from contrail_client.live.columns import messages_of
 from contrail_client.live.frames import Columns, Msgs, decode
 from contrail_client.models import Delivered
-from contrail_common.blocks import columns_of
-from contrail_common.delivery_columns import DeliveryColumns
-from contrail_common.link import in_deliveries
-from contrail_common.message_batch import index_subjects
+from contrail_common.columns.blocks import columns_of
+from contrail_common.columns.delivery_columns import DeliveryColumns
+from contrail_common.columns.message_batch import index_subjects
 from contrail_common.model import Headers
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.lots import Listed, Lot
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.socket_codec import CODECS
+from contrail_link.contract import in_deliveries
 
 JSON, MSGPACK = CODECS["contrail.v1.json"], CODECS["contrail.v1.msgpack"]
 TIMES = [0, 1_700_000_000_000_000_001, 1_700_000_000_999_999_999]

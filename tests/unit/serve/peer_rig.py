@@ -9,12 +9,12 @@ from typing import Any, Final, cast
 
 import contrail_api
 import contrail_gateway
-from contrail_common.edge.app import build_app
-from contrail_common.edge.budgets import UnreadBudget
-from contrail_common.edge.routing import Room
-from contrail_common.edge.server import EdgeServer, make_server
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.link import StorageLink
+from contrail_edge.app import build_app
+from contrail_edge.http.budgets import UnreadBudget
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.routing import Room
+from contrail_edge.server import EdgeServer, make_server
+from contrail_link.contract import StorageLink
 from contrail_serve.forwarding.forwarder import Forwarder
 from contrail_serve.forwarding.peers import Peers
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.node import NodeOptions, StorageNode
 
 SIGNALLED: Final = """
 import asyncio, sys

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Opcode
 
-from contrail_common.edge.websocket import frame_head
+from contrail_edge.ws.websocket import frame_head
 from contrail_serve.forwarding.frame_ends import FrameEnds
 
 ANSWER = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"

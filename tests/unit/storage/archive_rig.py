@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from contrail_storage.core import archive
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.archive import ArchiveHeader, ArchiveReader, ArchiveWriter, Record
-from contrail_storage.core.archive_check import ArchiveCheck
-from contrail_storage.core.restoring import block_record, state_records
+from contrail_storage.core.archive import format as archive
+from contrail_storage.core.archive.check import ArchiveCheck
+from contrail_storage.core.archive.format import ArchiveReader, ArchiveWriter, Record
+from contrail_storage.core.commands import ArchiveHeader
 from contrail_storage.core.results import Done
+from contrail_storage.core.stream.restoring import block_record, state_records
 from tests.unit.storage.machine_rig import SHARD, Rig, picture
 
 

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from contrail_common import errors
-from contrail_common.blocks import Block, encode_block
+from contrail_common.columns.blocks import Block, encode_block
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.link import Delivery, PullRequest, PullResult
 from contrail_common.model import AckKind, StreamConfig
+from contrail_link.contract import Delivery, PullRequest, PullResult
+from contrail_storage.consumers.delivery import Desk
+from contrail_storage.consumers.manager import desk_kind
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
-from contrail_storage.core.emptying import between_live
 from contrail_storage.core.results import Result, Writes
-from contrail_storage.core.stream_machine import StreamMachine
-from contrail_storage.node.consumers import desk_kind
-from contrail_storage.node.delivery import Desk
-from contrail_storage.node.reader import Reader
-from contrail_storage.node.shard import Shard
+from contrail_storage.core.stream.emptying import between_live
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.shard import Shard
 from contrail_storage.store.block_store import BlockStore, ShardFacts, span_of
 from tests.unit.storage.machine_rig import SHARD, Message, append_of, configure, consumer_config
 from tests.unit.storage.naive_subjects import naive_matches

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from contrail_common.link import ErasureReceipt
 from contrail_common.model import Compression, PublishMessage, StreamConfig
+from contrail_link.contract import ErasureReceipt
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node.compactor import RoomBounds
-from contrail_storage.node.erasing import EraseBounds
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.upkeep.compactor import RoomBounds
+from contrail_storage.upkeep.erasing import EraseBounds
 
 PATIENCE_S = 60.0
 WAIT_NS = 60_000_000_000

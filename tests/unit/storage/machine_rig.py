@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from contrail_common.blocks import Block, columns_of, join_blocks
+from contrail_common.columns.blocks import Block, columns_of, join_blocks
+from contrail_common.columns.sealed_columns import Seals
 from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, Rollup, StreamConfig
-from contrail_common.sealed_columns import Seals
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
-from contrail_storage.core.emptying import between_live, emptied
-from contrail_storage.core.expiring import raised_ttls
 from contrail_storage.core.facts import MessageFacts, facts_of
-from contrail_storage.core.losing import Recount
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
-from contrail_storage.core.stream_machine import StreamMachine
+from contrail_storage.core.stream.emptying import between_live, emptied
+from contrail_storage.core.stream.expiring import raised_ttls
+from contrail_storage.core.stream.losing import Recount
+from contrail_storage.core.stream.stream_machine import StreamMachine
 
 SHARD = 7
 

@@ -11,9 +11,9 @@ import pytest
 
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node import restore
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.streams import restore
 
 PATIENCE_S = 60.0
 PIECE = 2_500

@@ -5,10 +5,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from contrail_common.link import RangeRequest
 from contrail_common.model import PublishMessage, StoredMessage, StreamConfig
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_link.contract import RangeRequest
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
 from tests.unit.storage.restore_rig import PATIENCE_S, running
 
 SHARDS = 4

@@ -6,9 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition
 
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.deadlines import NO_DEADLINE
 from contrail_storage.core.dedupe import IdHashes
 from contrail_storage.core.results import Refused, Result
+from contrail_storage.core.stream.deadlines import NO_DEADLINE
 from tests.unit.storage.machine_rig import Rig, Shelf, hash_of, picture
 from tests.unit.storage.naive_models import NaiveStream
 

@@ -8,15 +8,15 @@ import pyarrow as pa
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import (
+from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import (
     LastRequest,
     PullRequest,
     RangeRequest,
     ReplayRequest,
     pieces_of,
 )
-from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_storage.node.local_link import LocalLink
+from contrail_storage.link import LocalLink
 from tests.unit.storage.erase_rig import found, secret
 
 Seen = dict[int, tuple[str, dict[str, list[str]], bytes]]

@@ -11,15 +11,16 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, PullRequest, ReplayRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import AckItem, PullRequest, ReplayRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
-from contrail_storage.node.checkpointer import DataLostError
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.metrics import render_metrics
+from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.upkeep.checkpointer import DataLostError
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
 from contrail_storage.wal.node_log import LogOptions
 from tests.crash import damage
@@ -116,7 +117,7 @@ def test_lost_end_of_the_log_voids_everything_that_names_what_came_before(tmp_pa
         assert (info.data_loss.unknown, info.data_loss.messages) == (True, 0)
         assert info.state.last_seq == 2
         assert info.incarnation != kept["incarnation"]
-        assert "contrail_shards_data_loss 1.0" in node.metrics_text()
+        assert "contrail_shards_data_loss 1.0" in render_metrics(node)
         asked = ReplayRequest(stream="S", incarnation=kept["incarnation"], from_seq=1, to_seq=2)
         error = await refused(link.replay(asked))
         assert error.spec is errors.INCARNATION_CHANGED

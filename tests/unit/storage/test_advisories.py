@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import EventsRequest, EventsResult
 from contrail_common.model import AckKind, AckPolicy, Advisory, StreamConfig
+from contrail_link.contract import EventsRequest, EventsResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Writes
-from contrail_storage.node.advisories import LINGER_S, AdvisoryHub
+from contrail_storage.replica.advisories import LINGER_S, AdvisoryHub
 from tests.unit.storage.desk_rig import HandLoop, run_by_hand
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 from tests.unit.storage.naive_models import NaiveConsumer

@@ -8,9 +8,9 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import EventsRequest
 from contrail_common.model import PublishMessage, StreamConfig
-from contrail_storage.node.local_link import LocalLink
+from contrail_link.contract import EventsRequest
+from contrail_storage.link import LocalLink
 from tests.crash.disk import Failure, Plan
 from tests.crash.test_failing_disk import node_on_a_switched_disk
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from contrail_common.errors import ApiError
 from contrail_common.model import TTL_NEVER, DataLoss, StreamConfig
-from contrail_storage.core import archive
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.archive import ArchiveError, ArchiveHeader, ArchiveReader, Record
+from contrail_storage.core.archive import format as archive
+from contrail_storage.core.archive.format import ArchiveError, ArchiveReader, Record
+from contrail_storage.core.commands import ArchiveHeader
 from contrail_storage.core.results import Appended, ConsumerPut, Refused
 from tests.unit.storage.archive_rig import (
     checked,

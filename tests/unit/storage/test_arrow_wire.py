@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.node.arrow_wire import batch_with_payloads
+from contrail_storage.reading.arrow_wire import batch_with_payloads
 
 END = b"\xff\xff\xff\xff\0\0\0\0"
 DATA = pa.field("data", pa.binary())

@@ -1,6 +1,6 @@
 """Pauses between tries grow up to a bound, and a reason is news once."""
 
-from contrail_storage.node.backoff import Backoff
+from contrail_storage.upkeep.backoff import Backoff
 
 
 def test_pauses_double_up_to_the_bound_until_something_succeeds() -> None:

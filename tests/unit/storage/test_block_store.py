@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from contrail_common.blocks import Block, BlockCorruptError, columns_of, encode_block
+from contrail_common.columns.blocks import Block, BlockCorruptError, columns_of, encode_block
 from contrail_storage.core import key_layout as keys
 from contrail_storage.store.block_store import (
     BlockMissingError,

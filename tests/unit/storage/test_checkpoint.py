@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from contrail_storage.disk.files import Files
 from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
 from contrail_storage.store.rocks_store import RocksStore
-from contrail_storage.wal import Files
 from tests.unit.storage.wal_disk import SimDisk
 
 FOLDER = Path("/node")

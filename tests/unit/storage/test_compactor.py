@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from contrail_common.link import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link.contract import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node.compactor import Compactor, RoomBounds
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import StoreFailedError
+from contrail_storage.upkeep.compactor import Compactor, RoomBounds
 
 PAYLOAD = b"p" * 400
 BLOCK = 250

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common import blocks
-from contrail_common.blocks import Block, BlockCodec, BlockCorruptError, columns_of
+from contrail_common.columns import blocks
+from contrail_common.columns.blocks import Block, BlockCodec, BlockCorruptError, columns_of
 from contrail_common.model import Compression
 from contrail_storage.store.block_codecs import BLOCK_CODECS, COMPRESS_FROM, codec_of
 

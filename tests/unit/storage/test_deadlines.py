@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.deadlines import (
+from contrail_storage.core.deleted import PAGE, DeletedSet
+from contrail_storage.core.results import Writes
+from contrail_storage.core.stream.deadlines import (
     NO_DEADLINE,
     Deadlines,
     ExemptSet,
     first_outside,
 )
-from contrail_storage.core.deleted import PAGE, DeletedSet
-from contrail_storage.core.results import Writes
 from tests.unit.storage.machine_rig import SHARD, RowStore
 
 

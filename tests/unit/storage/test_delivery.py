@@ -8,8 +8,8 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
+from contrail_storage.consumers import delivery
 from contrail_storage.core import commands as cmd
-from contrail_storage.node import delivery
 from tests.unit.storage.desk_rig import (
     SECOND_NS,
     DeskRig,

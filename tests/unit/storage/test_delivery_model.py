@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from contrail_common.errors import ApiError
-from contrail_common.link import PullResult
 from contrail_common.model import AckKind, StreamConfig
+from contrail_link.contract import PullResult
 from contrail_storage.core import commands as cmd
 from tests.unit.storage.desk_rig import SECOND_NS, DeskRig, run_by_hand, turns
 

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from contrail_common import errors
-from contrail_common.delivery_columns import DeliveryColumns
-from contrail_common.link import PullResult, in_deliveries
+from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.model import Headers, StreamConfig
+from contrail_link.contract import PullResult, in_deliveries
 from contrail_storage.core import commands as cmd
 from tests.unit.storage.desk_rig import (
     DeskRig,

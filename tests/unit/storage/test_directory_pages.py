@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from contrail_common.blocks import Block, columns_of
+from contrail_common.columns.blocks import Block, columns_of
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node.store_writer import (
+from contrail_storage.replica.store_writer import (
     GoneBlock,
     Job,
     PageJob,

@@ -8,8 +8,8 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_storage.node.disk_room import DiskRoom
 from contrail_storage.store.rocks_store import StoreFailedError
+from contrail_storage.upkeep.disk_room import DiskRoom
 
 MIB = 1 << 20
 REQUEST = 512

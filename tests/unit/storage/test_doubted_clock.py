@@ -11,14 +11,14 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PullRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.timeunits import NS_PER_S
+from contrail_link.contract import PullRequest
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node import log_time
-from contrail_storage.node.clock_sync import is_synchronized
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.replica import log_time
+from contrail_storage.replica.log_time import is_synchronized
 
 PATIENCE_S = 60.0
 HOUR_NS = 3_600 * NS_PER_S

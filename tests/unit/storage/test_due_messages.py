@@ -16,16 +16,16 @@ from contrail_common.timeunits import NS_PER_S
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.deadlines import NO_DEADLINE
 from contrail_storage.core.results import Result
-from contrail_storage.core.stream_machine import StreamMachine
-from contrail_storage.node import due_messages
-from contrail_storage.node.due_messages import DueMessages
-from contrail_storage.node.housekeeper import Housekeeper
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
-from contrail_storage.node.shard import Shard
+from contrail_storage.core.stream.deadlines import NO_DEADLINE
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.replica.shard import Shard
 from contrail_storage.store.rocks_store import StoreCorruptError
+from contrail_storage.upkeep import due_messages
+from contrail_storage.upkeep.due_messages import DueMessages
+from contrail_storage.upkeep.housekeeper import Housekeeper
 
 PATIENCE_S = 60.0
 TTL_NS = 100 * NS_PER_S

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.blocks import Block, columns_of, decode_block, encode_block
+from contrail_common.columns.blocks import Block, columns_of, decode_block, encode_block
 from contrail_common.model import Headers
-from contrail_storage.core.emptying import Live, between_live, emptied
+from contrail_storage.core.stream.emptying import Live, between_live, emptied
 
 nested = st.sampled_from(
     [None, {"A": ["secret-a", ""]}, {"Ä": []}, {"B": ["x"], "C": ["secret-c"]}]

@@ -12,14 +12,14 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contrail_common.blocks import MessageColumns, columns_of
-from contrail_common.message_batch import MessageBatch
+from contrail_common.columns.blocks import MessageColumns, columns_of
+from contrail_common.columns.message_batch import MessageBatch
+from contrail_common.columns.sealed_columns import Seals
 from contrail_common.model import TTL_NEVER, ConsumerConfig, Expected, PublishMessage, StreamConfig
-from contrail_common.sealed_columns import Seals
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.archive import ArchiveHeader
-from contrail_storage.node.entries import AppendRequest, CommandRequest, EntryBuilder
-from contrail_storage.node.entry_sizes import SEQS_MAX, in_slices
+from contrail_storage.core.commands import ArchiveHeader
+from contrail_storage.replica.entries import AppendRequest, CommandRequest, EntryBuilder
+from contrail_storage.replica.entry_sizes import SEQS_MAX, in_slices
 from tests.unit.storage.test_proposer import KEY, Bench
 
 HIGH = 1 << 62

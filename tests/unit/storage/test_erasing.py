@@ -9,12 +9,12 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PullRequest, RangeRequest
 from contrail_common.model import Compression, ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import PullRequest, RangeRequest
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node.local_link import LocalLink
+from contrail_storage.disk.files import AppendHandle, Files
+from contrail_storage.link import LocalLink
 from contrail_storage.store.rocks_store import RocksStore, StoreOptions
-from contrail_storage.wal.files import AppendHandle, Files
 from tests.unit.storage.erase_rig import (
     NODE_KEY,
     WAIT_NS,
@@ -176,8 +176,8 @@ def test_pending_deliveries_of_erased_messages_end(tmp_path: Path) -> None:
 def test_name_of_a_subject_that_a_roll_up_has_not_finished_goes_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("contrail_storage.core.removing.REMOVED_MAX", 2)
-    monkeypatch.setattr("contrail_storage.node.housekeeper.TICK_S", 3_600.0)
+    monkeypatch.setattr("contrail_storage.core.stream.removing.REMOVED_MAX", 2)
+    monkeypatch.setattr("contrail_storage.upkeep.housekeeper.TICK_S", 3_600.0)
 
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
@@ -307,8 +307,8 @@ def test_receipt_of_a_damaged_stream_is_tried_once_and_lets_others_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With these pauses whatever is tried again and again is tried at every turn of the loop.
-    monkeypatch.setattr("contrail_storage.node.erasing._RETRY_S", 0.0)
-    monkeypatch.setattr("contrail_storage.node.erasing._LOOK_S", 0.0)
+    monkeypatch.setattr("contrail_storage.upkeep.erasing._RETRY_S", 0.0)
+    monkeypatch.setattr("contrail_storage.upkeep.erasing._LOOK_S", 0.0)
 
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
@@ -343,8 +343,8 @@ def test_receipt_of_a_damaged_stream_is_tried_once_and_lets_others_pass(
 def test_reason_of_a_failed_erasure_is_told_and_its_pauses_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("contrail_storage.node.erasing._RETRY_S", 0.001)
-    monkeypatch.setattr("contrail_storage.node.erasing._RETRY_MAX_S", 0.004)
+    monkeypatch.setattr("contrail_storage.upkeep.erasing._RETRY_S", 0.001)
+    monkeypatch.setattr("contrail_storage.upkeep.erasing._RETRY_MAX_S", 0.004)
 
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):

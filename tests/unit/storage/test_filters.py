@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.core.results import Writes
-from contrail_storage.core.subject_table import PAGE, SubjectTable
-from contrail_storage.node.filters import FILTERS_MAX, FilterCache, SubjectFilter
+from contrail_storage.core.subjects.filters import FILTERS_MAX, FilterCache, SubjectFilter
+from contrail_storage.core.subjects.subject_table import PAGE, SubjectTable
 from tests.unit.storage.naive_subjects import naive_matches
 
 SUBJECTS = ["a", "b", "a.x", "a.y", "b.x", "a.x.y"]

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.link import (
+from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import (
     AckItem,
     LastRequest,
     PublishOutcome,
@@ -18,16 +20,14 @@ from contrail_common.link import (
     RangeRequest,
     ReplayRequest,
 )
-from contrail_common.message_batch import MessageBatch
-from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.node.answering import AnswerDeadline
-from contrail_storage.node.due_messages import DueMessages
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
-from contrail_storage.node.shard import Shard
+from contrail_storage.disk.files import AppendHandle, Files
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.reading.answering import AnswerDeadline
+from contrail_storage.replica.shard import Shard
 from contrail_storage.store.rocks_store import StoreFailedError
-from contrail_storage.wal.files import AppendHandle, Files
+from contrail_storage.upkeep.due_messages import DueMessages
 
 PATIENCE_S = 60.0
 

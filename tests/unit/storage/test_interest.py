@@ -5,8 +5,8 @@ import pytest
 from contrail_common import errors
 from contrail_common.model import Expected, StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core import interest, removing
 from contrail_storage.core.results import Done, Refused, Removed
+from contrail_storage.core.stream import interest, removing
 from tests.unit.storage.machine_rig import (
     Message,
     Rig,

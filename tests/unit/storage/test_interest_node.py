@@ -7,18 +7,19 @@ import msgspec
 import pytest
 
 from contrail_common.errors import ApiError
-from contrail_common.link import (
+from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import (
     LastRequest,
     PullRequest,
     RangeRequest,
     ReplayPlanRequest,
     ReplayRequest,
 )
-from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.node import housekeeper, streams
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
+from contrail_storage.streams import manager as streams
+from contrail_storage.upkeep import housekeeper
 from tests.unit.storage.desk_rig import PATIENCE_S, DeskRig, run, turns, wait_until
 from tests.unit.storage.machine_rig import picture
 from tests.unit.storage.test_restore_node import running

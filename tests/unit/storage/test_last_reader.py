@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import LastRequest
 from contrail_common.model import PublishMessage, StoredMessage, StreamConfig
+from contrail_link.contract import LastRequest
 from contrail_storage.core import commands as cmd
-from contrail_storage.node.last_reader import LastBounds, LastReader
+from contrail_storage.reading.last_reader import LastBounds, LastReader
 from tests.unit.common.link_rig import storage
 from tests.unit.storage.desk_rig import DeskRig, run
 from tests.unit.storage.machine_rig import configure

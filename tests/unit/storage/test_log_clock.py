@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.timeunits import NS_PER_S
-from contrail_storage.node.log_clock import ClockRecord, LogClock, doubt
+from contrail_storage.core.log_clock import ClockRecord, LogClock, doubt
 
 DAY_NS = 86_400 * NS_PER_S
 times = st.integers(0, 2 * 10**18)

@@ -9,16 +9,16 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from contrail_common.link import PullRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import PullRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Result
-from contrail_storage.node.entries import LOGGED_BYTES_MAX
-from contrail_storage.node.entry_sizes import in_slices
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import SHARD_GROUP, NodeOptions, StorageNode
-from contrail_storage.wal.files import AppendHandle, Files
+from contrail_storage.disk.files import AppendHandle, Files
+from contrail_storage.link import LocalLink
+from contrail_storage.node import SHARD_GROUP, NodeOptions, StorageNode
+from contrail_storage.replica.entries import LOGGED_BYTES_MAX
+from contrail_storage.replica.entry_sizes import in_slices
 from tests.unit.storage.desk_rig import SECOND_NS, DeskRig, HandLoop, run_by_hand
 from tests.unit.storage.machine_rig import Message, append_of
 

@@ -3,8 +3,9 @@
 from contrail_common import errors
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.losing import RANGES_MAX, Recount
+from contrail_storage.core.commands import RANGES_MAX
 from contrail_storage.core.results import Appended, ConsumerPut, Done, Refused, Writes
+from contrail_storage.core.stream.losing import Recount
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 
 

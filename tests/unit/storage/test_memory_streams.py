@@ -12,13 +12,13 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, PullRequest, ReplayPlanRequest, ReplayRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig, StreamInfo
+from contrail_link.contract import AckItem, PullRequest, ReplayPlanRequest, ReplayRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
-from contrail_storage.node.physical_memory import quarter_of_memory
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.physical_memory import quarter_of_memory
 from tests.crash.disk import CountedFiles, Failure, Plan, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter

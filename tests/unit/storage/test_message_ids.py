@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from contrail_common.texts import Texts
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID
-from contrail_storage.node.message_ids import hash_id, hash_ids
+from contrail_storage.replica.message_ids import hash_id, hash_ids
 
 KEY = b"k" * 32
 

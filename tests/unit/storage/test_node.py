@@ -13,16 +13,16 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, PublishOutcome, PullRequest, ReplayRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import AckItem, PublishOutcome, PullRequest, ReplayRequest
 from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core.commands import ConfigureStream
 from contrail_storage.core.results import Result
-from contrail_storage.core.stream_machine import StreamMachine
-from contrail_storage.node import log_time
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import SHARD_GROUP, NodeOptions, StorageNode
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.link import LocalLink
+from contrail_storage.node import SHARD_GROUP, NodeOptions, StorageNode
+from contrail_storage.replica import log_time
 
 PATIENCE_S = 20.0
 PAYLOAD = b"x" * 1_000

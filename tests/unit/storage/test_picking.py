@@ -5,12 +5,12 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.blocks import Block, BlockView, columns_of, encode_block, view_block
-from contrail_common.link import pieces_of
-from contrail_storage.core.subject_names import SubjectNames
-from contrail_storage.node.arrow_encoding import COLUMNS, BatchEncoder, schema_of
-from contrail_storage.node.filters import SubjectLookup
-from contrail_storage.node.picking import Picked, Run, pick
+from contrail_common.columns.blocks import Block, BlockView, columns_of, encode_block, view_block
+from contrail_link.contract import pieces_of
+from contrail_storage.core.subjects.filters import SubjectLookup
+from contrail_storage.core.subjects.subject_names import SubjectNames
+from contrail_storage.reading.arrow_encoding import COLUMNS, BatchEncoder, schema_of
+from contrail_storage.reading.picking import Picked, Run, pick
 
 NAMES = ["a", "b.c", "ü"]
 BASE = 40

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PullRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import PullRequest
+from contrail_storage.consumers import manager as consumers
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import pinned as pinned_module
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import ConsumerPut, Refused, Writes
-from contrail_storage.node import consumers
-from contrail_storage.node.local_link import LocalLink
+from contrail_storage.link import LocalLink
 from tests.unit.storage.desk_rig import DeskRig, run, turns
 from tests.unit.storage.machine_rig import (
     Message,

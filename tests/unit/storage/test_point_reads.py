@@ -8,9 +8,9 @@ from typing import Any, ParamSpec
 
 import pytest
 
-from contrail_common.blocks import Block, BlockCorruptError
+from contrail_common.columns.blocks import Block, BlockCorruptError
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node.point_reads import TURN_BLOCKS, PointReads
+from contrail_storage.reading.point_reads import TURN_BLOCKS, PointReads
 from contrail_storage.store.block_store import BlockMissingError, BlockStore, span_of
 from contrail_storage.store.rocks_store import StoreCorruptError, StoreFailedError
 from tests.unit.storage.test_block_store import SHARD, HeldSource, block_of

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.link import PubResult
-from contrail_common.message_batch import MessageBatch
 from contrail_common.model import Expected, PublishMessage
+from contrail_link.contract import PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import NO_ID
 from contrail_storage.core.results import Appended, Done, Refused, Result
-from contrail_storage.node import entries
-from contrail_storage.node import proposer as proposing
-from contrail_storage.node.entries import EntryContext
-from contrail_storage.node.message_ids import hash_id
-from contrail_storage.node.proposer import Proposer
+from contrail_storage.replica import entries
+from contrail_storage.replica import proposer as proposing
+from contrail_storage.replica.entries import EntryContext
+from contrail_storage.replica.message_ids import hash_id
+from contrail_storage.replica.proposer import Proposer
 
 KEY = b"k" * 32
 BLOCK_MESSAGES = 2_000

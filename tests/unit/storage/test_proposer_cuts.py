@@ -2,7 +2,7 @@
 
 import pytest
 
-from contrail_storage.node import entries
+from contrail_storage.replica import entries
 from tests.unit.storage.test_proposer import Bench, messages, payloads_of, run
 
 

@@ -7,16 +7,16 @@ from typing import Final
 import pytest
 
 from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.link import PubResult
-from contrail_common.message_batch import MessageBatch
 from contrail_common.model import Expected, PublishMessage, StreamConfig
+from contrail_link.contract import PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Done
-from contrail_storage.node import proposer as proposing
-from contrail_storage.node.entries import COMMAND_BYTES_MAX, LOGGED_BYTES_MAX
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
+from contrail_storage.replica import proposer as proposing
+from contrail_storage.replica.entries import COMMAND_BYTES_MAX, LOGGED_BYTES_MAX
 from contrail_storage.wal.log_options import LogOptions
 from tests.unit.storage.desk_rig import HandLoop, run_by_hand
 from tests.unit.storage.test_accepting_node import play

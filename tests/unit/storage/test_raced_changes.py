@@ -12,8 +12,8 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
 from tests.unit.storage.sharded_rig import CONFIG as SHARDED
 from tests.unit.storage.sharded_rig import fill, play
 

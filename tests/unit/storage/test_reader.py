@@ -5,11 +5,11 @@ from collections.abc import Callable, Coroutine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.blocks import Block
-from contrail_common.link import RangeRequest, RangeResult
+from contrail_common.columns.blocks import Block
+from contrail_link.contract import RangeRequest, RangeResult
 from contrail_storage.core import commands as cmd
-from contrail_storage.node.reader import Reader
-from contrail_storage.node.shard import Shard
+from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.shard import Shard
 from contrail_storage.store.block_store import BlockStore
 from tests.unit.storage.desk_rig import DeskRig, run
 from tests.unit.storage.naive_subjects import naive_matches

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from contrail_storage.node.reclaimer import Reclaimer
 from contrail_storage.store.rocks_store import StoreClosedError, StoreFailedError
+from contrail_storage.upkeep.reclaimer import Reclaimer
 
 
 class ScriptedStore:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from contrail_storage.node.redeliveries import SLICE_MAX, Redeliveries
+from contrail_storage.consumers.redeliveries import SLICE_MAX, Redeliveries
 
 COUNT = 3 * SLICE_MAX + 1
 

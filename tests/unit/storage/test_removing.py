@@ -4,8 +4,8 @@ import pytest
 
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core import removing
 from contrail_storage.core.results import Appended, Refused, Removed
+from contrail_storage.core.stream import removing
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 
 

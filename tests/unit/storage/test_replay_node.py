@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 
 from contrail_common import errors
-from contrail_common.blocks import BlockView
+from contrail_common.columns.blocks import BlockView
 from contrail_common.errors import ApiError
-from contrail_common.link import ReplayRequest, pieces_of
 from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link.contract import ReplayRequest, pieces_of
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node import replay
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.reading import replay
 
 PATIENCE_S = 20.0
 END = b"\xff\xff\xff\xff\0\0\0\0"

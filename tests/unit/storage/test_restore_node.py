@@ -7,14 +7,14 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, PullRequest, ReplayRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_storage.core.archive import ArchiveReader
-from contrail_storage.node import snapshot
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
-from contrail_storage.node.restore import RESTORES_MAX, Restores
-from contrail_storage.node.snapshot import SNAPSHOTS_MAX
+from contrail_link.contract import AckItem, PullRequest, ReplayRequest
+from contrail_storage.core.archive.format import ArchiveReader
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
+from contrail_storage.streams import snapshot
+from contrail_storage.streams.restore import RESTORES_MAX, Restores
+from contrail_storage.streams.snapshot import SNAPSHOTS_MAX
 from tests.unit.storage.machine_rig import picture
 from tests.unit.storage.restore_rig import (
     PATIENCE_S,

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from contrail_common import errors
-from contrail_common.blocks import Block
+from contrail_common.columns.blocks import Block
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node import scrubber
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import RocksStore, StoreFailedError
+from contrail_storage.upkeep import scrubber
 
 MESSAGES = [PublishMessage(f"a.{n % 7}", {"N": [str(n)]}, b"x" * 500) for n in range(1_000)]
 NODE_KEY = bytes(range(32))

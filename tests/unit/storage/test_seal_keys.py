@@ -11,6 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import (
+    NodeFileDamagedError,
+    NodeIdentity,
+    read_node_file,
+    save_identity,
+    write_node_file,
+)
 from contrail_storage.seal.frames import HEAD_BYTES, SEAL_BYTES, SealBrokenError
 from contrail_storage.seal.key_table import (
     WrappedKey,
@@ -22,14 +30,6 @@ from contrail_storage.seal.key_table import (
 )
 from contrail_storage.seal.keyring import KEYS_NAME, Keyring, KeysRefusedError, find_keyring
 from contrail_storage.seal.node_keys import NODE_KEYS_MAX, NodeKeyError, parse_node_keys
-from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_file import (
-    NodeFileDamagedError,
-    NodeIdentity,
-    read_node_file,
-    save_identity,
-    write_node_file,
-)
 from tests.unit.storage.wal_disk import PowerCutError, SimDisk
 
 ROOT = Path("/data")

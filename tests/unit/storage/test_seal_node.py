@@ -12,19 +12,19 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import RangeRequest, ReplayRequest, pieces_of
 from contrail_common.model import (
     Compression,
     ConsumerConfig,
     PublishMessage,
     StreamConfig,
 )
+from contrail_link.contract import RangeRequest, ReplayRequest, pieces_of
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node.checkpointer import DataLostError
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.upkeep.checkpointer import DataLostError
 from tests.unit.storage.restore_rig import PATIENCE_S, running
 
 FIRST, SECOND = bytes([1]) * 32, bytes([2]) * 32

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from contrail_storage.disk.files import Files
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.store.checkpoint import Checkpoint, ShardMark
 from contrail_storage.store.rocks_store import RocksStore, StoreCorruptError
 from contrail_storage.store.sealed_store import SealedStore
-from contrail_storage.wal.files import Files
 
 NODE_KEY = bytes(32)
 VALUE = b"a value that nobody else shall read"

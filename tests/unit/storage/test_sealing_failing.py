@@ -7,7 +7,7 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_storage.node import content_sealing
+from contrail_storage.replica import content_sealing
 from tests.unit.storage.erase_rig import running, secret
 from tests.unit.storage.subject_key_rig import make
 

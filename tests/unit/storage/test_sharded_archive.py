@@ -11,20 +11,20 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, PullRequest, RangeRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.partition import shard_of
-from contrail_storage.core import archive
-from contrail_storage.core.archive import (
-    ArchiveHeader,
+from contrail_link.contract import AckItem, PullRequest, RangeRequest
+from contrail_storage.core.archive import format as archive
+from contrail_storage.core.archive.format import (
     ArchiveReader,
     ArchiveWriter,
     Record,
     Subjects,
     decoded,
 )
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_storage.core.commands import ArchiveHeader
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
 from tests.unit.storage.restore_rig import (
     PATIENCE_S,
     RestoreCrashes,

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.link import AckItem, Delivery, PullRequest, PullResult, RangeRequest
 from contrail_common.model import AckKind, ConsumerConfig
 from contrail_common.partition import shard_of
+from contrail_link.contract import AckItem, Delivery, PullRequest, PullResult, RangeRequest
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Result
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
-from contrail_storage.node.proposer import Proposer
+from contrail_storage.link import LocalLink
+from contrail_storage.metrics import render_metrics
+from contrail_storage.node import StorageNode
+from contrail_storage.replica.proposer import Proposer
 from tests.unit.storage.sharded_rig import (
     CONFIG,
     PATIENCE_S,
@@ -442,7 +443,7 @@ def test_figures_are_of_the_whole_stream_once(tmp_path: Path) -> None:
         result = await pull(link, 12)
         await settle(link, result, result.deliveries[:2])
         await link.consumer_info("S", "c")  # which waits until all is recorded
-        lines = node.metrics_text().splitlines()
+        lines = render_metrics(node).splitlines()
         samples = [line for line in lines if 'stream="S"' in line]
         assert len({line.rpartition(" ")[0] for line in samples}) == len(samples)
         for sample in (

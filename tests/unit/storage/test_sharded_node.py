@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.link import (
+from contrail_common.model import Expected, PublishMessage
+from contrail_common.partition import shard_of
+from contrail_link.contract import (
     LastRequest,
     PubResult,
     RangeRequest,
     ReplayPlanRequest,
     ReplayRequest,
 )
-from contrail_common.message_batch import MessageBatch
-from contrail_common.model import Expected, PublishMessage
-from contrail_common.partition import shard_of
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
 from tests.unit.storage.sharded_rig import (
     CONFIG,
     PATIENCE_S,

@@ -15,9 +15,9 @@ from contrail_common.partition import shard_of
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.results import Result
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
-from contrail_storage.node.proposer import Proposer
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
+from contrail_storage.replica.proposer import Proposer
 from tests.unit.storage.restore_rig import rows_of_shards
 from tests.unit.storage.sharded_rig import (
     CONFIG,

@@ -14,10 +14,10 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.link import AckItem, PublishOutcome, PullRequest, RangeRequest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_link.contract import AckItem, PublishOutcome, PullRequest, RangeRequest
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
 from contrail_storage.wal.node_log import LogOptions
 from tests.unit.storage.test_accepting_node import play, running
 

@@ -13,18 +13,18 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PubResult
 from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link.contract import PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import Entry, encode_entry
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Done, Refused
-from contrail_storage.node.advisories import AdvisoryHub
-from contrail_storage.node.applier import Applier
-from contrail_storage.node.entries import AppendRequest, EntryContext, Outcome, Span, Waiter
-from contrail_storage.node.loading import load_shard, stored_machines
-from contrail_storage.node.store_writer import StoreWriter, WriteJob
+from contrail_storage.replica.advisories import AdvisoryHub
+from contrail_storage.replica.applier import Applier
+from contrail_storage.replica.entries import AppendRequest, EntryContext, Outcome, Span, Waiter
+from contrail_storage.replica.loading import load_shard, stored_machines
+from contrail_storage.replica.store_writer import StoreWriter, WriteJob
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import StoreFailedError, StoreStalledError
 from tests.unit.storage.machine_rig import (

@@ -16,15 +16,10 @@ from hypothesis.stateful import (
 from contrail_common import errors
 from contrail_common.model import TTL_NEVER, AckKind, ConsumerConfig, Expected, StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core import (
-    consumer_machine,
-    deadlines,
-    deleted,
-    interest,
-    removing,
-    subject_table,
-)
+from contrail_storage.core import consumer_machine, deleted
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, Result
+from contrail_storage.core.stream import deadlines, interest, removing
+from contrail_storage.core.subjects import subject_table
 from tests.unit.storage.machine_rig import (
     Message,
     append_of,

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrail_common.blocks import MessageColumns, decode_block, encode_block
-from contrail_common.header_columns import HeaderColumns
+from contrail_common.columns.blocks import MessageColumns, decode_block, encode_block
+from contrail_common.columns.header_columns import HeaderColumns
 from contrail_common.model import ConsumerConfig, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.meta_machine import MetaMachine

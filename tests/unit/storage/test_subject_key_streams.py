@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from contrail_common import errors
-from contrail_common.blocks import encode_block
+from contrail_common.columns.blocks import encode_block
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.link import PullRequest, RangeRequest, ReplayRequest
-from contrail_common.message_batch import MessageBatch
 from contrail_common.model import ConsumerConfig, PublishMessage, message_size
+from contrail_link.contract import PullRequest, RangeRequest, ReplayRequest
 from contrail_storage.core.key_layout import BLOCK, large_key
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
-from contrail_storage.node.proposer import QUEUE_BYTES_MAX
+from contrail_storage.disk.files import Files, UpdateHandle
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
+from contrail_storage.replica.proposer import QUEUE_BYTES_MAX
 from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME
-from contrail_storage.wal.files import Files, UpdateHandle
 from tests.unit.storage.erase_rig import NODE_KEY, WAIT_NS, erased, found, running, secret
 from tests.unit.storage.subject_key_rig import (
     config,

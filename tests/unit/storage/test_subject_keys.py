@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrail_storage.disk.files import Files
 from contrail_storage.seal import mark_index
 from contrail_storage.seal.key_file import JOURNAL_MAX, SUBJECT_KEYS_NAME, SubjectKeysDamagedError
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.seal.subject_keys import SubjectKeys, SubjectKeysFullError
-from contrail_storage.wal import Files
 from tests.unit.storage.wal_disk import PowerCutError, SimDisk
 
 NODE_KEY = bytes(range(32))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.core.subject_names import SubjectNames
+from contrail_storage.core.subjects.subject_names import SubjectNames
 
 LIVE = st.sets(st.integers(0, 60), max_size=40).map(sorted)
 

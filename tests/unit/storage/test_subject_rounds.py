@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common import errors
-from contrail_common.link import (
+from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract import (
     AckItem,
     LastRequest,
     PublishAck,
@@ -20,14 +21,13 @@ from contrail_common.link import (
     RangeRequest,
     ReplayRequest,
 )
-from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core import subject_table
 from contrail_storage.core.results import Appended, Refused, Writes
-from contrail_storage.core.subject_names import SubjectNames, rank_order
-from contrail_storage.core.subject_table import END, PAGE, RUN
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_storage.core.subjects import subject_table
+from contrail_storage.core.subjects.subject_names import SubjectNames, rank_order
+from contrail_storage.core.subjects.subject_table import END, PAGE, RUN
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
 from tests.unit.storage.archive_rig import messages_of, packed, records_of, restored
 from tests.unit.storage.desk_rig import run
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, picture

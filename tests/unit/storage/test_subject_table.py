@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.core import subject_table
 from contrail_storage.core.results import Writes
-from contrail_storage.core.subject_table import PAGE, SubjectTable
+from contrail_storage.core.subjects import subject_table
+from contrail_storage.core.subjects.subject_table import PAGE, SubjectTable
 from tests.unit.storage.machine_rig import SHARD, RowStore
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contrail_storage.wal import (
-    Files,
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import (
     NodeFileDamagedError,
     NodeIdentity,
     load_identity,

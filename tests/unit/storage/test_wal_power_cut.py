@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from contrail_storage.wal import (
-    LogFailedError,
-    LogOptions,
-    NodeFileDamagedError,
-    NodeLog,
-    RecoveredGroup,
-)
+from contrail_storage.disk.node_file import NodeFileDamagedError
+from contrail_storage.wal import LogFailedError, LogOptions, NodeLog, RecoveredGroup
 from tests.unit.storage.wal_disk import HandLoop, PowerCutError, SimDisk
 
 ROOT = Path("/wal")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.wal import Files
+from contrail_storage.disk.files import Files
+from contrail_storage.repair.salvage import SalvagedGroup, begin_anew, salvage
 from contrail_storage.wal.newest import NEWEST_NAME
 from contrail_storage.wal.node_log import LogOptions, NodeLog
-from contrail_storage.wal.salvage import SalvagedGroup, begin_anew, salvage
 from tests.unit.storage.wal_disk import HandLoop, SimDisk
 
 ROOT: Final = Path("/wal")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contrail_storage.node.whole_steps import whole
+from contrail_storage.disk.whole_steps import whole
 
 
 def test_result_and_error_come_back() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from contrail_common.model import StreamConfig
 from contrail_storage.core import key_layout as keys
-from contrail_storage.node import write_behind
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import StorageNode
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
+from contrail_storage.replica import write_behind
 from tests.unit.storage.test_node import PATIENCE_S, PAYLOAD, play, publish, running
 
 NEVER_S = 1_000.0

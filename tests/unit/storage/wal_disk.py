@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contrail_storage.wal import Files
+from contrail_storage.disk.files import Files
 
 
 class PowerCutError(Exception):

@@ -1,4 +1,4 @@
-"""Vocabulary and wire of Contrail: names, subjects, models, errors, blocks, service link."""
+"""Vocabulary of Contrail: names, subjects, models, errors, blocks of messages."""
 
 from contrail_common.__about__ import __version__
 

@@ -282,7 +282,7 @@ class PublishMessage(msgspec.Struct, array_like=True, gc=False):
     """One message to publish; the first three fields are the msgpack batch item of the wire.
 
     ``headers`` is stored as it is; the fields behind the payload are what it asks for, set by
-    :func:`contrail_common.publishing.interpret` before the message goes to a shard.
+    :func:`contrail_edge.inputs.publishing.interpret` before the message goes to a shard.
     """
 
     subject: str

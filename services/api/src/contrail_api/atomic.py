@@ -6,12 +6,12 @@ import msgspec
 
 from contrail_api.candidates import Admitted
 from contrail_common import errors
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.responses import JSON, Response
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import REGISTRY, ApiError, ErrorSpec, FieldProblem
-from contrail_common.link import PublishAck
-from contrail_common.message_batch import MessageBatch
 from contrail_common.texts import as_u32
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.responses import JSON, Response
+from contrail_link.contract import PublishAck
 
 MESSAGES_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20

@@ -12,27 +12,27 @@ from contrail_api.candidates import Admitted, admitted
 from contrail_api.ndjson_batch import NdjsonBatch
 from contrail_api.packed_batch import packed_batch
 from contrail_common import errors
-from contrail_common.edge.item_steps import candidates, given_item, is_plain, json_item
-from contrail_common.edge.json_body import decode_json
-from contrail_common.edge.json_steps import NESTING_MAX, outline
-from contrail_common.edge.message_items import MessageItem, check_count
-from contrail_common.edge.negotiation import (
+from contrail_common.errors import ApiError
+from contrail_common.model import BATCH_MESSAGES_MAX
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import JSON, Answer, Response
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.http.steps import Steps
+from contrail_edge.http.turns import Turn, in_turns
+from contrail_edge.inputs.item_steps import candidates, given_item, is_plain, json_item
+from contrail_edge.inputs.json_body import decode_json
+from contrail_edge.inputs.json_steps import NESTING_MAX, outline
+from contrail_edge.inputs.message_items import MessageItem, check_count
+from contrail_edge.inputs.negotiation import (
     JSON_TYPE,
     MSGPACK_TYPE,
     NDJSON_TYPE,
     acceptable,
     content_type,
 )
-from contrail_common.edge.query import parse_query
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import JSON, Answer, Response
-from contrail_common.edge.routing import Reply
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.steps import Steps
-from contrail_common.edge.turns import Turn, in_turns
-from contrail_common.errors import ApiError
-from contrail_common.link import PublishOutcome, StorageLink
-from contrail_common.model import BATCH_MESSAGES_MAX
+from contrail_edge.inputs.query import parse_query
+from contrail_edge.routing import Reply
+from contrail_link.contract import PublishOutcome, StorageLink
 
 DIRECT_TYPES: Final = frozenset((JSON_TYPE.encode(), MSGPACK_TYPE.encode()))
 BATCH_DIRECT_BYTES_MAX: Final = 512 << 10

@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from contrail_common.edge.problems import Problem, Problems
 from contrail_common.errors import ApiError
-from contrail_common.link import PubResult
+from contrail_edge.http.problems import Problem, Problems
+from contrail_link.contract import PubResult
 
 Result = PubResult | ApiError
 """Outcome of a run of messages as storage answered it, or why one message was not passed on."""

@@ -7,16 +7,20 @@ from typing import Final
 
 import msgspec
 
-from contrail_common.blocks import columns_of
-from contrail_common.edge.message_items import PLAIN_ID_MAX, Candidate, header_problem
-from contrail_common.edge.steps import Steps
+from contrail_common.columns.blocks import columns_of
+from contrail_common.columns.header_columns import (
+    HEADER_NAME_MAX,
+    UniformHeaders,
+    headers_in_columns,
+)
+from contrail_common.columns.message_batch import MessageBatch, index_subjects, join_batches
 from contrail_common.errors import ApiError
-from contrail_common.header_columns import HEADER_NAME_MAX, UniformHeaders, headers_in_columns
-from contrail_common.message_batch import MessageBatch, index_subjects, join_batches
 from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, TTL, PublishMessage
-from contrail_common.publishing import parse_ttl
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import Texts
+from contrail_edge.http.steps import Steps
+from contrail_edge.inputs.message_items import PLAIN_ID_MAX, Candidate, header_problem
+from contrail_edge.inputs.publishing import parse_ttl
 
 _TOGETHER: Final = 2_000
 """Messages that are put in columns in one step."""

@@ -17,9 +17,7 @@ from contrail_api.fields import (
 )
 from contrail_api.stream_config import stands_at_default, unavailable
 from contrail_common import errors
-from contrail_common import schema_marks as marks
 from contrail_common.config_rules import ConsumerDraft
-from contrail_common.edge.problems import invalid_field
 from contrail_common.model import (
     AckPolicy,
     ConsumerConfig,
@@ -27,8 +25,10 @@ from contrail_common.model import (
     DeliverPolicy,
     SequencePair,
 )
-from contrail_common.schema_marks import DurationText, TimeText
 from contrail_common.timeunits import format_duration, format_time
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.inputs import schema_marks as marks
+from contrail_edge.inputs.schema_marks import DurationText, TimeText
 
 
 class ConsumerConfigBody(RequestModel):

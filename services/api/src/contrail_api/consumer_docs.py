@@ -7,9 +7,9 @@ import msgspec
 from contrail_api.consumer_config import ConsumerInfoJson, ConsumerPage, info_json
 from contrail_api.stream_docs import ETAG, IF_MATCH, IF_NONE_MATCH, LOCATION, PATCH_BODY
 from contrail_common import errors, model
-from contrail_common.edge.document import BODY_ERRORS
-from contrail_common.edge.routing import Answered, Body, Operation
 from contrail_common.timeunits import parse_time
+from contrail_edge.openapi.document import BODY_ERRORS
+from contrail_edge.routing import Answered, Body, Operation
 
 _TAG: Final = "consumers"
 

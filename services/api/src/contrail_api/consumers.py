@@ -21,7 +21,12 @@ from contrail_api.merge_patch import as_document, merged, unless_overtaken
 from contrail_api.streams import Limit, PageToken, Patch, Pedantic
 from contrail_common import errors
 from contrail_common.config_rules import complete_consumer, normalise_consumer
-from contrail_common.edge.declared import (
+from contrail_common.errors import ApiError
+from contrail_common.model import ConsumerConfig, ConsumerInfo
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.responses import Response, json_response, no_content
+from contrail_edge.inputs.preconditions import etag, preconditions
+from contrail_edge.openapi.declared import (
     ConsumerName,
     KitResponse,
     StreamName,
@@ -30,12 +35,7 @@ from contrail_common.edge.declared import (
     kit_request,
     manage,
 )
-from contrail_common.edge.preconditions import etag, preconditions
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.responses import Response, json_response, no_content
-from contrail_common.errors import ApiError
-from contrail_common.link import StorageLink
-from contrail_common.model import ConsumerConfig, ConsumerInfo
+from contrail_link.contract import StorageLink
 
 COLLECTION: Final = "/v1/streams/{stream}/consumers"
 RESOURCE: Final = "/v1/streams/{stream}/consumers/{consumer}"

@@ -5,10 +5,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from contrail_common import errors
-from contrail_common.edge.document import BODY_ERRORS
-from contrail_common.edge.json_body import VALUES_MAX
-from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
-from contrail_common.link import ERASE_SEQS_MAX
+from contrail_edge.inputs.json_body import VALUES_MAX
+from contrail_edge.openapi.document import BODY_ERRORS
+from contrail_edge.routing import Answered, Body, HeaderDoc, Operation
+from contrail_link.contract import ERASE_SEQS_MAX
 
 
 class ReplicaErasureJson(msgspec.Struct, omit_defaults=True):

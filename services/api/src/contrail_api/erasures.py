@@ -10,13 +10,14 @@ from starlette.requests import Request
 from contrail_api import erasure_docs as docs
 from contrail_api.erasure_docs import ErasureJson, ReplicaErasureJson
 from contrail_api.fields import Int64, RequestModel
-from contrail_common import errors, schema_marks
-from contrail_common.edge.declared import KitResponse, StreamName, answer, manage
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.query import duration_parameter, filter_parameter
-from contrail_common.edge.responses import Header, Response, json_response
+from contrail_common import errors
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.link import ERASE_SEQS_MAX, ErasureReceipt, StorageLink
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.responses import Header, Response, json_response
+from contrail_edge.inputs import schema_marks
+from contrail_edge.inputs.query import duration_parameter, filter_parameter
+from contrail_edge.openapi.declared import KitResponse, StreamName, answer, manage
+from contrail_link.contract import ERASE_SEQS_MAX, ErasureReceipt, StorageLink
 
 Wait = Annotated[
     str,

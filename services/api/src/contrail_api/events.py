@@ -14,17 +14,17 @@ import msgspec
 
 from contrail_api.tail import BEGIN, EVENT_HEADERS, HEARTBEAT_NS, Gone
 from contrail_common import errors
-from contrail_common.edge.negotiation import EVENTS_TYPE, acceptable
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.query import parse_query
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Answer, StreamResponse
 from contrail_common.errors import ApiError
-from contrail_common.link import EventsRequest, EventsResult, StorageLink
 from contrail_common.model import Advisory, AdvisoryAction, AdvisoryType
 from contrail_common.names import name_problem
-from contrail_common.schema_marks import TimeText
 from contrail_common.timeunits import format_time
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Answer, StreamResponse
+from contrail_edge.inputs.negotiation import EVENTS_TYPE, acceptable
+from contrail_edge.inputs.query import parse_query
+from contrail_edge.inputs.schema_marks import TimeText
+from contrail_link.contract import EventsRequest, EventsResult, StorageLink
 
 LISTENERS_MAX: Final = 128
 TYPES: Final[tuple[AdvisoryType, ...]] = get_args(AdvisoryType)

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from contrail_api.events import EventJson, EventsQuery
 from contrail_common import errors
-from contrail_common.edge.negotiation import EVENTS_TYPE
-from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
+from contrail_edge.inputs.negotiation import EVENTS_TYPE
+from contrail_edge.routing import Answered, Body, HeaderDoc, Operation
 
 EXAMPLE: Final[dict[str, Any]] = {
     "type": "terminated",

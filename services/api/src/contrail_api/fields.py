@@ -4,8 +4,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from contrail_common import schema_marks
 from contrail_common.timeunits import INT64_MAX, parse_duration, parse_time
+from contrail_edge.inputs import schema_marks
 
 _T = TypeVar("_T")
 

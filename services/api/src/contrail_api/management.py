@@ -5,9 +5,9 @@ from fastapi import APIRouter
 from contrail_api.consumers import ConsumerRoutes
 from contrail_api.erasures import ErasureRoutes
 from contrail_api.streams import StreamRoutes
-from contrail_common.edge.declared import management_router
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.link import StorageLink
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.openapi.declared import management_router
+from contrail_link.contract import StorageLink
 
 
 def management(link: StorageLink, settings: EdgeSettings) -> APIRouter:

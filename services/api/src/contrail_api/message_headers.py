@@ -12,12 +12,12 @@ from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 from contrail_common import errors, model
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.responses import Header
+from contrail_common.columns.header_columns import BAD_HEADER_VALUE, HEADER_NAME
 from contrail_common.errors import ApiError
-from contrail_common.header_columns import BAD_HEADER_VALUE, HEADER_NAME
 from contrail_common.model import Headers, StoredMessage
 from contrail_common.timeunits import format_time
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.responses import Header
 
 PREFIX: Final = "Msg-Header-"
 _PREFIX: Final = b"msg-header-"

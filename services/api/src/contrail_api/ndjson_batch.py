@@ -11,24 +11,24 @@ import msgspec
 from contrail_api.batch_results import Result, all_stored, encode_lines, results_of
 from contrail_api.candidates import Admitted, admitted
 from contrail_common import errors
-from contrail_common.edge.item_steps import Part, is_plain, json_item
-from contrail_common.edge.json_body import decode_json
-from contrail_common.edge.json_steps import NESTING_MAX, nesting_in_steps
-from contrail_common.edge.message_items import (
+from contrail_common.errors import ApiError
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Response, StreamResponse
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.http.steps import Steps
+from contrail_edge.http.turns import in_turns
+from contrail_edge.inputs.item_steps import Part, is_plain, json_item
+from contrail_edge.inputs.json_body import decode_json
+from contrail_edge.inputs.json_steps import NESTING_MAX, nesting_in_steps
+from contrail_edge.inputs.message_items import (
     Candidate,
     MessageItem,
     candidate,
     check_count,
     payload_of,
 )
-from contrail_common.edge.negotiation import NDJSON_TYPE
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Response, StreamResponse
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.steps import Steps
-from contrail_common.edge.turns import in_turns
-from contrail_common.errors import ApiError
-from contrail_common.link import StorageLink
+from contrail_edge.inputs.negotiation import NDJSON_TYPE
+from contrail_link.contract import StorageLink
 
 PIECE_LINES_MAX: Final = 2_000
 PIECE_BYTES_MAX: Final = 256 * 1024

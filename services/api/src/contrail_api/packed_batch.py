@@ -16,14 +16,14 @@ from contrail_api.candidates import (
     uniform_batch,
 )
 from contrail_common import errors
-from contrail_common.edge.item_steps import PACKED_PLAIN_BYTES, packed_headers_too_large
-from contrail_common.edge.json_body import decode_part
-from contrail_common.edge.message_items import Candidate, check_count, checked
-from contrail_common.edge.packed_steps import PackedParts
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.steps import Steps
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.steps import Steps
+from contrail_edge.inputs.item_steps import PACKED_PLAIN_BYTES, packed_headers_too_large
+from contrail_edge.inputs.json_body import decode_part
+from contrail_edge.inputs.message_items import Candidate, check_count, checked
+from contrail_edge.inputs.packed_steps import PackedParts
 
 _VERSION: Final = 1
 _USUAL_HEAD: Final = bytes((0x92, _VERSION))

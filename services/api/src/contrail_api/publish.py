@@ -7,16 +7,16 @@ import msgspec
 
 from contrail_api.message_headers import from_request
 from contrail_common import errors
-from contrail_common.edge.message_items import checked
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.query import parse_query
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import JSON, Answer, Response
-from contrail_common.edge.routing import Reply
-from contrail_common.edge.settings import EdgeSettings
 from contrail_common.errors import ApiError
-from contrail_common.link import PublishOutcome, PubResult, StorageLink
 from contrail_common.model import PublishMessage
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import JSON, Answer, Response
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.inputs.message_items import checked
+from contrail_edge.inputs.query import parse_query
+from contrail_edge.routing import Reply
+from contrail_link.contract import PublishOutcome, PubResult, StorageLink
 
 _encoder: Final = msgspec.json.Encoder()
 _BY_SUBJECT: Final = ""

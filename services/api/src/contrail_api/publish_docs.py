@@ -8,9 +8,9 @@ from contrail_api.batch import BatchQuery, JsonBatch
 from contrail_api.batch_results import BatchResult, BatchResults
 from contrail_api.publish import PublishAckJson, PublishQuery
 from contrail_common import errors
-from contrail_common.edge.document import BODY_ERRORS
-from contrail_common.edge.negotiation import BYTES_TYPE, JSON_TYPE
-from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
+from contrail_edge.inputs.negotiation import BYTES_TYPE, JSON_TYPE
+from contrail_edge.openapi.document import BODY_ERRORS
+from contrail_edge.routing import Answered, Body, HeaderDoc, Operation
 
 _TAG: Final = "publishing"
 

@@ -15,13 +15,13 @@ from contrail_api.reads import (
 )
 from contrail_api.replay import PlanJson, PlanQuery, ReplayQuery
 from contrail_common import errors
-from contrail_common.edge.messages import Message
-from contrail_common.edge.negotiation import (
+from contrail_edge.inputs.messages import Message
+from contrail_edge.inputs.negotiation import (
     ARROW_TYPE,
     BYTES_TYPE,
     JSON_TYPE,
 )
-from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
+from contrail_edge.routing import Answered, Body, HeaderDoc, Operation
 
 _READING: Final = "reading"
 _REPLAY: Final = "replay"

@@ -6,27 +6,28 @@ import msgspec
 
 from contrail_api.message_headers import payload_type, to_response
 from contrail_api.tail import Tail
-from contrail_common import errors, schema_marks
-from contrail_common.edge.messages import Message, message_json, messages_json, payload_form
-from contrail_common.edge.negotiation import (
+from contrail_common import errors
+from contrail_common.model import StoredMessage
+from contrail_common.timeunits import INT64_MAX
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Answer, Header, Response, json_response, no_content
+from contrail_edge.inputs import schema_marks
+from contrail_edge.inputs.messages import Message, message_json, messages_json, payload_form
+from contrail_edge.inputs.negotiation import (
     EVENTS_TYPE,
     JSON_TYPE,
     NDJSON_TYPE,
     acceptable,
     names_json,
 )
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.query import (
+from contrail_edge.inputs.query import (
     duration_parameter,
     filter_parameter,
     parse_query,
     time_parameter,
 )
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Answer, Header, Response, json_response, no_content
-from contrail_common.link import LastRequest, RangeRequest, RangeResult, StorageLink
-from contrail_common.model import StoredMessage
-from contrail_common.timeunits import INT64_MAX
+from contrail_link.contract import LastRequest, RangeRequest, RangeResult, StorageLink
 
 RANGE_LIMIT_MAX: Final = 10_000
 RANGE_BYTES_MAX: Final = 16 << 20

@@ -5,14 +5,14 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from contrail_api.reads import Shard, one_shard
-from contrail_common import schema_marks
-from contrail_common.edge.negotiation import ARROW_TYPE, MSGPACK_TYPE, NDJSON_TYPE, acceptable
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.query import filter_parameter, parse_query, time_parameter
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Answer, StreamResponse, json_response
-from contrail_common.link import ReplayFormat, ReplayPlanRequest, ReplayRequest, StorageLink
 from contrail_common.timeunits import INT64_MAX
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Answer, StreamResponse, json_response
+from contrail_edge.inputs import schema_marks
+from contrail_edge.inputs.negotiation import ARROW_TYPE, MSGPACK_TYPE, NDJSON_TYPE, acceptable
+from contrail_edge.inputs.query import filter_parameter, parse_query, time_parameter
+from contrail_link.contract import ReplayFormat, ReplayPlanRequest, ReplayRequest, StorageLink
 
 SPLITS_MAX: Final = 1024
 COLUMNS: Final = ("shard", "seq", "time", "subject", "headers", "data")

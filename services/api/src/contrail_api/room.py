@@ -15,10 +15,10 @@ from contrail_api.publish import SinglePublish
 from contrail_api.reads import Reads
 from contrail_api.replay import Replays
 from contrail_api.snapshots import Snapshots
-from contrail_common.edge.direct_reads import DirectRead
-from contrail_common.edge.routing import Direct, Room, Route
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.link import StorageLink
+from contrail_edge.direct_reads import DirectRead
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.routing import Direct, Room, Route
+from contrail_link.contract import StorageLink
 
 if TYPE_CHECKING:
     from fastapi import APIRouter

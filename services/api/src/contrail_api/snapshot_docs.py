@@ -5,8 +5,8 @@ from typing import Final
 from contrail_api.snapshots import ARCHIVE_TYPES, SnapshotQuery
 from contrail_api.stream_docs import CREATED
 from contrail_common import errors
-from contrail_common.edge.negotiation import BYTES_TYPE
-from contrail_common.edge.routing import Answered, Body, Operation
+from contrail_edge.inputs.negotiation import BYTES_TYPE
+from contrail_edge.routing import Answered, Body, Operation
 
 _TAG: Final = "streams"
 _ARCHIVE: Final = {

@@ -8,13 +8,13 @@ from typing import Annotated, Final
 import msgspec
 
 from contrail_api.stream_json import info_response
-from contrail_common.edge.negotiation import BYTES_TYPE, acceptable, content_type
-from contrail_common.edge.query import parse_query
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Answer, StreamResponse
 from contrail_common.errors import ApiError
-from contrail_common.link import RESTORE_PIECE_BYTES_MAX, StorageLink
 from contrail_common.model import StreamInfo
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Answer, StreamResponse
+from contrail_edge.inputs.negotiation import BYTES_TYPE, acceptable, content_type
+from contrail_edge.inputs.query import parse_query
+from contrail_link.contract import RESTORE_PIECE_BYTES_MAX, StorageLink
 
 SNAPSHOT_TYPE: Final = "application/vnd.contrail.snapshot"
 ARCHIVE_TYPES: Final = (SNAPSHOT_TYPE, BYTES_TYPE)

@@ -6,10 +6,10 @@ import msgspec
 
 from contrail_api.stream_json import Purged, StreamInfoJson, StreamPage, info_json
 from contrail_common import errors, model
-from contrail_common.edge.document import BODY_ERRORS
-from contrail_common.edge.negotiation import MERGE_PATCH_TYPE
-from contrail_common.edge.routing import Answered, Body, HeaderDoc, Operation
 from contrail_common.timeunits import parse_time
+from contrail_edge.inputs.negotiation import MERGE_PATCH_TYPE
+from contrail_edge.openapi.document import BODY_ERRORS
+from contrail_edge.routing import Answered, Body, HeaderDoc, Operation
 
 _TAG: Final = "streams"
 

@@ -5,8 +5,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from contrail_common.edge.preconditions import etag
-from contrail_common.edge.responses import Response, json_response
 from contrail_common.model import (
     ConsumerLimits,
     DataLoss,
@@ -17,8 +15,10 @@ from contrail_common.model import (
     StreamInfo,
     StreamState,
 )
-from contrail_common.schema_marks import DurationText, TimeText, Unavailable
 from contrail_common.timeunits import format_duration, format_time
+from contrail_edge.http.responses import Response, json_response
+from contrail_edge.inputs.preconditions import etag
+from contrail_edge.inputs.schema_marks import DurationText, TimeText, Unavailable
 
 COLLECTION: Final = "/v1/streams"
 

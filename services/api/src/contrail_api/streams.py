@@ -21,7 +21,15 @@ from contrail_api.stream_json import (
 )
 from contrail_common import errors
 from contrail_common.config_rules import normalise_stream, sealed
-from contrail_common.edge.declared import (
+from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.model import StreamConfig, StreamInfo
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.responses import json_response, no_content
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.inputs.negotiation import MERGE_PATCH_TYPE
+from contrail_edge.inputs.preconditions import preconditions
+from contrail_edge.inputs.query import filter_parameter
+from contrail_edge.openapi.declared import (
     KitResponse,
     StreamName,
     answer,
@@ -29,15 +37,7 @@ from contrail_common.edge.declared import (
     kit_request,
     manage,
 )
-from contrail_common.edge.negotiation import MERGE_PATCH_TYPE
-from contrail_common.edge.preconditions import preconditions
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.query import filter_parameter
-from contrail_common.edge.responses import json_response, no_content
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.link import StorageLink
-from contrail_common.model import StreamConfig, StreamInfo
+from contrail_link.contract import StorageLink
 
 RESOURCE: Final = "/v1/streams/{stream}"
 

@@ -10,14 +10,14 @@ from typing import Final
 import msgspec
 
 from contrail_common.cursors import after_each, read_cursor
-from contrail_common.edge.messages import messages_json
-from contrail_common.edge.negotiation import EVENTS_TYPE
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Answer, Header, StreamResponse
 from contrail_common.errors import ApiError
-from contrail_common.link import RangeRequest, RangeResult, StorageLink
 from contrail_common.timeunits import INT64_MAX
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Answer, Header, StreamResponse
+from contrail_edge.inputs.messages import messages_json
+from contrail_edge.inputs.negotiation import EVENTS_TYPE
+from contrail_link.contract import RangeRequest, RangeResult, StorageLink
 
 HEARTBEAT_NS: Final = 15_000_000_000
 """How long nothing is said at most: proxies end connections that are silent for a minute or so."""

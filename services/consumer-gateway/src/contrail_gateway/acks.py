@@ -7,16 +7,15 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.json_body import decode_json
-from contrail_common.edge.negotiation import JSON_TYPE, acceptable, content_type
-from contrail_common.edge.problems import Problem, problem, result_problem
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Answer, json_response
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.steps import Steps
-from contrail_common.edge.turns import in_turns
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, AckResult, StorageLink
+from contrail_edge.http.problems import Problem, problem, result_problem
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Answer, json_response
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.http.steps import Steps
+from contrail_edge.http.turns import in_turns
+from contrail_edge.inputs.json_body import decode_json
+from contrail_edge.inputs.negotiation import JSON_TYPE, acceptable, content_type
 from contrail_gateway.core.pull_rules import (
     ACKS_BYTES_MAX,
     ACKS_MAX,
@@ -25,6 +24,7 @@ from contrail_gateway.core.pull_rules import (
     ack_delay_ns,
     check_ack_count,
 )
+from contrail_link.contract import AckItem, AckResult, StorageLink
 
 
 class AckOutcome(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@ from typing import Any, Final, get_args
 import msgspec
 
 from contrail_common.__about__ import __version__
-from contrail_common.edge.document import with_clean_descriptions
-from contrail_common.edge.handshake import VERSION
-from contrail_common.edge.websocket import CloseCode
+from contrail_edge.openapi.document import with_clean_descriptions
+from contrail_edge.ws.handshake import VERSION
+from contrail_edge.ws.websocket import CloseCode
 from contrail_gateway.core import frames
 from contrail_gateway.socket_codec import CODECS, BatchAcks, ColumnMessages, Failed, Messages
 from contrail_gateway.sockets import PATH

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import msgspec
 
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.messages import NO_HEADERS, payload_json
-from contrail_common.link import Delivery, PullResult
 from contrail_common.model import Headers
-from contrail_common.schema_marks import TimeText
 from contrail_common.timeunits import format_time
+from contrail_edge.inputs.messages import NO_HEADERS, payload_json
+from contrail_edge.inputs.schema_marks import TimeText
 from contrail_gateway.acks import AckOutcome
+from contrail_link.contract import Delivery, PullResult
 
 SignToken = Callable[[Delivery], str]
 """From a delivery to its ack token."""

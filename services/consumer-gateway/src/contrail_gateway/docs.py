@@ -3,9 +3,9 @@
 from typing import Any, Final
 
 from contrail_common import errors
-from contrail_common.edge.document import BODY_ERRORS
-from contrail_common.edge.negotiation import JSON_TYPE
-from contrail_common.edge.routing import Answered, Body, Operation
+from contrail_edge.inputs.negotiation import JSON_TYPE
+from contrail_edge.openapi.document import BODY_ERRORS
+from contrail_edge.routing import Answered, Body, Operation
 from contrail_gateway.acks import AckResults
 from contrail_gateway.core.pull_rules import AckBody, PullBody
 from contrail_gateway.deliveries import PulledMessages

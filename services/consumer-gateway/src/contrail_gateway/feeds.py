@@ -15,12 +15,11 @@ from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.config_rules import ConsumerDraft, normalise_consumer
 from contrail_common.cursors import read_cursor
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.steps import Steps, at_once
 from contrail_common.errors import ApiError
-from contrail_common.link import AckItem, AckResult, PullRequest, PullResult, StorageLink
 from contrail_common.model import ConsumerConfig, ConsumerInfo
 from contrail_common.timeunits import INT64_MAX, NS_PER_S, parse_time
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.steps import Steps, at_once
 from contrail_gateway.binding import Bound
 from contrail_gateway.core.frames import FrameId, Gap, Gone, Ok, ServerFrame, Sub, Subscribed
 from contrail_gateway.core.ledger import place
@@ -30,6 +29,7 @@ from contrail_gateway.core.sharded_order import ShardedOrder
 from contrail_gateway.core.subscription import PullTerms, Subscription
 from contrail_gateway.deliveries import SignToken, signer
 from contrail_gateway.socket_metrics import SessionCounts
+from contrail_link.contract import AckItem, AckResult, PullRequest, PullResult, StorageLink
 
 _TOGETHER: Final = 5_000
 """Acknowledgements that are made in one step."""

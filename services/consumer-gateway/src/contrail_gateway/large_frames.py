@@ -5,19 +5,19 @@ from typing import Final, Protocol
 import msgspec
 
 from contrail_common import errors
-from contrail_common.edge.item_steps import (
+from contrail_common.errors import ApiError
+from contrail_common.model import BATCH_MESSAGES_MAX
+from contrail_edge.http.steps import Steps
+from contrail_edge.inputs.item_steps import (
     PACKED_PLAIN_BYTES,
     Part,
     is_plain,
     json_item,
     packed_item,
 )
-from contrail_common.edge.json_steps import check_utf8, count_values, nesting_in_steps, outline
-from contrail_common.edge.message_items import MessageItem, PackedMessageItem, check_count
-from contrail_common.edge.packed_steps import PackedParts
-from contrail_common.edge.steps import Steps
-from contrail_common.errors import ApiError
-from contrail_common.model import BATCH_MESSAGES_MAX
+from contrail_edge.inputs.json_steps import check_utf8, count_values, nesting_in_steps, outline
+from contrail_edge.inputs.message_items import MessageItem, PackedMessageItem, check_count
+from contrail_edge.inputs.packed_steps import PackedParts
 from contrail_gateway.core.frames import PackedPub, Pub
 from contrail_gateway.core.session import SETTLED_MAX
 

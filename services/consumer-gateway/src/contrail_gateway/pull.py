@@ -9,29 +9,28 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.json_body import decode_json
-from contrail_common.edge.messages import payload_form
-from contrail_common.edge.negotiation import (
-    JSON_TYPE,
-    MSGPACK_TYPE,
-    NDJSON_TYPE,
-    acceptable,
-    content_type,
-)
-from contrail_common.edge.problems import invalid_field
-from contrail_common.edge.query import parse_query
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import (
+from contrail_common.errors import ApiError
+from contrail_common.timeunits import NS_PER_S
+from contrail_edge.http.problems import invalid_field
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import (
     Answer,
     Response,
     StreamResponse,
     json_response,
     no_content,
 )
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.errors import ApiError
-from contrail_common.link import PullRequest, PullResult, StorageLink
-from contrail_common.timeunits import NS_PER_S
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.inputs.json_body import decode_json
+from contrail_edge.inputs.messages import payload_form
+from contrail_edge.inputs.negotiation import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+    NDJSON_TYPE,
+    acceptable,
+    content_type,
+)
+from contrail_edge.inputs.query import parse_query
 from contrail_gateway.acks import AckOutcome, Acks
 from contrail_gateway.core.pull_rules import (
     ACKS_BYTES_MAX,
@@ -48,6 +47,7 @@ from contrail_gateway.deliveries import (
     packed_message,
     signer,
 )
+from contrail_link.contract import PullRequest, PullResult, StorageLink
 
 _decoder: Final = msgspec.json.Decoder(PullBody)
 _json: Final = msgspec.json.Encoder()

@@ -1,13 +1,13 @@
 """The gateway's room at the edge: sockets, pulls and acknowledgements, over a storage link."""
 
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.routing import Room, Route
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.link import StorageLink
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.routing import Room, Route
 from contrail_gateway import docs
 from contrail_gateway.acks import Acks
 from contrail_gateway.pull import Pulls
 from contrail_gateway.sockets import Sockets
+from contrail_link.contract import StorageLink
 
 _CONSUMER = "/v1/streams/{stream}/consumers/{consumer}"
 

@@ -10,16 +10,16 @@ from msgspec import UNSET
 from websockets.frames import Opcode
 
 from contrail_common import errors
-from contrail_common.delivery_columns import DeliveryColumns
-from contrail_common.edge.item_steps import Part
-from contrail_common.edge.json_body import check_nesting, malformed, mistyped
-from contrail_common.edge.message_items import Item
-from contrail_common.edge.messages import NO_HEADERS, payload_json
-from contrail_common.edge.problems import Problem
-from contrail_common.edge.steps import Steps
+from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
+from contrail_edge.http.problems import Problem
+from contrail_edge.http.steps import Steps
+from contrail_edge.inputs.item_steps import Part
+from contrail_edge.inputs.json_body import check_nesting, malformed, mistyped
+from contrail_edge.inputs.message_items import Item
+from contrail_edge.inputs.messages import NO_HEADERS, payload_json
 from contrail_gateway.core.frames import (
     OPERATIONS,
     Batch,

@@ -6,10 +6,10 @@ from typing import Final, Protocol
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.link import PublishAck, PublishOutcome, PubResult, StorageLink
 from contrail_common.model import PublishMessage
 from contrail_gateway.core.frames import FrameId, PubAck, ServerFrame
 from contrail_gateway.socket_metrics import SessionCounts
+from contrail_link.contract import PublishAck, PublishOutcome, PubResult, StorageLink
 
 MESSAGE_BYTES: Final = 256
 """What a message under way counts beside its payload."""

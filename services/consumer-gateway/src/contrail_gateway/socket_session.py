@@ -14,18 +14,17 @@ from msgspec import UNSET
 from contrail_common import errors
 from contrail_common.__about__ import __version__
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.item_steps import candidates, given_item
-from contrail_common.edge.json_steps import NESTING_MAX
-from contrail_common.edge.last_look import after_a_look
-from contrail_common.edge.message_items import Candidate, Item, candidate, check_count, payload_of
-from contrail_common.edge.problems import Problems, problem
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.steps import Steps, at_once
-from contrail_common.edge.websocket import CloseCode, EdgeSocket, Opening
 from contrail_common.errors import ApiError
-from contrail_common.link import PublishAck, PublishOutcome, PubResult, StorageLink
 from contrail_common.model import PublishMessage
 from contrail_common.timeunits import NS_PER_S, format_duration
+from contrail_edge.http.last_look import after_a_look
+from contrail_edge.http.problems import Problems, problem
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.http.steps import Steps, at_once
+from contrail_edge.inputs.item_steps import candidates, given_item
+from contrail_edge.inputs.json_steps import NESTING_MAX
+from contrail_edge.inputs.message_items import Candidate, Item, candidate, check_count, payload_of
+from contrail_edge.ws.websocket import CloseCode, EdgeSocket, Opening
 from contrail_gateway.core.frames import (
     Ack,
     AddCredit,
@@ -66,6 +65,7 @@ from contrail_gateway.socket_codec import (
 )
 from contrail_gateway.socket_metrics import SessionCounts
 from contrail_gateway.socket_publishes import MESSAGE_BYTES, Publishes
+from contrail_link.contract import PublishAck, PublishOutcome, PubResult, StorageLink
 
 _log: Final = structlog.get_logger(__name__)
 

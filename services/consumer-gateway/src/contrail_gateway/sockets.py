@@ -7,12 +7,12 @@ from prometheus_client.registry import Collector
 from websockets.frames import Opcode
 
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.edge.websocket import EdgeSocket, Opening, SocketHandler
-from contrail_common.link import StorageLink
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.ws.websocket import EdgeSocket, Opening, SocketHandler
 from contrail_gateway.socket_codec import CODECS
 from contrail_gateway.socket_metrics import SessionCounts
 from contrail_gateway.socket_session import SessionRoom, SocketSession
+from contrail_link.contract import StorageLink
 
 PATH: Final = "/v1/ws"
 

@@ -11,13 +11,13 @@ from typing import Final
 
 import contrail_api
 import contrail_gateway
-from contrail_common.edge.app import build_app
-from contrail_common.edge.routing import Room
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.link import StorageLink
-from contrail_common.link_net.client import RemoteLink
-from contrail_common.link_net.handshake import derived_key
-from contrail_common.link_net.limits import LinkLimits
+from contrail_edge.app import build_app
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.routing import Room
+from contrail_link.contract import StorageLink
+from contrail_link.tcp.client import RemoteLink
+from contrail_link.tcp.handshake import derived_key
+from contrail_link.tcp.limits import LinkLimits
 from contrail_serve.forwarding.forwarder import Forwarder
 from contrail_serve.forwarding.peers import Peers
 from contrail_serve.process import (

@@ -5,7 +5,7 @@ from typing import Any
 
 from contrail_replicator.group import GroupBusyError, NotLeaderError, RaftGroup
 from contrail_replicator.transport import NullTransport
-from contrail_storage.node.raft_port import Committed, Group
+from contrail_storage.replica.raft_port import Committed, Group
 from contrail_storage.wal.node_log import NodeLog
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from contrail_serve.settings import SettingsError, read_encryption_keys
-from contrail_storage.node.node import StorageNode
+from contrail_storage.node import StorageNode
 
 _log: Final = structlog.get_logger("contrail.serve")
 

@@ -9,7 +9,7 @@ import sys
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from contrail_common.request_context import current_context
+from contrail_link.request_context import current_context
 
 
 def configure_logs(level: str, style: str, **process: str) -> None:

@@ -11,11 +11,11 @@ import structlog
 
 import contrail_api
 import contrail_gateway
-from contrail_common.edge.app import build_app
-from contrail_common.edge.routing import Room
-from contrail_common.link_net.handshake import derived_key
-from contrail_common.link_net.server import LinkServer
 from contrail_common.timeunits import NS_PER_S
+from contrail_edge.app import build_app
+from contrail_edge.routing import Room
+from contrail_link.tcp.handshake import derived_key
+from contrail_link.tcp.server import LinkServer
 from contrail_serve.groups import SingleMemberGroups
 from contrail_serve.key_file import follow_key_file, warn_if_open
 from contrail_serve.process import (
@@ -32,11 +32,11 @@ from contrail_serve.process import (
     stop_signal,
 )
 from contrail_serve.settings import NodeSettings, ServeSettings, StorageSettings
-from contrail_storage.node.checkpointer import DataLostError
-from contrail_storage.node.local_link import LocalLink
-from contrail_storage.node.node import NodeOptions, StorageNode
-from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_file import NodeFileDamagedError, read_node_file, write_node_file
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import NodeFileDamagedError, read_node_file, write_node_file
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.upkeep.checkpointer import DataLostError
 
 _ACK_KEY_BYTES: Final = 32
 _LINK_GRACE_S: Final = 10.0

@@ -8,9 +8,9 @@ from typing import Final, cast
 
 import contrail_api
 import contrail_gateway
-from contrail_common.edge.app import build_app
-from contrail_common.edge.settings import EdgeSettings
-from contrail_common.link import StorageLink
+from contrail_edge.app import build_app
+from contrail_edge.http.settings import EdgeSettings
+from contrail_link.contract import StorageLink
 
 DEFAULT_PATH: Final = Path("openapi/openapi.json")
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import structlog
 
-from contrail_common.edge.app import EdgeApp
-from contrail_common.edge.server import make_server
-from contrail_common.edge.settings import EdgeSettings
+from contrail_edge.app import EdgeApp
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.server import make_server
 from contrail_serve.process_metrics import ProcessMetrics
 from contrail_serve.settings import ProcessSettings
 

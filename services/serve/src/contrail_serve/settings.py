@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from contrail_common.names import name_problem
 from contrail_common.timeunits import NS_PER_S, parse_duration
-from contrail_storage.node.physical_memory import quarter_of_memory
+from contrail_storage.physical_memory import quarter_of_memory
 from contrail_storage.seal.node_keys import NodeKeyError, parse_node_keys
 
 DEFAULT_PORT: Final = 7420

@@ -4,9 +4,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from contrail_common.edge.message_items import MessageItem, PackedMessageItem
 from contrail_common.partition import SHARDS_MAX
 from contrail_common.timeunits import INT64_MAX
+from contrail_edge.inputs.message_items import MessageItem, PackedMessageItem
 
 SID_CHARS_MAX: Final = 256
 TEXT_CHARS_MAX: Final = 4096

@@ -3,10 +3,10 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from contrail_common.delivery_columns import DeliveryColumns
-from contrail_common.link import Delivery
+from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.model import message_size
 from contrail_gateway.core.ledger import place
+from contrail_link.contract import Delivery
 
 
 @dataclass(frozen=True, slots=True)

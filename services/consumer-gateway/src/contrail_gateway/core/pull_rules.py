@@ -5,10 +5,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from contrail_common import errors, schema_marks
+from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
-from contrail_common.schema_marks import Unavailable
 from contrail_common.timeunits import INT64_MAX, NS_PER_MS, NS_PER_S, parse_duration
+from contrail_edge.inputs import schema_marks
+from contrail_edge.inputs.schema_marks import Unavailable
 
 EXPIRES_MAX_NS: Final = 60 * NS_PER_S
 EXPIRES_DEFAULT_NS: Final = 5 * NS_PER_S

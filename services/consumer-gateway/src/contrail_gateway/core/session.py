@@ -9,7 +9,6 @@ from typing import Final
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.link import AckItem
 from contrail_common.model import AckKind
 from contrail_common.timeunits import NS_PER_MS, NS_PER_S, parse_duration
 from contrail_gateway.core.credit import Credit
@@ -28,6 +27,7 @@ from contrail_gateway.core.frames import (
 )
 from contrail_gateway.core.ledger import place, seq_of_place, shard_of_place
 from contrail_gateway.core.subscription import Subscription
+from contrail_link.contract import AckItem
 
 HEARTBEAT_DEFAULT_NS: Final = 15 * NS_PER_S
 HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS

@@ -6,8 +6,8 @@ from typing import Final, cast
 
 import httptools
 
-from contrail_common.edge.budgets import UnreadBudget
-from contrail_common.edge.responses import Header
+from contrail_edge.http.budgets import UnreadBudget
+from contrail_edge.http.responses import Header
 
 _READ_AHEAD: Final = 256 << 10
 _READ_AGAIN: Final = 64 << 10

@@ -11,9 +11,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from contrail_common import errors
-from contrail_common.edge.requests import ClientGoneError, Request
-from contrail_common.edge.responses import Answer, Header, Response, StreamResponse
 from contrail_common.errors import ApiError
+from contrail_edge.http.requests import ClientGoneError, Request
+from contrail_edge.http.responses import Answer, Header, Response, StreamResponse
 from contrail_serve.forwarding.connection import Address, Exchange, PeerLostError
 from contrail_serve.forwarding.heads import FORWARDED, answer_headers, length_header, request_head
 from contrail_serve.forwarding.peers import Peers
@@ -29,7 +29,7 @@ _EVENTS: Final = b"text/event-stream"
 
 
 class Forwarder(Collector):
-    """Serves a room elsewhere (:class:`contrail_common.edge.routing.Elsewhere`): asks ``peers``.
+    """Serves a room elsewhere (:class:`contrail_edge.routing.Elsewhere`): asks ``peers``.
 
     A peer that cannot be connected to is passed over. One that is lost after it was asked is asked
     again, or another one, only when nothing can come of it: reads. Else the outcome is unknown.

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from contrail_common.edge.requests import Request
-from contrail_common.edge.responses import Header
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Header
 
 FORWARDED: Final = b"contrail-forwarded"
 """Marks a request that was forwarded: it is not forwarded again."""

@@ -5,11 +5,11 @@ from typing import Any, Final, cast
 
 from websockets.frames import Close, Opcode
 
-from contrail_common.edge.budgets import UnreadBudget
-from contrail_common.edge.problems import refusal
-from contrail_common.edge.requests import Request
-from contrail_common.edge.websocket import CloseCode, frame_head
 from contrail_common.errors import ApiError
+from contrail_edge.http.budgets import UnreadBudget
+from contrail_edge.http.problems import refusal
+from contrail_edge.http.requests import Request
+from contrail_edge.ws.websocket import CloseCode, frame_head
 from contrail_serve.forwarding.frame_ends import FrameEnds
 from contrail_serve.forwarding.heads import handshake_head
 from contrail_serve.forwarding.peers import Peers

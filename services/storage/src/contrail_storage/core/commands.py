@@ -4,23 +4,32 @@ A command carries no sequence numbers of its own making: ``apply`` gives those. 
 limit and duplicate is decided there too, so a command may be refused when its turn comes.
 """
 
+import builtins
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from contrail_common.blocks import MessageColumns
+from contrail_common.columns.blocks import MessageColumns
 from contrail_common.model import (
     TTL_NEVER,
     AckKind,
     Compression,
     ConsumerConfig,
+    DataLoss,
     Rollup,
     StreamConfig,
 )
 from contrail_common.timeunits import INT64_MAX
-from contrail_storage.core.archive import ArchiveHeader
 from contrail_storage.core.dedupe import ID_BYTES
+
+REASON_MAX: Final = 1_000
+"""Characters that are kept of what was found."""
+
+
+RANGES_MAX: Final = 100
+
 
 META_SHARD = 0
 """The shard id of the meta machine: stream names, subjects and shard ids."""
@@ -268,6 +277,35 @@ class EnforceLimits(msgspec.Struct, tag=12, array_like=True):
     """Remove what lies over lowered limits; at most about ``messages_max`` in this entry."""
 
     messages_max: int
+
+
+class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The stream itself, as of the last sequence: identity, configuration, counters.
+
+    ``next_subject`` and ``next_consumer`` are the numbers that are given next; ``replaced`` are
+    roll-ups that are not finished, and from ``keep_from`` up to ``keep_to`` there may be messages
+    that no consumer needs. ``part`` is the shard, of a stream that has several. ``loss`` is damage
+    of the stream that was accepted.
+    """
+
+    config: StreamConfig
+    incarnation: str
+    hash_key: builtins.bytes
+    created_ns: int
+    first_seq: int
+    last_seq: int
+    messages: int
+    bytes: int
+    last_time_ns: int
+    last_id: builtins.bytes
+    digest: int
+    replaced: dict[str, int]
+    next_subject: int
+    next_consumer: int
+    keep_from: int = 0
+    keep_to: int = 0
+    part: int = 0
+    loss: DataLoss | None = None
 
 
 class RestorePart(msgspec.Struct, tag=40, array_like=True):

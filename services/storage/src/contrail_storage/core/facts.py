@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from contrail_common.blocks import Block
+from contrail_common.columns.blocks import Block
 from contrail_common.texts import I64Array, U32Array
 
 Live = NDArray[np.bool_]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from contrail_common.blocks import Block
+from contrail_common.columns.blocks import Block
 from contrail_common.model import Advisory
 from contrail_common.retention_rules import RetentionProblem
 

@@ -11,9 +11,8 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from numpy.typing import NDArray
 
-from contrail_common.blocks import Block, BlockCorruptError, MessageColumns, columns_of
-from contrail_common.model import Headers, StoredMessage
-from contrail_common.sealed_columns import (
+from contrail_common.columns.blocks import Block, BlockCorruptError, MessageColumns, columns_of
+from contrail_common.columns.sealed_columns import (
     NONCE_BYTES,
     NOT_SEALED,
     TAG_BYTES,
@@ -22,6 +21,7 @@ from contrail_common.sealed_columns import (
     content_of,
     plain_cell,
 )
+from contrail_common.model import Headers, StoredMessage
 from contrail_common.texts import as_u32
 from contrail_storage.seal.key_file import SubjectKeysDamagedError
 from contrail_storage.seal.subject_keys import SubjectKey, SubjectKeys

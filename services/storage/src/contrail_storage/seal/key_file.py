@@ -22,8 +22,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import SEAL_BYTES, SealBrokenError, Sealer
-from contrail_storage.wal.files import Files
 
 SUBJECT_KEYS_NAME: Final = "subject-keys"
 KEY_BYTES: Final = 32

@@ -14,6 +14,14 @@ from typing import Final, NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import (
+    LOG_NAME,
+    NodeFileDamagedError,
+    load_identity,
+    read_node_file,
+    write_node_file,
+)
 from contrail_storage.seal.frames import HEAD_BYTES, SealBrokenError, frame_head, key_of
 from contrail_storage.seal.key_table import (
     WRAP_NONCE_BYTES,
@@ -23,14 +31,6 @@ from contrail_storage.seal.key_table import (
     encode_table,
     unwrap_key,
     wrap_key,
-)
-from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_file import (
-    LOG_NAME,
-    NodeFileDamagedError,
-    load_identity,
-    read_node_file,
-    write_node_file,
 )
 
 KEYS_NAME: Final = "keys"

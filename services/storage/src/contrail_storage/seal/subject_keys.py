@@ -19,6 +19,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
+from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.seal.key_file import (
     BROKEN,
@@ -36,7 +37,6 @@ from contrail_storage.seal.key_file import (
     SubjectKeysDamagedError,
 )
 from contrail_storage.seal.mark_index import MarkIndex, prefix_of
-from contrail_storage.wal.files import Files
 
 SLOTS_MAX: Final = 1 << 24
 """2 GiB of file, and about 400 MB of memory."""

@@ -5,7 +5,7 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from contrail_common.blocks import BlockCodec
+from contrail_common.columns.blocks import BlockCodec
 from contrail_common.model import Compression
 
 COMPRESS_FROM: Final = 4 * 1024

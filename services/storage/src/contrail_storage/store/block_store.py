@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from contrail_common.blocks import (
+from contrail_common.columns.blocks import (
     Block,
     BlockCorruptError,
     BlockView,

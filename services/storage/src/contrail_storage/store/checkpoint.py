@@ -16,7 +16,8 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from contrail_storage.core import key_layout as keys
-from contrail_storage.wal import Files, NodeFileDamagedError, read_node_file, write_node_file
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import NodeFileDamagedError, read_node_file, write_node_file
 
 _KIND: Final = b"K"
 _PREFIX: Final = "checkpoint-"

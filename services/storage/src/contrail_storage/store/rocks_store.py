@@ -25,6 +25,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from contrail_storage.disk.files import Files
 from contrail_storage.store.blob_files import SUFFIX as BLOB_SUFFIX
 from contrail_storage.store.opening import (
     MIB,
@@ -45,7 +46,6 @@ from contrail_storage.store.store_errors import (
     StoreScanCutError,
     StoreStalledError,
 )
-from contrail_storage.wal.files import Files
 
 __all__ = [
     "Operation",

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from contrail_storage.wal.files import Files
-from contrail_storage.wal.node_file import read_node_file, write_node_file
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import read_node_file, write_node_file
 from contrail_storage.wal.segments import Segment
 
 NEWEST_NAME: Final = "newest"

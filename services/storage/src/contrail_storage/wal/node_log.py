@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
+from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
-from contrail_storage.wal.files import AppendHandle, Files
 from contrail_storage.wal.log_options import LogOptions, LogStats
 from contrail_storage.wal.log_state import LogBatch, LogGroup, Mark, OnDurable
 from contrail_storage.wal.newest import missing_newest, note_newest

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import Batch, MalformedRecordError, Record, RecordKind, Seal
-from contrail_storage.wal.files import Files
 from contrail_storage.wal.segments import Segment
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from contrail_storage.disk.files import Files
 from contrail_storage.wal.codec import SALT_BYTES
-from contrail_storage.wal.files import Files
 
 SUFFIX: Final = ".wal"
 _NAME: Final = re.compile(r"([0-9a-f]{12})-([0-9a-f]{16})-([0-9a-f]{16})\.wal")

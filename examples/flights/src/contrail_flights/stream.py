@@ -1,0 +1,107 @@
+"""The stream of the demonstration: what an earlier run left of it, and publishing it in full."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from contrail_client import ApiProblem, Contrail, Message, StreamInfo
+from contrail_flights.dataset import SUBJECTS, Flight
+from contrail_flights.tally import Tally, tally_of
+
+STREAM: Final = "FLIGHTS"
+MARK: Final = "flights"
+"""Key of the stream's metadata under which a run notes the tally it is about to publish."""
+
+
+NOT_FOUND: Final = 404
+
+
+class ForeignStreamError(RuntimeError):
+    """The stream holds messages that no run of this job has published."""
+
+
+class Found(Enum):
+    """What is there of the stream when a run begins."""
+
+    NOTHING = auto()
+    COMPLETE = auto()
+    INCOMPLETE = auto()
+    FOREIGN = auto()
+
+
+def stream_info(client: Contrail) -> StreamInfo | None:
+    """The stream's configuration and state, None when there is no such stream."""
+    try:
+        return client.get_stream(STREAM)
+    except ApiProblem as problem:
+        if problem.status == NOT_FOUND:
+            return None
+        raise
+
+
+def judge(info: StreamInfo | None, expected: Tally) -> Found:
+    """Whether the stream holds what this run would publish.
+
+    COMPLETE is an earlier run's stream with this run's tally and as many messages (Spark checks
+    their content later).  INCOMPLETE is one that was interrupted, or had another limit.  FOREIGN
+    holds messages that no run of this job has published, and is never touched.
+    """
+    if info is None:
+        return Found.NOTHING
+    noted = info.config.get("metadata", {}).get(MARK)
+    if noted is None or info.state.messages > _count(noted):
+        return Found.FOREIGN
+    if noted == _note(expected) and info.state.messages == expected.count:
+        return Found.COMPLETE
+    return Found.INCOMPLETE
+
+
+def _note(tally: Tally) -> str:
+    return f"{tally.count} {tally.checksum:x}"
+
+
+def _count(noted: str) -> int:
+    count = noted.partition(" ")[0]
+    return int(count) if count.isdecimal() else 0
+
+
+def create(client: Contrail, expected: Tally) -> None:
+    """Make the stream, with the tally that is to be published noted in it."""
+    client.put_stream(STREAM, {"subjects": [SUBJECTS], "metadata": {MARK: _note(expected)}})
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the service has acknowledged as stored, and how long it took."""
+
+    tally: Tally
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Acknowledged messages a second."""
+        return self.tally.count / self.seconds if self.seconds else 0.0
+
+
+def publish_all(
+    client: Contrail, flights: Sequence[Flight], on_progress: Callable[[int], object]
+) -> Published:
+    """Publish ``flights`` in their order; ``on_progress`` hears how many each answer confirmed.
+
+    One batch is under way at a time: with several, a later hour could be stored before an earlier
+    one.  A batch that is sent again after a lost answer stores nothing twice, because each message
+    carries its id.
+    """
+    begun = time.perf_counter()
+    messages = (
+        Message(flight.subject, flight.payload, msg_id=flight.message_id) for flight in flights
+    )
+    tally = Tally()
+    for result in client.publish_all(STREAM, messages, outstanding=1):
+        result.raise_refused()
+        stored = flights[tally.count : tally.count + len(result.results)]
+        tally += tally_of((flight.subject, flight.payload) for flight in stored)
+        on_progress(len(stored))
+    return Published(tally, time.perf_counter() - begun)

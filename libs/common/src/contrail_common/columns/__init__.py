@@ -1,0 +1,1 @@
+"""Messages in columns: blocks, batches, headers, deliveries and sealed content."""

@@ -1,0 +1,180 @@
+"""Many messages to publish, in columns: what a batch becomes once, at the edge."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from contrail_common.columns.blocks import MessageColumns, columns_of, join_columns
+from contrail_common.model import Expected, PublishMessage, Rollup
+from contrail_common.texts import I64Array, Texts, U32Array, as_u32, join_texts
+
+_T = TypeVar("_T")
+
+
+class MessageBatch(msgspec.Struct, array_like=True, gc=False):
+    """Messages to publish, already interpreted (as :class:`PublishMessage` is).
+
+    ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them. ``ids``
+    holds a text per message (empty: it has no id) or is None when none has an id; ``expected`` is
+    keyed by the message's position, and so are ``rollups`` and ``ttls`` (ns, or TTL_NEVER).
+    ``atomic``: all messages or none.
+    """
+
+    subjects: list[str]
+    subject_index: bytes
+    columns: MessageColumns
+    ids: Texts | None = None
+    expected: dict[int, Expected] | None = None
+    rollups: dict[int, Rollup] | None = None
+    atomic: bool = False
+    ttls: dict[int, int] | None = None
+
+    @classmethod
+    def of(cls, messages: Sequence[PublishMessage]) -> "MessageBatch":
+        """``messages`` in columns."""
+        subjects, index = index_subjects([message.subject for message in messages])
+        ids = [message.msg_id or "" for message in messages]
+        expected = {
+            at: message.expected
+            for at, message in enumerate(messages)
+            if message.expected is not None
+        }
+        rollups = {
+            at: message.rollup for at, message in enumerate(messages) if message.rollup is not None
+        }
+        ttls = {
+            at: message.ttl_ns for at, message in enumerate(messages) if message.ttl_ns is not None
+        }
+        return cls(
+            subjects,
+            index,
+            columns_of(
+                [message.payload for message in messages],
+                [message.headers for message in messages],
+            ),
+            Texts.of(ids) if any(ids) else None,
+            expected or None,
+            rollups or None,
+            ttls=ttls or None,
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+        return self.columns.count
+
+    def sizes(self) -> I64Array:
+        """About the bytes of each message: headers and payload, and as many as any subject has."""
+        return self.columns.sizes() + self._subject_size()
+
+    def size(self) -> int:
+        """The sum of :meth:`sizes`."""
+        return self.columns.size() + self.count * self._subject_size()
+
+    def _subject_size(self) -> int:
+        if "".join(self.subjects).isascii():
+            return max(map(len, self.subjects), default=0)
+        return max(len(subject.encode()) for subject in self.subjects)
+
+    def slice(self, start: int, stop: int) -> "MessageBatch":
+        """The messages from position ``start`` up to ``stop``."""
+        if stop - start == self.count:
+            return self
+        subjects, index = used_subjects(self.subjects, as_u32(self.subject_index)[start:stop])
+        return MessageBatch(
+            subjects,
+            index.tobytes(),
+            self.columns.slice(start, stop),
+            None if self.ids is None else self.ids.slice(start, stop),
+            _moved(self.expected, start, stop, -start),
+            _moved(self.rollups, start, stop, -start),
+            ttls=_moved(self.ttls, start, stop, -start),
+        )
+
+    def select(self, positions: I64Array) -> "MessageBatch":
+        """The messages at ``positions`` (ascending) alone, as one batch."""
+        subjects, index = used_subjects(self.subjects, as_u32(self.subject_index)[positions])
+        return MessageBatch(
+            subjects,
+            index.tobytes(),
+            self.columns.select(positions),
+            None if self.ids is None else self.ids.select(positions),
+            _selected(self.expected, positions),
+            _selected(self.rollups, positions),
+            self.atomic,
+            _selected(self.ttls, positions),
+        )
+
+
+def index_subjects(subjects: Sequence[str]) -> tuple[list[str], bytes]:
+    """The distinct subjects, and for each message its place (u32) among them."""
+    table: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+    index = np.fromiter(map(table.__getitem__, subjects), np.uint32, len(subjects))
+    return list(table), index.tobytes()
+
+
+def join_subjects(parts: Sequence[tuple[list[str], bytes]]) -> tuple[list[str], bytes]:
+    """The subjects of all ``parts`` and one index into them, of each part's own (u32)."""
+    table: dict[str, int] = {}
+    joined = [
+        np.array([table.setdefault(one, len(table)) for one in subjects], np.uint32)[as_u32(index)]
+        for subjects, index in parts
+    ]
+    return list(table), np.concatenate(joined).tobytes()
+
+
+def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
+    """All messages of ``parts``, one part behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    expected: dict[int, Expected] = {}
+    rollups: dict[int, Rollup] = {}
+    ttls: dict[int, int] = {}
+    count = 0
+    for part in parts:
+        expected |= _moved(part.expected, 0, part.count, count) or {}
+        rollups |= _moved(part.rollups, 0, part.count, count) or {}
+        ttls |= _moved(part.ttls, 0, part.count, count) or {}
+        count += part.count
+    subjects, index = join_subjects([(part.subjects, part.subject_index) for part in parts])
+    ids = None
+    if any(part.ids is not None for part in parts):
+        ids = join_texts([part.ids or Texts(bytes(4 * (part.count + 1)), b"") for part in parts])
+    return MessageBatch(
+        subjects,
+        index,
+        join_columns([part.columns for part in parts]),
+        ids,
+        expected or None,
+        rollups or None,
+        ttls=ttls or None,
+    )
+
+
+def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32Array]:
+    """Those of the subjects that ``index`` points to, and the index into them."""
+    used = np.zeros(len(subjects), np.bool_)
+    used[index] = True
+    if used.all():
+        return subjects, index
+    numbers = np.cumsum(used, dtype=np.uint32) - np.uint32(1)
+    return [subjects[number] for number in np.flatnonzero(used).tolist()], numbers[index]
+
+
+def _selected(asked: dict[int, _T] | None, positions: I64Array) -> dict[int, _T] | None:
+    """Those of the messages at ``positions``, by their place among them."""
+    if asked is None:
+        return None
+    found = ((at, asked.get(position)) for at, position in enumerate(positions.tolist()))
+    return {at: one for at, one in found if one is not None} or None
+
+
+def _moved(asked: dict[int, _T] | None, start: int, stop: int, by: int) -> dict[int, _T] | None:
+    """Those of the messages from ``start`` up to ``stop``, their positions moved ``by``."""
+    if asked is None:
+        return None
+    return {at + by: one for at, one in asked.items() if start <= at < stop} or None

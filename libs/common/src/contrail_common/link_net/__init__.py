@@ -1,5 +1,0 @@
-"""The service link over TCP: the methods of ``contrail_common.link`` as frames between processes.
-
-``frames``, ``handshake``, ``methods`` and ``refusals`` are pure; ``server`` answers with any
-``StorageLink``, ``client`` is one.
-"""

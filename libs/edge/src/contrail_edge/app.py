@@ -1,0 +1,390 @@
+"""The public ASGI application: guard, one table of all routes, fast lane or FastAPI, metrics."""
+
+import asyncio
+import importlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from starlette.types import Message, Receive, Scope, Send
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_edge.direct import DirectExchange, DirectTarget
+from contrail_edge.http.budgets import BodyBudget, UnreadBudget
+from contrail_edge.http.cors import Cors
+from contrail_edge.http.delivery import Wire, deliver
+from contrail_edge.http.guard import Guard
+from contrail_edge.http.problems import refusal
+from contrail_edge.http.requests import REQUEST_KEY, ClientGoneError, EdgeState, Request
+from contrail_edge.http.responses import Answer, Header, Response
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.inputs.paths import canonical_path, split_path
+from contrail_edge.metrics import UNMATCHED, EdgeMetrics
+from contrail_edge.probes import Probes
+from contrail_edge.routing import Elsewhere, PathTable, Room, Route
+from contrail_edge.tickets import OpenedTicket, Tickets
+from contrail_edge.ws.handshake import accept
+from contrail_edge.ws.socket_metrics import SocketCounts
+from contrail_edge.ws.websocket import EdgeSocket, Opening, SocketEndpoint
+from contrail_link.request_context import InContext, enter_context
+
+if TYPE_CHECKING:
+    from contrail_edge.openapi.declared import DeclaredRoutes
+
+_log: Final = structlog.get_logger(__name__)
+
+CLIENT_GONE_STATUS: Final = 499
+"""What the metrics show for a request whose client left before the answer."""
+INTERNAL_STATUS: Final = 500
+BUSY_STATUS: Final = 503
+"""Told by readiness and metrics: a line for each of these refusals would make it worse."""
+
+_EVENT_TEMPLATES: Final = frozenset({"/v1/events", "/v1/streams/{stream}/messages"})
+"""Where a browser's EventSource may come with a ticket."""
+_DIRECT_URLS_MAX: Final = 4096
+_DIRECT_URL_BYTES_MAX: Final = 256
+
+
+async def _no_more() -> Message:
+    raise ClientGoneError
+
+
+async def _no_upgrade(request: Request) -> Answer:
+    raise ApiError(
+        errors.UPGRADE_REQUIRED, f"{request.raw_path.decode()} only accepts WebSocket connections"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a method and path lead to; ``route`` None is a management route, which FastAPI runs.
+
+    What is served ``elsewhere`` is forwarded, on either lane.
+    """
+
+    template: str
+    route: Route | None
+    elsewhere: Elsewhere | None = None
+
+
+class EdgeApp:
+    """The public interface as an ASGI application, over the rooms it was given."""
+
+    def __init__(self, rooms: Sequence[Room], settings: EdgeSettings) -> None:
+        self._settings = settings
+        self._state = EdgeState(
+            BodyBudget(settings.bodies_in_flight_bytes_max),
+            UnreadBudget(settings.unread_bytes_of_all_max, settings.connections_max),
+            Cors(settings.allowed_origins),
+            settings.waiting_max,
+        )
+        self._guard = Guard(settings)
+        self._tickets = Tickets(settings.ack_keys)
+        self._rooms = tuple(rooms)
+        self.metrics = EdgeMetrics(self._state)
+        links = list({id(room.link): room.link for room in rooms}.values())
+        probes = Probes(links, self.metrics, self.document, self._tickets).routes()
+        self._sockets = {end.path.encode(): end for room in rooms for end in room.sockets}
+        self._sockets_elsewhere = {
+            end.path.encode(): room.elsewhere for room in rooms for end in room.sockets
+        }
+        self._socket_counts = SocketCounts()
+        for collector in (self._socket_counts, *(end.metrics for end in self._sockets.values())):
+            self.metrics.add(collector)
+        handshakes = [Route("GET", path.decode(), _no_upgrade) for path in self._sockets]
+        self._routes = (*probes, *handshakes, *(route for room in rooms for route in room.routes))
+        self._tables = self._make_tables()
+        self._direct_targets: dict[bytes, dict[bytes, DirectTarget | None]] = {
+            b"GET": {}, b"POST": {},
+        }  # fmt: skip
+        self._declared: DeclaredRoutes | None = None
+        self._loading: asyncio.Future[DeclaredRoutes] | None = None
+
+    async def load(self) -> "DeclaredRoutes":
+        """The routes as FastAPI has them, loaded by a thread when they are first asked for.
+
+        Whoever serves calls it once that begins; a request that needs them waits for it.
+        """
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+        return await asyncio.shield(self._loading)
+
+    def _load(self) -> "DeclaredRoutes":
+        module = importlib.import_module("contrail_edge.openapi.declared")
+        declared: DeclaredRoutes = module.DeclaredRoutes(self._rooms, self._routes, self._settings)
+        tables = self._make_tables()
+        for method, template, elsewhere in declared.managed():
+            table = tables.setdefault(method, PathTable())
+            table.add(template, _Target(template, None, elsewhere))
+        self._tables = tables
+        self._declared = declared
+        return declared
+
+    async def document(self) -> dict[str, Any]:
+        """The OpenAPI document of everything that is served."""
+        return (await self.load()).document()
+
+    def drain(self) -> None:
+        """End all long polls; called when the process begins to stop."""
+        self._state.drain()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request."""
+        begun = time.perf_counter()
+        request = Request(scope, receive, self._state)
+        enter_context(request)  # each request has a task of its own
+        label, status = UNMATCHED, CLIENT_GONE_STATUS
+        try:
+            try:
+                asked = self._preflight(request)
+                if asked is not None:
+                    status = asked.status
+                    await deliver(request, asked, send, self._settings.linger_s)
+                    return
+                target = await self._target(request)
+                label = target.template
+                if target.elsewhere is not None:
+                    answer = await target.elsewhere.forward(request)
+                elif target.route is None or not self._settings.fast_lane:
+                    status = await self._run_declared(request, send)
+                    return
+                else:
+                    answer = await target.route.handler(request)
+            except ApiError as error:
+                answer = self._refusal(request, error)
+            except ClientGoneError:
+                raise
+            except Exception:
+                _log.exception("request_failed")
+                answer = self._refusal(request, ApiError(errors.INTERNAL))
+            status = answer.status
+            await deliver(request, answer, send, self._settings.linger_s)
+        except ClientGoneError:
+            status = CLIENT_GONE_STATUS
+        except ApiError as error:
+            # The head is out, so all that is left is to cut the body, which its reader notices.
+            _log.warning("answer_cut", error=error.spec.name, detail=str(error))
+        finally:
+            request.release()
+            self._account(request, label, status, time.perf_counter() - begun)
+
+    # Direct answers ------------------------------------------------------------------------------
+    def direct_target(self, method: bytes, url: bytes) -> DirectTarget | None:
+        """Where a request goes that the protocol may answer itself; None for all others."""
+        known = self._direct_targets.get(method)
+        if known is None:
+            return None
+        if method == b"GET" and b"#" not in url:
+            url = url.partition(b"?")[0]
+        try:
+            return known[url]
+        except KeyError:
+            target = self._find_direct(method, url)
+            if len(known) >= _DIRECT_URLS_MAX:
+                known.clear()
+            if len(url) <= _DIRECT_URL_BYTES_MAX:
+                known[url] = target
+            return target
+
+    def _find_direct(self, method: bytes, url: bytes) -> DirectTarget | None:
+        if not self._settings.fast_lane or b"?" in url or b"#" in url or url[:1] != b"/":
+            return None
+        try:
+            found = self._tables[method.decode()].match(split_path(url))
+        except ApiError:
+            return None  # the application says what is wrong with it
+        if found is None or found[0].elsewhere is not None:
+            return None
+        route = found[0].route
+        if route is None or route.direct is None:
+            return None
+        return DirectTarget(route.template, route.direct, found[1])
+
+    def direct_request(self, scope: Scope) -> Request:
+        """The request of ``scope``, whose body the protocol collects."""
+        return Request(scope, _no_more, self._state)
+
+    @property
+    def state(self) -> EdgeState:
+        """What the connections share."""
+        return self._state
+
+    def admits(self, request: Request) -> bool:
+        """Whether the guard lets ``request`` in; if not, the application says why."""
+        try:
+            self._guard.check(request)
+        except ApiError:
+            return False
+        return True
+
+    def answer_directly(self, exchange: DirectExchange) -> None:
+        """Serve a request whose body is complete."""
+        request, target = exchange.request, exchange.target
+        request.path_values = target.path_values
+
+        def reply(answer: Response | ApiError) -> None:
+            if isinstance(answer, ApiError):
+                answer = self._refusal(request, answer)
+            request.release()
+            exchange.send(answer)
+            seconds = time.perf_counter() - exchange.begun
+            self._account(request, target.template, answer.status, seconds)
+
+        with InContext(request):
+            try:
+                target.direct.handler(request, exchange.body, reply)
+            except ApiError as error:
+                reply(error)
+            except Exception:
+                _log.exception("request_failed")
+                reply(ApiError(errors.INTERNAL))
+
+    def _account(self, request: Request, template: str, status: int, seconds: float) -> None:
+        """Count an answered request, and tell of it when it is asked for or went wrong."""
+        self.metrics.answered(request.method, template, status, seconds)
+        if self._settings.access_log or (status >= INTERNAL_STATUS and status != BUSY_STATUS):
+            with InContext(request):
+                _log.log(
+                    logging.WARNING if status >= INTERNAL_STATUS else logging.INFO,
+                    "request",
+                    method=request.scope["method"],
+                    path=request.raw_path.decode("latin-1"),
+                    status=status,
+                    seconds=round(seconds, 6),
+                )
+
+    # Sockets -------------------------------------------------------------------------------------
+    def socket_endpoint(self, url: bytes) -> SocketEndpoint | None:
+        """What serves the sockets of a URL, if anything does."""
+        return self._sockets.get(url.partition(b"?")[0])
+
+    def open_socket(
+        self,
+        request: Request,
+        endpoint: SocketEndpoint,
+        transport: asyncio.Transport,
+        connections: set[Any],
+        *,
+        proven: bool,
+    ) -> asyncio.Protocol:
+        """Answer a handshake and begin its session; ApiError when it is refused.
+
+        ``proven`` is a handshake whose ticket was used.
+        """
+        if self._state.drained:
+            raise ApiError(errors.SHUTTING_DOWN, applied=False)
+        authenticated = proven or self._guard.check_socket(request)
+        enter_context(request.context)  # the connection carries nothing else from here on
+        elsewhere = self._sockets_elsewhere.get(request.raw_path)
+        if elsewhere is not None:
+            return elsewhere.splice(request, transport, connections)
+        answer, subprotocol = accept(request, endpoint)
+        opening = Opening(subprotocol, authenticated, self._guard.good_token)
+        opcode = endpoint.subprotocols[subprotocol]
+        socket = EdgeSocket(opcode, self._settings, self._state, self._socket_counts)
+        socket.begin(transport, connections, answer, endpoint, opening)
+        return socket
+
+    def socket_ticket(self, request: Request) -> OpenedTicket | None:
+        """The ticket of a handshake that is answered here once it is used; UNAUTHENTICATED."""
+        ticket = self._open_ticket(request)
+        return None if self._sockets_elsewhere.get(request.raw_path) is not None else ticket
+
+    def _open_ticket(self, request: Request) -> OpenedTicket | None:
+        ticket = self._guard.ticket(request)
+        if ticket is None:
+            return None
+        self._guard.check_site(request)
+        return self._tickets.open(ticket, time.time_ns())
+
+    async def use_ticket(self, ticket: OpenedTicket) -> None:
+        """Use a ticket up; UNAUTHENTICATED when it was used before, OVERLOADED."""
+        if not await self._rooms[0].link.use_ticket(ticket.nonce, ticket.expires_ns):
+            detail = "the ticket was already used, or issued before the server started"
+            raise ApiError(errors.UNAUTHENTICATED, detail, applied=False)
+
+    # The application -----------------------------------------------------------------------------
+    def _preflight(self, request: Request) -> Response | None:
+        """The answer to a browser's own question, which comes without a token."""
+        answer = self._state.cors.preflight(request.method, request.headers)
+        if answer is not None:
+            self._guard.check_site(request)
+        return answer
+
+    async def _target(self, request: Request) -> _Target:
+        ticket = self._open_ticket(request)
+        if ticket is None:
+            self._guard.check(request)
+        if request.method == "HEAD":
+            request.head_only = True
+            request.method = "GET"
+        segments = split_path(request.raw_path)
+        found = self._find(request.method, segments)
+        if found is None and self._declared is None:
+            await self.load()
+            found = self._find(request.method, segments)
+        if found is None:
+            known = self._allowed(segments)
+            raise ApiError(errors.METHOD_NOT_ALLOWED if known else errors.NOT_FOUND, applied=False)
+        target, request.path_values = found
+        if ticket is not None:
+            if target.template not in _EVENT_TEMPLATES:
+                raise ApiError(
+                    errors.UNAUTHENTICATED, "this path does not accept tickets", applied=False
+                )
+            if target.elsewhere is None:
+                await self.use_ticket(ticket)
+        return target
+
+    def _find(self, method: str, segments: list[str]) -> tuple[_Target, dict[str, str]] | None:
+        table = self._tables.get(method)
+        return None if table is None else table.match(segments)
+
+    def _allowed(self, segments: list[str]) -> list[str]:
+        methods = {method for method, table in self._tables.items() if table.match(segments)}
+        if "GET" in methods:
+            methods.add("HEAD")
+        return sorted(methods)
+
+    async def _run_declared(self, request: Request, send: Send) -> int:
+        raw = request.raw_path
+        path = canonical_path(split_path(raw)) if b"%" in raw else raw.decode("ascii")
+        scope = {
+            **request.scope, "method": request.method, "path": path, REQUEST_KEY: request,
+        }  # fmt: skip
+        declared = await self.load()
+        wire = Wire(request, send, self._settings.linger_s)
+        try:
+            await declared.app(scope, request.receive, wire.send)
+        except ClientGoneError:
+            raise
+        except Exception:
+            if wire.status is None:
+                raise
+            _log.exception("request_failed")
+        return CLIENT_GONE_STATUS if wire.status is None else wire.status
+
+    def _refusal(self, request: Request, error: ApiError) -> Response:
+        headers: tuple[Header, ...] = ()
+        if error.spec is errors.METHOD_NOT_ALLOWED:
+            allowed = ", ".join(self._allowed(split_path(request.raw_path)))
+            headers = ((b"allow", allowed.encode()),)
+        return refusal(request, error, headers)
+
+    def _make_tables(self) -> dict[str, PathTable[_Target]]:
+        """Where the routes of the data plane lead."""
+        tables: dict[str, PathTable[_Target]] = {}
+        away = {id(route): room.elsewhere for room in self._rooms for route in room.routes}
+        for route in self._routes:
+            target = _Target(route.template, route, away.get(id(route)))
+            tables.setdefault(route.method, PathTable()).add(route.template, target)
+        return tables
+
+
+def build_app(rooms: Sequence[Room], settings: EdgeSettings) -> EdgeApp:
+    """The ASGI application that serves ``rooms`` on one origin."""
+    return EdgeApp(rooms, settings)

@@ -1,0 +1,121 @@
+"""Requests answered by the protocol itself: no ASGI cycle and no task, one write an answer.
+
+An exchange stands where uvicorn's protocol keeps the cycle of a request, and shows it what the
+protocol looks at there: so pipelining, deadlines, disconnects and shutdown go the same way.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_edge.http.budgets import UnreadBudget
+from contrail_edge.http.problems import refusal
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Header, Response
+from contrail_edge.routing import Direct
+
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectTarget:
+    """What the path of a URL leads to."""
+
+    template: str
+    direct: Direct
+    path_values: dict[str, str]
+
+
+class _Unwatched:
+    def set(self) -> None:
+        """Nobody waits for news of the request: it is handled when it is complete."""
+
+
+class DirectExchange:
+    """One request and its answer on a connection."""
+
+    __slots__ = (
+        "begun",
+        "body",
+        "default_headers",
+        "disconnected",
+        "keep_alive",
+        "more_body",
+        "on_response",
+        "request",
+        "response_complete",
+        "target",
+        "transport",
+        "unread",
+    )
+
+    message_event: Final = _Unwatched()
+    response_started: Final = False
+    """Never seen half done: the answer is one write."""
+
+    def __init__(
+        self,
+        request: Request,
+        target: DirectTarget,
+        begun: float,
+        transport: asyncio.Transport,
+        unread: UnreadBudget,
+        default_headers: list[Header],
+        keep_alive: bool,
+        on_response: Callable[[], None],
+    ) -> None:
+        self.request = request
+        self.target = target
+        self.begun = begun
+        self.transport = transport
+        self.unread = unread
+        self.default_headers = default_headers
+        self.keep_alive = keep_alive
+        self.on_response = on_response
+        self.body = b""
+        self.more_body = True
+        self.disconnected = False
+        self.response_complete = False
+
+    def send(self, answer: Response) -> None:
+        """Write the whole answer, and end the connection when it is not kept."""
+        if self.disconnected or self.transport.is_closing():
+            self.response_complete = True
+            return
+        head = self._head(answer)
+        if head is None:
+            _log.error("unsound_header", path=self.target.template)
+            answer = refusal(self.request, ApiError(errors.INTERNAL))
+            head = self._head(answer)
+            assert head is not None
+        data = head + answer.body
+        self.transport.write(data)
+        self.unread.wrote(self.transport, len(data))
+        self.response_complete = True
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+    def _head(self, answer: Response) -> bytes | None:
+        """The head of ``answer``; None when a header of it would end its line, or the head."""
+        parts = [STATUS_LINE[answer.status]]
+        headers = [
+            *self.default_headers,
+            *answer.wire_headers(),
+            (b"x-request-id", self.request.request_id),
+        ]
+        if not self.keep_alive:
+            headers.append((b"connection", b"close"))
+        headers += self.request.cors_headers([name for name, _ in headers])
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"\r\n")
+        head = b"".join(parts)
+        lines = len(headers) + 2
+        return head if head.count(b"\n") == head.count(b"\r") == lines else None

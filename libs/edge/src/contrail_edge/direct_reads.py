@@ -1,0 +1,40 @@
+"""Direct handlers made of a route's own, for reads: they may wait for a disk or another process."""
+
+import asyncio
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Response
+from contrail_edge.routing import ReadHandler, Reply
+
+_log = structlog.get_logger(__name__)
+
+
+class DirectRead:
+    """Answers a read with what the route's handler answers, in a task of its own."""
+
+    __slots__ = ("_handler", "_running")
+
+    def __init__(self, handler: ReadHandler) -> None:
+        self._handler = handler
+        self._running: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
+
+    def __call__(self, request: Request, body: bytes, reply: Reply) -> None:
+        """Begin to read; ``reply`` is called once, later."""
+        task = asyncio.get_running_loop().create_task(self._answer(request, reply))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _answer(self, request: Request, reply: Reply) -> None:
+        answer: Response | ApiError
+        try:
+            answer = await self._handler(request)
+        except ApiError as error:
+            answer = error
+        except Exception:
+            _log.exception("request_failed")
+            answer = ApiError(errors.INTERNAL)
+        reply(answer)

@@ -1,0 +1,1 @@
+"""Requests, answers, their limits and refusals: what HTTP itself needs."""

@@ -1,0 +1,110 @@
+"""Who may call: the Host and Origin allow-lists and the bootstrap bearer token."""
+
+import hmac
+from typing import Final
+from urllib.parse import urlsplit
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_edge.http.requests import Request
+from contrail_edge.http.settings import EdgeSettings
+
+OPEN_PATHS: Final = frozenset({b"/", b"/docs", b"/livez", b"/openapi.json", b"/readyz"})
+"""Probes carry no credentials, nor do readers of the documents; none tells about data."""
+_EVENTS: Final = b"text/event-stream"
+_TICKET: Final = b"ticket="
+
+_REMEMBERED_MAX: Final = 256
+
+
+class Guard:
+    """Checks each request before anything else looks at it.
+
+    The Host check keeps a web page from reaching a local server by DNS rebinding; the Origin check
+    keeps it from posting across sites.
+    """
+
+    def __init__(self, settings: EdgeSettings) -> None:
+        self._hosts = settings.allowed_hosts
+        self._origins = settings.allowed_origins
+        self._token = None if settings.token is None else settings.token.encode()
+        self._good_hosts: set[bytes] = set()
+
+    def check(self, request: Request) -> None:
+        """Raise FOREIGN_HOST, FOREIGN_ORIGIN or UNAUTHENTICATED for a request that may not call."""
+        self.check_site(request)
+        if self._token is not None and request.raw_path not in OPEN_PATHS:
+            self._check_token(request.headers.get(b"authorization", b""), self._token)
+
+    def check_socket(self, request: Request) -> bool:
+        """Whether a handshake is authenticated; browsers can send a token only on the socket.
+
+        Raises as :meth:`check` does, for a token that is given.
+        """
+        self.check_site(request)
+        header = request.headers.get(b"authorization")
+        if self._token is None or header is None:
+            return self._token is None
+        self._check_token(header, self._token)
+        return True
+
+    def ticket(self, request: Request) -> bytes | None:
+        """The ticket of a request that asks for a socket or for events and brings no token.
+
+        Nothing else takes one: what stands in a URL may come to be known.
+        """
+        headers = request.headers
+        if self._token is None or b"authorization" in headers or request.method != "GET":
+            return None
+        if b"upgrade" not in headers and _EVENTS not in headers.get(b"accept", b""):
+            return None
+        for part in request.query_string.split(b"&"):
+            if part.startswith(_TICKET):
+                return part.removeprefix(_TICKET)
+        return None
+
+    def good_token(self, token: str) -> bool:
+        """Whether ``token`` is the bearer token; without one, every token is."""
+        return self._token is None or hmac.compare_digest(token.encode(), self._token)
+
+    def check_site(self, request: Request) -> None:
+        """Raise FOREIGN_HOST or FOREIGN_ORIGIN."""
+        headers = request.headers
+        host = headers.get(b"host", b"")
+        if host not in self._good_hosts:
+            self._check_host(host)
+        origin = headers.get(b"origin")
+        if origin is not None:
+            self._check_origin(origin)
+
+    def _check_host(self, header: bytes) -> None:
+        if _host_name(header.decode("latin-1")) not in self._hosts:
+            raise ApiError(errors.FOREIGN_HOST, applied=False)
+        if len(self._good_hosts) < _REMEMBERED_MAX:
+            self._good_hosts.add(header)
+
+    def _check_origin(self, header: bytes) -> None:
+        origin = header.decode("latin-1").lower()
+        if origin in self._origins:
+            return
+        scheme, separator, authority = origin.partition("://")
+        if scheme in ("http", "https") and separator and _host_name(authority) in self._hosts:
+            return
+        raise ApiError(errors.FOREIGN_ORIGIN, applied=False)
+
+    @staticmethod
+    def _check_token(header: bytes, token: bytes) -> None:
+        scheme, _, given = header.partition(b" ")
+        if not hmac.compare_digest(given.strip(), token) or scheme.lower() != b"bearer":
+            raise ApiError(errors.UNAUTHENTICATED, applied=False)
+
+
+def _host_name(authority: str) -> str | None:
+    """The name in ``host[:port]``, lower-case and without brackets; None when it is neither."""
+    try:
+        parts = urlsplit(f"//{authority}")
+        if parts.netloc != authority or parts.username is not None or parts.port == 0:
+            return None
+        return parts.hostname
+    except ValueError:
+        return None

@@ -1,0 +1,93 @@
+"""What the head of any request must be, before anything else looks at it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_edge.http.responses import Header
+from contrail_edge.http.settings import EdgeSettings
+
+_LINE_OVERHEAD: Final = 4
+_CHUNKED: Final = b"chunked"
+_NEVER_OF_ONE_CONNECTION: Final = frozenset(
+    {
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"origin",
+        b"transfer-encoding",
+    }
+)
+"""Headers that Connection must not name.
+
+Whoever passes a request on drops what Connection names (RFC 9110, section 7.6.1). Without one of
+these the next process would read another request than the first did.
+"""
+
+
+def too_long_target(limits: EdgeSettings) -> ApiError:
+    """The refusal of a target beyond its bound."""
+    detail = f"the limit is {limits.target_bytes_max} bytes"
+    return ApiError(errors.URI_TOO_LONG, detail, applied=False)
+
+
+def too_large_head(limits: EdgeSettings) -> ApiError:
+    """The refusal of more header bytes or lines than a request may have."""
+    detail = f"the limit is {limits.head_bytes_max} bytes and {limits.head_lines_max} lines"
+    return ApiError(errors.REQUEST_HEADERS_TOO_LARGE, detail, applied=False)
+
+
+def bad_request(detail: str) -> ApiError:
+    """The refusal of what is not HTTP as it should be."""
+    return ApiError(errors.BAD_REQUEST, detail, applied=False)
+
+
+def check_head(url: bytes, headers: Sequence[Header], version: str, limits: EdgeSettings) -> None:
+    """Refuse a head beyond its bounds, or one that two processes could read differently.
+
+    Names are lower-case. Raises URI_TOO_LONG, REQUEST_HEADERS_TOO_LARGE, BAD_REQUEST and
+    NOT_IMPLEMENTED.
+    """
+    size = 0
+    hosts: list[bytes] = []
+    codings: list[bytes] = []
+    for name, value in headers:
+        size += len(name) + len(value) + _LINE_OVERHEAD
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"connection":
+            _check_connection(value)
+        elif name == b"transfer-encoding":
+            codings += [one.strip() for one in value.lower().split(b",")]
+    if len(url) > limits.target_bytes_max:
+        raise too_long_target(limits)
+    if size > limits.head_bytes_max or len(headers) > limits.head_lines_max:
+        raise too_large_head(limits)
+    if len(hosts) != 1:
+        raise bad_request("exactly one Host header is required")
+    if codings:
+        _check_codings(codings, version)
+    if not url.startswith(b"/"):
+        # RFC 9112 section 3.2.2: the target's authority, not the Host header, would count.
+        authority = url.partition(b"://")[2].partition(b"/")[0]
+        if authority.lower() != hosts[0].lower():
+            raise bad_request("the request target names another server than the Host header")
+
+
+def _check_connection(value: bytes) -> None:
+    for token in value.lower().split(b","):
+        name = token.strip()
+        if name in _NEVER_OF_ONE_CONNECTION:
+            raise bad_request(f"the Connection header must not list {name.decode()}")
+
+
+def _check_codings(codings: Sequence[bytes], version: str) -> None:
+    """Take chunks alone (RFC 9112, section 6.1): no other coding is understood here."""
+    if codings[-1] != _CHUNKED or codings.count(_CHUNKED) > 1 or version == "1.0":
+        raise bad_request("the Transfer-Encoding does not determine where the body ends")
+    if len(codings) > 1:
+        detail = "the only supported Transfer-Encoding is chunked"
+        raise ApiError(errors.NOT_IMPLEMENTED, detail, applied=False)

@@ -1,0 +1,155 @@
+"""Refusals on the wire: ``application/problem+json`` (RFC 9457), built from the error registry."""
+
+import functools
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.errors import ApiError, ErrorSpec
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Header, Response
+from contrail_link.contract import PubResult
+
+PROBLEM_TYPE = "application/problem+json"
+READING_METHODS = frozenset({"GET", "HEAD"})
+_RETRY_AFTER_S = 1
+FIELD_ERRORS_MAX = 100
+"""Bad fields that a problem names."""
+REFUSALS_TOLD_MAX = 1_000
+"""Refused messages of one batch whose problems say more than their kind."""
+_POINTER_CHARS_MAX = 256
+_TEXT_CHARS_MAX = 1024
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """An invalid field: a JSON Pointer into the body, or the name of a parameter or header."""
+
+    pointer: str
+    message: str
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """An error. ``code`` and ``name`` are stable. ``detail`` is for humans and may change."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | msgspec.UnsetType = msgspec.UNSET
+    code: int
+    name: str
+    retryable: bool
+    errors: list[FieldError]
+    request_id: str | msgspec.UnsetType = msgspec.UNSET
+    applied: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+def problem(error: ApiError) -> Problem:
+    """The problem object of ``error``, as it stands in the results of a batch."""
+    spec = error.spec
+    return Problem(
+        type=f"urn:contrail:error:{spec.name}",
+        title=spec.title,
+        status=spec.status,
+        detail=_cut(error.detail or spec.title, _TEXT_CHARS_MAX),
+        code=spec.code,
+        name=spec.name,
+        retryable=spec.retryable,
+        errors=[
+            FieldError(_cut(one.pointer, _POINTER_CHARS_MAX), _cut(one.message, _TEXT_CHARS_MAX))
+            for one in error.fields[:FIELD_ERRORS_MAX]
+        ],
+        applied=msgspec.UNSET if error.applied is None else error.applied,
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    """``text``, which may repeat what the caller sent, at no more than ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+@functools.lru_cache(maxsize=1024)
+def result_problem(code: int, detail: str) -> Problem:
+    """The problem of one result of a batch, from the registry code that storage answered."""
+    spec = errors.REGISTRY.get(code, errors.INTERNAL)
+    # Only an unknown outcome may have had an effect.
+    applied = None if spec is errors.OUTCOME_UNKNOWN else False
+    return problem(ApiError(spec, detail, applied=applied))
+
+
+class Problems:
+    """The problems of one batch: those beyond ``REFUSALS_TOLD_MAX`` just say which kind it is."""
+
+    def __init__(self) -> None:
+        self._told = 0
+        self._kinds: dict[tuple[int, bool | None], Problem] = {}
+
+    def of(self, refused: ApiError | PubResult) -> Problem:
+        """The problem of one more message; the same object for all of a kind in the end."""
+        self._told += 1
+        if self._told <= REFUSALS_TOLD_MAX:
+            return _problem_of(refused)
+        if isinstance(refused, ApiError):
+            kind = refused.spec.code, refused.applied
+        else:
+            kind = refused.code, None
+        found = self._kinds.get(kind)
+        if found is None:
+            full = _problem_of(refused)
+            found = msgspec.structs.replace(full, detail=full.title, errors=[])
+            self._kinds[kind] = found
+        return found
+
+
+def _problem_of(refused: ApiError | PubResult) -> Problem:
+    if isinstance(refused, ApiError):
+        return problem(refused)
+    return result_problem(refused.code, refused.detail)
+
+
+def problem_body(
+    error: ApiError,
+    *,
+    instance: str | msgspec.UnsetType = msgspec.UNSET,
+    request_id: str | msgspec.UnsetType = msgspec.UNSET,
+    reads: bool = False,
+) -> bytes:
+    """The JSON document that answers a refused request; one that ``reads`` never had an effect."""
+    answer = problem(error)
+    if reads:
+        answer.applied = False
+    answer.instance = instance
+    answer.request_id = request_id
+    return msgspec.json.encode(answer)
+
+
+def problem_headers(error: ApiError) -> list[Header]:
+    """The headers that belong to a refusal besides its body's own."""
+    headers: list[Header] = []
+    if error.spec.status in (429, 503):
+        seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
+        headers.append((b"retry-after", str(seconds).encode()))
+    elif error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if error.spec is errors.UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b'Bearer realm="contrail"'))
+    if error.spec is errors.UPGRADE_REQUIRED:
+        headers += [(b"upgrade", b"websocket"), (b"sec-websocket-version", b"13")]
+    return headers
+
+
+def refusal(request: Request, error: ApiError, headers: tuple[Header, ...] = ()) -> Response:
+    """The answer to a refused request; ``headers`` are added to those every refusal has."""
+    body = problem_body(
+        error,
+        instance=request.raw_path.decode("latin-1"),
+        request_id=request.request_id.decode("ascii"),
+        reads=request.method in READING_METHODS,
+    )
+    all_headers = [*problem_headers(error), *headers]
+    return Response(error.spec.status, body, PROBLEM_TYPE.encode(), all_headers)
+
+
+def invalid_field(pointer: str, message: str, spec: ErrorSpec = errors.INVALID_FIELD) -> ApiError:
+    """The refusal of one field or parameter."""
+    return ApiError(spec, f"{pointer}: {message}", fields=[errors.FieldProblem(pointer, message)])

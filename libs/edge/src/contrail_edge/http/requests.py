@@ -1,0 +1,275 @@
+"""A request of the kit: headers, the body under its bounds, and when nobody waits any more."""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from starlette.types import Receive, Scope
+
+from contrail_common import errors
+from contrail_common.errors import ApiError, ErrorSpec
+from contrail_edge.http.budgets import BodyBudget, UnreadBudget
+from contrail_edge.http.cors import Cors
+from contrail_link.request_context import REQUEST_ID, RequestContext
+
+REQUEST_KEY: Final = "contrail.request"
+"""Where the ASGI scope of a request that FastAPI serves holds the kit's."""
+
+_T = TypeVar("_T")
+
+_IDENTITY: Final = b"identity"
+_id_prefix: Final = secrets.token_hex(4)
+_id_counter: Final = itertools.count(1)
+
+
+class ClientGoneError(Exception):
+    """The client went away: there is nobody to answer."""
+
+
+@dataclass(slots=True)
+class EdgeState:
+    """What the requests of one process share: bounds on memory and waiting, the drain signal."""
+
+    bodies: BodyBudget
+    unread: UnreadBudget
+    cors: Cors
+    waiting_max: int
+    waiting: int = 0
+    _draining: asyncio.Future[None] | None = field(default=None)
+    _drained: bool = False
+
+    def drain(self) -> None:
+        """End all waiting: the process is about to stop."""
+        self._drained = True
+        if self._draining is not None and not self._draining.done():
+            self._draining.set_result(None)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the process is about to stop."""
+        return self._drained
+
+    def draining(self) -> asyncio.Future[None]:
+        """A future that is done once the process drains; waits are raced against it."""
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_future()
+            if self._drained:
+                self._draining.set_result(None)
+        return self._draining
+
+
+def bodies_overloaded() -> ApiError:
+    """The refusal of more body bytes than a connection, or all of them, may hold."""
+    detail = "too many bytes of request bodies are in flight"
+    return ApiError(errors.OVERLOADED, detail, applied=False)
+
+
+class Request:
+    """One request. ``path_values`` are the decoded path parameters of the matched route."""
+
+    __slots__ = (
+        "_body_done",
+        "_gone",
+        "_id",
+        "_reserved",
+        "_state",
+        "head_only",
+        "headers",
+        "method",
+        "path_values",
+        "raw_headers",
+        "raw_path",
+        "receive",
+        "scope",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, state: EdgeState) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.raw_path: bytes = scope["raw_path"]
+        self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.headers: dict[bytes, bytes] = dict(self.raw_headers)
+        self.path_values: dict[str, str] = {}
+        self.head_only = False
+        self.receive = receive
+        self._state = state
+        self._reserved = 0
+        self._gone: asyncio.Task[None] | None = None
+        self._id: bytes | None = None
+        self._body_done = (
+            self.headers.get(b"content-length", b"0") == b"0"
+            and b"transfer-encoding" not in self.headers
+        )
+
+    def cors_headers(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+        """What an answer with headers of these names needs besides, for pages that may read it."""
+        return self._state.cors.headers(self.headers.get(b"origin"), names)
+
+    @property
+    def unread(self) -> UnreadBudget:
+        """Who looks after what is sent in answer and not taken."""
+        return self._state.unread
+
+    @property
+    def query_string(self) -> bytes:
+        """The raw query, without its question mark."""
+        query: bytes = self.scope["query_string"]
+        return query
+
+    @property
+    def request_id(self) -> bytes:
+        """The client's X-Request-Id when it has a usable one, otherwise one made here."""
+        if self._id is None:
+            given = self.headers.get(b"x-request-id")
+            if given is not None and REQUEST_ID.fullmatch(given):
+                self._id = given
+            else:
+                self._id = f"{_id_prefix}-{next(_id_counter):x}".encode()
+        return self._id
+
+    @property
+    def context(self) -> RequestContext:
+        """What the work on the request is part of."""
+        return RequestContext.of(self.request_id, self.headers.get(b"traceparent", b""))
+
+    @property
+    def body_pending(self) -> bool:
+        """Whether bytes of the body may still be on their way."""
+        return not self._body_done
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the body has a content coding (RFC 9110 section 8.4); none is understood here."""
+        return self.headers.get(b"content-encoding", _IDENTITY).lower() != _IDENTITY
+
+    @property
+    def waits_to_be_asked(self) -> bool:
+        """Whether the client sends its body after 100 Continue only (RFC 9110 section 10.1.1)."""
+        return self.headers.get(b"expect", b"").lower() == b"100-continue"
+
+    # Body ----------------------------------------------------------------------------------------
+    async def body(self, limit: int, too_large: ErrorSpec = errors.BODY_TOO_LARGE) -> bytes:
+        """The whole body; ``too_large`` as soon as it is known to exceed ``limit`` bytes."""
+        self.check_declared_length(limit, too_large)
+        if self._body_done:
+            return b""
+        self._check_coding()
+        first, more = await self._next_chunk(limit, too_large)
+        if not more:
+            return first
+        chunks, total = [first], len(first)
+        while more:
+            chunk, more = await self._next_chunk(limit - total, too_large)
+            chunks.append(chunk)
+            total += len(chunk)
+        return b"".join(chunks)
+
+    async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives; each chunk counts as in flight until :meth:`consumed`."""
+        self.check_declared_length(limit)
+        left, more = limit, not self._body_done
+        if more:
+            self._check_coding()
+        while more:
+            chunk, more = await self._next_chunk(left, errors.BODY_TOO_LARGE)
+            left -= len(chunk)
+            if chunk:
+                yield chunk
+
+    def consumed(self, count: int) -> None:
+        """Say that ``count`` bytes of the body are no longer held."""
+        self._reserved -= count
+        self._state.bodies.give(count)
+
+    def check_declared_length(
+        self, limit: int, too_large: ErrorSpec = errors.BODY_TOO_LARGE
+    ) -> None:
+        """Refuse a Content-Length above ``limit`` before any of it is read."""
+        declared = self.headers.get(b"content-length")
+        if declared is not None and int(declared) > limit:
+            raise ApiError(too_large, f"the body is larger than {limit} bytes", applied=False)
+
+    def _check_coding(self) -> None:
+        # Stored as it came, a coded payload would reach readers who are not told how to read it.
+        if self.is_coded:
+            detail = "request bodies with a Content-Encoding are not supported"
+            raise ApiError(errors.UNSUPPORTED_MEDIA, detail, applied=False)
+
+    async def _next_chunk(self, limit: int, too_large: ErrorSpec) -> tuple[bytes, bool]:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        self._body_done = not more
+        if len(chunk) > limit:
+            raise ApiError(too_large, "the body is larger than the limit", applied=False)
+        self.hold(len(chunk))
+        return chunk, more
+
+    async def discard_body(self) -> None:
+        """Read what is left of the body and drop it."""
+        while not self._body_done:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            self._body_done = not message.get("more_body", False)
+
+    def hold(self, count: int) -> None:
+        """Count ``count`` bytes of the body as in flight until :meth:`release`; OVERLOADED."""
+        if not self._state.bodies.take(self._reserved, count):
+            raise bodies_overloaded()
+        self._reserved += count
+
+    def body_came(self) -> None:
+        """Say that the whole body was handed over by whoever held it."""
+        self._body_done = True
+
+    # Waiting -------------------------------------------------------------------------------------
+    @property
+    def gone(self) -> asyncio.Task[None]:
+        """A task that ends when the client disconnects; only for a request whose body is read."""
+        if self._gone is None:
+            self._gone = asyncio.create_task(self._until_disconnect())
+        return self._gone
+
+    async def _until_disconnect(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    async def while_wanted(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of ``work``, cancelled when the client leaves or the process drains.
+
+        Raises ClientGoneError, SHUTTING_DOWN, or TOO_MANY_WAITERS when the process has its fill.
+        """
+        state = self._state
+        if state.waiting >= state.waiting_max:
+            work.close()
+            raise ApiError(errors.TOO_MANY_WAITERS, applied=False)
+        state.waiting += 1
+        task = asyncio.create_task(work)
+        draining = state.draining()
+        first_of: set[asyncio.Future[Any]] = {task, self.gone, draining}
+        try:
+            await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            state.waiting -= 1
+            if not task.done():
+                task.cancel()
+                # The work gives back what it holds before this request ends.
+                await asyncio.gather(task, return_exceptions=True)
+        if draining.done():
+            raise ApiError(errors.SHUTTING_DOWN, applied=False)
+        raise ClientGoneError
+
+    def release(self) -> None:
+        """Give back what the request holds; called once, when it has been answered."""
+        if self._gone is not None:
+            self._gone.cancel()
+        self._state.bodies.give(self._reserved)
+        self._reserved = 0

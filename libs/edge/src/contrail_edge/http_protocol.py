@@ -1,0 +1,595 @@
+"""HTTP/1.1 on the wire: uvicorn's httptools protocol with deadlines, size bounds and problems.
+
+uvicorn leaves a connection alone that sends nothing, half a head or half a body, takes any number
+of headers, and answers what it cannot parse in plain text. The bounds are enforced here, below
+ASGI, so that the application needs no timers. Built on uvicorn 0.54: its private attributes used
+here are ``cycle``, ``pipeline``, ``flow`` and, of a cycle, ``chunked_encoding``.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar, Final, cast
+
+import httptools
+from starlette.types import Message, Receive, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_edge.app import EdgeApp
+from contrail_edge.direct import DirectExchange
+from contrail_edge.http.budgets import UnreadBudget
+from contrail_edge.http.delivery import GATHER
+from contrail_edge.http.heads import bad_request, check_head, too_large_head, too_long_target
+from contrail_edge.http.last_look import after_a_look
+from contrail_edge.http.problems import PROBLEM_TYPE, problem_body, problem_headers
+from contrail_edge.http.requests import Request, bodies_overloaded
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.tickets import OpenedTicket
+from contrail_edge.ws.websocket import SocketEndpoint
+from contrail_link.contract import Chunk, Pieces
+
+_LENGTH_DIGITS_MAX: Final = 8
+_UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
+
+
+class _RefusedError(Exception):
+    """Stops the parser: the request is refused while it is being read."""
+
+
+class _JoinedWrites:
+    """A transport for one answer that sends its head together with the first piece of its body.
+
+    uvicorn writes them apart, and each write is a system call and often a packet of its own. A head
+    that no body follows at once goes out by itself with the next pass of the loop.
+    """
+
+    __slots__ = ("_handle", "_head", "_loop", "_transport", "_unread")
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        unread: UnreadBudget,
+    ) -> None:
+        self._transport = transport
+        self._unread = unread
+        self._loop = loop
+        self._head: bytes | None = None
+        self._handle: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """Hold the head back, or send what was held with ``data``."""
+        if self._handle is None:
+            self._head = data
+            self._handle = self._loop.call_soon(self._flush)
+        elif self._head is None:
+            self._write(data)
+        else:
+            self._handle.cancel()
+            head, self._head = self._head, None
+            self._write(head + data)
+
+    def writelines(self, pieces: Sequence[Chunk]) -> None:
+        """Send ``pieces`` as they are, behind the head."""
+        self._flush()
+        if not self._transport.is_closing():
+            self._transport.writelines(pieces)
+            self._unread.wrote(self._transport, sum(map(len, pieces)))
+
+    def _flush(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            self._write(head)
+
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+            self._unread.wrote(self._transport, len(data))
+
+    def close(self) -> None:
+        """Close when everything is sent."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection ends."""
+        return self._transport.is_closing()
+
+
+class _Gather:
+    """Sends chunks of one answer's body in pieces; uvicorn would join each with its size."""
+
+    __slots__ = ("_cycle", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle, transport: _JoinedWrites) -> None:
+        self._cycle = cycle
+        self._transport = transport
+
+    async def __call__(self, pieces: Pieces) -> None:
+        """As ASGI's ``send`` of a body with more to come; the head of the answer was sent."""
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        size = sum(map(len, pieces))
+        if cycle.disconnected or not size:
+            return
+        if not cycle.response_started or not cycle.chunked_encoding:
+            raise RuntimeError("pieces can only follow the head of a chunked body")
+        self._transport.writelines([b"%x\r\n" % size, *filter(len, pieces), b"\r\n"])
+
+
+class EdgeHttpProtocol(HttpToolsProtocol):
+    """One connection. While it waits for bytes, a deadline runs; while the app works, none does."""
+
+    settings: ClassVar[EdgeSettings]
+    edge: ClassVar[EdgeApp]
+
+    _head_open = True  # the head of a request is awaited or incomplete
+    _begun = False  # and its first byte has come
+    _body_open = False  # the head is complete, the body is not
+    _refused = False  # an error was answered; what still comes is dropped
+    _unparsed = 0  # bytes fed to the parser since it last gave something complete
+    _refusal: ApiError | None = None
+    _deadline: asyncio.TimerHandle | None = None
+    _armed_at = 0.0
+    _progress_at = 0.0
+    _window_bytes = 0  # of the body, since `_armed_at`
+    _idle_since: float | None = None  # when the last direct answer left, until the next request
+    _idle_check: asyncio.TimerHandle | None = None
+    _unwritten = 0
+    _stall: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | DirectExchange | None = None
+    _request: Request | None = None  # the last one whose head is complete
+    _admitted = False  # the guard lets the last request in; the body of another one is dropped
+    _buffered = 0  # bytes of bodies that came and that the application has not asked for
+    _next: tuple[RequestResponseCycle, Any] | None = None  # waits until the last answer is taken
+    _direct: DirectExchange | None = None  # the request whose body is awaited, if it is such a one
+    _endpoint: SocketEndpoint | None = None  # what the handshake asks for, if the request is one
+
+    # Connection ----------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the deadline of the first head, or refuse a connection too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.connections_max:
+            self._refuse(ApiError(errors.OVERLOADED, "too many connections", applied=False))
+        else:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers; tell the running request, which uvicorn forgets when pipelined."""
+        self._stop_timers()
+        self._next = None
+        self.edge.state.unread.forget(self.transport)
+        self._took(self._buffered)
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        if isinstance(running, DirectExchange) and running.more_body:
+            running.request.release()  # nobody is going to answer it
+        super().connection_lost(exc)
+
+    def _stop_timers(self) -> None:
+        self._disarm()
+        for timer in (self._stall, self._idle_check):
+            if timer is not None:
+                timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser and watch over what is still missing."""
+        dropped = self._refused
+        if dropped:
+            return
+        if self._begun or self._body_open:
+            self._unparsed += len(data)
+            self._progress_at = self.loop.time()
+            self._window_bytes += len(data)
+        self._unset_keepalive_if_required()
+        try:
+            if self._feed(data):
+                return
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or bad_request("the request is not valid HTTP/1.1"))
+            return
+        if not self._head_open and not self._body_open and not self.cycle.response_complete:
+            self._disarm()  # the application is at work
+        elif not self._too_much_unparsed() and self._deadline is None:
+            self._arm()
+
+    def _feed(self, data: bytes) -> bool:
+        """Parse ``data``; True when the connection is no longer this protocol's."""
+        left = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(left)
+            except httptools.HttpParserUpgrade as upgrade:
+                left = left[upgrade.args[0] :]
+                if self._endpoint is not None:
+                    self._open_socket(self._endpoint, bytes(left))
+                    return True
+                self._read_without_upgrade()
+            else:
+                return False
+
+    def _should_upgrade(self) -> bool:
+        return self._endpoint is not None
+
+    def _open_socket(self, endpoint: SocketEndpoint, rest: bytes) -> None:
+        """Hand the connection over to a socket, or refuse the handshake."""
+        request = self._request
+        assert request is not None
+        try:
+            if self.cycle is not None and not self.cycle.response_complete:
+                raise bad_request("an earlier request on the connection is still being answered")
+            if request.body_pending:
+                raise bad_request("a WebSocket handshake must not have a body")
+            self._disarm()
+            ticket = self.edge.socket_ticket(request)
+        except ApiError as error:
+            self._refuse(error)
+            return
+        if ticket is None:
+            self._begin_socket(request, endpoint, rest, proven=False)
+            return
+        self.flow.pause_reading()
+        task = self.loop.create_task(self._use_ticket(ticket, request, endpoint, rest))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _use_ticket(
+        self, ticket: OpenedTicket, request: Request, endpoint: SocketEndpoint, rest: bytes
+    ) -> None:
+        try:
+            await self.edge.use_ticket(ticket)
+        except ApiError as error:
+            self._refuse(error)
+            return
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._begin_socket(request, endpoint, rest, proven=True)
+
+    def _begin_socket(
+        self, request: Request, endpoint: SocketEndpoint, rest: bytes, *, proven: bool
+    ) -> None:
+        connections = self.server_state.connections
+        try:
+            socket = self.edge.open_socket(
+                request, endpoint, self.transport, connections, proven=proven
+            )
+        except ApiError as error:
+            self._refuse(error)
+            return
+        self.connections.discard(self)
+        self._stop_timers()
+        if rest:
+            socket.data_received(rest)
+
+    def _too_much_unparsed(self) -> bool:
+        """Refuse a line that never ends: the parser keeps it to itself, without a bound."""
+        limits = self.settings
+        if self._begun and len(self.url) > limits.target_bytes_max:
+            self._refuse(too_long_target(limits))
+            return True
+        lines = len(self.headers or ())
+        unparsed_max = limits.head_bytes_max + limits.target_bytes_max
+        if lines > limits.head_lines_max or self._unparsed > unparsed_max:
+            self._refuse(too_large_head(limits))
+            return True
+        return False
+
+    # Parser callbacks ----------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        super().on_message_begin()
+        # An answer to a request before it in the same bytes has set the timer.
+        self._unset_keepalive_if_required()
+        self._direct = self._idle_since = None
+        self._head_open = self._begun = True
+        self._unparsed = 0
+        self._disarm()
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: check it and start the application."""
+        self._check_head()
+        if self.parser.get_method() == b"CONNECT":
+            self._stop(bad_request("this server is not a proxy"))
+        self._head_open = self._begun = False
+        self._body_open = True
+        self._unparsed = 0
+        self._disarm()
+        if self.parser.should_upgrade() and self._get_upgrade() == b"websocket":
+            get = self.parser.get_method() == b"GET"
+            self._endpoint = self.edge.socket_endpoint(self.url) if get else None
+        if self._asks_for_an_upgrade():
+            return
+        self._request = self._guarded_request()
+        self._direct = self._direct_exchange(self._request) if self._admitted else None
+        if self._direct is None:
+            if len(self.pipeline) >= self.settings.pipelined_max:
+                detail = "too many requests are waiting on the connection"
+                self._stop(ApiError(errors.OVERLOADED, detail, applied=False))
+            super().on_headers_complete()
+        self.headers = []  # of trailers, which nobody sees
+
+    def _guarded_request(self) -> Request:
+        """The request whose head is complete, after a look at who sends it.
+
+        Nothing is held for a caller whom the guard does not let in.
+        """
+        scope = cast(Scope, self.scope)
+        path, _, query = self.url.partition(b"?")
+        method = self.parser.get_method().decode()
+        scope.update(method=method, raw_path=path, query_string=query)
+        request = self.edge.direct_request(scope)
+        self._admitted = self.edge.admits(request)
+        return request
+
+    def _direct_exchange(self, request: Request) -> DirectExchange | None:
+        """The exchange of a request that needs no application; it becomes the current cycle."""
+        method = self.parser.get_method()
+        target = self.edge.direct_target(method, self.url)
+        if target is None or (self.cycle is not None and not self.cycle.response_complete):
+            return None
+        if self.flow.write_paused:
+            return None  # the application begins it once the last answer is taken
+        length = request.headers.get(b"content-length", b"")
+        if method == b"GET":
+            if request.body_pending:
+                return None
+            length = b"0"
+        if not length or len(length) > _LENGTH_DIGITS_MAX:
+            return None
+        if not target.direct.takes(request.headers.get(b"content-type"), int(length)):
+            return None
+        if self.expect_100_continue or self.parser.should_upgrade() or request.is_coded:
+            return None
+        exchange = DirectExchange(
+            request,
+            target,
+            time.perf_counter(),
+            self.transport,
+            self.edge.state.unread,
+            self.server_state.default_headers,
+            self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
+            self._on_direct_answer,
+        )
+        self._running = self.cycle = exchange  # type: ignore[assignment]
+        return exchange
+
+    def _on_direct_answer(self) -> None:
+        """Do what uvicorn does after an answer, with one timer for many requests."""
+        if self.pipeline or self.transport.is_closing():
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self._idle_since = self.loop.time()
+        if self._idle_check is None:
+            self._idle_check = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+
+    def _check_idle(self) -> None:
+        self._idle_check = None
+        if self._idle_since is None:
+            return  # a request is under way
+        due_at = self._idle_since + self.timeout_keep_alive
+        if self.loop.time() >= due_at:
+            self.timeout_keep_alive_handler()
+        else:
+            self._idle_check = self.loop.call_at(due_at, self._check_idle)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._unparsed = 0
+        direct = self._direct
+        if direct is not None:
+            try:
+                direct.request.hold(len(body))
+            except ApiError as error:
+                self._stop(error)
+            direct.body = direct.body + body if direct.body else body
+        elif self._admitted and not self.cycle.response_complete:
+            if not self.edge.state.bodies.take(self._buffered, len(body)):
+                self._stop(bodies_overloaded())
+            self._buffered += len(body)
+            super().on_body(body)
+
+    def _took(self, count: int) -> None:
+        """The application has asked for bytes of a body: it counts them from here on."""
+        taken = min(count, self._buffered)
+        self._buffered -= taken
+        self.edge.state.bodies.give(taken)
+
+    def on_message_complete(self) -> None:
+        """The body is complete."""
+        self._body_open = False
+        self._disarm()
+        direct = self._direct
+        if direct is not None:
+            direct.more_body = False
+            direct.request.body_came()
+            self.edge.answer_directly(direct)
+        elif not self._asks_for_an_upgrade():
+            super().on_message_complete()
+
+    def _check_head(self) -> None:
+        try:
+            version = self.parser.get_http_version()
+            check_head(self.url, self.headers, version, self.settings)
+        except ApiError as error:
+            self._stop(error)
+
+    def _stop(self, refusal: ApiError) -> None:
+        self._refusal = refusal
+        raise _RefusedError
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self.flow.write_paused:
+            # No answer is made while the last one waits to be taken.
+            self.flow.pause_reading()
+            self._next = cycle, app
+            return
+        self._running = cycle
+        cast(Any, cycle).receive = self._counted(cast(Receive, cycle.receive))
+        transport = _JoinedWrites(self.transport, self.loop, self.edge.state.unread)
+        cycle.transport = transport  # type: ignore[assignment]
+        scope = cast(Scope, cycle.scope)
+        scope["extensions"] = {GATHER: _Gather(cycle, transport)}
+        super()._start_asgi_task(cycle, app)
+
+    def _counted(self, receive: Receive) -> Receive:
+        async def counted() -> Message:
+            message = await receive()
+            self._took(len(message.get("body", b"")))
+            return message
+
+        return counted
+
+    def _asks_for_an_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and not self._should_upgrade()
+
+    def _read_without_upgrade(self) -> None:
+        """Read the head again as a plain one; a server may ignore Upgrade (RFC 9110, 7.8).
+
+        The parser takes what follows the head for another protocol's and drops the body; some
+        clients offer HTTP/2 with every request.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [one.strip() for one in value.lower().split(b",")]
+                value = b", ".join(one for one in tokens if one not in _UPGRADE_TOKENS)  # noqa: PLW2901
+            if name != b"upgrade":
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
+
+    # Deadlines -----------------------------------------------------------------------------------
+    def _arm(self) -> None:
+        now = self.loop.time()
+        self._armed_at = self._progress_at = now
+        self._window_bytes = 0
+        delay_s = self.settings.body_idle_s if self._body_open else self.settings.head_timeout_s
+        self._deadline = self.loop.call_at(now + delay_s, self._on_deadline)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        """The time is up, unless the bytes are there and the server has not come to read them."""
+        self._deadline = after_a_look(self.loop, self._give_up)
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        if self._body_open and not self._body_overdue():
+            self._deadline = self.loop.call_later(self.settings.body_idle_s, self._on_deadline)
+        elif self._begun or self._body_open:
+            self._refuse(ApiError(errors.REQUEST_TIMEOUT, applied=False))
+        else:
+            self.transport.close()
+
+    def _body_overdue(self) -> bool:
+        now = self.loop.time()
+        # While reading is paused, it is the application that is slow, not the client.
+        if self.flow.read_paused or self._window_bytes >= self.settings.body_window_bytes_min:
+            self._armed_at, self._window_bytes = now, 0
+        return not self.flow.read_paused and (
+            now - self._armed_at > self.settings.body_window_s
+            or now - self._progress_at >= self.settings.body_idle_s
+        )
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, unless its next request is there and was not read yet."""
+        self.timeout_keep_alive_task = after_a_look(self.loop, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close; where the last answer is still unread, cut."""
+        self.timeout_keep_alive_task = None
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()  # which closes
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than the application writes: see that it reads at all."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        super().resume_writing()
+        if self._next is not None and not self._refused:
+            (cycle, app), self._next = self._next, None
+            self._start_asgi_task(cycle, app)
+
+    def _watch_reader(self) -> None:
+        self._unwritten = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self.settings.write_stall_s, self._on_stall)
+
+    def _on_stall(self) -> None:
+        """The peer has taken nothing, unless it is the server that did not come to write."""
+        self._stall = after_a_look(self.loop, self._cut_stalled)
+
+    def _cut_stalled(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unwritten:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    # Refusals ------------------------------------------------------------------------------------
+    def _refuse(self, error: ApiError) -> None:
+        self._refused = True
+        self._disarm()
+        self.edge.metrics.refused(error.spec)
+        if self.transport.is_closing():
+            return
+        running = self._running
+        if running is not None and not running.response_complete:
+            if self._head_open or running is not self.cycle:
+                # An earlier request is still being answered: let it end, then close.
+                self.cycle.keep_alive = running.keep_alive = False
+                self.pipeline.clear()
+                return
+            started = running.response_started
+            running.disconnected = True
+            running.message_event.set()
+            if started:
+                self.transport.abort()
+                return
+        self._write_problem(error, None if self._head_open else self._request)
+
+    def _write_problem(self, error: ApiError, request: Request | None) -> None:
+        status = error.spec.status
+        headers = problem_headers(error)
+        if request is None:
+            body = problem_body(error)
+        else:
+            path, request_id = request.raw_path.decode("latin-1"), request.request_id.decode()
+            body = problem_body(error, instance=path, request_id=request_id)
+            headers.append((b"x-request-id", request.request_id))
+            headers += request.cors_headers([name for name, _ in headers])
+        lines = [
+            b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()),
+            b"content-type: " + PROBLEM_TYPE.encode(),
+            b"content-length: %d" % len(body),
+            b"connection: close",
+            *(b"%b: %b" % header for header in headers),
+        ]
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+        # Closing now would reset the connection under a client that still writes, and it would
+        # never see the answer: end our side, drop what comes, close a little later.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(self.settings.linger_s, self.transport.abort)
+
+
+def protocol_class(settings: EdgeSettings, edge: EdgeApp) -> type[EdgeHttpProtocol]:
+    """The protocol with its bounds bound, as uvicorn's ``http`` setting takes it."""
+    return type("BoundHttpProtocol", (EdgeHttpProtocol,), {"settings": settings, "edge": edge})

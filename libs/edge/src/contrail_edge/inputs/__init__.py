@@ -1,0 +1,1 @@
+"""What requests say, checked: paths, queries, headers, JSON bodies and messages."""

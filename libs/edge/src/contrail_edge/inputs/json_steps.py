@@ -1,0 +1,196 @@
+"""Large JSON in slices: how deep it nests, where its parts are, and without its blanks.
+
+What a slice costs does not depend on what it holds. Nothing here checks that the text is JSON: that
+is left to the decoder, which sees every byte of a text but the commas between its parts.
+"""
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_edge.http.steps import Steps
+
+NESTING_MAX: Final = 64
+CONTAINERS_MAX: Final = 64
+"""Arrays and objects of the level that is looked for; no message has a tenth of them."""
+
+_SLICE_BYTES: Final = 128 << 10
+"""What is looked through in a few milliseconds, whatever it holds."""
+_QUOTE: Final = ord('"')
+_COMMA: Final = ord(",")
+
+
+def _table(marked: dict[bytes, int]) -> NDArray[np.int8]:
+    table = np.zeros(256, np.int8)
+    for chars, value in marked.items():
+        table[list(chars)] = value
+    return table
+
+
+_STEP: Final = _table({b"[{": 1, b"]}": -1})
+_IS_STRUCTURE: Final = _table({b'",[]{}': 1}).astype(np.bool_)
+_IS_BARE: Final = _table({b'",:[]{} \t\r\n': 1}) == 0
+_IS_BLANK: Final = _table({b" \t\r\n": 1}).astype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """The brackets and commas of a slice: where they are, which, and how deep behind each."""
+
+    positions: NDArray[np.int64]
+    chars: NDArray[np.uint8]
+    depths: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A text in parts.
+
+    ``skeleton`` is the text with nothing inside its arrays and objects of one level. ``inner`` has
+    for each of these the spans (first byte, byte behind the last) of what its commas part, in order
+    and with blanks.
+    """
+
+    skeleton: bytes
+    inner: list[list[tuple[int, int]]]
+
+
+def _slices(text: bytes) -> Iterator[tuple[int, bytes, NDArray[np.uint8]]]:
+    """Where each slice begins, its bytes, and the same without escaped quotes."""
+    start = 0
+    while start < len(text):
+        part = text[start : start + _SLICE_BYTES]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # an escape goes on behind the slice
+            part = text[start : start + _SLICE_BYTES + 1]
+        plain = part
+        if b"\\" in part:
+            plain = part.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        yield start, part, np.frombuffer(plain, np.uint8)
+        start += len(part)
+
+
+def _structure(text: bytes, limit: int) -> Iterator[_Structure]:
+    """Slice by slice; MALFORMED_BODY at the first that nests deeper than ``limit``."""
+    depth, in_string = 0, False
+    for start, _, plain in _slices(text):
+        positions = np.flatnonzero(_IS_STRUCTURE[plain])
+        chars = plain[positions]
+        inside = np.bitwise_xor.accumulate(chars == _QUOTE) ^ in_string
+        depths = np.cumsum(np.where(inside, 0, _STEP[chars]), dtype=np.int32) + depth
+        if chars.size:
+            if depths.max() > limit:
+                raise ApiError(
+                    errors.MALFORMED_BODY, f"the JSON is nested deeper than {limit} levels"
+                )
+            depth, in_string = int(depths[-1]), bool(inside[-1])
+        outside = ~inside & (chars != _QUOTE)
+        yield _Structure(positions[outside] + start, chars[outside], depths[outside])
+
+
+def nesting_in_steps(text: bytes, limit: int = NESTING_MAX) -> Steps[None]:
+    """Refuse JSON that nests arrays and objects deeper than ``limit`` (MALFORMED_BODY)."""
+    for _ in _structure(text, limit):
+        yield
+
+
+def count_values(text: bytes) -> Steps[int]:
+    """Arrays, objects and commas: never fewer than the values of which they hold more than one."""
+    count = 0
+    for found in _structure(text, NESTING_MAX):
+        count += int(np.count_nonzero(_STEP[found.chars] >= 0))
+        yield
+    return count
+
+
+def outline(text: bytes, level: int, most: int | None = None, of: str = "") -> Steps[Outline]:
+    """The parts of ``text`` in arrays and objects that ``level`` brackets enclose.
+
+    With ``most`` they are parted at their commas, and BATCH_TOO_LARGE ends it as soon as there are
+    more (``of`` says of what); without it each is one part.
+    """
+    cuts: list[tuple[int, int]] = []
+    parts = containers = 0
+    for found in _structure(text, NESTING_MAX):
+        step = _STEP[found.chars]
+        opens = (step == 1) & (found.depths == level)
+        cut = opens | ((step == -1) & (found.depths == level - 1))
+        containers += int(np.count_nonzero(opens))
+        if containers > CONTAINERS_MAX:
+            raise ApiError(errors.MALFORMED_BODY, "too many arrays and objects", applied=False)
+        if most is not None:
+            commas = (step == 0) & (found.depths == level)
+            parts += int(np.count_nonzero(commas))
+            if parts >= most:
+                raise ApiError(errors.BATCH_TOO_LARGE, f"the limit is {most} {of}", applied=False)
+            cut |= commas
+        cuts += zip(found.positions[cut].tolist(), step[cut].tolist(), strict=True)
+        yield
+    return _cut(text, cuts)
+
+
+def _cut(text: bytes, cuts: list[tuple[int, int]]) -> Outline:
+    kept: list[bytes] = []
+    inner: list[list[tuple[int, int]]] = []
+    behind = 0
+    opened = False
+    for at, step in cuts:
+        if step == 1:
+            kept.append(text[behind : at + 1])
+            inner.append([])
+            opened = True
+        elif opened:  # what closes without having been opened stays for the decoder to refuse
+            inner[-1].append((behind, at))
+            opened = step == 0
+            if not opened:
+                behind = at
+                continue
+        else:
+            continue
+        behind = at + 1
+    if opened:
+        raise ApiError(errors.MALFORMED_BODY, "an array or object is not closed", applied=False)
+    kept.append(text[behind:])
+    for spans in inner:
+        if len(spans) == 1 and not text[slice(*spans[0])].strip():
+            spans.clear()
+    return Outline(b"".join(kept), inner)
+
+
+def compact(value: bytes) -> Steps[bytes]:
+    """``value`` without the blanks outside of its strings.
+
+    MALFORMED_BODY where only blanks part two values, as in ``1 2``: it would become another value.
+    """
+    kept: list[bytes] = []
+    in_string = bare = blank_before = False
+    for _, part, plain in _slices(value):
+        inside = np.bitwise_xor.accumulate(plain == _QUOTE) ^ in_string
+        in_string = bool(inside[-1])
+        blank = _IS_BLANK[plain] & ~inside
+        staying = np.flatnonzero(~blank)
+        if staying.size:
+            bares = _IS_BARE[plain[staying]] & ~inside[staying]
+            parted = np.diff(staying, prepend=-1) > 1
+            parted[0] |= blank_before
+            if np.any(bares & parted & np.concatenate(([bare], bares[:-1]))):
+                raise ApiError(errors.MALFORMED_BODY, "two JSON values without a comma")
+            bare = bool(bares[-1])
+        blank_before = bool(blank[-1])
+        kept.append(np.frombuffer(part, np.uint8)[staying].tobytes() if blank.any() else part)
+        yield
+    return b"".join(kept)
+
+
+def check_utf8(text: bytes) -> Steps[None]:
+    """Raise UnicodeDecodeError for what is not UTF-8."""
+    decoder: Any = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(text), _SLICE_BYTES):
+        decoder.decode(text[start : start + _SLICE_BYTES])
+        yield
+    decoder.decode(b"", final=True)

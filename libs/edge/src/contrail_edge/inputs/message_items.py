@@ -1,0 +1,180 @@
+"""One message to publish as clients write it, and what it becomes or why it is refused."""
+
+import functools
+from typing import Annotated, Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.columns.header_columns import BAD_HEADER_VALUE, HEADER_NAME, HEADER_NAME_MAX
+from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.model import (
+    BATCH_MESSAGES_MAX,
+    HEADER_BYTES_MAX,
+    MSG_ID,
+    TTL,
+    Expected,
+    Headers,
+    PublishMessage,
+)
+from contrail_common.subjects import subject_problem
+from contrail_edge.inputs import schema_marks
+from contrail_edge.inputs.json_body import check_nesting, malformed
+from contrail_edge.inputs.publishing import check_message, with_control
+
+_MSG_ID_LOWER: Final = MSG_ID.lower()
+_TTL_LOWER: Final = TTL.lower()
+PLAIN_ID_MAX: Final = 1024
+"""A longer message id, in characters or bytes, needs a closer look."""
+_OTHER_FORMS: Final = 2
+HEADERS_MAX: Final = HEADER_BYTES_MAX // 5
+"""Names or values that headers may hold: each value counts 4 bytes besides its name."""
+
+
+JsonValue = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=schema_marks.JSON)]
+TimeToLive = Annotated[str | int | None, msgspec.Meta(extra_json_schema=schema_marks.TTL)]
+
+
+class ExpectedJson(Expected, frozen=True, forbid_unknown_fields=True):
+    """State of the stream that the publisher expects; otherwise the message is refused."""
+
+
+class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One message to publish, with exactly one of ``data``, ``data_base64`` and ``json``."""
+
+    subject: str
+    headers: Headers | None = None
+    msg_id: str | None = None
+    expected: ExpectedJson | None = None
+    ttl: TimeToLive = None
+    data: str | msgspec.UnsetType = msgspec.UNSET
+    data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    json: JsonValue | msgspec.UnsetType = msgspec.UNSET
+
+
+class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The same in msgpack, where the payload is the bytes of ``data``."""
+
+    subject: str
+    data: bytes
+    headers: Headers | None = None
+    msg_id: str | None = None
+    expected: ExpectedJson | None = None
+    ttl: TimeToLive = None
+
+
+Item = MessageItem | PackedMessageItem
+Candidate = PublishMessage | ApiError
+"""A message that may be published, or why it may not."""
+
+
+def check_count(count: int) -> None:
+    """Refuse more messages than a request may hold."""
+    if count > BATCH_MESSAGES_MAX:
+        raise ApiError(
+            errors.BATCH_TOO_LARGE,
+            f"the limit is {BATCH_MESSAGES_MAX} messages",
+            applied=False,
+        )
+
+
+def payload_of(item: Item, at: str, nesting: int | None) -> bytes:
+    """The payload of an item at the pointer ``at``, whose JSON value nests at most ``nesting``.
+
+    Without ``nesting`` the value was looked at before, and has no blanks.
+
+    Raises INVALID_FIELD unless exactly one form is given, MALFORMED_BODY for a bad JSON value.
+    """
+    if isinstance(item, PackedMessageItem):
+        return item.data
+    text, raw, value = item.data, item.data_base64, item.json
+    if (text is msgspec.UNSET) + (raw is msgspec.UNSET) + (value is msgspec.UNSET) != _OTHER_FORMS:
+        raise _invalid(at, "must contain exactly one of data, data_base64 and json")
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(value, msgspec.Raw):
+        return _compact(bytes(value), nesting)
+    assert isinstance(raw, bytes)
+    return raw
+
+
+def _compact(value: bytes, nesting: int | None) -> bytes:
+    if nesting is not None:
+        check_nesting(value, nesting)
+    try:
+        value.decode()  # the decoder does not look into values that it passes on
+    except UnicodeDecodeError as error:
+        raise malformed(error) from None
+    return value if nesting is None else msgspec.json.format(value, indent=-1)
+
+
+def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
+    """The message of an item, or why it is refused."""
+    headers = item.headers
+    if headers and item.msg_id is not None:
+        for name, values in headers.items():
+            if name.lower() == _MSG_ID_LOWER and values != [item.msg_id]:
+                return _invalid("msg_id", f"differs from the header {name}")
+    headers = with_control(headers, item.msg_id, item.expected)
+    if item.ttl is not None:
+        asked = [str(item.ttl)]
+        name = next((name for name in headers or () if name.lower() == _TTL_LOWER), TTL)
+        if headers and headers.get(name, asked) != asked:
+            return _invalid("ttl", f"differs from the header {name}")
+        headers = {**(headers or {}), name: asked}
+    return checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
+
+
+def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
+    """``message`` with its headers interpreted, or why it is refused."""
+    headers = message.headers
+    if headers:
+        message_id = _only_message_id(headers)
+        if message_id is not None and len(message.payload) <= payload_bytes_max:
+            found = subject_problem(message.subject)
+            if found is None:
+                message.msg_id = message_id
+                return message
+        if len(headers) > HEADERS_MAX:
+            return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
+        found = header_problem(headers)
+        if found is not None:
+            return _invalid("headers", found)
+    return check_message(message, payload_bytes_max) or message
+
+
+def _only_message_id(headers: Headers) -> str | None:
+    """The message id when it is the only header and needs no closer look; the common case."""
+    values = headers.get(MSG_ID)
+    if values is None or len(headers) != 1 or len(values) != 1:
+        return None
+    message_id = values[0]
+    plain = 0 < len(message_id) <= PLAIN_ID_MAX and message_id.isprintable()
+    return message_id if plain else None
+
+
+def header_problem(headers: Headers) -> str | None:
+    """Why ``headers``, given as they are, cannot be stored with a message; None when they can."""
+    for name, values in headers.items():
+        if len(name) > HEADER_NAME_MAX or not _valid_name(name):
+            return (
+                f"{name!r} is not a valid header name: it must be 1 to 128 token characters "
+                "and not end in *"
+            )
+        if not values:
+            return f"{name} has no value"
+        for value in values:
+            if not value.isprintable() and BAD_HEADER_VALUE.search(value):
+                return f"{name} contains a line break or NUL"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _valid_name(name: str) -> bool:
+    return HEADER_NAME.fullmatch(name) is not None
+
+
+def _invalid(pointer: str, message: str) -> ApiError:
+    fields = [FieldProblem(pointer, message)]
+    detail = f"{pointer}: {message}" if pointer else message
+    return ApiError(errors.INVALID_FIELD, detail, fields)

@@ -1,0 +1,95 @@
+"""What the edge counts: requests by route and status, their time, refused connections."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from contrail_common.errors import ErrorSpec
+from contrail_common.timings import Timings
+from contrail_edge.http.requests import EdgeState
+
+UNMATCHED: Final = "unmatched"
+"""The route label of requests that no route took; the path itself would be unbounded."""
+
+
+class EdgeMetrics(Collector):
+    """Counters of one edge process, with a registry of their own."""
+
+    def __init__(self, state: EdgeState) -> None:
+        self._registry = CollectorRegistry()
+        self._answered: dict[tuple[str, str, int], int] = {}
+        self._times: dict[tuple[str, str], Timings] = {}
+        self._registry.register(self)
+        self._refused = Counter(
+            "contrail_http_refused",
+            "Requests refused before they reached a route, by error name.",
+            ["name"],
+            registry=self._registry,
+        )
+        in_flight = Gauge(
+            "contrail_http_body_bytes_in_flight",
+            "Bytes of request bodies held in memory.",
+            registry=self._registry,
+        )
+        in_flight.set_function(lambda: state.bodies.held)
+        unread = Gauge(
+            "contrail_http_unread_bytes",
+            "Bytes of answers written but not yet read by clients, at the last check.",
+            registry=self._registry,
+        )
+        unread.set_function(lambda: state.unread.held)
+        cut = Gauge(
+            "contrail_http_unread_cut",
+            "Connections closed because clients left too many bytes of answers unread over all "
+            "connections.",
+            registry=self._registry,
+        )
+        cut.set_function(lambda: state.unread.cut)
+        waiting = Gauge(
+            "contrail_http_waiting", "Long polls waiting for messages.", registry=self._registry
+        )
+        waiting.set_function(lambda: state.waiting)
+
+    def add(self, collector: Collector) -> None:
+        """Show the metrics of ``collector`` too."""
+        self._registry.register(collector)
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one answered request; ``method`` and ``route`` come from the route table."""
+        counted = (method, route, status)
+        self._answered[counted] = self._answered.get(counted, 0) + 1
+        times = self._times.get((method, route))
+        if times is None:
+            times = self._times[method, route] = Timings()
+        times.add(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """What :meth:`answered` counted, as the registry asks for it."""
+        requests = CounterMetricFamily(
+            "contrail_http_requests",
+            "Requests answered, by method, route template and status.",
+            labels=["method", "route", "status"],
+        )
+        for (method, route, status), count in self._answered.items():
+            requests.add_metric([method, route, str(status)], count)
+        yield requests
+        seconds = HistogramMetricFamily(
+            "contrail_http_request_seconds",
+            "Time from the head of a request to the end of its answer, by method and route "
+            "template.",
+            labels=["method", "route"],
+        )
+        for labels, times in self._times.items():
+            seconds.add_metric(list(labels), times.buckets(), times.sum_s)
+        yield seconds
+
+    def refused(self, spec: ErrorSpec) -> None:
+        """Count one request that the HTTP protocol itself refused."""
+        self._refused.labels(spec.name).inc()
+
+    def text(self) -> bytes:
+        """The Prometheus exposition text."""
+        return generate_latest(self._registry)

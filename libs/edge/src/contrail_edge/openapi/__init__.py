@@ -1,0 +1,1 @@
+"""The OpenAPI document and the routes that are declared to FastAPI."""

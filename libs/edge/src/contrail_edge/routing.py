@@ -1,0 +1,187 @@
+"""Routes of the data plane: one declaration for the fast lane, the FastAPI route and its document.
+
+A handler takes a :class:`Request` and gives an answer or raises ApiError. The dispatcher calls it
+straight; the FastAPI route of the same declaration calls it too and documents it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from contrail_common.errors import ApiError, ErrorSpec
+from contrail_edge.http.requests import Request
+from contrail_edge.http.responses import Answer, Response
+from contrail_edge.inputs.json_body import VALUES_MAX
+from contrail_edge.ws.websocket import SocketEndpoint
+from contrail_link.contract import StorageLink
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+_T = TypeVar("_T")
+
+DIRECT_BODY_BYTES_MAX: Final = 64 << 10
+"""Bytes of a body that a direct handler takes, unless it says otherwise."""
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+ReadHandler = Callable[[Request], Awaitable[Response]]
+"""A handler that always answers with a whole body."""
+
+Reply = Callable[[Response | ApiError], None]
+
+DirectHandler = Callable[[Request, bytes, Reply], None]
+"""Takes a request with its whole body and replies once, at once or later; or raises ApiError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """One form of a body: its schema (a struct type or a JSON Schema) and an example."""
+
+    shape: type[msgspec.Struct] | Mapping[str, Any]
+    example: Any = None
+
+
+Content = Mapping[str, Body]
+"""Bodies by media type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderDoc:
+    """A request or response header, as the document shows it."""
+
+    name: str
+    description: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One successful answer of an operation."""
+
+    description: str
+    content: Content = field(default_factory=dict)
+    headers: tuple[HeaderDoc, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What the OpenAPI document says of a route; ``errors`` are those beyond the common ones.
+
+    A management route leaves ``query`` and ``body`` out where its endpoint declares them.
+    """
+
+    operation_id: str
+    tag: str
+    summary: str
+    description: str
+    answers: Mapping[int, Answered]
+    query: type[msgspec.Struct] | None = None
+    headers: tuple[HeaderDoc, ...] = ()
+    body: Content = field(default_factory=dict)
+    body_required: bool = True
+    errors: tuple[ErrorSpec, ...] = ()
+    needs_token: bool = True
+    body_values_max: int = VALUES_MAX
+    """JSON values in the body of a management request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Does what a route's handler does for its usual requests, and costs less.
+
+    Those are requests without a query that bring a body with its length (POST), or without a body
+    (GET).
+
+    ``types`` are the content types that it takes as they stand (empty: any or none). Longer bodies
+    than ``body_bytes_max`` go through the application, which takes them while they arrive.
+    """
+
+    handler: DirectHandler
+    types: frozenset[bytes] = frozenset()
+    body_bytes_max: int = DIRECT_BODY_BYTES_MAX
+
+    def takes(self, content_type: bytes | None, body_bytes: int) -> bool:
+        """Whether a request with such a body is one of them."""
+        return body_bytes <= self.body_bytes_max and (not self.types or content_type in self.types)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path template; without an operation it stays out of the document."""
+
+    method: str
+    template: str
+    handler: Handler
+    operation: Operation | None = None
+    direct: Direct | None = None
+
+
+class Elsewhere(Protocol):
+    """Serves a room's routes and sockets in the process that has the room."""
+
+    async def forward(self, request: Request) -> Answer:
+        """The other process's answer, as it came."""
+        ...
+
+    def splice(
+        self, request: Request, transport: asyncio.Transport, connections: set[Any]
+    ) -> asyncio.Protocol:
+        """Take over the connection of a handshake, and join it to one to the other process.
+
+        What it returns has a ``shutdown`` method and stands in ``connections`` while it lasts.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a service brings to the edge: its storage, data plane and management routes.
+
+    ``management`` makes the latter when they are first needed: FastAPI and pydantic take longer to
+    import than all the rest, and a start need not wait for them. ``sockets`` is what it serves over
+    WebSockets. With ``elsewhere`` it is only documented here and served there.
+    """
+
+    link: StorageLink
+    routes: tuple[Route, ...]
+    management: Callable[[], "APIRouter"] | None = None
+    sockets: tuple[SocketEndpoint, ...] = ()
+    elsewhere: Elsewhere | None = None
+
+
+class PathTable(Generic[_T]):
+    """Finds what was put under a path template by the path's length and literal segments."""
+
+    def __init__(self) -> None:
+        self._patterns: Final[dict[int, list[_Pattern[_T]]]] = {}
+
+    def add(self, template: str, value: _T) -> None:
+        """Put ``value`` under ``template``, such as ``/v1/streams/{stream}``."""
+        parts = template.split("/")
+        named = [(at, part[1:-1]) for at, part in enumerate(parts) if part[:1] == "{"]
+        fixed = [(at, part) for at, part in enumerate(parts) if at and part[:1] != "{"]
+        pattern = _Pattern(value, tuple(fixed), tuple(named))
+        self._patterns.setdefault(len(parts), []).append(pattern)
+
+    def match(self, segments: list[str]) -> tuple[_T, dict[str, str]] | None:
+        """The value for the decoded path and its parameters, which are never empty; or None."""
+        for pattern in self._patterns.get(len(segments), ()):
+            for at, literal in pattern.literals:
+                if segments[at] != literal:
+                    break
+            else:
+                values = {name: segments[at] for at, name in pattern.names}
+                if "" not in values.values():
+                    return pattern.value, values
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern(Generic[_T]):
+    value: _T
+    literals: tuple[tuple[int, str], ...]
+    names: tuple[tuple[int, str], ...]

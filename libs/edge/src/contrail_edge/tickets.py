@@ -1,0 +1,72 @@
+"""Tickets: what a page shows in a URL where it cannot send its token, once and soon."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.timeunits import format_time
+from contrail_link.ticket_use import TICKET_NS
+
+_LABEL: Final = b"tickets"
+_NONCE_BYTES: Final = 16
+_TIME_BYTES: Final = 8
+_MARK_BYTES: Final = 16
+_BYTES: Final = _NONCE_BYTES + _TIME_BYTES + _MARK_BYTES
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """A ticket and the time at which it expires (RFC 3339)."""
+
+    ticket: str
+    expires_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTicket:
+    """What a genuine ticket says: a number of its own, and when it ends."""
+
+    nonce: bytes
+    expires_ns: int
+
+
+class Tickets:
+    """Writes and reads tickets, which every process with the same keys understands.
+
+    That each is used once is for storage to see to.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = [hmac.digest(key, _LABEL, hashlib.sha256) for key in keys]
+
+    def issue(self, now_ns: int) -> Ticket:
+        """A new ticket."""
+        expires_ns = now_ns + TICKET_NS
+        content = secrets.token_bytes(_NONCE_BYTES) + expires_ns.to_bytes(_TIME_BYTES)
+        text = base64.urlsafe_b64encode(content + _mark(self._keys[0], content))
+        return Ticket(text.decode().rstrip("="), format_time(expires_ns))
+
+    def open(self, ticket: bytes, now_ns: int) -> OpenedTicket:
+        """What a ticket says that is genuine and not over; UNAUTHENTICATED."""
+        try:
+            raw = base64.b64decode(ticket + b"==", b"-_", validate=True)
+        except binascii.Error:
+            raw = b""
+        content, mark = raw[:-_MARK_BYTES], raw[-_MARK_BYTES:]
+        good = [hmac.compare_digest(mark, _mark(key, content)) for key in self._keys]
+        expires_ns = int.from_bytes(content[_NONCE_BYTES:])
+        if len(raw) != _BYTES or not any(good) or not now_ns < expires_ns <= now_ns + 2 * TICKET_NS:
+            raise ApiError(errors.UNAUTHENTICATED, "the ticket is not valid", applied=False)
+        return OpenedTicket(content[:_NONCE_BYTES], expires_ns)
+
+
+def _mark(key: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, content, hashlib.sha256)[:_MARK_BYTES]

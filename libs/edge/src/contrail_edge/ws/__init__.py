@@ -1,0 +1,1 @@
+"""WebSocket connections: the handshake, frames, deadlines and figures of them."""

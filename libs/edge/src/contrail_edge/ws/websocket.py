@@ -1,0 +1,475 @@
+"""WebSocket on the wire (RFC 6455): messages in and out, joined writes, budgets, dead peers.
+
+Frames are read by the Sans-I/O protocol of the ``websockets`` library. Those sent are built here:
+a server's frames are a head and the payload as it is, and all frames of one pass of the loop leave
+in one write, which costs a thirtieth of a write for each.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, Protocol
+
+from prometheus_client.registry import Collector
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import Close, Frame, Opcode
+from websockets.protocol import Protocol as Wire
+from websockets.protocol import Side, State
+
+from contrail_edge.http.last_look import after_a_look
+from contrail_edge.http.requests import EdgeState
+from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.http.steps import Steps
+from contrail_edge.http.turns import Turn
+from contrail_edge.ws.frame_reader import FINAL, FrameReader
+from contrail_edge.ws.socket_metrics import SocketCounts
+
+REASON_BYTES_MAX: Final = 123
+"""What fits behind the code in a control frame (RFC 6455, 5.5)."""
+
+_PACE_BYTES: Final = 1 << 20
+_PACED_BYTES: Final = 256 << 10
+_STALL_S: Final = 1.0
+_UNREAD_LINGER_S: Final = 15.0
+_SHORT: Final = 126
+_MEDIUM: Final = 1 << 16
+
+
+class CloseCode(IntEnum):
+    """Why a socket is closed; below 4500 a client comes back, above it does not."""
+
+    INVALID_DATA = 1007
+    DRAINING = 4000
+    SLOW_CONSUMER = 4008
+    RATE_LIMITED = 4029
+    LEADER_LOST = 4050
+    PROTOCOL_ERROR = 4500
+    UNAUTHENTICATED = 4501
+    FORBIDDEN = 4503
+    REPLACED = 4509
+    TOO_LARGE = 4513
+
+
+class SocketHandler(Protocol):
+    """What happens on a socket; every method is called on the event loop and returns at once."""
+
+    def received(self, message: bytes) -> Steps[None] | None:
+        """A whole message came, in the kind of frame that the sub-protocol uses.
+
+        What is answered is left to do, before anything that came behind it.
+        """
+        ...
+
+    def caught_up(self) -> None:
+        """All messages that came together with the last one were handed over, and are done."""
+        ...
+
+    def drain(self, grace_s: float) -> None:
+        """The process is about to stop: finish within ``grace_s``, then close the socket."""
+        ...
+
+    def lost(self) -> None:
+        """The socket is closed or closing; nothing more can be sent. Called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A handshake that was accepted.
+
+    Unless it is ``authenticated``, a token is still to come, which ``good_token`` checks.
+    """
+
+    subprotocol: str
+    authenticated: bool
+    good_token: Callable[[str], bool]
+
+
+class SocketEndpoint(Protocol):
+    """What serves the sockets of one path."""
+
+    path: str
+    subprotocols: Mapping[str, Opcode]
+    """The sub-protocols by name, each with the kind of frame that it uses."""
+    metrics: Collector
+
+    def open(self, socket: "EdgeSocket", opening: Opening) -> SocketHandler:
+        """Begin a session on ``socket``."""
+        ...
+
+
+def frame_head(opcode: Opcode, length: int) -> bytes:
+    """The head of a server's unfragmented frame (RFC 6455, 5.2)."""
+    first = FINAL | opcode
+    if length < _SHORT:
+        return bytes((first, length))
+    if length < _MEDIUM:
+        return struct.pack("!BBH", first, 126, length)
+    return struct.pack("!BBQ", first, 127, length)
+
+
+class EdgeSocket(asyncio.Protocol):
+    """One open socket, from its accepted handshake on."""
+
+    def __init__(
+        self,
+        opcode: Opcode,
+        settings: EdgeSettings,
+        state: EdgeState,
+        counts: SocketCounts,
+    ) -> None:
+        self._wire = Wire(Side.SERVER, max_size=settings.unproven_frame_bytes_max)
+        self._frames = FrameReader(self._wire, opcode)
+        self._opcode = opcode
+        self._settings = settings
+        self._state = state
+        self._counts = counts
+        self._loop = asyncio.get_running_loop()
+        self._connections: set[Any] = set()
+        self._handler: SocketHandler
+        self._transport: asyncio.Transport
+        self._queue: list[bytes] = []
+        self._queued = 0
+        self._flushing: asyncio.Handle | None = None
+        self._fragments: bytearray | None = None
+        self._arrived: list[bytes] = []
+        """What came while others have their turn."""
+        self._left: Steps[None] | None = None
+        """What is still to be done of what was read; nothing is read meanwhile."""
+        self._working_bytes = 0
+        """The message that it is about."""
+        self._next_turn: asyncio.Handle | None = None
+        self._held = 0
+        self._proven = False
+        self._paused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._heard = True
+        self._pinged = False
+        self._ended = False
+        self._deaf = False
+        self._watch: asyncio.TimerHandle | None = None
+        self._cut: asyncio.TimerHandle | None = None
+
+    # Beginning and end ---------------------------------------------------------------------------
+    def begin(
+        self,
+        transport: asyncio.Transport,
+        connections: set[Any],
+        answer: bytes,
+        endpoint: SocketEndpoint,
+        opening: Opening,
+    ) -> None:
+        """Take over ``transport``; ``answer`` opens the socket, in one write with what follows."""
+        self._transport = transport
+        transport.set_write_buffer_limits(_PACE_BYTES, _PACED_BYTES)
+        transport.set_protocol(self)
+        self._connections = connections
+        self._connections.add(self)
+        self._counts.opened(self)
+        self._put([answer])
+        self._watch = self._loop.call_later(self._settings.socket_ping_s, self._look_for_life)
+        if opening.authenticated:
+            self.trust()
+        self._handler = endpoint.open(self, opening)
+
+    def trust(self) -> None:
+        """Take messages of full size: the peer has shown its token, or needs none."""
+        self._proven = True
+        self._wire.max_message_size = self._settings.frame_bytes_max
+
+    @property
+    def open(self) -> bool:
+        """Whether messages can still be sent."""
+        return not self._ended
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Send what is queued and a close frame; the peer's own has a while to come."""
+        if self._ended:
+            return
+        self._end(code)
+        text = reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")
+        if self._wire.state is State.OPEN:
+            self._wire.send_close(code, text)
+            self._put(self._wire.data_to_send())
+        else:
+            self._put([Frame(Opcode.CLOSE, Close(code, text).serialize()).serialize(mask=False)])
+        self._flush()
+        unread = code == CloseCode.SLOW_CONSUMER
+        self._leave(_UNREAD_LINGER_S if unread else self._settings.linger_s)
+
+    def shutdown(self) -> None:
+        """The server stops; uvicorn calls this on each of its connections."""
+        if not self._ended:
+            self._handler.drain(self._settings.grace_s / 2)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._end(1006)
+        for timer in (self._watch, self._cut, self._flushing, self._next_turn):
+            if timer is not None:
+                timer.cancel()
+        self._left = None
+        self._working_bytes = 0
+        self._hold(0)
+        self._state.unread.forget(self._transport)
+        self._connections.discard(self)
+        self._writable.set()
+
+    def _end(self, code: int) -> None:
+        if not self._ended:
+            self._ended = True
+            self._counts.closed(self, code)
+            self._handler.lost()
+
+    def _leave(self, linger_s: float) -> None:
+        """Cut the connection when the peer does not end it within ``linger_s``."""
+        self._fragments = None
+        self._writable.set()
+        self.resume()
+        if self._cut is None:
+            self._cut = self._loop.call_later(linger_s, self._transport.abort)
+
+    # Reading -------------------------------------------------------------------------------------
+    def data_received(self, data: bytes) -> None:
+        """Read frames; the messages they complete go to the handler."""
+        self._heard = True
+        if self._deaf:
+            return
+        if self._left is not None:
+            self._arrived.append(data)
+            return
+        self._left = self._steps(data)
+        self._go_on()
+
+    def _steps(self, data: bytes) -> Steps[None]:
+        for received in self._frames.read(data):
+            message = self._take(received) if isinstance(received, Frame) else received
+            if message is None or self._ended:
+                continue
+            self._counts.frames_in += 1
+            left = self._handler.received(message)
+            if left is not None:
+                self._working_bytes = len(message)
+                yield from left
+                self._working_bytes = 0
+            yield
+
+    def _go_on(self) -> None:
+        """Work until nothing is left, or others are to have their turn."""
+        assert self._left is not None
+        turn = Turn()
+        for _ in self._left:
+            if turn.over:
+                break
+        else:
+            self._left = None
+        if self._left is None:
+            self._handler.caught_up()
+            self._answer_control_frames()
+        if self._left is not None:
+            self._wait_for_turn()
+        elif self._arrived and not self._deaf:
+            self._left = self._steps(b"".join(self._arrived))
+            self._arrived.clear()
+            self._wait_for_turn()
+        elif self._next_turn is not None:
+            self._next_turn = None
+            if not self._paused:
+                self._transport.resume_reading()
+        if not self._deaf:
+            unfinished = len(self._wire.reader.buffer) + len(self._fragments or b"")
+            self._hold(unfinished + self._working_bytes)
+
+    def _wait_for_turn(self) -> None:
+        if self._next_turn is None and not self._paused:
+            self._transport.pause_reading()
+        self._next_turn = self._loop.call_soon(self._go_on)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is left to do of what was read."""
+        return self._left is not None
+
+    def _answer_control_frames(self) -> None:
+        answers = self._wire.data_to_send()
+        if self._wire.parser_exc is not None:
+            self._fail(self._wire.parser_exc, answers)
+        elif answers:
+            self._answer(answers)
+
+    def eof_received(self) -> None:
+        """The peer sends no more: the connection ends, as RFC 6455 has no half-open sockets."""
+
+    def _take(self, frame: Frame) -> bytes | None:
+        """The message that ``frame`` completes, if it does."""
+        if self._ended:
+            return None
+        opcode, data = frame.opcode, bytes(frame.data)
+        if opcode is Opcode.CONT:
+            assert self._fragments is not None
+            self._fragments += data
+            if frame.fin:
+                whole, self._fragments = bytes(self._fragments), None
+                return whole
+        elif opcode is Opcode.TEXT or opcode is Opcode.BINARY:
+            if opcode is not self._opcode:
+                kind = "text" if self._opcode is Opcode.TEXT else "binary"
+                self.close(CloseCode.PROTOCOL_ERROR, f"this sub-protocol only uses {kind} frames")
+            elif frame.fin:
+                return data
+            else:
+                self._fragments = bytearray(data)
+        elif opcode is Opcode.CLOSE:
+            assert self._wire.close_rcvd is not None
+            self._end(self._wire.close_rcvd.code)
+        return None
+
+    def _answer(self, answers: list[bytes]) -> None:
+        """Pongs; or the answer to a close frame, behind which the connection ends."""
+        self._put([answer for answer in answers if answer])
+        if b"" in answers:
+            self._flush()
+            self._transport.close()
+            self._leave(self._settings.linger_s)
+
+    def _fail(self, error: Exception, answers: list[bytes]) -> None:
+        """What came is not WebSocket, or is too large: say so and listen no more."""
+        if self._ended:
+            return
+        if isinstance(error, PayloadTooBig):
+            limit = f"the limit is {self._wire.max_message_size} bytes a message"
+            self.close(CloseCode.TOO_LARGE, limit)
+        else:
+            assert self._wire.close_sent is not None
+            self.close(self._wire.close_sent.code, self._wire.close_sent.reason)
+        self._listen_no_more()
+
+    def _listen_no_more(self) -> None:
+        # Closing now would reset the connection under a peer that still writes, and it would never
+        # see why: end this side, drop what comes, close a little later.
+        self._deaf = True
+        self._arrived.clear()
+        self._wire.reader.discard()
+        self._state.bodies.give(self._held)
+        self._held = 0
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def _hold(self, count: int) -> None:
+        """Count the bytes of messages that are not complete with the bodies in flight.
+
+        Those of a peer that has not shown its token are few, and take no room from others.
+        """
+        bodies = self._state.bodies
+        if not self._proven:
+            return
+        if count < self._held:
+            bodies.give(self._held - count)
+        elif not bodies.take(self._held, count - self._held):
+            self.close(CloseCode.RATE_LIMITED, "too many bytes of unfinished messages are held")
+            self._listen_no_more()
+            return
+        self._held = count
+
+    def pause(self) -> None:
+        """Read no more for now: the peer sends faster than its messages can be worked on."""
+        if not self._paused and not self._ended:
+            self._paused = True
+            if self._next_turn is None:
+                self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._paused:
+            self._paused = False
+            if self._next_turn is None:
+                self._transport.resume_reading()
+
+    # Writing -------------------------------------------------------------------------------------
+    def send(self, message: bytes) -> None:
+        """Send a message; what the peer leaves unread counts against its budget."""
+        if self._ended:
+            return
+        self._counts.frames_out += 1
+        self._put([frame_head(self._opcode, len(message)), message])
+        if self._queued > _PACED_BYTES:
+            self._flush()
+
+    def send_all(self, messages: Iterable[bytes]) -> None:
+        """Send messages, as :meth:`send` does each."""
+        for message in messages:
+            self.send(message)
+
+    def _put(self, parts: list[bytes]) -> None:
+        self._queue += parts
+        self._queued += sum(map(len, parts))
+        if self._flushing is None and self._queue:
+            self._flushing = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        data = b"".join(self._queue)
+        self._queue.clear()
+        self._queued = 0
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+            self._state.unread.wrote(self._transport, len(data))
+            if self.unread_bytes > self._settings.unread_bytes_max:
+                self.close(CloseCode.SLOW_CONSUMER, "too many bytes were left unread")
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that the peer has not taken yet, without those in the kernel's buffers."""
+        return self._queued + self._transport.get_write_buffer_size()
+
+    async def room(self) -> None:
+        """Wait while the peer reads, but slower than it is sent to.
+
+        For a peer that takes nothing at all there is no waiting: it spends its budget.
+        """
+        while not self._ended and not self._writable.is_set():
+            before = self._transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(_STALL_S):
+                    await self._writable.wait()
+            except TimeoutError:
+                if self._transport.get_write_buffer_size() >= before:
+                    return
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than it is sent to."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self._writable.set()
+
+    # Life ----------------------------------------------------------------------------------------
+    def _look_for_life(self) -> None:
+        """Ping a peer that is silent; one that stays silent is dead."""
+        silent = not self._heard and not self._paused and not self.busy
+        if silent and self._pinged:
+            self._watch = after_a_look(self._loop, self._end_silent)
+            return
+        self._ping_if(silent)
+
+    def _end_silent(self) -> None:
+        if self._heard:  # it is we who did not listen
+            self._ping_if(silent=False)
+            return
+        self._end(1006)
+        self._transport.abort()
+
+    def _ping_if(self, silent: bool) -> None:
+        """Send a ping, maybe, and look again later."""
+        self._pinged = silent
+        if silent and not self._ended:
+            self._wire.send_ping(b"")
+            self._put(self._wire.data_to_send())
+        self._heard = False
+        self._watch = self._loop.call_later(self._settings.socket_ping_s, self._look_for_life)

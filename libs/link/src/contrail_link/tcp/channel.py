@@ -1,0 +1,386 @@
+"""The client's connection to storage: kept up, made again when it is lost, with all that waits."""
+
+import asyncio
+import itertools
+import math
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.timings import Timings
+from contrail_link.request_context import current_context
+from contrail_link.tcp import frames
+from contrail_link.tcp.connection import FramedConnection
+from contrail_link.tcp.frames import Frame, FrameError
+from contrail_link.tcp.handshake import NONCE_BYTES, ClientHandshake, HandshakeError
+from contrail_link.tcp.limits import LinkLimits
+from contrail_link.tcp.methods import Method
+from contrail_link.tcp.refusals import decode_error
+
+_log: Final = structlog.get_logger("contrail.link")
+_status: Final = msgspec.msgpack.Decoder(dict[str, str])
+_MS: Final = 1000.0
+_NOT_YET: Final = "not connected yet"
+_LEFT_MAX: Final = 1_024
+"""Callers that have left whose results may still come: they come within one round trip."""
+
+Late = Callable[[memoryview], None]
+"""Who gets a result that came for a caller who had left."""
+
+Address = tuple[str, int]
+
+
+class LinkLostError(Exception):
+    """The connection ended, or the time was over, after a request was sent and before its answer.
+
+    Whether storage has done it nobody knows.
+    """
+
+
+class Caller(Protocol):
+    """Who waits for the answer to a request; told exactly once how it ended."""
+
+    def answered(self, body: memoryview) -> None:
+        """The result came; of a stream, that it begins."""
+        ...
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        """It was refused, or nobody knows."""
+        ...
+
+
+class StreamCaller(Caller, Protocol):
+    """Who reads a stream: after ``answered`` come pieces, then one end."""
+
+    def chunk(self, piece: memoryview) -> None:
+        """A piece of the stream."""
+        ...
+
+    def ended(self) -> None:
+        """The stream is complete."""
+        ...
+
+
+class _Pending:
+    __slots__ = ("begun", "caller", "deadline", "method", "size", "stream")
+
+    def __init__(
+        self,
+        method: Method[Any],
+        caller: Caller,
+        stream: StreamCaller | None,
+        size: int,
+        deadline: float,
+    ) -> None:
+        self.method = method
+        self.caller = caller
+        self.stream = stream
+        self.size = size
+        self.deadline = deadline
+        self.begun = perf_counter()
+
+
+class Channel:
+    """One connection to one of ``addresses``: the one that answered last, else the next.
+
+    Requests are refused with NOT_READY while there is none, with OVERLOADED at the bounds.
+    """
+
+    def __init__(self, addresses: Sequence[Address], key: bytes, limits: LinkLimits) -> None:
+        self.limits = limits
+        self.losses = 0
+        self.timings: dict[str, Timings] = {}
+        """Of all requests, by method, however they ended."""
+        self.failed: dict[str, int] = {}
+        """Requests that were refused or lost, by method."""
+        self.status: dict[str, str] = {}
+        """What storage said last of its own readiness."""
+        self.why = _NOT_YET
+        """Why there is no connection."""
+        self._addresses = list(addresses)
+        self._at = 0
+        self._key = key
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._left: dict[int, Late] = {}
+        self._busy = self._busy_bytes = self._waits = 0
+        self._connection: ClientConnection | None = None
+        self._up = asyncio.Event()
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+
+    # Life ----------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Connect, and keep connected until closed."""
+        self._task = asyncio.create_task(self._keep_connected())
+
+    async def close(self) -> None:
+        """End the connection; who still waits is told that it is lost."""
+        self._closed = True
+        self.why = "closed"
+        if self._connection is not None:
+            self._connection.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._lose_all("this process closed the link")
+
+    @property
+    def up(self) -> bool:
+        """Whether requests can be sent."""
+        return self._connection is not None
+
+    @property
+    def pending(self) -> int:
+        """Requests without an answer."""
+        return len(self._pending)
+
+    async def wait_until_up(self, timeout_s: float) -> bool:
+        """Wait for a connection; answers whether there is one."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def move_on(self) -> None:
+        """Leave a storage that does not serve for the next address, when there is another."""
+        if len(self._addresses) > 1 and self._connection is not None:
+            self._at += 1
+            self._connection.fail("it is not serving")
+
+    async def _keep_connected(self) -> None:
+        limits = self.limits
+        backoff_s = limits.backoff_min_s
+        while not self._closed:
+            host, port = self._addresses[self._at % len(self._addresses)]
+            try:
+                await self._serve(await self._connect(host, port))
+                backoff_s = limits.backoff_min_s
+            except (OSError, TimeoutError, HandshakeError) as error:
+                told = f"{host}:{port}: {str(error) or 'no answer in time'}"
+                if told != self.why:
+                    _log.warning("link_down", reason=told)
+                self.why = told
+                self._at += 1
+            # Many clients that lost the same server do not come back at the same moment.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, limits.backoff_max_s)
+
+    async def _connect(self, host: str, port: int) -> "ClientConnection":
+        async with asyncio.timeout(self.limits.connect_s):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: ClientConnection(self, ClientHandshake(self._key, _nonce())), host, port
+            )
+            try:
+                await connection.opened
+            except BaseException:
+                connection.fail("gave up")
+                raise
+        return connection
+
+    async def _serve(self, connection: "ClientConnection") -> None:
+        self._connection = connection
+        self._up.set()
+        _log.info("link_up")
+        loop = asyncio.get_running_loop()
+        while not connection.lost:
+            await asyncio.wait([connection.closed], timeout=self.limits.pulse_s)
+            now = loop.time()
+            connection.pulse(now)
+            self._expire(now)
+
+    def lost(self, connection: "ClientConnection", reason: str) -> None:
+        """The connection has ended."""
+        if self._connection is connection:
+            self._connection = None
+            self._up.clear()
+            self.losses += 1
+            self.why = reason
+            if not self._closed:
+                _log.warning("link_down", reason=reason)
+            self._lose_all(reason)
+
+    # Requests ------------------------------------------------------------------------------------
+    def post(
+        self,
+        method: Method[Any],
+        body: bytes,
+        timeout_s: float,
+        caller: Caller,
+        stream: StreamCaller | None = None,
+    ) -> int:
+        """Send a request; ``caller`` is told how it ended. NOT_READY, OVERLOADED: nothing was sent.
+
+        Answers the request's number, by which it can be cancelled.
+        """
+        connection = self._connection
+        if connection is None:
+            raise self.away()
+        self._check_bounds(method, len(body))
+        number = self._next_number()
+        deadline = connection.now() + timeout_s
+        self._pending[number] = _Pending(method, caller, stream, len(body), deadline)
+        if method.may_wait:
+            self._waits += 1
+        else:
+            self._busy += 1
+            self._busy_bytes += len(body)
+        value = min(round(timeout_s * _MS), frames.VALUE_MAX)
+        context = current_context()
+        if context is not None:
+            connection.send(frames.CONTEXT, number, body=context.encode())
+        connection.send(frames.REQUEST, number, method=method.number, value=value, body=body)
+        return number
+
+    def away(self) -> ApiError:
+        """The refusal while there is no connection."""
+        return ApiError(
+            errors.NOT_READY, "storage cannot be reached", retry_after_s=1, applied=False
+        )
+
+    def cancel(self, number: int, late: Late | None = None) -> None:
+        """The caller has left: it is told nothing more. ``late`` gets a result on its way."""
+        if self._take(number) is not None and self._connection is not None:
+            self._connection.send(frames.CANCEL, number)
+            if late is not None:
+                self._left[number] = late
+                if len(self._left) > _LEFT_MAX:
+                    del self._left[next(iter(self._left))]
+
+    def give_credit(self, number: int, count: int) -> None:
+        """Let storage send ``count`` more bytes of a stream."""
+        if self._connection is not None:
+            self._connection.send(frames.CREDIT, number, value=count)
+
+    def _check_bounds(self, method: Method[Any], size: int) -> None:
+        limits = self.limits
+        if method.may_wait:
+            if self._waits >= limits.waits_max:
+                raise _overloaded("too many requests are waiting for storage")
+        elif self._busy >= limits.busy_max or self._busy_bytes + size > limits.busy_bytes_max:
+            raise _overloaded("too many requests or bytes are in flight to storage")
+        if size > limits.frame_bytes_max:
+            raise ApiError(errors.BODY_TOO_LARGE, applied=False)
+
+    def _next_number(self) -> int:
+        while True:
+            number = next(self._numbers) & frames.VALUE_MAX
+            if number and number not in self._pending and number not in self._left:
+                return number
+
+    def _take(self, number: int) -> _Pending | None:
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            if pending.method.may_wait:
+                self._waits -= 1
+            else:
+                self._busy -= 1
+                self._busy_bytes -= pending.size
+            timings = self.timings.get(pending.method.name)
+            if timings is None:
+                timings = self.timings[pending.method.name] = Timings()
+            timings.add(perf_counter() - pending.begun)
+        return pending
+
+    def _fail(self, pending: _Pending, error: ApiError | LinkLostError) -> None:
+        name = pending.method.name
+        self.failed[name] = self.failed.get(name, 0) + 1
+        pending.caller.failed(error)
+
+    def _expire(self, now: float) -> None:
+        overdue = [number for number, one in self._pending.items() if now > one.deadline]
+        for number in overdue:
+            pending = self._pending[number]
+            self.cancel(number)
+            self._fail(pending, LinkLostError("storage did not answer in time"))
+
+    def _lose_all(self, reason: str) -> None:
+        self._left.clear()
+        for number in list(self._pending):
+            pending = self._take(number)
+            if pending is not None:
+                self._fail(pending, LinkLostError(reason))
+
+    # Frames --------------------------------------------------------------------------------------
+    def take(self, frame: Frame) -> None:
+        """Give a frame to whom it is for; nobody, when the caller has left."""
+        if frame.kind == frames.PULSE:
+            self.status = _status.decode(frame.body)
+            return
+        pending = self._pending.get(frame.request)
+        if frame.kind == frames.RESULT:
+            if pending is not None:
+                if pending.stream is None:
+                    self._take(frame.request)
+                else:
+                    pending.deadline = math.inf
+                pending.caller.answered(frame.body)
+            elif (late := self._left.pop(frame.request, None)) is not None:
+                late(frame.body)
+        elif frame.kind == frames.ERROR:
+            error = decode_error(frame.body)
+            self._left.pop(frame.request, None)
+            if self._take(frame.request) is not None and pending is not None:
+                self._fail(pending, error)
+        elif frame.kind in (frames.CHUNK, frames.END):
+            self._take_stream(frame, None if pending is None else pending.stream)
+        else:
+            raise FrameError(f"storage sent a frame of unexpected kind {frame.kind}")
+
+    def _take_stream(self, frame: Frame, stream: StreamCaller | None) -> None:
+        if stream is None:
+            return
+        if frame.kind == frames.CHUNK:
+            stream.chunk(frame.body)
+        else:
+            self._take(frame.request)
+            stream.ended()
+
+
+class ClientConnection(FramedConnection):
+    """One connection; it is open when storage has proved itself and said how it is."""
+
+    def __init__(self, channel: Channel, handshake: ClientHandshake) -> None:
+        super().__init__(handshake, channel.limits)
+        loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.now: Callable[[], float] = loop.time
+        self._channel = channel
+        self._hello = handshake
+
+    def on_open(self) -> None:
+        """Storage has proved itself; its first pulse comes next."""
+
+    def on_frame(self, frame: Frame) -> None:
+        """Hand the frame over."""
+        self._channel.take(frame)
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def on_lost(self, reason: str) -> None:
+        """Tell whoever waits."""
+        if not self.opened.done():
+            if self._hello.proof_sent and not self._hello.done:
+                reason = "storage refused the cluster secret, or shut down"
+            self.opened.set_exception(HandshakeError(reason))
+            self.opened.exception()  # who waited for it may have given up: that is no news
+        self.closed.set_result(None)
+        self._channel.lost(self, reason)
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def _overloaded(detail: str) -> ApiError:
+    return ApiError(errors.OVERLOADED, detail, applied=False)

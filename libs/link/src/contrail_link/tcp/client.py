@@ -1,0 +1,524 @@
+"""``StorageLink`` over TCP: what the api and the gateway use when storage is another process."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
+from contrail_common.errors import ApiError
+from contrail_common.model import (
+    ConsumerConfig,
+    ConsumerInfo,
+    PublishMessage,
+    StoredMessage,
+    StreamConfig,
+    StreamInfo,
+)
+from contrail_common.timeunits import NS_PER_S
+from contrail_link.contract import (
+    AckItem,
+    AckResult,
+    CreateMode,
+    DeletedRanges,
+    ErasureReceipt,
+    EventsRequest,
+    EventsResult,
+    Held,
+    LastRequest,
+    Page,
+    PublishAck,
+    PublishOutcome,
+    PullRequest,
+    PullResult,
+    RangeRequest,
+    RangeResult,
+    ReadPosition,
+    ReplayPlan,
+    ReplayPlanRequest,
+    ReplayRequest,
+)
+from contrail_link.tcp import methods
+from contrail_link.tcp.channel import Address, Channel, Late, LinkLostError
+from contrail_link.tcp.limits import LinkLimits
+from contrail_link.tcp.methods import Method, OnLoss, encode
+from contrail_link.tcp.metrics import client_metrics, exposition
+
+_R = TypeVar("_R")
+
+_AGAIN_S: Final = 1
+
+
+class RemoteLink:
+    """``contrail_link.contract.StorageLink`` on a storage node in another process.
+
+    Two connections, so that no bulk of a replay stands before the answer to a publish. What was not
+    sent, and what changes nothing, is asked again for a moment when a connection is lost; what may
+    have been done is OUTCOME_UNKNOWN. While storage is away everything is NOT_READY.
+    """
+
+    def __init__(
+        self, addresses: Sequence[Address], key: bytes, limits: LinkLimits | None = None
+    ) -> None:
+        self.limits = limits or LinkLimits()
+        self._calls = Channel(addresses, key, self.limits)
+        self._streams = Channel(addresses, key, self.limits)
+
+    def start(self) -> None:
+        """Connect in the background; requests are refused until that is done."""
+        self._calls.start()
+        self._streams.start()
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._calls.close()
+        await self._streams.close()
+
+    async def wait_until_up(self, timeout_s: float) -> bool:
+        """Wait until storage answers; whether it does."""
+        return await self._calls.wait_until_up(timeout_s)
+
+    # Calls ---------------------------------------------------------------------------------------
+    async def _call(
+        self,
+        method: Method[_R],
+        *arguments: Any,
+        wait_s: float = 0.0,
+        on_loss: OnLoss | None = None,
+        late: Late | None = None,
+    ) -> _R:
+        """The method's result. ``wait_s`` is how long storage may wait before it answers.
+
+        ``late`` gets a result that comes when the caller has left.
+        """
+        body = encode(arguments)
+        what_then = on_loss or method.on_loss
+        timeout_s = self.limits.call_s + wait_s
+        retry = _Retry(self._calls)
+        while True:
+            call = _Call(self._calls, late)
+            try:
+                call.begin(method, body, timeout_s)
+                return method.result.decode(await call.result())
+            except LinkLostError as lost:
+                if what_then is OnLoss.UNKNOWN:
+                    raise ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {lost}") from None
+                if what_then is OnLoss.REFUSE or not await retry.ready():
+                    raise _interrupted(lost) from None
+            except ApiError as error:
+                if error.spec is not errors.NOT_READY or error.applied is not False:
+                    raise
+                self._calls.move_on()
+                if self._calls.up or not await retry.ready():
+                    raise
+
+    # Streams -------------------------------------------------------------------------------------
+    async def put_stream(
+        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
+    ) -> tuple[StreamInfo, bool]:
+        """Create, find identical, or update."""
+        return await self._call(methods.PUT_STREAM, config, mode, if_match, if_none)
+
+    async def stream_info(self, name: str) -> StreamInfo:
+        """Configuration and state."""
+        return await self._call(methods.STREAM_INFO, name)
+
+    async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
+        """Streams by name, paged."""
+        return await self._call(methods.LIST_STREAMS, subject, prefix, limit, token)
+
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
+        """Remove a stream."""
+        await self._call(methods.DELETE_STREAM, name, if_match)
+
+    async def purge_stream(
+        self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
+    ) -> int:
+        """Remove messages, answer how many."""
+        return await self._call(methods.PURGE_STREAM, name, subject, up_to_seq, keep, shard)
+
+    # Messages ------------------------------------------------------------------------------------
+    async def stream_for_subject(self, subject: str) -> str:
+        """The stream that captures a subject."""
+        return await self._call(methods.STREAM_FOR_SUBJECT, subject)
+
+    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
+        """Store messages; durable when this returns."""
+        return await self._call(methods.PUBLISH, stream, messages)
+
+    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
+        """Store a batch; durable when this returns."""
+        return await self._call(methods.PUBLISH_BATCH, stream, batch)
+
+    def publish_then(
+        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store messages; ``done`` gets the outcome. NOT_READY at once while storage is away."""
+        self._calls.post(
+            methods.PUBLISH, encode((stream, messages)), self.limits.call_s, _Publish(done)
+        )
+
+    def publish_batch_then(
+        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store a batch; ``done`` gets the outcome. NOT_READY at once while storage is away."""
+        self._calls.post(
+            methods.PUBLISH_BATCH, encode((stream, batch)), self.limits.call_s, _Publish(done)
+        )
+
+    def publish_each_then(
+        self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
+    ) -> None:
+        """Store each message where its subject goes; storage joins what came together."""
+        for at, message in enumerate(messages):
+            told = partial(done, [at])
+            try:
+                self.publish_then("", [message], told)
+            except ApiError as error:
+                told(error)
+
+    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
+        """One message."""
+        return await self._call(methods.GET_MESSAGE, stream, seq, shard)
+
+    async def read_range(self, request: RangeRequest) -> RangeResult:
+        """Messages in order, waiting for the first when asked to."""
+        # A wait is not begun anew: its caller would wait longer than it said.
+        on_loss = OnLoss.REFUSE if request.wait_ns else None
+        wait_s = request.wait_ns / NS_PER_S
+        return await self._call(methods.READ_RANGE, request, wait_s=wait_s, on_loss=on_loss)
+
+    async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
+        """A page of the newest messages of subjects."""
+        return await self._call(methods.LAST_MESSAGES, request)
+
+    async def deleted_ranges(
+        self, stream: str, limit: int, token: str, shard: int | None = None
+    ) -> DeletedRanges:
+        """Deleted sequences, paged."""
+        return await self._call(methods.DELETED_RANGES, stream, limit, token, shard)
+
+    async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
+        """How far the answering replica is."""
+        return await self._call(methods.READ_POSITION, stream, shard)
+
+    async def subject_counts(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """Subjects with their number of messages."""
+        return await self._call(methods.SUBJECT_COUNTS, stream, subject, limit, token)
+
+    async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
+        """Make one message unreadable."""
+        await self._call(methods.DELETE_MESSAGE, stream, seq, shard)
+
+    # Replay --------------------------------------------------------------------------------------
+    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
+        """Pin a range and cut it into splits."""
+        return await self._call(methods.REPLAY_PLAN, request)
+
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
+        """Check the request, then stream the encoded body."""
+        return await self._stream(methods.REPLAY, request)
+
+    async def _stream(self, method: Method[None], *arguments: Any) -> "ChunkStream":
+        body = encode(arguments)
+        retry = _Retry(self._streams)
+        while True:
+            stream = ChunkStream(self._streams)
+            try:
+                await stream.begin(method, body, self.limits)
+                return stream
+            except LinkLostError as lost:
+                if not await retry.ready():
+                    raise _interrupted(lost) from None
+            except ApiError as error:
+                if error.spec is not errors.NOT_READY or self._streams.up:
+                    raise
+                if not await retry.ready():
+                    raise
+
+    # Archives ------------------------------------------------------------------------------------
+    async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
+        """Stream the archive of a stream as it is now."""
+        return await self._stream(methods.SNAPSHOT, stream, consumers)
+
+    async def begin_restore(self, stream: str) -> str:
+        """Begin a restore; its token."""
+        return await self._call(methods.BEGIN_RESTORE, stream)
+
+    async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
+        """Take the next bytes of the archive."""
+        await self._call(methods.APPEND_RESTORE, token, offset, piece)
+
+    async def commit_restore(self, token: str) -> StreamInfo:
+        """Make the stream."""
+        return await self._call(methods.COMMIT_RESTORE, token)
+
+    async def abort_restore(self, token: str) -> None:
+        """Undo."""
+        await self._call(methods.ABORT_RESTORE, token)
+
+    # Consumers -----------------------------------------------------------------------------------
+    async def put_consumer(
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        mode: CreateMode,
+        if_match: int | None,
+        if_none: bool,
+    ) -> tuple[ConsumerInfo, bool]:
+        """Create, find identical, or update."""
+        return await self._call(methods.PUT_CONSUMER, stream, config, mode, if_match, if_none)
+
+    async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
+        """Configuration and progress."""
+        return await self._call(methods.CONSUMER_INFO, stream, consumer)
+
+    async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
+        """Consumers of a stream by name, paged."""
+        return await self._call(methods.LIST_CONSUMERS, stream, limit, token)
+
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
+        """Remove a consumer."""
+        await self._call(methods.DELETE_CONSUMER, stream, consumer, if_match)
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Hold a consumer for a subscription."""
+        return await self._stream(methods.BIND_CONSUMER, stream, consumer)
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch."""
+        wait_s = 0.0 if request.no_wait else request.expires_ns / NS_PER_S
+        late = partial(self._give_back, request)
+        return await self._call(methods.PULL, request, wait_s=wait_s, late=late)
+
+    def _give_back(self, request: PullRequest, body: memoryview) -> None:
+        """Deliveries that came for nobody are for whoever pulls next."""
+        try:
+            result = methods.PULL.result.decode(body)
+        except msgspec.DecodeError:
+            return  # a storage of another kind: they come again after ack_wait
+        items = [AckItem(*result.address(one), one.message.seq, "nak") for one in result.deliveries]
+        if items:
+            arguments = encode((request.stream, request.consumer, items, False))
+            with contextlib.suppress(ApiError):
+                self._calls.post(methods.ACKNOWLEDGE, arguments, self.limits.call_s, _Nobody())
+
+    async def acknowledge(
+        self, stream: str, consumer: str, items: list[AckItem], sync: bool
+    ) -> list[AckResult]:
+        """Take acknowledgements."""
+        return await self._call(methods.ACKNOWLEDGE, stream, consumer, items, sync)
+
+    # Advisories ----------------------------------------------------------------------------------
+    async def read_events(self, request: EventsRequest) -> EventsResult:
+        """Advisories in order, waiting for the first when asked to."""
+        on_loss = OnLoss.REFUSE if request.wait_ns else None
+        wait_s = request.wait_ns / NS_PER_S
+        return await self._call(methods.READ_EVENTS, request, wait_s=wait_s, on_loss=on_loss)
+
+    # Erasing -------------------------------------------------------------------------------------
+
+    async def erase(
+        self, stream: str, seqs: list[int], subject: str, shard: int | None = None
+    ) -> ErasureReceipt:
+        """Delete messages, and have their bytes leave all files."""
+        return await self._call(methods.ERASE, stream, seqs, subject, shard)
+
+    async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
+        """A receipt, once it is done or the wait is over."""
+        on_loss = OnLoss.REFUSE if wait_ns else None
+        wait_s = wait_ns / NS_PER_S
+        return await self._call(
+            methods.ERASURE, erasure_id, wait_ns, wait_s=wait_s, on_loss=on_loss
+        )
+
+    async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
+        """Whether a ticket is used for the first time."""
+        return await self._call(methods.USE_TICKET, nonce, expires_ns)
+
+    # Node ----------------------------------------------------------------------------------------
+    def readiness(self) -> dict[str, str]:
+        """What is not ready, and why: the link, or what storage said of itself within a second."""
+        for channel in (self._calls, self._streams):
+            if not channel.up:
+                return {"storage link": f"down: {channel.why}"}
+        return self._calls.status
+
+    def metrics_text(self) -> str:
+        """The link's own metrics; storage's are at its own address."""
+        return exposition(client_metrics({"calls": self._calls, "streams": self._streams}))
+
+
+class _Retry:
+    """How long one caller's request is kept for a connection that comes back."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._until: float | None = None
+
+    async def ready(self) -> bool:
+        """Wait for a connection; False when the request has waited long enough."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._channel.limits.reconnect_wait_s
+        left_s = self._until - now
+        return left_s > 0 and await self._channel.wait_until_up(left_s)
+
+
+class _Nobody:
+    """The caller of a request whose outcome nobody waits for."""
+
+    def answered(self, body: memoryview) -> None:
+        """It is done."""
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        """It is not, or nobody knows."""
+
+
+class _Call:
+    """A request whose caller is a coroutine; when that is cancelled, storage is told."""
+
+    def __init__(self, channel: Channel, late: Late | None) -> None:
+        self._channel = channel
+        self._late = late
+        self._number = 0
+        self._done: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+
+    def begin(self, method: Method[Any], body: bytes, timeout_s: float) -> None:
+        self._number = self._channel.post(method, body, timeout_s, self)
+
+    async def result(self) -> memoryview:
+        try:
+            return await self._done
+        except asyncio.CancelledError:
+            if self._late is not None and _has_result(self._done):
+                self._late(self._done.result())
+            self._channel.cancel(self._number, self._late)
+            raise
+
+    def answered(self, body: memoryview) -> None:
+        if not self._done.done():
+            self._done.set_result(body)
+        elif self._late is not None:
+            self._late(body)
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+
+class _Publish:
+    """A publish whose caller is a callback."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, done: Callable[[PublishOutcome], None]) -> None:
+        self._done = done
+
+    def answered(self, body: memoryview) -> None:
+        try:
+            outcome: PublishOutcome = methods.PUBLISH.result.decode(body)
+        except msgspec.DecodeError as error:
+            outcome = ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {error}")
+        self._done(outcome)
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        if isinstance(error, LinkLostError):
+            error = ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {error}")
+        self._done(error)
+
+
+class ChunkStream(AsyncIterator[bytes]):
+    """The chunks of a stream. At most a window of them is here or on its way."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._number = 0
+        self._window = 0
+        self._taken = 0
+        self._pieces: deque[bytes] = deque()
+        self._complete = False
+        self._error: ApiError | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def begin(self, method: Method[None], body: bytes, limits: LinkLimits) -> None:
+        """Ask, and wait until storage has checked the request."""
+        self._window = limits.window_bytes
+        self._number = self._channel.post(method, body, limits.call_s, self, self)
+        self._channel.give_credit(self._number, self._window)
+        try:
+            await self._begun
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+
+    async def __anext__(self) -> bytes:
+        """The next piece; ApiError when the stream was cut."""
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._complete:
+                raise StopAsyncIteration
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        piece = self._pieces.popleft()
+        self._taken += len(piece)
+        if 2 * self._taken >= self._window and not self._complete:
+            self._channel.give_credit(self._number, self._taken)
+            self._taken = 0
+        return piece
+
+    async def aclose(self) -> None:
+        """End the stream before its end; nothing to do behind it."""
+        if not self._complete:
+            self._complete = True
+            self._channel.cancel(self._number)
+        self._pieces.clear()
+
+    def answered(self, body: memoryview) -> None:
+        """Storage has taken the request."""
+        del body
+        if not self._begun.done():
+            self._begun.set_result(None)
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        """The request was refused, or the stream is cut."""
+        if not self._begun.done():
+            self._complete = True
+            self._begun.set_exception(error)
+            return
+        self._complete = True
+        self._error = error if isinstance(error, ApiError) else _interrupted(error)
+        self._wake()
+
+    def chunk(self, piece: memoryview) -> None:
+        """A piece."""
+        self._pieces.append(bytes(piece))
+        self._wake()
+
+    def ended(self) -> None:
+        """That was all."""
+        self._complete = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+
+def _has_result(done: "asyncio.Future[Any]") -> bool:
+    return done.done() and not done.cancelled() and done.exception() is None
+
+
+def _interrupted(lost: LinkLostError) -> ApiError:
+    return ApiError(errors.NOT_READY, f"storage link: {lost}", retry_after_s=_AGAIN_S)

@@ -1,0 +1,179 @@
+"""One connection of the link, either end: handshake, frames, joined writes, and when to give up."""
+
+import asyncio
+from typing import cast
+
+import msgspec
+
+from contrail_link.tcp import frames
+from contrail_link.tcp.frames import Frame, FrameError, FrameReader, frame_head
+from contrail_link.tcp.handshake import Handshake, HandshakeError
+from contrail_link.tcp.limits import LinkLimits
+
+Body = bytes | memoryview
+
+
+class FramedConnection(asyncio.Protocol):
+    """Frames both ways once the handshake is done; what is sent in one pass of the loop is joined.
+
+    A peer that cannot prove itself in time, breaks the protocol, says nothing or reads nothing for
+    too long is cut off; :meth:`on_lost` is told why.
+    """
+
+    def __init__(self, handshake: Handshake, limits: LinkLimits) -> None:
+        self.limits = limits
+        self.writable = True
+        self.lost = False
+        self._handshake: Handshake | None = handshake
+        self._reader = FrameReader(limits.frame_bytes_max)
+        self._out: list[Body] = []
+        self._reading = True
+        self._reason = "the connection was closed"
+        self._heard_at = self._pulse_at = self._drained_at = 0.0
+        self._unwritten = 0
+        self._loop: asyncio.AbstractEventLoop
+        self._transport: asyncio.Transport
+        self._handshake_timer: asyncio.TimerHandle
+
+    # What the ends do ----------------------------------------------------------------------------
+    def on_open(self) -> None:
+        """The handshake is done."""
+        raise NotImplementedError
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame came; FrameError or msgspec.DecodeError ends the connection."""
+        raise NotImplementedError
+
+    def on_flow(self) -> None:
+        """The peer reads again, or does not."""
+
+    def on_lost(self, reason: str) -> None:
+        """The connection has ended."""
+        raise NotImplementedError
+
+    # Transport -----------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        self._loop = asyncio.get_running_loop()
+        # uvloop's transports do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._heard_at = self._pulse_at = self._drained_at = self._loop.time()
+        self._handshake_timer = self._loop.call_later(
+            self.limits.handshake_s, self.fail, "the handshake took too long"
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell why."""
+        self.lost = True
+        self._out.clear()
+        self._handshake_timer.cancel()
+        self.on_lost(self._reason if exc is None else f"{self._reason}: {exc}")
+
+    def data_received(self, data: bytes) -> None:
+        """Take part in the handshake, then take frames."""
+        if self.lost or self._transport.is_closing():
+            return
+        self._heard_at = self._loop.time()
+        try:
+            if self._handshake is not None:
+                data = self._shake_hands(self._handshake, data)
+            if data:
+                for frame in self._reader.feed(data):
+                    self.on_frame(frame)
+        except HandshakeError as error:
+            self.fail(str(error))
+        except (FrameError, msgspec.DecodeError) as error:
+            self.fail(f"the peer violated the protocol: {error}")
+
+    def _shake_hands(self, handshake: Handshake, data: bytes) -> bytes:
+        answer = handshake.feed(data)
+        if answer:
+            self._transport.write(answer)
+        if not handshake.done:
+            return b""
+        self._handshake_timer.cancel()
+        self._handshake = None
+        self.on_open()
+        return handshake.rest
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than we write."""
+        self.writable = False
+        self._drained_at = self._loop.time()
+        self._unwritten = self._transport.get_write_buffer_size()
+        self.on_flow()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self.writable = True
+        self.on_flow()
+
+    # Sending -------------------------------------------------------------------------------------
+    def send(
+        self, kind: int, request: int, *, method: int = 0, value: int = 0, body: Body = b""
+    ) -> None:
+        """Send a frame with the others of this pass of the loop."""
+        if self.lost:
+            return
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame_head(kind, method, request, value, len(body)))
+        if body:
+            self._out.append(body)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and not self._transport.is_closing():
+            self._transport.writelines(out)
+
+    def set_reading(self, wanted: bool) -> None:
+        """Read, or leave what comes to the peer's buffers."""
+        if wanted is self._reading or self.lost or self._transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            self._heard_at = self._loop.time()
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def close(self) -> None:
+        """End the connection when everything is sent."""
+        if not self.lost:
+            self._flush()
+            self._transport.close()
+
+    def fail(self, reason: str) -> None:
+        """End the connection at once."""
+        if not self.lost and not self._transport.is_closing():
+            self._reason = reason
+            self._transport.abort()
+
+    # Pulse ---------------------------------------------------------------------------------------
+    def pulse(self, now: float, body: Body = b"") -> None:
+        """Say that we are there, and end a connection whose peer is not; called now and then."""
+        if self._handshake is not None:
+            return
+        late = now - self._pulse_at > 2 * self.limits.pulse_s
+        self._pulse_at = now
+        if late or not self._reading:
+            # It is we who did not listen.
+            self._heard_at = now
+        if now - self._heard_at > self.limits.silence_s:
+            self.fail(f"nothing was received for {self.limits.silence_s:g} s")
+        elif self._stalled(now):
+            self.fail("the peer has stopped reading")
+        elif self.writable:
+            self.send(frames.PULSE, 0, body=body)
+
+    def _stalled(self, now: float) -> bool:
+        if self.writable:
+            return False
+        unwritten = self._transport.get_write_buffer_size()
+        if unwritten < self._unwritten:
+            self._drained_at = now
+        self._unwritten = unwritten
+        return (
+            unwritten > self.limits.unwritten_bytes_max
+            or now - self._drained_at > self.limits.stall_s
+        )

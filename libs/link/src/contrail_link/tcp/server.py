@@ -1,0 +1,462 @@
+"""The storage end of the link: answers the frames of many clients with one ``StorageLink``."""
+
+import asyncio
+import contextlib
+import itertools
+import math
+import secrets
+import socket
+from typing import Any, Final
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
+from contrail_common.errors import ApiError
+from contrail_common.model import PublishMessage
+from contrail_common.texts import as_u32
+from contrail_common.timings import Timings
+from contrail_link.contract import PublishAck, PublishOutcome, StorageLink, pieces_of
+from contrail_link.request_context import InContext, RequestContext
+from contrail_link.tcp import frames
+from contrail_link.tcp.connection import FramedConnection
+from contrail_link.tcp.frames import Frame, FrameError
+from contrail_link.tcp.handshake import NONCE_BYTES, ServerHandshake
+from contrail_link.tcp.limits import LinkLimits
+from contrail_link.tcp.methods import (
+    METHODS,
+    PUBLISH,
+    PUBLISH_BATCH,
+    Method,
+    encode,
+)
+from contrail_link.tcp.metrics import exposition, server_metrics
+from contrail_link.tcp.refusals import encode_error
+
+_log: Final = structlog.get_logger("contrail.link")
+_MS: Final = 1000.0
+
+
+class LinkServer:
+    """Serves ``link`` to every client that knows the key."""
+
+    def __init__(
+        self,
+        link: StorageLink,
+        key: bytes,
+        limits: LinkLimits | None = None,
+        *,
+        access_log: bool = False,
+    ) -> None:
+        self.link = link
+        self.key = key
+        self.limits = limits or LinkLimits()
+        self.access_log = access_log
+        self.stopping = False
+        self.connections: set[ServerConnection] = set()
+        self.refused = 0
+        self.timings: dict[str, Timings] = {}
+        """Of the requests that were answered or refused, by method."""
+        self.failed: dict[str, int] = {}
+        """Requests that were refused, by method."""
+        self.numbers = itertools.count()
+        """Of connections, in the order they came."""
+        self._complained = False
+        self._quiet: asyncio.Future[None] | None = None
+        self._pulse: asyncio.Task[None]
+        self._server: asyncio.Server
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections on a bound socket."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ServerConnection(self), sock=listener)
+        self._pulse = asyncio.create_task(self._keep_pulse())
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse what is new, answer all who wait, end when what is under way is answered."""
+        self.stopping = True
+        self._server.close()
+        self._pulse.cancel()
+        for connection in list(self.connections):
+            connection.leave()
+        self._quiet = asyncio.get_running_loop().create_future()
+        self.work_ended()
+        await asyncio.wait([self._quiet], timeout=grace_s)
+        for connection in list(self.connections):
+            connection.close()
+        await asyncio.gather(self._pulse, return_exceptions=True)
+
+    @property
+    def served(self) -> int:
+        """Requests answered, one way or the other."""
+        return sum(timings.count for timings in self.timings.values())
+
+    def request_ended(self, work: "Work", seconds: float) -> None:
+        """A request was answered, or left."""
+        name, error = work.method.name, work.error
+        timings = self.timings.get(name)
+        if timings is None:
+            timings = self.timings[name] = Timings()
+        timings.add(seconds)
+        if error:
+            self.failed[name] = self.failed.get(name, 0) + 1
+        if self.access_log:
+            with InContext(work.context):
+                _log.info("link_request", method=name, error=error or None, seconds=seconds)
+
+    def admits(self) -> bool:
+        """Whether one more connection may try to prove itself.
+
+        A client does so at once. Where all places are taken by others that have not, the one that
+        has had the longest time for it makes room: strangers keep nobody out.
+        """
+        unproven = [one for one in self.connections if not one.proven]
+        if len(unproven) >= self.limits.unproven_max:
+            oldest = min(unproven, key=lambda one: one.number)
+            self.connections.discard(oldest)
+            oldest.fail("it did not authenticate in time, and other connections are waiting")
+        return len(self.connections) < self.limits.connections_max
+
+    def proved(self) -> None:
+        """A client has shown that it knows the key."""
+        self._complained = False
+
+    def turned_away(self, reason: str) -> None:
+        """A connection ended before its client had proved itself; told once, then counted."""
+        self.refused += 1
+        if not self._complained:
+            self._complained = True
+            _log.warning("link_client_refused", reason=reason)
+
+    def readiness(self) -> dict[str, str]:
+        """What clients are told is not ready."""
+        return {"storage": "shutting down"} if self.stopping else self.link.readiness()
+
+    def metrics_text(self) -> str:
+        """Prometheus exposition text."""
+        return exposition(server_metrics(self.connections, self.refused, self.timings, self.failed))
+
+    def work_ended(self) -> None:
+        """A request was answered; at the end the last one is waited for."""
+        quiet = self._quiet
+        if quiet is not None and not quiet.done() and not any(map(_at_work, self.connections)):
+            quiet.set_result(None)
+
+    async def _keep_pulse(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self.limits.pulse_s)
+            status = encode(self.readiness())
+            for connection in list(self.connections):
+                connection.tick(loop.time(), status)
+
+
+class Work:
+    """A request under way; ``size`` is that of its arguments, ``credit`` that of its stream.
+
+    ``error`` is the name of what it was refused with.
+    """
+
+    __slots__ = (
+        "begun",
+        "context",
+        "credit",
+        "deadline",
+        "end_with",
+        "error",
+        "method",
+        "more_credit",
+        "request",
+        "size",
+        "task",
+    )
+
+    def __init__(
+        self,
+        request: int,
+        method: Method[Any],
+        size: int,
+        begun: float,
+        deadline: float,
+        context: RequestContext | None,
+    ) -> None:
+        self.request = request
+        self.method = method
+        self.size = size
+        self.begun = begun
+        self.deadline = deadline
+        self.context = context
+        self.error = ""
+        self.credit = 0
+        self.more_credit: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.end_with: ApiError | None = None
+
+    def wake(self) -> None:
+        """Let a stream look again whether it may go on."""
+        if self.more_credit is not None and not self.more_credit.done():
+            self.more_credit.set_result(None)
+
+    def cancel(self, end_with: ApiError | None = None) -> None:
+        """End it, answering ``end_with`` when there is somebody to hear it."""
+        if self.task is not None and not self.task.done():
+            self.end_with = end_with
+            self.task.cancel()
+
+
+class ServerConnection(FramedConnection):
+    """One client."""
+
+    def __init__(self, owner: LinkServer) -> None:
+        self._hello = ServerHandshake(owner.key, secrets.token_bytes(NONCE_BYTES))
+        super().__init__(self._hello, owner.limits)
+        self.proven = False
+        self.number = next(owner.numbers)
+        self.busy = self.busy_bytes = self.waits = 0
+        self._owner = owner
+        self._link = owner.link
+        self._works: dict[int, Work] = {}
+        self._context: tuple[int, RequestContext] | None = None
+
+    # Connection ----------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet a client, unless there are too many."""
+        super().connection_made(transport)
+        if not self._owner.admits():
+            self.fail("too many connections")
+            return
+        self._owner.connections.add(self)
+        self._transport.write(self._hello.hello)
+
+    def on_open(self) -> None:
+        """Tell the client at once what is not ready."""
+        self.proven = True
+        self._owner.proved()
+        self.send(frames.PULSE, 0, body=encode(self._owner.readiness()))
+
+    def on_lost(self, reason: str) -> None:
+        """Cancel what waits; what was begun goes on to its end, which nobody hears."""
+        self._owner.connections.discard(self)
+        if not self.proven:
+            self._owner.turned_away(reason)
+        self._cancel_waits(None)
+
+    def on_flow(self) -> None:
+        """Go on, or stop reading, as the client reads or not."""
+        self._regulate()
+        if self.writable:
+            for work in self._works.values():
+                work.wake()
+
+    def tick(self, now: float, status: bytes) -> None:
+        """What is due each second."""
+        overdue = ApiError(errors.NOT_READY, "the caller's deadline has passed", applied=None)
+        for work in list(self._works.values()):
+            if work.method.may_wait and now > work.deadline:
+                work.cancel(overdue)
+        self.pulse(now, status)
+
+    def leave(self) -> None:
+        """Answer all that waits, and let the client know."""
+        self._cancel_waits(ApiError(errors.SHUTTING_DOWN, applied=False))
+        if self.proven:
+            self.send(frames.PULSE, 0, body=encode(self._owner.readiness()))
+
+    def _cancel_waits(self, end_with: ApiError | None) -> None:
+        for work in list(self._works.values()):
+            if work.method.may_wait:
+                work.cancel(end_with)
+
+    # Frames --------------------------------------------------------------------------------------
+    def on_frame(self, frame: Frame) -> None:
+        """Begin a request, or do what the frame says about one."""
+        if frame.kind == frames.REQUEST:
+            self._begin(frame)
+            self._regulate()
+            return
+        if frame.kind == frames.CONTEXT:
+            self._context = frame.request, _context_of(frame)
+            return
+        work = self._works.get(frame.request)
+        if frame.kind == frames.CREDIT:
+            if work is not None:
+                work.credit += frame.value
+                work.wake()
+        elif frame.kind == frames.CANCEL:
+            if work is not None and work.method.may_wait:
+                work.cancel()
+        elif frame.kind != frames.PULSE:
+            raise FrameError(f"a client sent a frame of unexpected kind {frame.kind}")
+
+    def _begin(self, frame: Frame) -> None:
+        method = METHODS.get(frame.method)
+        if method is None or frame.request in self._works:
+            raise FrameError(f"method {frame.method}, request {frame.request}")
+        arguments = method.arguments.decode(frame.body)
+        context = self._take_context(frame.request)
+        refusal = self._refusal(method)
+        if refusal is not None:
+            self.send(frames.ERROR, frame.request, body=encode_error(refusal))
+            return
+        now = self._loop.time()
+        work = Work(frame.request, method, len(frame.body), now, now + frame.value / _MS, context)
+        self._works[frame.request] = work
+        if method.may_wait:
+            self.waits += 1
+        else:
+            self.busy += 1
+            self.busy_bytes += work.size
+        with InContext(context):
+            if method is PUBLISH and arguments[1]:
+                self._publish(work, *arguments)
+            else:
+                work.task = self._loop.create_task(self._run(work, arguments))
+                # Not within the task: one that is cancelled before it begins never runs.
+                work.task.add_done_callback(lambda task: self._ended(work, task))
+
+    def _take_context(self, request: int) -> RequestContext | None:
+        held, self._context = self._context, None
+        return held[1] if held is not None and held[0] == request else None
+
+    def _refusal(self, method: Method[Any]) -> ApiError | None:
+        if self._owner.stopping:
+            return ApiError(errors.SHUTTING_DOWN, applied=False)
+        if method.may_wait and self.waits >= self.limits.waits_max:
+            return ApiError(errors.OVERLOADED, "too many requests are waiting", applied=False)
+        return None
+
+    def _regulate(self) -> None:
+        limits = self.limits
+        self.set_reading(
+            self.writable
+            and self.busy < limits.busy_max
+            and self.busy_bytes < limits.busy_bytes_max
+        )
+
+    # Requests ------------------------------------------------------------------------------------
+    def _publish(self, work: Work, stream: str, messages: list[PublishMessage]) -> None:
+        """Without a task: the most frequent request of all."""
+
+        def done(outcome: PublishOutcome) -> None:
+            if isinstance(outcome, PublishAck):
+                self._answer(work, encode(outcome))
+            else:
+                self._refuse(work, outcome)
+            self._end(work)
+
+        try:
+            self._link.publish_then(stream, messages, done)
+        except ApiError as error:
+            done(error)
+        except Exception:
+            _log.exception("link_request_failed", method=PUBLISH.name)
+            done(ApiError(errors.INTERNAL))
+
+    async def _run(self, work: Work, arguments: tuple[Any, ...]) -> None:
+        try:
+            if work.method.streams:
+                await self._stream(work, arguments)
+                return
+            if work.method is PUBLISH_BATCH and not _is_sound(arguments[1]):
+                raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
+            result = await getattr(self._link, work.method.name)(*arguments)
+            self._answer(work, encode(result))
+        except ApiError as error:
+            self._refuse(work, error)
+        except Exception:
+            _log.exception("link_request_failed", method=work.method.name)
+            self._refuse(work, ApiError(errors.INTERNAL))
+
+    def _ended(self, work: Work, task: "asyncio.Task[None]") -> None:
+        if task.cancelled() and work.end_with is not None:
+            self._refuse(work, work.end_with)
+        self._end(work)
+
+    async def _stream(self, work: Work, arguments: tuple[Any, ...]) -> None:
+        chunks = await getattr(self._link, work.method.name)(*arguments)
+        try:
+            self.send(frames.RESULT, work.request, body=encode(None))
+            work.deadline = math.inf  # its reader sets the pace
+            async for chunk in chunks:
+                for piece in pieces_of(chunk):
+                    await self._send_chunk(work, memoryview(piece))
+            self.send(frames.END, work.request)
+        finally:
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                with contextlib.suppress(RuntimeError):
+                    await close()
+
+    async def _send_chunk(self, work: Work, chunk: memoryview) -> None:
+        """In pieces, so that no answer waits long behind it, as far as the credit goes."""
+        size = self.limits.chunk_bytes
+        for at in range(0, len(chunk), size):
+            while work.credit <= 0 or not self.writable:
+                await self._more_credit(work)
+            piece = chunk[at : at + size]
+            work.credit -= len(piece)
+            self.send(frames.CHUNK, work.request, body=piece)
+
+    async def _more_credit(self, work: Work) -> None:
+        work.more_credit = self._loop.create_future()
+        try:
+            async with asyncio.timeout(self.limits.stream_stall_s):
+                await work.more_credit
+        except TimeoutError:
+            raise ApiError(
+                errors.OVERLOADED, "the receiver of a streamed answer has stopped reading"
+            ) from None
+        finally:
+            work.more_credit = None
+
+    def _answer(self, work: Work, body: bytes) -> None:
+        if len(body) > self.limits.frame_bytes_max:
+            self._refuse(work, ApiError(errors.OVERLOADED, "the answer is too large"))
+        else:
+            self.send(frames.RESULT, work.request, body=body)
+
+    def _refuse(self, work: Work, error: ApiError) -> None:
+        work.error = error.spec.name
+        self.send(frames.ERROR, work.request, body=encode_error(error))
+
+    def _end(self, work: Work) -> None:
+        del self._works[work.request]
+        if work.method.may_wait:
+            self.waits -= 1
+        else:
+            self.busy -= 1
+            self.busy_bytes -= work.size
+            self._regulate()
+        self._owner.request_ended(work, self._loop.time() - work.begun)
+        self._owner.work_ended()
+
+
+def _context_of(frame: Frame) -> RequestContext:
+    try:
+        return RequestContext.decode(bytes(frame.body))
+    except ValueError as error:
+        raise FrameError(str(error)) from None
+
+
+def _at_work(connection: ServerConnection) -> bool:
+    return connection.busy + connection.waits > 0
+
+
+def _is_sound(batch: MessageBatch) -> bool:
+    """Whether the columns fit each other: storage joins and cuts them without looking again."""
+    count = batch.count
+    if not count:
+        return True
+    index = batch.subject_index
+    return (
+        batch.columns.is_sound()
+        and batch.columns.seals is None  # storage seals, and nobody else
+        and len(index) == as_u32(index).itemsize * count
+        and int(as_u32(index).max()) < len(batch.subjects)
+        and (batch.ids is None or batch.ids.is_sound(count))
+        and all(
+            0 <= at < count
+            for asked in (batch.expected, batch.rollups, batch.ttls)
+            for at in asked or ()
+        )
+    )

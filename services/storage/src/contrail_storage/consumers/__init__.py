@@ -1,0 +1,1 @@
+"""Consumers of a node: made, changed, removed, and what they are given."""

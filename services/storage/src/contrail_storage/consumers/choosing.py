@@ -1,0 +1,179 @@
+"""What one pull takes: messages one by one, or in columns, while they fit."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common import errors
+from contrail_common.columns.blocks import Block, MessageColumns, columns_of
+from contrail_common.columns.delivery_columns import DeliveryColumns, join_deliveries
+from contrail_common.errors import ApiError
+from contrail_common.model import ConsumerConfig, Headers, StoredMessage
+from contrail_common.texts import as_u32, lengths_of
+from contrail_link.contract import PullRequest
+from contrail_storage.core.subjects.subject_table import SubjectTable
+
+PULL_BYTES_MAX: Final = 8 << 20
+_MESSAGE_SIZE_HEADER: Final = "Nats-Msg-Size"
+
+
+def check_limits(config: ConsumerConfig, request: PullRequest) -> None:
+    """Raise PULL_LIMIT for a pull that asks for more than the consumer gives at once."""
+    for limit, asked, what in (
+        (config.max_batch, request.batch, "max_batch"),
+        (config.max_expires_ns, request.expires_ns, "max_expires"),
+        (config.max_bytes, request.max_bytes, "max_bytes"),
+    ):
+        if limit > 0 and asked > limit:
+            raise ApiError(errors.PULL_LIMIT, f"the pull exceeds the consumer's {what} of {limit}")
+
+
+@dataclass(slots=True, frozen=True)
+class Chosen:
+    """A message chosen for delivery, and which attempt at it this is."""
+
+    seq: int
+    message: StoredMessage
+    attempt: int
+
+
+class Batch:
+    """What a pull takes: at most ``batch`` messages and ``max_bytes``."""
+
+    def __init__(self, request: PullRequest) -> None:
+        self.chosen: list[Chosen] = []
+        self.full = False
+        self.too_large = 0
+        self._room = request.batch
+        self._bytes = 0
+        self._bytes_max = request.max_bytes or PULL_BYTES_MAX
+        self._strict = request.max_bytes > 0
+
+    @property
+    def seqs(self) -> list[int]:
+        """Sequences of what was chosen."""
+        return [item.seq for item in self.chosen]
+
+    def take(self, item: Chosen, size: int) -> bool:
+        """Take ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
+        if self.full:
+            return False
+        first = not self.chosen
+        if self._bytes + size > self._bytes_max and (not first or self._strict):
+            self.too_large = size if first else 0
+            self.full = True
+            return False
+        self.chosen.append(item)
+        self._bytes += size
+        self._room -= 1
+        self.full = self._room <= 0
+        return True
+
+
+class ColumnBatch:
+    """What a pull takes, as :class:`Batch` does, of a block at a time."""
+
+    def __init__(
+        self,
+        request: PullRequest,
+        opened: Callable[[Block, Iterable[int]], MessageColumns],
+        *,
+        headers_only: bool,
+    ) -> None:
+        """``opened`` answers the columns of a block with those at some positions not sealed."""
+        self._opened = opened
+        self.count = 0
+        self.last_seq = 0
+        self.too_large = 0
+        self._room = request.batch
+        self._bytes_left = request.max_bytes or PULL_BYTES_MAX
+        self._strict = request.max_bytes > 0
+        self._headers_only = headers_only
+        self._parts: list[DeliveryColumns] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more fits."""
+        return self._room <= 0
+
+    def take(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> int:
+        """Take the messages at ``positions`` of ``block`` while they fit; answers how many did."""
+        wanted = positions[: self._room]
+        if not len(wanted):
+            return 0
+        sizes = block.sizes()[wanted]
+        ends = np.cumsum(sizes)
+        taken = int(np.searchsorted(ends, self._bytes_left, side="right"))
+        if not (taken or self.count):
+            if self._strict:
+                self.too_large = int(sizes[0])
+            else:
+                taken = 1
+        if taken:
+            self._add(block, wanted[:taken], subjects)
+            self._bytes_left -= int(ends[taken - 1])
+        self._room = 0 if taken < len(wanted) else self._room - taken
+        return taken
+
+    def _add(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> None:
+        seqs = (positions + block.base_seq).astype(np.int64)
+        numbers, index = np.unique(block.subject_ids[positions], return_inverse=True)
+        columns = _columns_at(self._opened(block, positions), positions)
+        self._parts.append(
+            DeliveryColumns(
+                0,
+                0,
+                seqs.tobytes(),
+                block.times_ns[positions].tobytes(),
+                [subjects.name(number) for number in numbers.tolist()],
+                index.astype(np.uint32).tobytes(),
+                _without_payloads(columns) if self._headers_only else columns,
+            )
+        )
+        self.count += len(positions)
+        self.last_seq = int(seqs[-1])
+
+    def deliveries(self, first_consumer_seq: int, num_pending: int) -> DeliveryColumns:
+        """What was taken, which is something; ``num_pending`` remain."""
+        joined = join_deliveries(self._parts)
+        joined.first_consumer_seq = first_consumer_seq
+        joined.num_pending = num_pending
+        return joined
+
+
+def _columns_at(columns: MessageColumns, positions: NDArray[np.intp]) -> MessageColumns:
+    """The columns of the messages at ``positions``, which ascend (at least one)."""
+    if len(positions) == columns.count:
+        return columns
+    first, stop = int(positions[0]), int(positions[-1]) + 1
+    if stop - first == len(positions):
+        return columns.slice(first, stop)
+    # A payload for each: the bytes are copied as they are, where an index of them would be eight
+    # times as long.
+    offsets, heap = as_u32(columns.offsets), columns.payload
+    starts, ends = offsets[positions].tolist(), offsets[positions + 1].tolist()
+    payloads = [heap[begin:end] for begin, end in zip(starts, ends, strict=True)]
+    chosen = columns_of(payloads, None)
+    if columns.headers is not None:
+        chosen.headers = columns.headers.select(positions)
+    return chosen
+
+
+def _without_payloads(columns: MessageColumns) -> MessageColumns:
+    count, sizes = columns.count, lengths_of(columns.offsets).tolist()
+    headers = [None] * count if columns.headers is None else columns.headers.each()
+    return columns_of([b""] * count, list(map(_with_size, headers, sizes)))
+
+
+def without_payload(message: StoredMessage) -> StoredMessage:
+    """What a consumer of headers alone gets of a message."""
+    headers = _with_size(message.headers, len(message.payload))
+    return msgspec.structs.replace(message, headers=headers, payload=b"")
+
+
+def _with_size(headers: Headers | None, size: int) -> Headers:
+    return {**(headers or {}), _MESSAGE_SIZE_HEADER: [str(size)]}

@@ -1,0 +1,599 @@
+"""Delivery: the leader's side of the consumers of a shard.
+
+A desk per consumer chooses what to deliver on applied state plus its own proposed, not yet applied
+deliveries, so that two pulls never get the same message. Deliveries of plain consumers leave at
+once and are joined into one command; with ``max_deliver`` they leave after their commit.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.columns.blocks import Block
+from contrail_common.columns.delivery_columns import DeliveryColumns
+from contrail_common.errors import ApiError
+from contrail_common.model import AckKind
+from contrail_link.contract import Delivery, PullRequest, PullResult
+from contrail_storage.consumers.choosing import (
+    PULL_BYTES_MAX,
+    Batch,
+    Chosen,
+    check_limits,
+    without_payload,
+)
+from contrail_storage.consumers.redeliveries import Redeliveries
+from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust, StreamCommand
+from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.results import Refused, Result
+from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.reading.reader import Found, Reader
+from contrail_storage.replica.entries import has_failed
+from contrail_storage.replica.shard import Shard, woken
+
+JOIN_S: Final = 0.005
+_JOIN_AGAIN_S: Final = 0.1
+DELIVERED_MAX: Final = 10_000
+"""Deliveries of one command, as many as a pull takes: what was refused for a while adds up."""
+_LOOKED_AT: Final = 2_000
+"""Pending messages that are looked at in one go."""
+
+Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
+
+
+@dataclass(slots=True, eq=False)
+class Desk:
+    """Deliveries of one consumer. ``position`` and ``consumer_seq`` run ahead of the machine.
+
+    ``in_flight`` are the sequences chosen whose deliveries the machine does not have yet, and
+    ``waiters`` the pulls that wait, in the order they came. ``_held_back`` tells that the machine
+    was sent a position before the desk's own, ``_top_seq`` is the highest sequence that went out.
+    The machine's position is right behind that: other filters may want what these pass over.
+    """
+
+    shard: Shard
+    consumer: ConsumerMachine
+    reader: Reader
+    propose: Propose
+    log_time_ns: Callable[[], int]
+    position: int = 0
+    consumer_seq: int = 0
+    in_flight: set[int] = field(default_factory=set)
+    waiters: deque[asyncio.Event] = field(default_factory=deque)
+    deadlines: Redeliveries = field(init=False)
+    last_active_s: float = 0.0
+    closed: bool = False
+    _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
+    _joined: list[int] = field(default_factory=list)
+    _giving_up: "asyncio.Task[None] | None" = None
+    _held_back: bool = False
+    _top_seq: int = 0
+    _join_timer: asyncio.TimerHandle | None = None
+    _deadline_timer: asyncio.TimerHandle | None = None
+    _filter: SubjectFilter = field(init=False)
+    _filters: tuple[str, ...] = ()
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _count: int = 0
+    _counted_to: int = -1
+    _deletions: int = 0
+    _siblings: "tuple[Desk, ...]" = ()
+
+    def __post_init__(self) -> None:
+        self.position = self.consumer.next_seq
+        self.consumer_seq = self.consumer.delivered.consumer_seq
+        self._top_seq = self.consumer.delivered.stream_seq
+        self.deadlines = Redeliveries(self.consumer, self._due_anew)
+        self.touch()
+        self.shard.listeners.add(self.wake)
+        self._filter = SubjectFilter(self.consumer.config.filter_subjects)
+        self._filters = self.consumer.config.filter_subjects
+        self.reconfigured()
+
+    def touch(self) -> None:
+        """Note that a client used the consumer now."""
+        self.last_active_s = asyncio.get_running_loop().time()
+
+    def reconfigured(self) -> None:
+        """The consumer's configuration changed: its deadlines are taken anew."""
+        self.deadlines.rebuild()
+        self._due_anew()
+
+    def _due_anew(self) -> None:
+        """Deadlines were taken; the first waiting pull may look."""
+        self._arm_deadline()
+        self.wake()
+
+    def _take_filters(self) -> None:
+        """Go by the filters that the consumer has now; nobody may be choosing meanwhile.
+
+        Other filters look at everything again that lies behind the last delivery.
+        """
+        if self._filters != self.consumer.config.filter_subjects:
+            self._filters = self.consumer.config.filter_subjects
+            self._filter = SubjectFilter(self._filters)
+            self._counted_to = -1
+            behind_last = max(self._top_seq, self.consumer.delivered.stream_seq) + 1
+            self.position = min(self.position, behind_last)
+
+    def new_term(self) -> None:
+        """This node leads anew: commands given up for lost may have been applied all the same."""
+        self.consumer_seq = self.consumer.delivered.consumer_seq + len(self._joined)
+        self.reconfigured()
+
+    def close(self) -> None:
+        """The consumer or its stream is gone: waiting pulls end."""
+        self.closed = True
+        self.shard.listeners.discard(self.wake)
+        self.deadlines.close()
+        for later in (self._join_timer, self._deadline_timer, self._giving_up):
+            if later is not None:
+                later.cancel()
+        self.wake()
+
+    # Waiting -------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something changed that may give the first waiting pull a message."""
+        for waiter in self.waiters:
+            waiter.set()
+            if not self.closed:
+                return
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Serve a pull: what there is now, or wait for the first message up to ``expires``."""
+        check_limits(self.consumer.config, request)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.expires_ns / 1e9
+        self.touch()
+        # First come, first served: who asks while others wait goes behind them.
+        queue_first = bool(self.waiters)
+        waiter: asyncio.Event | None = None
+        try:
+            while True:
+                self._check_open()
+                found = [] if queue_first else await self._deliver(request)
+                queue_first = False
+                left = deadline - loop.time()
+                if found or request.no_wait or left <= 0:
+                    break
+                waiter = waiter or self._queue_up()
+                self._arm_deadline()
+                if not await woken(waiter, left):
+                    break
+        finally:
+            if waiter is not None:
+                self.waiters.remove(waiter)
+            self.touch()
+            if not self.closed:
+                self.wake()
+        return await self._answer(found)
+
+    async def _answer(self, found: list[Delivery] | DeliveryColumns) -> PullResult:
+        shard, consumer = self.shard.machine.shard, self.consumer
+        address = (shard, consumer.consumer_id, consumer.epoch)
+        if isinstance(found, DeliveryColumns):
+            return PullResult([], found.num_pending, *address, found)
+        pending = found[-1].num_pending if found else await self.num_pending()
+        return PullResult(found, pending, *address)
+
+    def _queue_up(self) -> asyncio.Event:
+        if len(self.waiters) >= max(self.consumer.config.max_waiting, 1):
+            raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
+        waiter = asyncio.Event()
+        self.waiters.append(waiter)
+        return waiter
+
+    def _check_open(self) -> None:
+        if not self.shard.machine.exists:
+            raise ApiError(errors.STREAM_NOT_FOUND)
+        if self.closed:
+            raise ApiError(errors.CONSUMER_DELETED)
+        if self.shard.damaged:
+            raise ApiError(errors.DATA_LOST, self.shard.damaged)
+
+    # Several shards ------------------------------------------------------------------------------
+
+    def join(self, siblings: "tuple[Desk, ...]", lock: asyncio.Lock) -> None:
+        """Be one of the desks of a consumer of several shards: one chooses at a time."""
+        self._siblings, self._lock = siblings, lock
+
+    def check(self, request: PullRequest) -> None:
+        """Raise ApiError for a pull that the consumer does not take."""
+        check_limits(self.consumer.config, request)
+        self._check_open()
+
+    async def take(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        """What there is for a pull now, without waiting."""
+        return await self._deliver(request)
+
+    def give_back(self, deliveries: list[Delivery]) -> None:
+        """Deliveries that were taken, but reached nobody, are for whoever pulls next."""
+        if deliveries and self.consumer.config.ack_policy != "none":
+            self.flush()
+            self._give_back([one.message.seq for one in deliveries])
+
+    def wait(self, waiter: asyncio.Event) -> None:
+        """Set ``waiter``, which takes its place in line, when there may be something for it."""
+        self.waiters.append(waiter)
+        self._arm_deadline()
+
+    # Choosing ------------------------------------------------------------------------------------
+
+    async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        """What there is for a pull now; from here on it is delivered."""
+        async with self._lock:
+            self._check_open()
+            self._take_filters()
+            batch = Batch(request)
+            try:
+                await self._choose(batch)
+                pending = await self._count_pending() if batch.chosen else 0
+                committed = self._record(batch.seqs)
+            except BaseException:
+                # Also when the pull was cancelled: what it would have got is for the next one.
+                self._undo(batch.seqs)
+                raise
+            deliveries = self._to_deliveries(batch.chosen, pending)
+        if batch.too_large:
+            raise ApiError(errors.PULL_TOO_SMALL, f"the next message has {batch.too_large} bytes")
+        if committed is not None:
+            try:
+                result = await asyncio.shield(committed)
+            except asyncio.CancelledError:
+                self._give_back(batch.seqs)
+                raise
+            if isinstance(result, Refused):
+                raise ApiError(errors.CONSUMER_DELETED)
+        return deliveries
+
+    async def _choose(self, batch: Batch) -> None:
+        """Choose what is due again, then new messages; they are in flight from here on."""
+        exhausted = await self._choose_again(batch)
+        if exhausted:
+            await asyncio.shield(self._exhaust(exhausted))
+        # Nothing may be awaited behind the last look at what is new, or a wake would be missed.
+        if not batch.full:
+            await self._choose_new(batch)
+
+    async def _choose_again(self, batch: Batch) -> list[int]:
+        """Choose expired deliveries again, ascending; answers those that had their last chance."""
+        exhausted: list[int] = []
+        limit = self.consumer.config.max_deliver
+        due = self.deadlines.take_due(self.log_time_ns(), self.in_flight)
+        for at, seq in enumerate(due):
+            if batch.full:
+                self.deadlines.note(due[at:])
+                break
+            block = await self.reader.block_at(self.shard, seq)
+            pending = self.consumer.pending.get(seq)
+            if pending is None:
+                continue  # acknowledged meanwhile
+            gone = block is None or block.base_seq > seq or not self.shard.machine.is_live(seq)
+            if block is None or gone or 0 < limit <= pending.attempts:
+                exhausted.append(seq)
+                continue
+            position = seq - block.base_seq
+            message = self.reader.message(self.shard, block, position)
+            if message is None:
+                continue  # it is being erased, and is removed from what is pending
+            chosen = Chosen(seq, message, pending.attempts + 1)
+            if batch.take(chosen, int(block.sizes()[position])):
+                self.in_flight.add(seq)
+            else:
+                self.deadlines.note([seq])
+        return exhausted
+
+    def _room(self) -> int:
+        limit = self.consumer.config.max_ack_pending
+        if limit < 0 or self.consumer.config.ack_policy == "none":
+            return PULL_BYTES_MAX
+        return limit - self._outstanding() - sum(one._outstanding() for one in self._siblings)
+
+    def _outstanding(self) -> int:
+        return len(self.consumer.pending) + len(self._fresh_in_flight())
+
+    def _fresh_in_flight(self) -> set[int]:
+        """What is on its way for the first time, as far as the machine knows."""
+        return self.in_flight.difference(self.consumer.pending)
+
+    async def _choose_new(self, batch: Batch) -> None:
+        room = self._room()
+        while room > 0 and not batch.full:
+            position = self._catch_up()
+            if position > self.shard.applied_seq:
+                return
+            block = await self.reader.block_at(self.shard, position)
+            if block is None:
+                return
+            self._check_open()
+            if self._catch_up() != position:
+                continue  # messages went away meanwhile, or deliveries were undone
+            found = self._select(block, position)
+            taken = self._take_found(batch, found, room)
+            if taken is None:
+                return
+            room -= taken
+
+    def _catch_up(self) -> int:
+        """The position, moved over what the machine is past and what the stream no longer has."""
+        low = max(self.consumer.next_seq, self.shard.machine.counters.first_seq)
+        if low > self.position:
+            self.position = low
+            self._counted_to = -1
+        if self.consumer.pinned is not None:  # what it jumps over was never counted
+            self.position = self.consumer.pinned.next(self.position)
+        return self.position
+
+    def _select(self, block: Block, from_seq: int) -> Found:
+        """What of ``block`` the consumer is to get."""
+        found = self.reader.select(self.shard, block, from_seq, self._filter)
+        pinned = self.consumer.pinned
+        if pinned is None or block.base_seq >= pinned.end_seq:
+            return found
+        chosen = pinned.mask(found.positions + block.base_seq)
+        return Found(block, found.positions[chosen], found.next_seq)
+
+    def _take_found(self, batch: Batch, found: Found, room: int) -> int | None:
+        """Take found messages while they fit; None when the batch ended inside the block."""
+        taken = 0
+        base_seq = found.block.base_seq
+        sizes = found.block.sizes()
+        for position in found.positions.tolist():
+            seq = base_seq + position
+            if not self._is_out(seq):
+                self.position = seq
+                if taken >= room or batch.full:
+                    return None
+                message = self.reader.message(self.shard, found.block, position)
+                if message is not None:
+                    if not batch.take(Chosen(seq, message, 1), int(sizes[position])):
+                        return None
+                    self.in_flight.add(seq)
+                    self._top_seq = max(self._top_seq, seq)
+                    taken += 1
+            if seq <= self._counted_to:
+                self._count -= 1
+        self.position = found.next_seq
+        return taken
+
+    def _is_out(self, seq: int) -> bool:
+        """Whether a message from ``position`` on was delivered before an undo or a new term."""
+        consumer = self.consumer
+        return seq in consumer.acked_ahead or seq in consumer.pending or seq in self.in_flight
+
+    def _to_deliveries(self, chosen: list[Chosen], pending: int) -> list[Delivery]:
+        deliveries = []
+        pending += sum(1 for item in chosen if item.attempt == 1)
+        for item in chosen:
+            self.consumer_seq += 1
+            if item.attempt == 1:
+                pending -= 1
+            message = item.message
+            if self.consumer.config.headers_only:
+                message = without_payload(message)
+            deliveries.append(Delivery(message, self.consumer_seq, item.attempt, pending))
+        return deliveries
+
+    # Recording -----------------------------------------------------------------------------------
+
+    def _record(self, seqs: list[int]) -> "asyncio.Future[Result] | None":
+        """Have the deliveries recorded; a future is to be awaited before they are sent."""
+        if not seqs:
+            return None
+        self._joined += seqs
+        if self._commits_first():
+            return self._send_joined()
+        self._send_soon(JOIN_S)
+        return None
+
+    def _commits_first(self) -> bool:
+        """Whether deliveries are sent only once they are recorded."""
+        return self.consumer.config.max_deliver > 0
+
+    def _send_soon(self, delay_s: float) -> None:
+        if self._join_timer is None:
+            loop = asyncio.get_running_loop()
+            self._join_timer = loop.call_later(delay_s, self.flush)
+
+    def flush(self) -> None:
+        """Propose joined deliveries now: what follows in the log relies on them."""
+        try:
+            self._send_joined()
+        except ApiError:
+            # Refused for now, but the clients have them: they are recorded with the next ones.
+            if not self.shard.damaged:
+                self._send_soon(_JOIN_AGAIN_S)
+
+    def _send_joined(self) -> "asyncio.Future[Result] | None":
+        if self._join_timer is not None:
+            self._join_timer.cancel()
+            self._join_timer = None
+        future: asyncio.Future[Result] | None = None
+        while not self.closed and (self._joined or (self._held_back and not self.in_flight)):
+            future = self._send(self._joined[:DELIVERED_MAX])
+        return future
+
+    def _send(self, seqs: list[int]) -> "asyncio.Future[Result]":
+        """Propose the first of what is joined, which are ``seqs``."""
+        consumer = self.consumer
+        # What the machine does not know yet must stay ahead of its position: if the command of
+        # those messages is lost and this one is not, they would be skipped.
+        unknown = self._fresh_in_flight().difference(seqs)
+        reached = min(self.position, self._top_seq + 1)
+        position = min(reached, *unknown) if unknown else reached
+        future = self.propose(Deliver(consumer.consumer_id, consumer.epoch, seqs, position))
+        self._joined = self._joined[len(seqs) :]
+        self._held_back = position < reached
+        self.track(future)
+        future.add_done_callback(lambda done: self._recorded(seqs, done))
+        return future
+
+    def track(self, proposed: "asyncio.Future[Result]") -> None:
+        """A change of the consumer is on its way."""
+        self._proposed.add(proposed)
+        proposed.add_done_callback(self._proposed.discard)
+
+    async def settle(self) -> None:
+        """Wait until the consumer's state holds all that this desk sent and took so far."""
+        self.flush()
+        if self._proposed:
+            await asyncio.wait(set(self._proposed))
+
+    def _recorded(self, seqs: list[int], done: "asyncio.Future[Result]") -> None:
+        if has_failed(done):
+            self.consumer_seq -= len(seqs)
+            self._undo(seqs)
+            return
+        self.in_flight.difference_update(seqs)
+        self.deadlines.note(seqs)
+        self._arm_deadline()
+        if self._held_back and not self.in_flight:
+            self._send_soon(JOIN_S)
+        if not self.consumer.pending.keys() >= set(seqs):
+            self.wake()  # messages that went away before they were recorded leave room
+
+    def _undo(self, seqs: list[int]) -> None:
+        """Deliveries that were chosen but not recorded are to be chosen again."""
+        self.in_flight.difference_update(seqs)
+        self._joined = [seq for seq in self._joined if seq in self.in_flight]
+        self._top_seq = max(self._given_seq(), self.consumer.delivered.stream_seq, *self.in_flight)
+        # The machine is past what was settled meanwhile; the rest it does not know yet.
+        fresh = [seq for seq in seqs if seq >= self.consumer.next_seq]
+        if fresh:
+            self.position = min(self.position, *fresh)
+            self._counted_to = -1
+        self.reconfigured()
+
+    def _given_seq(self) -> int:
+        """The highest sequence that went out and is neither in flight nor known to the machine."""
+        return 0
+
+    def _give_back(self, seqs: list[int]) -> None:
+        """Deliveries that count, but reached nobody, are due again at once."""
+        consumer = self.consumer
+        naks: list[tuple[AckKind, int, int]] = [("nak", seq, 0) for seq in seqs]
+        with contextlib.suppress(ApiError):  # then they are due after ack_wait
+            given_back = self.propose(Acknowledge(consumer.consumer_id, consumer.epoch, [], naks))
+            self.track(given_back)
+            given_back.add_done_callback(lambda done: self.acknowledged(seqs, done))
+
+    def acknowledged(self, postponed: list[int], done: "asyncio.Future[Result]") -> None:
+        """Acknowledgements were applied, or lost; the deadlines of ``postponed`` moved."""
+        if has_failed(done) or self.closed:
+            return
+        if postponed:
+            self.postponed(postponed)
+        self.wake()
+
+    def postponed(self, seqs: list[int]) -> None:
+        """Deadlines of ``seqs`` moved (nak, in_progress)."""
+        self.deadlines.note(seqs)
+        self._arm_deadline()
+
+    def _arm_deadline(self, soonest_s: float = 0.001) -> None:
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        earliest_ns = self.deadlines.earliest_ns()
+        if self.closed or self.shard.damaged or earliest_ns is None:
+            return
+        delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, soonest_s)
+        loop = asyncio.get_running_loop()
+        self._deadline_timer = loop.call_later(delay_s, self._deadline_passed)
+
+    def _deadline_passed(self) -> None:
+        self._deadline_timer = None
+        self.deadlines.drop_stale()
+        earliest_ns = self.deadlines.earliest_ns()
+        if earliest_ns is None:
+            return
+        if earliest_ns > self.log_time_ns():
+            self._arm_deadline()
+            return
+        limit = self.consumer.config.max_deliver
+        if limit > 0 and not self.waiters and self._giving_up is None:
+            self._giving_up = asyncio.ensure_future(self._give_up(limit))
+            self._giving_up.add_done_callback(self._gave_up)
+        self.wake()
+
+    async def _give_up(self, limit: int) -> None:
+        """Let go of deliveries past their last chance although nobody pulls, a slice at a time."""
+        seqs = list(self.consumer.pending)
+        for start in range(0, len(seqs), _LOOKED_AT):
+            some = seqs[start : start + _LOOKED_AT]
+            over = self.deadlines.are_over(some, limit, self.log_time_ns())
+            if over:
+                await self._exhaust(over)
+            else:
+                await asyncio.sleep(0)
+
+    def _gave_up(self, done: "asyncio.Task[None]") -> None:
+        self._giving_up = None
+        if not done.cancelled() and done.exception() is not None:
+            self._arm_deadline(_JOIN_AGAIN_S)
+
+    def _exhaust(self, seqs: list[int]) -> "asyncio.Future[Result]":
+        consumer = self.consumer
+        future = self.propose(Exhaust(consumer.consumer_id, consumer.epoch, seqs))
+        future.add_done_callback(self._exhausted)
+        return future
+
+    def _exhausted(self, done: "asyncio.Future[Result]") -> None:
+        if has_failed(done):
+            self.deadlines.rebuild()
+            self._arm_deadline(_JOIN_AGAIN_S)
+        else:
+            self._arm_deadline()
+
+    # Counting ------------------------------------------------------------------------------------
+
+    async def num_pending(self) -> int:
+        """Messages that match and were not yet delivered, as of what is applied."""
+        async with self._lock:
+            self._take_filters()
+            return await self._count_pending()
+
+    async def _count_pending(self) -> int:
+        low = self._catch_up()
+        return await self._count_from(low) - self._count_out(low)
+
+    def _count_out(self, low: int) -> int:
+        """Live messages from ``low`` on that are out already, see :meth:`_is_out`."""
+        consumer = self.consumer
+        out = {seq for seq in consumer.acked_ahead if seq >= low}
+        if low <= self._top_seq:
+            out.update(seq for seq in (*consumer.pending, *self.in_flight) if seq >= low)
+        return sum(map(self.shard.machine.is_live, out))
+
+    async def _count_from(self, low: int) -> int:
+        # Counted once, then kept up: new messages are added as they come, deliveries taken off.
+        machine, applied_seq = self.shard.machine, self.shard.applied_seq
+        if self._filter.matches_all:
+            return await self._count_in(low, applied_seq)
+        if self._counted_to < 0 or self._deletions != machine.deletions:
+            self._deletions = machine.deletions
+            self._count = await self._count_in(low, applied_seq)
+        else:
+            begin = max(self._counted_to + 1, low)
+            self._count += await self._count_in(begin, applied_seq)
+        if self.position == low:  # otherwise deliveries were undone meanwhile: count anew
+            self._counted_to = applied_seq
+        return self._count
+
+    async def _count_in(self, low: int, high: int) -> int:
+        """Live messages in ``low`` .. ``high`` that the consumer is to get."""
+        pinned = self.consumer.pinned
+        if pinned is None or low >= pinned.end_seq:
+            return await self.reader.count(self.shard, low, high, self._filter)
+        machine = self.shard.machine
+        seqs, sids = pinned.rest(max(low, machine.counters.first_seq))
+        wanted = machine.deleted.are_live(seqs) & (seqs <= high)
+        if not self._filter.matches_all:
+            wanted &= self._filter.select(machine.subjects, sids)
+        behind = await self.reader.count(self.shard, pinned.end_seq, high, self._filter)
+        return int(np.count_nonzero(wanted)) + behind

@@ -1,0 +1,201 @@
+"""Pulling from all shards of a stream as one consumer: a desk for each shard, one line of waiters.
+
+A waiting pull stands in line at every desk, in the same order, so whatever shard has something
+wakes the first. It then looks at all shards, beginning with another one each time. The desks choose
+one at a time, so that what is pending on all of them together stays within ``max_ack_pending``.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.columns.delivery_columns import DeliveryColumns
+from contrail_common.errors import ApiError
+from contrail_common.model import (
+    ConsumerInfo,
+    ConsumerShardInfo,
+    SequencePair,
+    StoredMessage,
+    message_size,
+)
+from contrail_link.contract import Delivery, PullRequest, PullResult, in_deliveries
+from contrail_storage.consumers.choosing import PULL_BYTES_MAX
+from contrail_storage.consumers.delivery import Desk
+from contrail_storage.replica.shard import woken
+
+
+class ShardedDesk:
+    """The desks of one consumer, in the order of the stream's shards."""
+
+    def __init__(self, desks: Sequence[Desk]) -> None:
+        self.desks = tuple(desks)
+        self._first = 0
+        lock = asyncio.Lock()
+        for desk in self.desks:
+            desk.join(tuple(one for one in self.desks if one is not desk), lock)
+
+    def is_of(self, desks: Sequence[Desk]) -> bool:
+        """Whether these are its desks."""
+        pairs = zip(self.desks, desks, strict=False)
+        return len(self.desks) == len(desks) and all(mine is given for mine, given in pairs)
+
+    def touch(self) -> None:
+        """A client used the consumer now."""
+        for desk in self.desks:
+            desk.touch()
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """As ``Desk.pull``, over all shards."""
+        request = msgspec.structs.replace(request, columns=False)
+        for desk in self.desks:
+            desk.check(request)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.expires_ns / 1e9
+        self.touch()
+        # First come, first served: who asks while others wait goes behind them.
+        queue_first = bool(self.desks[0].waiters)
+        waiter: asyncio.Event | None = None
+        found: list[Delivery] = []
+        try:
+            while True:
+                if not queue_first:
+                    await self._take(request, found)
+                left = deadline - loop.time()
+                if found or request.no_wait or left <= 0:
+                    break
+                waiter = waiter or self._queue_up(look_again=not queue_first)
+                queue_first = False
+                if not await woken(waiter, left):
+                    break
+                for desk in self.desks:
+                    desk.check(request)
+            return await self._result(found)
+        except BaseException:
+            # Also when the pull was cancelled: what it would have got is for the next one.
+            for desk in self.desks:
+                part = desk.shard.machine.part
+                desk.give_back([one for one in found if one.message.shard == part])
+            raise
+        finally:
+            for desk in self.desks:
+                if waiter is not None:
+                    desk.waiters.remove(waiter)
+                desk.touch()
+                if not desk.closed:
+                    desk.wake()
+
+    def _queue_up(self, *, look_again: bool) -> asyncio.Event:
+        first = self.desks[0]
+        if len(first.waiters) >= max(first.consumer.config.max_waiting, 1):
+            raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
+        waiter = asyncio.Event()
+        for desk in self.desks:
+            desk.wait(waiter)
+        if look_again:  # what came between the look at a desk and here woke nobody
+            waiter.set()
+        return waiter
+
+    async def _take(self, request: PullRequest, found: list[Delivery]) -> None:
+        """Put into ``found`` what there is in all shards, up to a batch."""
+        size = 0
+        too_small: ApiError | None = None
+        begin, count = self._first, len(self.desks)
+        for step in range(count):
+            at = (begin + step) % count
+            desk = self.desks[at]
+            try:
+                taken = await desk.take(_rest(request, found, size))
+            except ApiError as error:
+                if error.spec is errors.PULL_TOO_SMALL:
+                    too_small = error  # of other shards there may be smaller ones
+                    continue
+                if found:
+                    break  # what was taken goes out; the next pull is told
+                raise
+            if isinstance(taken, DeliveryColumns):
+                taken = in_deliveries(taken)
+            if taken:
+                self._first = (at + 1) % count
+            found += [_in_shard(desk, one) for one in taken]
+            size += sum(_size(one) for one in taken)
+            if len(found) >= request.batch or size >= (request.max_bytes or PULL_BYTES_MAX):
+                break
+        if too_small is not None and not found:
+            raise too_small
+
+    async def _result(self, found: list[Delivery]) -> PullResult:
+        pending = sum([await desk.num_pending() for desk in self.desks])
+        last = pending
+        counted: list[Delivery] = []
+        for one in reversed(found):
+            counted.append(Delivery(one.message, one.consumer_seq, one.num_delivered, pending))
+            pending += one.num_delivered == 1
+        addresses = {
+            desk.shard.machine.part: (
+                desk.shard.machine.shard,
+                desk.consumer.consumer_id,
+                desk.consumer.epoch,
+            )
+            for desk in self.desks
+        }
+        return PullResult(counted[::-1], last, *addresses[0], addresses=addresses)
+
+    async def info(self) -> ConsumerInfo:
+        """Configuration and progress in all shards."""
+        shards = [await _shard_info(desk) for desk in self.desks]
+        first = self.desks[0]
+        return ConsumerInfo(
+            stream=first.shard.name,
+            config=first.consumer.config,
+            created_ns=first.consumer.created_ns,
+            version=first.consumer.version,
+            delivered=_sum([one.delivered for one in shards]),
+            ack_floor=_sum([one.ack_floor for one in shards]),
+            num_ack_pending=sum(one.num_ack_pending for one in shards),
+            num_redelivered=sum(one.num_redelivered for one in shards),
+            num_waiting=len(first.waiters),
+            num_pending=sum(one.num_pending for one in shards),
+            shards=shards,
+        )
+
+
+def _rest(request: PullRequest, found: list[Delivery], size: int) -> PullRequest:
+    """What is left of a pull when ``found`` was taken of it, ``size`` bytes."""
+    if not found:
+        return request
+    left = max((request.max_bytes or PULL_BYTES_MAX) - size, 1)
+    return msgspec.structs.replace(request, batch=request.batch - len(found), max_bytes=left)
+
+
+def _size(delivery: Delivery) -> int:
+    return message_size(delivery.message.headers, len(delivery.message.payload))
+
+
+def _in_shard(desk: Desk, delivery: Delivery) -> Delivery:
+    one, part = delivery.message, desk.shard.machine.part
+    message = StoredMessage(one.seq, one.subject, one.time_ns, one.headers, one.payload, part)
+    return Delivery(message, delivery.consumer_seq, delivery.num_delivered, delivery.num_pending)
+
+
+async def _shard_info(desk: Desk) -> ConsumerShardInfo:
+    await desk.settle()
+    pending = desk.consumer.pending
+    return ConsumerShardInfo(
+        shard=desk.shard.machine.part,
+        delivered=desk.consumer.delivered,
+        ack_floor=desk.consumer.floor,
+        num_ack_pending=len(pending),
+        num_redelivered=sum(1 for one in pending.values() if one.attempts > 1),
+        num_pending=await desk.num_pending(),
+    )
+
+
+def _sum(pairs: Sequence[SequencePair]) -> SequencePair:
+    """Positions of all shards as one: consumer sequences add up, of the stream's the highest."""
+    return SequencePair(
+        sum(pair.consumer_seq for pair in pairs),
+        max(pair.stream_seq for pair in pairs),
+        max(pair.last_active_ns for pair in pairs),
+    )

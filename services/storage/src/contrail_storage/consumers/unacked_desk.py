@@ -1,0 +1,149 @@
+"""The desk of a consumer that acknowledges nothing: what is given out is done with.
+
+Nothing stays pending and nothing comes again, so messages are chosen a block at a time and stay in
+columns, and what is recorded is how far the consumer has come. A stream that keeps messages by
+interest lets go of them with the record of their delivery: there it does as other desks do, and
+sends what is recorded.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.columns.delivery_columns import DeliveryColumns
+from contrail_common.errors import ApiError
+from contrail_link.contract import Delivery, PullRequest, in_deliveries
+from contrail_storage.consumers.choosing import ColumnBatch
+from contrail_storage.consumers.delivery import JOIN_S, Desk
+from contrail_storage.core.commands import Advance
+from contrail_storage.core.results import Result
+from contrail_storage.reading.reader import Found
+from contrail_storage.replica.entries import has_failed
+
+
+@dataclass(slots=True, eq=False)
+class UnackedDesk(Desk):
+    """A desk without acknowledgements. ``_given`` is the position behind what was given out."""
+
+    _given: int = 0
+    _unrecorded: bool = False
+
+    def new_term(self) -> None:
+        """This node leads anew: another may have given out more meanwhile."""
+        self.consumer_seq = max(self.consumer_seq, self.consumer.delivered.consumer_seq)
+        self._send_soon(JOIN_S)
+        self.wake()
+
+    # Choosing ------------------------------------------------------------------------------------
+
+    def _commits_first(self) -> bool:
+        return True
+
+    def _settles(self) -> bool:
+        """Whether the stream lets go of what is given out, so that each message is recorded.
+
+        Also when it did so until now, while deliveries from then are not recorded.
+        """
+        return self.shard.machine.config.retention == "interest" or bool(self.in_flight)
+
+    async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        if self._settles():
+            return await Desk._deliver(self, request)
+        async with self._lock:
+            self._check_open()
+            self._take_filters()
+            opened = partial(self.reader.opened, self.shard)
+            headers_only = self.consumer.config.headers_only
+            batch = ColumnBatch(request, opened, headers_only=headers_only)
+            begun = self._catch_up()
+            try:
+                await self._choose_columns(batch)
+                pending = await self._count_pending() if batch.count else 0
+            except BaseException:
+                # Also when the pull was cancelled: what it would have got is for the next one.
+                self.position = begun
+                self._counted_to = -1
+                self.wake()
+                raise
+            if batch.too_large:
+                detail = f"the next message has {batch.too_large} bytes"
+                raise ApiError(errors.PULL_TOO_SMALL, detail)
+            if not batch.count:
+                return []
+            found = batch.deliveries(self.consumer_seq + 1, pending)
+            self._give_out(found)
+        return found if request.columns else in_deliveries(found)
+
+    async def _choose_columns(self, batch: ColumnBatch) -> None:
+        # Nothing may be awaited behind the last look at what is new, or a wake would be missed.
+        while not batch.full:
+            position = self._catch_up()
+            if position > self.shard.applied_seq:
+                return
+            block = await self.reader.block_at(self.shard, position)
+            if block is None:
+                return
+            self._check_open()
+            if self._catch_up() == position:  # otherwise messages went away meanwhile
+                found = self._select(block, position)
+                self._take_columns(batch, found)
+
+    def _take_columns(self, batch: ColumnBatch, found: Found) -> None:
+        """Take found messages while they fit, and move on behind them."""
+        seqs = found.positions + found.block.base_seq
+        fresh = found.positions
+        settled = self.consumer.acked_ahead
+        if settled:  # acknowledged by its token, although that was not asked for
+            fresh = fresh[~np.isin(seqs, list(settled))]
+        taken = batch.take(found.block, fresh, self.shard.machine.subjects)
+        self.position = found.next_seq
+        if taken < len(fresh):
+            self.position = int(fresh[taken]) + found.block.base_seq
+        passed = min(self.position, self._counted_to + 1)
+        self._count -= int(np.searchsorted(seqs, passed))
+
+    # Recording -----------------------------------------------------------------------------------
+
+    def _give_out(self, found: DeliveryColumns) -> None:
+        self.consumer_seq = found.last_consumer_seq
+        self._top_seq = found.last_seq
+        self._given = found.last_seq + 1
+        self._unrecorded = True
+        self._send_soon(JOIN_S)
+
+    def _given_seq(self) -> int:
+        return self._given - 1
+
+    def _send_joined(self) -> "asyncio.Future[Result] | None":
+        if self._join_timer is not None:
+            self._join_timer.cancel()
+            self._join_timer = None
+        moved = self._send_position()
+        return Desk._send_joined(self) or moved
+
+    def _send_position(self) -> "asyncio.Future[Result] | None":
+        if self.closed or not self._unrecorded:
+            return None
+        consumer = self.consumer
+        future = self.propose(
+            Advance(
+                consumer.consumer_id,
+                consumer.epoch,
+                self.consumer_seq,
+                self._top_seq,
+                self._given,
+            )
+        )
+        self._unrecorded = False
+        self.track(future)
+        future.add_done_callback(self._advanced)
+        return future
+
+    def _advanced(self, done: "asyncio.Future[Result]") -> None:
+        if has_failed(done):
+            # The clients have them all the same: it is recorded with the next ones, or by the next
+            # term, since it may be that this node leads no longer.
+            self._unrecorded = True

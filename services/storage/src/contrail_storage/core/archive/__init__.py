@@ -1,0 +1,1 @@
+"""Archives of streams: the bytes, and whether they describe a stream."""

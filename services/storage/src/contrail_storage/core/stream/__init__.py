@@ -1,0 +1,1 @@
+"""The machine of one stream shard, and its parts."""

@@ -1,0 +1,461 @@
+"""Appending messages: the checks of a publish in their fixed order, then the new block.
+
+Order (core rule): stream sealed, message size, expected stream, duplicate id, expected sequences
+and last id, TTL and roll-up rules, limits with the discard policy, store. A refused message uses no
+sequence and leaves no id.
+"""
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, TypeVar
+
+import crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common import errors
+from contrail_common.columns.blocks import Block, MessageColumns
+from contrail_common.model import Rollup
+from contrail_common.subjects import is_wildcard, matches, matches_any
+from contrail_common.texts import I64Array, U32Array
+from contrail_storage.core.commands import Append, HashedExpected
+from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
+from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.results import Appended, Refused, Writes
+from contrail_storage.core.stream.emptying import emptied_columns
+from contrail_storage.core.stream.filling import Filling
+
+if TYPE_CHECKING:
+    from contrail_storage.core.stream.stream_machine import StreamMachine
+
+_CAPTURED_MAX = 65_536
+_T = TypeVar("_T")
+
+Verdicts = dict[int, Refused | int]
+"""What became of the messages, by position, that are not stored: refused, or a duplicate's seq."""
+
+
+class Appender:
+    """Appends to one stream machine, whose state it works on."""
+
+    def __init__(self, machine: "StreamMachine") -> None:
+        self._machine = machine
+        self._captured: dict[str, bool] = {}
+
+    def forget_captured(self) -> None:
+        """The stream's subjects may have changed."""
+        self._captured.clear()
+
+    def append(
+        self, index: int, now_ns: int, command: Append, writes: Writes
+    ) -> tuple[Appended, Block | None]:
+        """Store what passes the checks; answers the outcome and the new block, if any."""
+        command = self._machine.expirer.raised(command)
+        count = command.columns.count
+        sizes = command.columns.sizes()
+        subject_index = np.frombuffer(command.subject_index, np.uint32)
+        first_seq = self._machine.counters.last_seq + 1
+        unwanted = self._machine.interest.unwanted(command.subjects, subject_index)
+        batch = _Batch(self._machine, command, sizes, subject_index, first_seq, unwanted)
+        verdicts = self._refuse_by_subject(command, subject_index)
+        batch.check(verdicts)
+        if command.atomic and verdicts:
+            return _refused_as_one(first_seq, count, verdicts), None
+        columns = command.columns
+        if verdicts:
+            kept = np.flatnonzero(_without(count, verdicts))
+            if not len(kept):
+                return Appended(first_seq, count, verdicts), None
+            columns = columns.select(kept)
+            subject_index, sizes = subject_index[kept], sizes[kept]
+            unwanted = None if unwanted is None else unwanted[kept]
+        rollups, ttls = _stored(command.rollups, verdicts), _stored(command.ttls, verdicts)
+        if rollups.get(0) == "all":
+            self._machine.remover.purge_all(writes)
+        block: Block | None
+        if unwanted is None or not unwanted.any():
+            block = self._store(index, now_ns, command, columns, subject_index, sizes, writes)
+        else:
+            block = self._store_wanted(
+                index, now_ns, command, columns, subject_index, sizes, ~unwanted, writes
+            )
+            ttls = {at: ttl_ns for at, ttl_ns in ttls.items() if not unwanted[at]}
+        if ttls:
+            self._machine.expirer.note(ttls, first_seq, now_ns, writes)
+        if rollups:
+            sids = self._numbers(command, subject_index)
+            self._replace(rollups, first_seq, sids, unwanted, index, now_ns, writes)
+        if batch.new_ids is not None:
+            self._machine.dedupe.add(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
+        self._machine.counters.last_id = batch.last_id
+        return Appended(first_seq, count, verdicts or None), block
+
+    def append_own(self, index: int, now_ns: int, command: Append, writes: Writes) -> None:
+        """Store messages of the service itself, which no check applies to; limits are kept."""
+        machine = self._machine
+        first_seq = machine.counters.last_seq + 1
+        columns = command.columns
+        subject_index = np.frombuffer(command.subject_index, np.uint32)
+        block = self._store(index, now_ns, command, columns, subject_index, columns.sizes(), writes)
+        machine.expirer.note(command.ttls or {}, first_seq, now_ns, writes)
+        machine.counters.last_id = NO_ID
+        writes.blocks.append((machine.shard, block))
+        machine.remover.keep_limits(block.subject_ids, index, now_ns, writes)
+
+    def _numbers(self, command: Append, subject_index: U32Array) -> I64Array:
+        """The subject number of each message; -1 where the stream has no message of the subject."""
+        ids = self._machine.subjects.ids
+        return np.array([ids.get(subject, -1) for subject in command.subjects])[subject_index]
+
+    def _replace(
+        self,
+        rollups: dict[int, Rollup],
+        first_seq: int,
+        numbers: I64Array,
+        unwanted: NDArray[np.bool_] | None,
+        index: int,
+        now_ns: int,
+        writes: Writes,
+    ) -> None:
+        """Remove what the messages at the positions ``rollups`` replace, of each subject.
+
+        What is unwanted replaces others too, although it is not stored itself.
+        """
+        newest = {int(numbers[at]): at for at in sorted(rollups) if numbers[at] >= 0}
+        if not newest:
+            return
+        if unwanted is not None:
+            numbers = np.where(unwanted, -1, numbers)
+        sids = np.array(sorted(newest), np.uint32)
+        kept = [np.count_nonzero(numbers[newest[sid] :] == sid) for sid in sids.tolist()]
+        table = self._machine.subjects
+        held = table.counts[table.numbered.places(sids)].astype(np.int64)
+        older = held - np.array(kept, np.int64)
+        below = np.array([first_seq + newest[sid] for sid in sids.tolist()], np.int64)
+        self._machine.remover.replace_older(sids, older, below, index, now_ns, writes)
+
+    def _refuse_by_subject(self, command: Append, subject_index: U32Array) -> Verdicts:
+        foreign = [
+            number
+            for number, subject in enumerate(command.subjects)
+            if not self._is_captured(subject)
+        ]
+        refused = {
+            number: Refused(
+                errors.SUBJECT_NOT_CAPTURED.code,
+                f"the stream does not capture {command.subjects[number]}",
+            )
+            for number in foreign
+        }
+        table = self._machine.subjects
+        if not table.has_room(len(command.subjects)):
+            detail = "the stream has reached its maximum number of subjects"
+            no_room = Refused(errors.STORE_FAILED.code, detail)
+            for number, subject in enumerate(command.subjects):
+                if subject not in table.ids:
+                    refused.setdefault(number, no_room)
+        verdicts: Verdicts = {}
+        for number, verdict in refused.items():
+            for at in np.flatnonzero(subject_index == number):
+                verdicts[int(at)] = verdict
+        return verdicts
+
+    def _is_captured(self, subject: str) -> bool:
+        known = self._captured.get(subject)
+        if known is None:
+            if len(self._captured) >= _CAPTURED_MAX:
+                self._captured.clear()
+            known = matches_any(self._machine.config.subjects, subject)
+            self._captured[subject] = known
+        return known
+
+    def _store(
+        self,
+        index: int,
+        now_ns: int,
+        command: Append,
+        columns: MessageColumns,
+        subject_index: U32Array,
+        sizes: I64Array,
+        writes: Writes,
+    ) -> Block:
+        first_seq = self._machine.counters.last_seq + 1
+        count = columns.count
+        subjects = self._machine.subjects
+        subjects.make_room(len(command.subjects), writes)
+        if count == 1:
+            sid = subjects.number(command.subjects[int(subject_index[0])], writes)
+            sids = np.array([sid], np.uint32)
+            subjects.add_one(sid, first_seq, index, writes)
+        else:
+            sids = self._number_all(command, subject_index, writes)
+            subjects.add_run(sids, first_seq, index, writes)
+        block = Block(first_seq, np.full(count, now_ns, np.int64), sids, columns)
+        self._machine.remember(MessageFacts(first_seq, sids, sizes, block.times_ns))
+        self._count(count, count, int(sizes.sum()), columns.payload, now_ns)
+        return block
+
+    def _number_all(self, command: Append, subject_index: U32Array, writes: Writes) -> U32Array:
+        """The subject number of each message, given now to new subjects."""
+        used = np.zeros(len(command.subjects), np.bool_)
+        used[subject_index] = True
+        numbers = np.zeros(len(command.subjects), np.uint32)
+        for number in np.flatnonzero(used).tolist():
+            numbers[number] = self._machine.subjects.number(command.subjects[number], writes)
+        return numbers[subject_index]
+
+    def _count(self, seqs: int, messages: int, size: int, payload: bytes, now_ns: int) -> None:
+        counters = self._machine.counters
+        counters.last_seq += seqs
+        counters.messages += messages
+        counters.bytes += size
+        counters.last_time_ns = now_ns
+        counters.digest = crc32c.crc32c(payload, counters.digest)
+
+    def _store_wanted(
+        self,
+        index: int,
+        now_ns: int,
+        command: Append,
+        columns: MessageColumns,
+        subject_index: U32Array,
+        sizes: I64Array,
+        wanted: NDArray[np.bool_],
+        writes: Writes,
+    ) -> Block | None:
+        """Store the messages that are ``wanted``; the others have sequences and nothing else.
+
+        The block reaches from the first of them to the last, with blanks in between.
+        """
+        machine = self._machine
+        first_seq, count = machine.counters.last_seq + 1, columns.count
+        positions = np.flatnonzero(wanted)
+        block: Block | None = None
+        payload = b""
+        machine.subjects.make_room(len(command.subjects), writes)
+        if len(positions):
+            start, stop = int(positions[0]), int(positions[-1]) + 1
+            within = wanted[start:stop]
+            sids = np.zeros(stop - start, np.uint32)
+            sids[within] = self._number_all(command, subject_index[positions], writes)
+            sids[~within] = sids[0]
+            machine.subjects.add_all(sids[within], positions + first_seq, index, writes)
+            stored = emptied_columns(columns.slice(start, stop), within)
+            times_ns = np.full(stop - start, now_ns, np.int64)
+            block = Block(first_seq + start, times_ns, sids, stored)
+            machine.remember(MessageFacts(block.base_seq, sids, block.sizes(), times_ns))
+            payload = stored.payload
+        size = int(sizes[positions].sum())
+        self._count(count, len(positions), size, payload, now_ns)
+        machine.remover.leave_out(np.flatnonzero(~wanted) + first_seq, writes)
+        writes.reached[machine.shard] = machine.counters.last_seq
+        return block
+
+
+def _refused_as_one(first_seq: int, count: int, verdicts: Verdicts) -> Appended:
+    """Nothing of an atomic batch is stored, for the reason of the first that could not be."""
+    first = min(verdicts)
+    refused = verdicts[first]
+    if not isinstance(refused, Refused):
+        detail = f"message {first} has the id of a message that is already stored"
+        refused = Refused(errors.ATOMIC_DUPLICATE.code, detail)
+    return Appended(first_seq, count, dict.fromkeys(range(count), refused))
+
+
+def _stored(asked: dict[int, _T] | None, verdicts: Verdicts) -> dict[int, _T]:
+    """What is asked for, by the position among the messages that are stored."""
+    if not asked or not verdicts:
+        return asked or {}
+    refused = sorted(verdicts)
+    return {at - bisect_left(refused, at): one for at, one in asked.items() if at not in verdicts}
+
+
+def _without(count: int, verdicts: Verdicts) -> NDArray[np.bool_]:
+    """Which of ``count`` messages have no verdict."""
+    kept = np.ones(count, np.bool_)
+    kept[list(verdicts)] = False
+    return kept
+
+
+class _Batch:
+    """The per-message checks of one append, in order; knows what its earlier messages changed."""
+
+    def __init__(
+        self,
+        machine: "StreamMachine",
+        command: Append,
+        sizes: I64Array,
+        subject_index: U32Array,
+        first_seq: int,
+        unwanted: NDArray[np.bool_] | None,
+    ) -> None:
+        self._machine = machine
+        self._command = command
+        self._sizes = sizes
+        self._subject_index = subject_index
+        self._first_seq = first_seq
+        self._unwanted = unwanted
+        self._accepted = 0
+        self._stored: dict[str, int] = {}
+        self._filling: Filling | None = None
+        self.new_ids: IdHashes | None = None
+        self.new_id_seqs = np.zeros(0, np.int64)
+        self.last_id = machine.counters.last_id
+
+    def check(self, verdicts: Verdicts) -> None:
+        """Add to ``verdicts`` what must not be stored; finds the ids that are new."""
+        command, config = self._command, self._machine.config
+        hashes = None if command.ids is None else IdHashes.of(command.ids)
+        self._check_sizes(verdicts)
+        if (
+            command.expected is not None
+            or command.rollups is not None
+            or (command.ttls is not None and not config.allow_msg_ttl)
+            or (config.discard == "new" and (config.max_msgs >= 0 or config.max_bytes >= 0))
+            or config.discard_new_per_subject
+            or (hashes is not None and hashes.repeat())
+        ):
+            self._check_each(hashes, verdicts)
+        elif hashes is not None:
+            self._check_ids(hashes, verdicts)
+        elif len(verdicts) < command.columns.count:
+            self.last_id = NO_ID
+
+    def _check_sizes(self, verdicts: Verdicts) -> None:
+        config = self._machine.own_config
+        for limit, spec, what in (
+            (config.max_msg_size, errors.MESSAGE_TOO_LARGE, "max_msg_size"),
+            (config.max_bytes, errors.STORE_FAILED, "max_bytes"),
+        ):
+            if limit < 0 or int(self._sizes.max()) <= limit:
+                continue
+            for at in np.flatnonzero(self._sizes > limit).tolist():
+                verdicts.setdefault(
+                    at,
+                    Refused(
+                        spec.code,
+                        f"the message has {self._sizes[at]} bytes, more than {what} of {limit}",
+                    ),
+                )
+
+    def _check_ids(self, hashes: IdHashes, verdicts: Verdicts) -> None:
+        """Look at the ids, all different, and at nothing else: all messages at once."""
+        known = self._machine.dedupe.find(hashes)
+        if verdicts or known.any():
+            stored = _without(hashes.count, verdicts)
+            twins = np.flatnonzero(stored & (known > 0))
+            verdicts.update(zip(twins.tolist(), known[twins].tolist(), strict=True))
+            stored[twins] = False
+            hashes = hashes.at(np.flatnonzero(stored))
+        if not hashes.count:
+            return
+        self.last_id = hashes.ids[-ID_BYTES:]
+        new = np.flatnonzero(hashes.present())
+        if len(new):
+            self.new_ids = hashes if len(new) == hashes.count else hashes.at(new)
+            self.new_id_seqs = self._first_seq + new
+
+    def _check_each(self, hashes: IdHashes | None, verdicts: Verdicts) -> None:
+        command = self._command
+        expected = command.expected or {}
+        ids = command.ids
+        known = [] if hashes is None else self._machine.dedupe.find(hashes).tolist()
+        new: dict[bytes, int] = {}
+        for at in range(command.columns.count):
+            if at in verdicts:
+                continue
+            subject = command.subjects[int(self._subject_index[at])]
+            message_id, twin = NO_ID, 0
+            if ids is not None:
+                message_id = ids[ID_BYTES * at : ID_BYTES * (at + 1)]
+                twin = known[at] or new.get(message_id, 0)
+            verdict = self._verdict(at, expected.get(at), subject, twin)
+            if verdict is not None:
+                verdicts[at] = verdict
+                continue
+            seq = self._first_seq + self._accepted
+            self._accepted += 1
+            if self._is_wanted(at):
+                self._stored[subject] = seq
+            self.last_id = message_id
+            if message_id != NO_ID:
+                new[message_id] = seq
+        if new:
+            self.new_ids = IdHashes.of(b"".join(new))
+            self.new_id_seqs = np.fromiter(new.values(), np.int64, len(new))
+
+    def _is_wanted(self, at: int) -> bool:
+        """Whether the message is stored once it is accepted."""
+        return self._unwanted is None or not self._unwanted[at]
+
+    def _verdict(
+        self, at: int, expected: HashedExpected | None, subject: str, twin: int
+    ) -> Refused | int | None:
+        config = self._machine.config
+        rollup = (self._command.rollups or {}).get(at)
+        if expected is not None and expected.stream not in (None, config.name):
+            return Refused(errors.EXPECTED_STREAM.code, f"the stream is {config.name}")
+        if twin:
+            return twin
+        if expected is not None:
+            refused = self._check_expected(expected, subject)
+            if refused is not None:
+                return refused
+        if at in (self._command.ttls or ()) and not config.allow_msg_ttl:
+            return Refused(errors.TTL_DISABLED.code, "the stream does not allow per-message TTL")
+        if rollup is not None and not config.allow_rollup_hdrs:
+            return Refused(errors.ROLLUP_REFUSED.code, "the stream does not allow roll-ups")
+        if config.discard != "new":
+            return None
+        if self._filling is None:
+            self._filling = Filling(self._machine, self._command, self._sizes, self._subject_index)
+        size, stored = int(self._sizes[at]), self._is_wanted(at)
+        why = self._filling.take(subject, size, rollup, stored=stored)
+        return None if why is None else Refused(errors.STORE_FAILED.code, why)
+
+    def _check_expected(self, expected: HashedExpected, subject: str) -> Refused | None:
+        last_seq = self._first_seq + self._accepted - 1
+        if expected.last_subject_seq is not None:
+            pattern = expected.last_subject_seq_subject or subject
+            actual = self._last_of(pattern)
+            if self._is_bound(pattern, actual):
+                return Refused(
+                    errors.LAST_UNSETTLED.code, "the last message of the subject is being removed"
+                )
+            if actual != expected.last_subject_seq:
+                return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {actual}")
+        if expected.last_seq is not None and expected.last_seq != last_seq:
+            return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {last_seq}")
+        if expected.last_id is not None and expected.last_id != self.last_id:
+            return self._wrong_last_id(last_seq)
+        return None
+
+    def _wrong_last_id(self, last_seq: int) -> Refused:
+        code, detail = errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID"
+        if self.last_id == NO_ID:
+            return Refused(code, f"{detail}: the last message has no id")
+        return Refused(code, detail, seq=last_seq)  # machines keep no id that could be told
+
+    def _last_of(self, pattern: str) -> int:
+        """Last sequence of the subject or filter, counting this batch's earlier messages."""
+        subjects = self._machine.subjects
+        if not is_wildcard(pattern):
+            return self._stored.get(pattern) or subjects.last_seq(pattern)
+        within = [seq for subject, seq in self._stored.items() if matches(pattern, subject)]
+        if within:
+            return max(within)
+        return max(
+            (subjects.last_of(sid) for sid, name in subjects.live() if matches(pattern, name)),
+            default=0,
+        )
+
+    def _is_bound(self, pattern: str, last_seq: int) -> bool:
+        """Whether ``last_seq``, of a subject or filter, may be above its last message."""
+        table = self._machine.subjects
+        if not table.unsettled or last_seq >= self._first_seq:
+            return False
+        if not is_wildcard(pattern):
+            return table.ids.get(pattern) in table.unsettled
+        return any(
+            table.last_of(sid) == last_seq and matches(pattern, table.name(sid))
+            for sid in table.unsettled
+        )

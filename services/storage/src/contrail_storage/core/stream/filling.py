@@ -1,0 +1,122 @@
+"""Whether a stream with ``discard: new`` has room for the messages of an append, one by one.
+
+What a message replaces makes room for it: a roll-up all messages of its subject or of the stream,
+any other the oldest of a subject that has as many as it may. Only what makes the stream fuller, in
+messages or in bytes, is held against its limits. This is JetStream's rule for ``max_bytes``, where
+a message is taken if it is no larger than the one that goes.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from contrail_common.model import Rollup
+from contrail_common.texts import I64Array, U32Array
+from contrail_storage.core.commands import Append
+
+if TYPE_CHECKING:
+    from contrail_storage.core.stream.stream_machine import StreamMachine
+
+
+@dataclass(slots=True)
+class _Held:
+    """Messages of a subject: ``old`` from before the append, and the sizes of those in it.
+
+    ``old_sizes`` are of the oldest; the others are not known, or nobody needs to know them.
+    """
+
+    old: int
+    old_sizes: deque[int]
+    own_sizes: deque[int]
+
+    def __len__(self) -> int:
+        return self.old + len(self.own_sizes)
+
+    def oldest(self, count: int) -> int:
+        """Bytes of the ``count`` oldest; what is not known counts as nothing."""
+        old = min(count, self.old)
+        return sum(islice(self.old_sizes, old)) + sum(islice(self.own_sizes, count - old))
+
+    def drop(self, count: int) -> None:
+        """The ``count`` oldest go."""
+        old = min(count, self.old)
+        self.old -= old
+        for _ in range(min(old, len(self.old_sizes))):
+            self.old_sizes.popleft()
+        for _ in range(count - old):
+            self.own_sizes.popleft()
+
+
+class Filling:
+    """How full a stream gets as an append goes on."""
+
+    def __init__(
+        self, machine: "StreamMachine", command: Append, sizes: I64Array, subject_index: U32Array
+    ) -> None:
+        self._machine = machine
+        self._config = machine.own_config
+        self._messages, self._bytes = machine.counters.messages, machine.counters.bytes
+        self._held: dict[str, _Held] = {}
+        self._emptied = False
+        self._sizes: dict[int, list[int]] = {}
+        if 0 <= self._config.max_bytes < self._bytes + int(sizes.sum()):
+            # Sizes are in the blocks: they are looked up only where they may decide.
+            self._sizes = self._replaced_sizes(command, subject_index)
+
+    def _replaced_sizes(self, command: Append, subject_index: U32Array) -> dict[int, list[int]]:
+        """Sizes of the oldest messages of each subject, as many as the append may replace."""
+        table = self._machine.subjects
+        rolled = {int(subject_index[at]) for at in command.rollups or ()}
+        counts = np.bincount(subject_index, minlength=len(command.subjects)).tolist()
+        most = self._config.max_msgs_per_subject
+        quota: dict[int, int] = {}
+        for number, (subject, count) in enumerate(zip(command.subjects, counts, strict=True)):
+            held = table.count(subject)
+            if number in rolled:
+                quota[table.ids.get(subject, -1)] = held
+            elif most > 0 and held + count > most:
+                quota[table.ids.get(subject, -1)] = min(held + count - most, held)
+        quota.pop(-1, None)
+        return self._machine.remover.sizes_of_oldest(quota) if quota else {}
+
+    def take(self, subject: str, size: int, rollup: Rollup | None, *, stored: bool) -> str | None:
+        """Count a message, which is ``stored`` or only replaces others; or why there is no room."""
+        config = self._config
+        held = self._of(subject)
+        goes = len(held) if rollup is not None else 0
+        most = config.max_msgs_per_subject
+        if stored and rollup is None and 0 < most <= len(held):
+            if config.discard_new_per_subject:
+                return "maximum messages per subject exceeded"
+            goes = len(held) + 1 - most
+        messages, used = self._messages - goes, self._bytes - held.oldest(goes)
+        if rollup == "all":
+            messages = used = 0
+        if stored:
+            messages, used = messages + 1, used + size
+            if self._messages < messages and 0 <= config.max_msgs < messages:
+                return "maximum messages exceeded"
+            if self._bytes < used and 0 <= config.max_bytes < used:
+                return "maximum bytes exceeded"
+        self._messages, self._bytes = messages, used
+        if rollup == "all":
+            self._held.clear()
+            self._emptied = True
+            held = self._of(subject)
+        else:
+            held.drop(goes)
+        if stored:
+            held.own_sizes.append(size)
+        return None
+
+    def _of(self, subject: str) -> _Held:
+        held = self._held.get(subject)
+        if held is None:
+            table = self._machine.subjects
+            old = 0 if self._emptied else table.count(subject)
+            sizes = self._sizes.get(table.ids.get(subject, -1), []) if old else []
+            held = self._held[subject] = _Held(old, deque(sizes), deque())
+        return held

@@ -1,0 +1,161 @@
+"""Going on after damage that somebody has accepted, so that nothing old can be taken for new.
+
+Sequences, log indexes, numbers of consumers and epochs may have been given out behind what is left.
+All of them go on far above: whatever a client kept from before names another incarnation, an epoch
+that is over, or a version that no longer stands.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from contrail_common.model import DataLoss
+from contrail_common.texts import I64Array
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.commands import RANGES_MAX
+from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.results import Done, Result, Writes
+
+if TYPE_CHECKING:
+    from contrail_storage.core.stream.stream_machine import StreamMachine
+
+INDEX_STEP: Final = 1 << 24
+"""More entries than a log ever holds: so far indexes, and versions, go on above the last known."""
+NUMBER_STEP: Final = 1 << 16
+"""More consumers, epochs of one, or shards than anybody makes between two checkpoints."""
+_CHUNK: Final = 1 << 20
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def accept_loss(
+    machine: "StreamMachine", command: cmd.AcceptLoss, now_ns: int, writes: Writes
+) -> Result:
+    """Make of what is left of a stream another incarnation, and keep in mind what happened."""
+    record = machine.record
+    assert record is not None
+    record.incarnation = command.incarnation
+    record.version += INDEX_STEP
+    record.next_consumer_id += NUMBER_STEP
+    machine.write_record(writes)
+    for consumer in machine.consumers.values():
+        machine.forget_gone(consumer, list(consumer.pending), now_ns, writes)
+        consumer.epoch += NUMBER_STEP
+        consumer.version += INDEX_STEP
+        consumer.write_snapshot(writes)
+    machine.loss = DataLoss(
+        accepted_ns=now_ns,
+        reason=command.reason,
+        unknown=command.unknown,
+        messages=command.messages,
+        ranges=command.ranges,
+        times=1 if machine.loss is None else machine.loss.times + 1,
+    )
+    writes.put(keys.shard_key(keys.LOSS, machine.shard), _encode(machine.loss))
+    writes.delete(keys.shard_key(keys.STOPPED, machine.shard))
+    return Done()
+
+
+class Recount:
+    """Counts a shard anew from the messages that can be read, given in order of sequence.
+
+    Not a command: it reads every message. What is left over is the state of a shard from which
+    the others were deleted.
+    """
+
+    def __init__(self, machine: "StreamMachine") -> None:
+        size = machine.subjects.size
+        texts = machine.subjects.numbered.texts
+        self._machine = machine
+        self._known = np.array([name is not None for name in texts], np.bool_)
+        self._counts = np.zeros(size, np.uint32)
+        self._first = np.zeros(size, np.int64)
+        self._last = np.zeros(size, np.int64)
+        self._messages = self._bytes = self._first_seq = 0
+        self._next_seq = machine.counters.first_seq
+        self._last_time_ns = machine.counters.last_time_ns
+        self._lost = 0
+        self._ranges: list[tuple[int, int]] = []
+        self._to_delete: list[I64Array] = []
+
+    def take(self, facts: MessageFacts) -> None:
+        """The next run of messages."""
+        self._pass(facts.base_seq)
+        start = max(self._next_seq - facts.base_seq, 0)
+        if start >= len(facts.sizes):
+            return
+        at = self._machine.subjects.numbered.places(facts.subject_ids[start:])
+        seqs = np.arange(facts.base_seq + start, facts.end_seq)
+        live = self._machine.deleted.are_live(seqs)
+        known = (at >= 0) & (at < len(self._known))
+        known[known] = self._known[at[known]]
+        # The row of a subject knows of no message below its first: one that stands there was of
+        # another subject, whose number it has now.
+        kept = live & known
+        kept[known] &= seqs[known] >= self._machine.subjects.first[at[known]]
+        self._count(at[kept], seqs[kept])
+        # Before the first message that is kept they get marks that are trimmed away again.
+        self._lose(seqs[live & ~kept])
+        self._bytes += int(facts.sizes[start:][kept].sum())
+        self._next_seq = facts.end_seq
+        self._last_time_ns = max(self._last_time_ns, int(facts.times_ns[-1]))
+
+    def _count(self, at: I64Array, seqs: I64Array) -> None:
+        if not len(seqs):
+            return
+        self._messages += len(seqs)
+        self._first_seq = self._first_seq or int(seqs[0])
+        fresh = self._counts[at] == 0
+        # Assignment with repeated indexes keeps the last value.
+        self._first[at[fresh][::-1]] = seqs[fresh][::-1]
+        self._last[at] = seqs
+        np.add.at(self._counts, at, np.uint32(1))
+
+    def _pass(self, end_seq: int) -> None:
+        """What lies below ``end_seq`` and was not given is lost, unless it was deleted."""
+        while self._next_seq < end_seq:
+            stop = min(self._next_seq + _CHUNK, end_seq)
+            seqs = np.arange(self._next_seq, stop)
+            self._lose(seqs[self._machine.deleted.are_live(seqs)])
+            self._next_seq = stop
+
+    def _lose(self, seqs: I64Array) -> None:
+        if not len(seqs):
+            return
+        self._lost += len(seqs)
+        _add_ranges(self._ranges, seqs)
+        if self._first_seq:  # what lies below the first message needs no mark
+            self._to_delete.append(seqs)
+
+    def finish(self, last_seq: int, writes: Writes) -> tuple[int, list[tuple[int, int]]]:
+        """Write the state; answers how many messages were lost, and the first ranges of them.
+
+        ``last_seq`` is the highest sequence that is known to have been given out.
+        """
+        machine, counters = self._machine, self._machine.counters
+        last_seq = max(last_seq, counters.last_seq, self._next_seq - 1)
+        self._pass(last_seq + 1)
+        counters.messages, counters.bytes = self._messages, self._bytes
+        counters.first_seq = self._first_seq or last_seq + 1
+        counters.last_seq, counters.last_time_ns = last_seq, self._last_time_ns
+        for seqs in self._to_delete:
+            machine.deleted.add_many(seqs, writes)
+        machine.deleted.trim(counters.first_seq, writes)
+        machine.exempt.trim(counters.first_seq, writes)
+        machine.subjects.recount(self._first, self._last, self._counts, writes)
+        machine.write_counters(writes)
+        return self._lost, self._ranges
+
+
+def _add_ranges(found: list[tuple[int, int]], seqs: I64Array) -> None:
+    starts = np.flatnonzero(np.diff(seqs, prepend=seqs[0] - 2) != 1)
+    ends = np.append(starts[1:], len(seqs)) - 1
+    for first, last in zip(seqs[starts].tolist(), seqs[ends].tolist(), strict=True):
+        if found and found[-1][1] == first - 1:
+            found[-1] = found[-1][0], last
+        elif len(found) == RANGES_MAX:
+            return
+        else:
+            found.append((first, last))

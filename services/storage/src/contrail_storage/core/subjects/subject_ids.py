@@ -1,0 +1,61 @@
+"""Numbers of subjects by name, without an object for each number.
+
+A number as a dict's value takes 32 bytes. Here the value is that of a group of eight, one object
+for all of them, and which of the eight it is the list of names tells.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+from contrail_storage.core.subjects.subject_names import SubjectNames
+
+_GROUP: Final = 8
+
+
+class Named(Protocol):
+    """Where the names are.
+
+    Where a name stands twice near by, the one behind counts: its subject died and came again.
+    """
+
+    numbered: SubjectNames
+
+
+class SubjectIds(Mapping[str, int]):
+    """The numbers of the subjects that have messages."""
+
+    def __init__(self, table: Named) -> None:
+        self._table = table
+        self._groups: dict[str, int] = {}
+        self._newest = 0
+
+    def __getitem__(self, name: str) -> int:
+        names = self._table.numbered
+        low = names.place_from(self._groups[name] * _GROUP)
+        near = names.texts[low : low + _GROUP]
+        near.reverse()
+        return names.number(low + len(near) - 1 - near.index(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._groups
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, name: str, sid: int) -> None:
+        """``sid``, above all others, is the number of ``name`` from now on."""
+        group = sid // _GROUP
+        if group != self._newest:
+            self._newest = group
+        self._groups[name] = self._newest
+
+    def remove(self, name: str) -> None:
+        """The subject has no messages any more."""
+        del self._groups[name]
+
+    def clear(self) -> None:
+        """No subject has any."""
+        self._groups = {}

@@ -1,0 +1,182 @@
+"""Names of subjects by number, with a place for each number: no more places than live subjects ask.
+
+New numbers get the places behind each other. Of the numbers that outlived their neighbours a list
+is kept, so that one old subject does not keep places for all that came and went behind it.
+
+Numbers are u32 and come round again (``core.subjects.subject_table``). Inside, all are ranks: how
+far a number lies behind ``origin``, where the run of new numbers ends. So every new number has a
+higher rank than all that were live when the run began, wherever the run lies.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common.texts import I64Array, U32Array
+
+_NONE_OLD: Final = np.zeros(0, np.uint32)
+_MASK: Final = 0xFFFF_FFFF
+
+
+class SubjectNames(Sequence[str | None]):
+    """Names from the number ``base`` on; None stands for a number without a place.
+
+    ``texts`` are the names in order of their places. Places stay what they are: only names are
+    added behind them. So whoever took this in another thread may go on using it.
+    """
+
+    def __init__(
+        self,
+        young: int,
+        old: U32Array = _NONE_OLD,
+        texts: list[str | None] | None = None,
+        origin: int = 0,
+    ) -> None:
+        """``old`` are ranks below ``young``, ascending; all from ``young`` on have places."""
+        self.texts: list[str | None] = [] if texts is None else texts
+        self.origin = origin
+        self._old = old
+        self._old_numbers = old.data
+        self._young = young
+        self._shift = young - len(old)
+        self.base = ((int(old[0]) if len(old) else young) + origin) & _MASK
+
+    @classmethod
+    def of_live(
+        cls, numbers: I64Array, texts: Sequence[str | None], next_id: int, origin: int = 0
+    ) -> "SubjectNames":
+        """Names ``texts`` of the live ``numbers``; ``next_id`` is a new one's.
+
+        The numbers ascend by rank. Those from which on three of four are live have places behind
+        each other.
+        """
+        count = len(numbers)
+        sids, next_id = (numbers - origin) & _MASK, _rank(next_id, origin)
+        dense = (count - np.arange(count)) * 4 >= (next_id - sids) * 3
+        old = int(dense.argmax()) if dense.any() else count
+        young = int(sids[old]) if old < count else next_id
+        below = sids[:old].astype(np.uint32)
+        if next_id - young == count - old:
+            return cls(young, below, list(texts), origin)
+        behind = np.full(next_id - young, None, object)
+        behind[sids[old:] - young] = texts[old:]
+        return cls(young, below, [*texts[:old], *behind.tolist()], origin)
+
+    @property
+    def next_id(self) -> int:
+        """The number behind all that have places; the origin itself at the end of a run."""
+        return (self._next_rank + self.origin) & _MASK
+
+    @property
+    def _next_rank(self) -> int:
+        return self._shift + len(self.texts)
+
+    def emptied(self) -> "SubjectNames":
+        """No names, and the same next number."""
+        return SubjectNames(self._next_rank, origin=self.origin)
+
+    @property
+    def all_in_a_row(self) -> bool:
+        """Whether ``texts`` are the names from ``base`` on, without a gap."""
+        return not len(self._old)
+
+    def append(self, name: str) -> None:
+        """The number ``next_id`` is that of ``name``."""
+        self.texts.append(name)
+
+    def extended(self, sids: I64Array, texts: list[str]) -> "SubjectNames":
+        """These and more live numbers above them; they take the list, so these are used up.
+
+        Only in the first run of numbers, where ranks and numbers are the same.
+        """
+        end = int(sids[-1]) + 1
+        if len(sids) * 4 >= (end - self.next_id) * 3:
+            behind = np.full(end - self.next_id, None, object)
+            behind[sids - self.next_id] = texts
+            self.texts += behind.tolist()
+            return SubjectNames(self._young, self._old, self.texts)
+        row = np.arange(self._young, self.next_id, dtype=np.uint32)
+        self.texts += texts
+        old = np.concatenate((self._old, row, sids)).astype(np.uint32)
+        return SubjectNames(end, old, self.texts)
+
+    def places(self, sids: I64Array | U32Array) -> I64Array:
+        """The places of numbers: below zero, or behind the end, for one that has none."""
+        ranks = sids.astype(np.int64)
+        if self.origin:
+            ranks = (ranks - self.origin) & _MASK
+        at = ranks - self._shift
+        if len(self._old):
+            low = at < len(self._old)
+            if low.any():
+                wanted = ranks[low]
+                found = self._old.searchsorted(wanted.astype(np.uint32))
+                known = self._old.take(found, mode="clip") == wanted
+                at[low] = np.where(known, found, -1)
+        return at
+
+    def place(self, sid: int) -> int:
+        """The place of a number, as :meth:`places`."""
+        rank = (sid - self.origin) & _MASK if self.origin else sid
+        at = rank - self._shift
+        old = len(self._old)
+        if at >= old or not old:
+            return at
+        found = bisect_left(self._old_numbers, rank)
+        return found if found < old and self._old_numbers[found] == rank else -1
+
+    def place_from(self, sid: int) -> int:
+        """How many places have numbers below ``sid``, by rank."""
+        return self._place_from_rank((sid - self.origin) & _MASK)
+
+    def place_behind(self, sid: int) -> int:
+        """How many places have numbers up to ``sid``, by rank."""
+        return self._place_from_rank(((sid - self.origin) & _MASK) + 1)
+
+    def _place_from_rank(self, rank: int) -> int:
+        if rank < self._young:
+            return bisect_left(self._old_numbers, rank)
+        return min(rank - self._shift, len(self.texts))
+
+    def numbers(self, places: I64Array) -> I64Array:
+        """The numbers that have the places."""
+        numbers: I64Array = places + self._shift
+        if len(self._old):
+            low = places < len(self._old)
+            numbers[low] = self._old[places[low]]
+        return (numbers + self.origin) & _MASK if self.origin else numbers
+
+    def number(self, place: int) -> int:
+        """The number that has the place."""
+        rank = self._old_numbers[place] if place < len(self._old) else place + self._shift
+        return (rank + self.origin) & _MASK if self.origin else rank
+
+    @overload
+    def __getitem__(self, at: int) -> str | None: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[str | None]: ...
+
+    def __getitem__(self, at: int | slice) -> str | list[str | None] | None:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        place = self.place((self.base + at) & _MASK)
+        return self.texts[place] if place >= 0 else None
+
+    def __len__(self) -> int:
+        return self._next_rank - ((self.base - self.origin) & _MASK)
+
+
+def _rank(sid: int, origin: int) -> int:
+    """The rank of a number that is next: behind all others where it is the origin."""
+    return sid if not origin else (sid - origin - 1 & _MASK) + 1
+
+
+def rank_order(sids: I64Array, origin: int) -> NDArray[np.intp]:
+    """The order in which numbers ascend by rank."""
+    return np.argsort((sids - origin) & _MASK)

@@ -1,0 +1,574 @@
+"""Subjects of a stream shard: name to number, and first, last and count of each.
+
+``count`` is exact, and so is ``last``, but for the subjects in ``unsettled``: theirs is an upper
+bound until somebody has looked for it (``core.stream.last_search``). ``first`` is a lower bound.
+Which message follows or precedes one that went away is in the blocks alone.
+
+In rows the ``last`` of an unsettled subject stands below zero.
+
+A subject gets a number (sid) with its first message and keeps it while it has messages. Numbers
+ascend. Behind the last one (after 2^32 of them) they come round again, in runs of which no number
+is a live subject's: a number without a subject is in blocks of messages that are gone alone, which
+nobody asks for their subject. So the number of a live message means one subject for as long as the
+message lives, in every block, whenever that was written.
+
+Memory: the name, one dict slot, and 32 bytes. A number has a place in the arrays
+(``core.subjects.subject_names``); when half of the places are dead they are laid out anew, so that
+memory follows the live subjects, however far apart their numbers are.
+
+``names`` is only ever appended to or replaced, so a reader in another thread may go on using what
+it took (and ``base``): names of subjects that died meanwhile still stand.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from contrail_common.texts import I64Array, U32Array
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Writes
+from contrail_storage.core.subjects.subject_ids import SubjectIds
+from contrail_storage.core.subjects.subject_names import SubjectNames, rank_order
+
+PAGE: Final = 1_024
+PART: Final = 256
+"""Subjects of one record of an archive: with the longest names they take 1 MiB."""
+_DELTA_BYTES_MIN: Final = 1 << 20
+_DELTA_ROWS_MAX: Final = 4_096
+_PAGE_BYTES: Final = PAGE * 20
+_NEXT_ID_ROW: Final = 0xFFFF_FFFF
+"""Stands for a number in the key of the row that keeps the next number over a restart.
+
+The row has the next number, and behind the first run the end of its run: u32 each.
+"""
+RUN: Final = 1_024
+"""Later runs of numbers begin and end at multiples of this, so that pages lie in one run."""
+END: Final = (_NEXT_ID_ROW // RUN) * RUN
+"""No run goes further."""
+_ONE: Final = struct.Struct("<IqqI")
+
+
+class SubjectTable:
+    """State per subject of one shard; the arrays go by the places of ``numbered``."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.numbered = SubjectNames(0)
+        self.ids = SubjectIds(self)
+        self.first = np.zeros(PAGE, np.int64)
+        self.last = np.zeros(PAGE, np.int64)
+        self.counts = np.zeros(PAGE, np.uint32)
+        self.unsettled: set[int] = set()
+        """Numbers of the subjects whose ``last`` is but an upper bound."""
+        self._dirty_pages: set[int] = set()
+        self._delta_bytes = 0
+        self._delta_rows = 0
+        self._dead = 0
+        self.rounds = 0
+        """How many runs of numbers began here: what is remembered by number holds within one."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def next_id(self) -> int:
+        """The number that the next new subject gets."""
+        return self.numbered.next_id
+
+    @property
+    def base(self) -> int:
+        """The number of the first of ``names``."""
+        return self.numbered.base
+
+    @property
+    def names(self) -> Sequence[str | None]:
+        """Names by number from ``base`` on, where it is known."""
+        return self.numbered.texts if self.numbered.all_in_a_row else self.numbered
+
+    @property
+    def size(self) -> int:
+        """How many places there are; the arrays may be longer."""
+        return len(self.numbered.texts)
+
+    def name(self, sid: int) -> str:
+        """Name of the subject numbered ``sid``, which must be live."""
+        name = self.numbered.texts[self.numbered.place(sid)]
+        assert name is not None, f"subject {sid} is gone"
+        return name
+
+    def last_of(self, sid: int) -> int:
+        """Sequence of the last message of the subject numbered ``sid``, which must be live."""
+        return int(self.last[self.numbered.place(sid)])
+
+    def last_seq(self, subject: str) -> int:
+        """Sequence of the subject's last message, 0 when it has none."""
+        sid = self.ids.get(subject)
+        return 0 if sid is None else self.last_of(sid)
+
+    def count(self, subject: str) -> int:
+        """Number of the subject's messages."""
+        sid = self.ids.get(subject)
+        return 0 if sid is None else int(self.counts[self.numbered.place(sid)])
+
+    def live(self) -> Iterable[tuple[int, str]]:
+        """(sid, name) of every subject that has messages."""
+        # Asking for each number by its name would cost ten times as much.
+        live = np.flatnonzero(self.counts[: self.size])
+        texts = self.numbered.texts
+        sids = self.numbered.numbers(live).tolist()
+        return zip(sids, (name for at in live.tolist() if (name := texts[at])), strict=True)
+
+    def number(self, subject: str, writes: Writes) -> int:
+        """The subject's number, given now when it is new."""
+        sid = self.ids.get(subject)
+        if sid is None:
+            sid = self.next_id
+            assert sid != self._end, "no capacity was reserved for new subjects"
+            self.ids.add(subject, sid)
+            self.numbered.append(subject)
+            self._grow()
+            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), subject.encode())
+        return sid
+
+    # Runs of numbers ------------------------------------------------------------------------------
+
+    @property
+    def _end(self) -> int:
+        """The number behind the run of those that new subjects get."""
+        return self.numbered.origin or END
+
+    def has_room(self, subjects: int) -> bool:
+        """Whether so many new subjects can have numbers.
+
+        False where almost all numbers are used up, and those of the subjects that live leave no gap
+        that is wide enough: with less than four million subjects there is one.
+        """
+        return self._end - self.next_id >= subjects or self._next_run(subjects) is not None
+
+    def make_room(self, subjects: int, writes: Writes) -> None:
+        """Begin another run of numbers where this one has not so many left; see `has_room`."""
+        if self._end - self.next_id >= subjects:
+            return
+        run = self._next_run(subjects)
+        if run is not None:
+            self.rounds += 1
+            self._lay_out(*run)
+            self._put_next_id(writes)
+
+    def _next_run(self, subjects: int) -> tuple[int, int] | None:
+        """Start and end of the next run from here on round that has so many numbers."""
+        live = self.numbered.numbers(np.flatnonzero(self.counts[: self.size]))
+        pages = END // RUN
+        # Each gap lies between a page with a live number and the next, both ends counted as such.
+        used = np.concatenate(([-1], np.unique(live // RUN), [pages]))
+        starts, ends = used[:-1] + 1, np.minimum(used[1:], pages)
+        here = -(-self._end // RUN) % pages
+        within = np.flatnonzero((starts < here) & (here < ends))
+        starts, ends = np.append(starts, np.full(len(within), here)), np.append(ends, ends[within])
+        wide = np.flatnonzero((ends - starts) * RUN >= max(subjects, 1))
+        if not len(wide):
+            return None
+        first = wide[np.argmin((starts[wide] - here) % pages)]
+        return int(starts[first]) * RUN, int(ends[first]) * RUN
+
+    def _grow(self) -> None:
+        size = len(self.first)
+        if self.size > size:
+            self.first = np.concatenate((self.first, np.zeros(size, np.int64)))
+            self.last = np.concatenate((self.last, np.zeros(size, np.int64)))
+            self.counts = np.concatenate((self.counts, np.zeros(size, np.uint32)))
+
+    def add_one(self, sid: int, seq: int, index: int, writes: Writes) -> None:
+        """Count one message of ``sid`` with sequence ``seq``."""
+        at = self.numbered.place(sid)
+        if self.counts[at] == 0:
+            self.first[at] = seq
+        self.last[at] = seq
+        self.counts[at] += 1
+        if self.unsettled:
+            self.unsettled.discard(sid)
+        self._delta_of_one(at, index, writes)
+
+    def add_run(self, sids: U32Array, first_seq: int, index: int, writes: Writes) -> None:
+        """Count messages with consecutive sequences from ``first_seq`` on."""
+        self.add_all(sids, np.arange(first_seq, first_seq + len(sids)), index, writes)
+
+    def add_all(self, sids: U32Array, seqs: I64Array, index: int, writes: Writes) -> None:
+        """Count messages with the sequences ``seqs``, which ascend."""
+        at = self.numbered.places(sids)
+        # Assignment with repeated indexes keeps the last value: backwards that is the first
+        # sequence of a subject, forwards its last.
+        fresh = self.counts[at] == 0
+        self.first[at[fresh][::-1]] = seqs[fresh][::-1]
+        self.last[at] = seqs
+        np.add.at(self.counts, at, np.uint32(1))
+        if self.unsettled:
+            self.unsettled.difference_update(sids.tolist())
+        self._delta(at[self.last[at] == seqs], index, writes)
+
+    def remove(
+        self,
+        sids: U32Array,
+        floor_seq: int,
+        index: int,
+        writes: Writes,
+        last: Mapping[int, int] | None = None,
+    ) -> None:
+        """Take messages away, one per element; none that is live is below ``floor_seq``.
+
+        ``last`` are the new last sequences, by number, of subjects that lose theirs and have more.
+        """
+        for sid, seq in (last or {}).items():
+            self.last[self.numbered.place(sid)] = seq
+        touched, counts = np.unique(self.numbered.places(sids), return_counts=True)
+        self.counts[touched] -= counts.astype(np.uint32)
+        self.first[touched] = np.maximum(self.first[touched], floor_seq)
+        self._forget(touched[self.counts[touched] == 0], writes)
+        self._delta(touched, index, writes)
+        self._trim()
+
+    def remove_oldest(
+        self, sids: U32Array, first: I64Array, gone: U32Array, index: int, writes: Writes
+    ) -> None:
+        """Take the oldest messages of ``sids`` away: ``gone`` has one number for each message.
+
+        ``first`` are the new lower bounds of the first sequences of ``sids``.
+        """
+        at = self.numbered.places(sids)
+        touched, counts = np.unique(self.numbered.places(gone), return_counts=True)
+        moved = at[first > self.first[at]]
+        self.first[at] = np.maximum(self.first[at], first)
+        self.counts[touched] -= counts.astype(np.uint32)
+        self._forget(touched[self.counts[touched] == 0], writes)
+        # A subject's only message is its last: with a limit of one nothing is searched through.
+        alone = touched[self.counts[touched] == 1]
+        if self.unsettled:
+            bounds = np.isin(self.numbered.numbers(alone), list(self.unsettled))
+            alone = alone[~bounds]
+        self.first[alone] = self.last[alone]
+        changed = np.union1d(touched, moved)
+        if len(changed):
+            self._delta(changed, index, writes)
+        self._trim()
+
+    def take_out(
+        self, sids: U32Array, seqs: I64Array, floor_seq: int, index: int, writes: Writes
+    ) -> list[int]:
+        """Take messages away wherever they lie: a number and a sequence for each.
+
+        No live message is below ``floor_seq``. Answers the subjects that have lost their last
+        message and have others; they are unsettled from here on.
+        """
+        at = self.numbered.places(sids)
+        touched, counts = np.unique(at, return_counts=True)
+        oldest, newest = at[self.first[at] == seqs], at[self.last[at] == seqs]
+        self.counts[touched] -= counts.astype(np.uint32)
+        self.first[oldest] += 1
+        self.first[touched] = np.maximum(self.first[touched], floor_seq)
+        self._forget(touched[self.counts[touched] == 0], writes)
+        lost: list[int] = self.numbered.numbers(newest[self.counts[newest] > 0]).tolist()
+        self.unsettled.update(lost)
+        self._delta(touched, index, writes)
+        self._trim()
+        return lost
+
+    def take_out_one(
+        self, sid: int, seq: int, floor_seq: int, index: int, writes: Writes
+    ) -> list[int]:
+        """Take one message away as :meth:`take_out` does; arrays of one cost several times more."""
+        at = self.numbered.place(sid)
+        left = int(self.counts[at]) - 1
+        first = int(self.first[at])
+        self.counts[at] = left
+        self.first[at] = max(first + (first == seq), floor_seq)
+        lost: list[int] = []
+        if not left:
+            self._forget_one(at, sid, writes)
+        elif int(self.last[at]) == seq:
+            lost.append(sid)
+            self.unsettled.add(sid)
+        self._delta_of_one(at, index, writes)
+        self._trim()
+        return lost
+
+    def settle(
+        self, sids: I64Array, last: I64Array, found: int, index: int, writes: Writes
+    ) -> None:
+        """Set ``last`` of unsettled subjects: of the first ``found`` exact, of others a bound."""
+        self.unsettled.difference_update(sids[:found].tolist())
+        at = self.numbered.places(sids)
+        self.last[at] = last
+        self._delta(at, index, writes)
+
+    def remove_one(self, sid: int, seq: int, previous_seq: int, index: int, writes: Writes) -> None:
+        """Take the message ``seq`` away; ``previous_seq`` is the last older one of its subject."""
+        at = self.numbered.place(sid)
+        self.counts[at] -= 1
+        if self.counts[at] == 0:
+            self._forget_one(at, sid, writes)
+        elif self.last[at] == seq:
+            self.last[at] = previous_seq
+        elif self.first[at] == seq:
+            self.first[at] = seq + 1
+        self._delta(np.array([at]), index, writes)
+        self._trim()
+
+    def clear(self, writes: Writes) -> None:
+        """Forget every subject; numbers go on ascending."""
+        for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
+            prefix = keys.shard_key(kind, self.shard)
+            writes.delete_range(prefix, keys.prefix_end(prefix))
+        self.numbered = self.numbered.emptied()
+        self.ids.clear()
+        self.unsettled.clear()
+        self.first = np.zeros(PAGE, np.int64)
+        self.last = np.zeros(PAGE, np.int64)
+        self.counts = np.zeros(PAGE, np.uint32)
+        self._dirty_pages.clear()
+        self._delta_bytes = self._delta_rows = self._dead = 0
+        # Keeps the next number above all earlier ones over a restart.
+        self._put_next_id(writes)
+
+    def _put_next_id(self, writes: Writes) -> None:
+        key = keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW)
+        row = self.next_id.to_bytes(4, "little")
+        if self.numbered.origin:
+            row += self.numbered.origin.to_bytes(4, "little")
+        writes.put(key, row)
+
+    def _forget(self, dead: I64Array, writes: Writes) -> None:
+        for at, sid in zip(dead.tolist(), self.numbered.numbers(dead).tolist(), strict=True):
+            self._forget_one(at, sid, writes)
+
+    def _forget_one(self, at: int, sid: int, writes: Writes) -> None:
+        name = self.numbered.texts[at]
+        assert name is not None
+        self.ids.remove(name)
+        self.unsettled.discard(sid)
+        self._dead += 1
+        writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard, sid))
+        if sid == self.next_id - 1:
+            self._put_next_id(writes)
+
+    def _trim(self) -> None:
+        if self._dead >= PAGE and self._dead * 2 >= self.size:
+            self._lay_out()
+
+    def _lay_out(self, next_id: int | None = None, end: int | None = None) -> None:
+        """Let go of the places of dead subjects; new ones are numbered from ``next_id`` on.
+
+        With an ``end`` that is another run of numbers.
+        """
+        live = np.flatnonzero(self.counts[: self.size])
+        texts = list(compress(self.numbered.texts, self.counts.tolist()))
+        next_id = self.next_id if next_id is None else next_id
+        if end is not None:
+            sids = self.numbered.numbers(live)
+            order = rank_order(sids, end)
+            live, texts = live[order], [texts[at] for at in order.tolist()]
+        sids = self.numbered.numbers(live)
+        origin = self.numbered.origin if end is None else end
+        self.numbered = SubjectNames.of_live(sids, texts, next_id, origin)
+        at = self.numbered.places(sids)
+        columns = self.first[live], self.last[live], self.counts[live]
+        self._make_arrays()
+        self.first[at], self.last[at], self.counts[at] = columns
+        self._dead = self.size - len(live)
+
+    def _make_arrays(self) -> None:
+        room = PAGE
+        while room < self.size:
+            room *= 2
+        self.first = np.zeros(room, np.int64)
+        self.last = np.zeros(room, np.int64)
+        self.counts = np.zeros(room, np.uint32)
+
+    # Persistence: a delta row with each entry, folded into pages when the deltas outgrow them. ----
+
+    def _delta(self, touched: I64Array, index: int, writes: Writes) -> None:
+        if len(touched) == 1:
+            self._delta_of_one(int(touched[0]), index, writes)
+            return
+        sids = self.numbered.numbers(touched).astype(np.uint32)
+        row = b"".join(
+            (
+                sids.tobytes(),
+                self.first[touched].tobytes(),
+                self._stored_last(touched).tobytes(),
+                self.counts[touched].tobytes(),
+            )
+        )
+        self._dirty_pages.update((sids // PAGE).tolist())
+        self._write_delta(row, index, writes)
+
+    def _delta_of_one(self, at: int, index: int, writes: Writes) -> None:
+        sid, last = self.numbered.number(at), int(self.last[at])
+        last = -last if sid in self.unsettled else last
+        row = _ONE.pack(sid, int(self.first[at]), last, int(self.counts[at]))
+        self._dirty_pages.add(sid // PAGE)
+        self._write_delta(row, index, writes)
+
+    def _write_delta(self, row: bytes, index: int, writes: Writes) -> None:
+        # Several commands of one entry write one row each: the row count tells them apart.
+        self._delta_rows += 1
+        key = keys.large_key(keys.SUBJECT_DELTA, self.shard, index) + self._delta_rows.to_bytes(
+            4, "big"
+        )
+        writes.put(key, row)
+        self._delta_bytes += len(row)
+        if (
+            self._delta_bytes > max(_DELTA_BYTES_MIN, len(self._dirty_pages) * _PAGE_BYTES)
+            or self._delta_rows >= _DELTA_ROWS_MAX
+        ):
+            self._fold(writes)
+
+    def _stored_last(self, at: I64Array) -> I64Array:
+        last = self.last[at]
+        if self.unsettled:
+            for place, sid in enumerate(self.numbered.numbers(at).tolist()):
+                if sid in self.unsettled:
+                    last[place] = -last[place]
+        return last
+
+    def _fold(self, writes: Writes) -> None:
+        prefix = keys.shard_key(keys.SUBJECT_DELTA, self.shard)
+        writes.delete_range(prefix, keys.prefix_end(prefix))
+        for page in self._dirty_pages:
+            self._write_page(page, writes)
+        self._dirty_pages.clear()
+        self._delta_bytes = self._delta_rows = 0
+
+    def _write_page(self, page: int, writes: Writes) -> None:
+        low = self.numbered.place_from(page * PAGE)
+        high = self.numbered.place_behind((page + 1) * PAGE - 1)
+        # Dead ones are left out: which of them have places depends on when the arrays were made.
+        live = np.flatnonzero(self.counts[low:high]) + low
+        key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
+        if len(live):
+            writes.put(key, self._row(live))
+        else:
+            writes.delete(key)
+
+    def _row(self, at: I64Array) -> bytes:
+        sids = self.numbered.numbers(at).astype(np.uint32)
+        columns = sids, self.first[at], self._stored_last(at), self.counts[at]
+        return b"".join([column.tobytes() for column in columns])
+
+    def recount(self, first: I64Array, last: I64Array, counts: U32Array, writes: Writes) -> None:
+        """Take what was counted, by place, for what stands here."""
+        for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
+            prefix = keys.shard_key(kind, self.shard)
+            writes.delete_range(prefix, keys.prefix_end(prefix))
+        size = self.size
+        self.first[:size], self.last[:size], self.counts[:size] = first, last, counts
+        self.unsettled.clear()
+        self._dirty_pages.clear()
+        self._delta_bytes = self._delta_rows = 0
+        self._lay_out()
+        self.ids.clear()
+        for sid, name in self.live():
+            self.ids.add(name, sid)
+            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
+        for page in {sid // PAGE for sid, _ in self.live()}:
+            self._write_page(page, writes)
+        self._put_next_id(writes)
+
+    # Archives ------------------------------------------------------------------------------------
+
+    def parts(self) -> Iterator[tuple[bytes, list[str]]]:
+        """All live subjects by number, some at a time: their rows (as a page's) and names."""
+        live = np.flatnonzero(self.counts[: self.size])
+        live = live[np.argsort(self.numbered.numbers(live))]
+        for start in range(0, len(live), PART):
+            at = live[start : start + PART]
+            yield self._row(at), [self.name(sid) for sid in self.numbered.numbers(at).tolist()]
+
+    @property
+    def next_of_archive(self) -> int:
+        """A number above all that blocks of this table have: the next of a table made of it."""
+        return _NEXT_ID_ROW if self.numbered.origin else self.next_id
+
+    def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
+        """Take up subjects of another table; their numbers are above all that stand here."""
+        sids = np.frombuffer(row, np.uint32, len(names))
+        if not self.size:
+            self.numbered = SubjectNames(int(sids[0]))
+        self.numbered = self.numbered.extended(sids.astype(np.int64), names)
+        while len(self.first) < self.size:
+            self._grow()
+        for sid, name in zip(sids.tolist(), names, strict=True):
+            self.ids.add(name, sid)
+            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
+        self._load_rows([row])
+        for page in np.unique(sids // PAGE).tolist():
+            self._write_page(page, writes)
+
+    def restore_next_id(self, next_id: int, writes: Writes) -> None:
+        """Number new subjects from ``next_id`` on, which is above all that stand here."""
+        self._lay_out(next_id)
+        self._put_next_id(writes)
+
+    # Loading -------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        names: Iterable[tuple[bytes, bytes]],
+        pages: Iterable[tuple[bytes, bytes]],
+        deltas: Iterable[tuple[bytes, bytes]],
+    ) -> None:
+        """Take up the state from its rows, each given as (key, value) in key order."""
+        found: list[tuple[int, str]] = []
+        next_id = origin = 0
+        for key, value in names:
+            sid = keys.last_number(key, 4)
+            if sid == _NEXT_ID_ROW:
+                next_id = int.from_bytes(value[:4], "little")
+                origin = int.from_bytes(value[4:], "little")
+            else:
+                found.append((sid, value.decode()))
+        # The row is as of the run's beginning, or of the death of its newest subject.
+        young = [sid for sid, _ in found if not origin or next_id <= sid < origin]
+        next_id = max(next_id, young[-1] + 1) if young else next_id
+        for sid, name in found:
+            self.ids.add(name, sid)
+        live = np.array([sid for sid, _ in found], np.int64)
+        order = rank_order(live, origin)
+        texts = [found[at][1] for at in order.tolist()]
+        self.numbered = SubjectNames.of_live(live[order], texts, next_id, origin)
+        self._make_arrays()
+        self._dead = self.size - len(found)
+        self._load_rows(row for _, row in pages)
+        delta_rows = list(deltas)
+        if delta_rows:
+            sids = self._load_rows(row for _, row in delta_rows)
+            self._dirty_pages.update(np.unique(sids // PAGE).tolist())
+            self._delta_bytes = sum(len(row) for _, row in delta_rows)
+            self._delta_rows = keys.last_number(delta_rows[-1][0], 4)
+
+    def _load_rows(self, rows: Iterable[bytes]) -> U32Array:
+        """Take up rows, of which a later one counts; answers the numbers in them."""
+        parts: list[list[npt.NDArray[Any]]] = [[], [], [], []]
+        for row in rows:
+            count = len(row) // _ONE.size
+            parts[0].append(np.frombuffer(row, np.uint32, count))
+            parts[1].append(np.frombuffer(row, np.int64, count, 4 * count))
+            parts[2].append(np.frombuffer(row, np.int64, count, 12 * count))
+            parts[3].append(np.frombuffer(row, np.uint32, count, 20 * count))
+        if not parts[0]:
+            return np.zeros(0, np.uint32)
+        sids, first, last, counts = map(np.concatenate, parts)
+        at = self.numbered.places(sids)
+        kept = (at >= 0) & (at < self.size)
+        at = at[kept]
+        if self.unsettled:
+            self.unsettled.difference_update(sids[kept].tolist())
+        # Of a number that stands several times the last value is kept.
+        self.first[at], self.last[at], self.counts[at] = first[kept], last[kept], counts[kept]
+        unsettled = at[self.last[at] < 0]
+        self.unsettled.update(self.numbered.numbers(unsettled).tolist())
+        self.last[unsettled] = np.abs(self.last[unsettled])
+        return sids

@@ -1,0 +1,325 @@
+"""What of a node's disk does not work, and how it goes on once it does. On the event loop.
+
+Both the log and the store may fail, one by one or together. Meanwhile the durable groups do not
+lead, so nothing is proposed; reads go on, and streams in memory too. A failed log goes on in a new
+segment. A failed store is opened again and the log behind it is replayed (`rebuilding`): the one
+that failed answers reads until then, and a disk that is still full or broken is tried with pauses.
+
+A node whose folder cannot be written at the start is opened for reading, and heals the same way.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from contrail_storage.core import key_layout as keys
+from contrail_storage.disk.whole_steps import whole
+from contrail_storage.repair.rebuilding import Rebuilt, rebuild
+from contrail_storage.repair.switching import STORE_NAME, discard_unfinished
+from contrail_storage.replica.loading import applied_indexes
+from contrail_storage.store.rocks_store import (
+    StoreCorruptError,
+    StoreError,
+    StoreFailedError,
+    StoreLockedError,
+    StoreMissingError,
+)
+from contrail_storage.store.sealed_store import SealedStore
+from contrail_storage.wal.node_log import LogRottenError
+
+if TYPE_CHECKING:
+    from contrail_storage.node import StorageNode
+
+_FULL: Final = "No space left", "quota exceeded"
+_LOG_PAUSE_S: Final = 0.5
+_PAUSE_S: Final = 0.5
+_PAUSE_MAX_S: Final = 8.0
+_SPARE_BYTES: Final = 16 << 20
+_PROBE_NAME: Final = "probe"
+_PROBE_BYTES: Final = 1 << 16
+_log = structlog.get_logger("contrail.healing")
+
+
+class Healing:
+    """Failures of the disk below one node."""
+
+    def __init__(self, node: "StorageNode") -> None:
+        self._node = node
+        self._log_failure = ""
+        self._store_failure = ""
+        self.reopened = 0
+        """How often the store was opened again: what only the failed one held is lost."""
+        self.closed = False
+        """The node stops: what fails now is left as it is."""
+        self._pause_s = _PAUSE_S
+        self._replayed = False
+        """Whether all that is stored can be read.
+
+        Until then a log that fails ends the start, and a store that fails is left for later: what
+        the log holds is applied all the same, and stays in memory.
+        """
+
+    @property
+    def failure(self) -> str:
+        """Why the node takes no writes; empty when it does."""
+        return self._log_failure or self._store_failure
+
+    @property
+    def store_failed(self) -> bool:
+        """Whether the store holds less than what is applied, until it is opened again."""
+        return bool(self._store_failure)
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether no writes are taken because the disk is full."""
+        return any(text in self.failure for text in _FULL)
+
+    # The log -------------------------------------------------------------------------------------
+
+    def log_failed(self, error: Exception) -> None:
+        """What was not durable has an unknown outcome; a new segment is tried until it works."""
+        _log.error("log_failed", error=str(error))
+        self._log_failure = f"the log failed: {error}"
+        self._tell_if_full()
+        for group in self._node.groups.values():
+            group.handle_log_failure()
+        if not self.closed:
+            self._node.spawn(self._recover_log())
+
+    async def _recover_log(self) -> None:
+        while True:
+            try:
+                await whole(self._node.log.recover)
+            except OSError as error:
+                _log.warning("log_recovery_failed", error=str(error))
+                if not self._replayed:
+                    # A start that waits serves nothing; the next one opens the folder for reading.
+                    self._node.fail(f"the log failed and could not be recovered: {error}")
+                    return
+                await asyncio.sleep(_LOG_PAUSE_S)
+            else:
+                break
+        self._log_failure = ""
+        _log.info("log_recovered")
+        self._take_part()
+
+    def _tell_if_full(self) -> None:
+        if self.disk_full:
+            self._node.tell("server_out_of_space")
+
+    def _take_part(self) -> None:
+        """Lead again, once all of the disk works."""
+        if not (self._log_failure or (self._store_failure and self._replayed)):
+            for group in self._node.groups.values():
+                group.handle_log_recovered()
+
+    # The store -----------------------------------------------------------------------------------
+
+    def fail_store(self, error: Exception) -> None:
+        """The store refused a write or a flush: go on without it, and open it again."""
+        if self._store_failure:
+            return
+        self._note(error)
+        self._tell_if_full()
+        _log.error("store_failed", error=str(error))
+        if self._replayed:
+            self._give_up_store()
+
+    def all_replayed(self) -> bool:
+        """All of the log is applied now; whether the store failed meanwhile, and heals from now."""
+        self._replayed = True
+        if self.store_failed:
+            self._give_up_store()
+        return self.store_failed
+
+    def _give_up_store(self) -> None:
+        for group in self._node.logged_groups.values():
+            group.resign()
+        self._node.applier.flush()
+        if not self.closed:
+            self._node.spawn(self.reopen())
+
+    def worked(self) -> None:
+        """The store has flushed everything: the next failure is a new one."""
+        self._pause_s = _PAUSE_S
+
+    def _note(self, error: Exception) -> None:
+        self._store_failure = f"the store cannot be written: {error}"
+
+    async def reopen(self) -> None:
+        """Open the store again, as often as it takes, and go on."""
+        while True:
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
+            try:
+                await self._reopen()
+            except (StoreCorruptError, StoreMissingError, LogRottenError, RuntimeError) as error:
+                self._node.fail(f"the store cannot be reopened: {error}")
+                return
+            except (OSError, StoreError) as error:
+                self._note(error)
+                _log.warning("store_reopening_failed", error=str(error))
+            else:
+                break
+        self._store_failure = ""
+        _log.info("store_reopened")
+        if self._node.begun:
+            self._take_part()
+        else:
+            await self._node.begin()
+
+    async def _reopen(self) -> None:
+        """Open the store for writing, with all that is applied in it. Errors as of `rebuild`."""
+        node = self._node
+        await whole(self._check_writable)
+        if not node.begun:
+            await whole(self._begin_log)
+        await self._until_lost()
+        applied = node.applied()
+        await whole(node.raw_store.suspend)
+        try:
+            self._take_over(await self._rebuild(applied, writable=True))
+        except (OSError, StoreError) as error:
+            with suppress(OSError, StoreError):  # then nothing can be read either, until it works
+                self._take_over(await self._rebuild(applied, writable=False))
+            raise error
+        node.writer.go_on()
+
+    def _check_writable(self) -> None:
+        """Raise OSError where the store could not be written to the end anyway. Blocks."""
+        folder = self._node.options.data_dir / STORE_NAME
+        status = os.statvfs(folder)
+        free, needed = status.f_bavail * status.f_frsize, self._node.log.stats.size_bytes
+        if free < needed + _SPARE_BYTES:
+            try:
+                needed = self._unflushed_bytes()
+            except (StoreCorruptError, StoreMissingError) as error:
+                # The failed store is open beside this look at it, and may have removed a file
+                # that was just listed. What is damaged shows once the store is opened alone.
+                raise StoreFailedError(f"what the store lacks is not known yet: {error}") from error
+        if free < needed + _SPARE_BYTES:
+            raise OSError(
+                f"No space left on device: {free >> 20} MiB are free, but writing the contents "
+                f"of the log needs {needed + _SPARE_BYTES >> 20} MiB"
+            )
+        _probe(folder / _PROBE_NAME)
+
+    def _unflushed_bytes(self) -> int:
+        """Size of the log behind what the store's files hold. Blocks; errors as of `rebuild`.
+
+        A store that failed after a flush may hold much of the log, which no checkpoint cut.
+        """
+        node = self._node
+        store = node.options.open_store(node.options.data_dir / STORE_NAME)
+        try:
+            kept = store if node.keyring is None else SealedStore(store, node.keyring)
+            flushed = applied_indexes(lambda prefix: kept.scan(prefix, keys.prefix_end(prefix)))
+            return node.log.bytes_above(flushed)
+        finally:
+            store.close()
+
+    async def _until_lost(self) -> None:
+        """Wait until nothing of before is on its way to the store."""
+        writer = self._node.writer
+        self._node.applier.flush()
+        writer.failed = True
+        queued = writer.submitted
+        while writer.settled < queued:
+            await self._node.write_noted()
+
+    async def _rebuild(self, applied: Mapping[int, int] | None, *, writable: bool) -> Rebuilt:
+        """As `rebuild`, in a thread, which is never left behind: when cancelled it gives up."""
+        node, given_up = self._node, threading.Event()
+        arguments = node.options, node.keyring, node.log, applied
+        work = asyncio.ensure_future(
+            asyncio.to_thread(rebuild, *arguments, writable=writable, given_up=given_up.is_set)
+        )
+        try:
+            rebuilt = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            given_up.set()
+            await asyncio.wait([work])
+            if work.exception() is None:
+                await asyncio.to_thread(work.result().store.close)
+            raise
+        if applied is not None and applied != node.applied():
+            await whole(rebuilt.store.close)
+            raise StoreFailedError("entries were applied while the store was being opened")
+        return rebuilt
+
+    def _take_over(self, rebuilt: Rebuilt) -> None:
+        node = self._node
+        try:
+            node.applier.take_over(rebuilt.applier)
+        except BaseException:
+            rebuilt.store.close()
+            raise
+        node.raw_store.take_over(rebuilt.store)
+        self.reopened += 1
+        if self._replayed:  # before that a start has nobody who holds a consumer
+            node.consumers.rebound()
+
+    # A start that cannot write -------------------------------------------------------------------
+
+    def try_to_write(self) -> None:
+        """All that is stored is known to be sound: from here on files are changed. Blocks.
+
+        Where they cannot be, the log stays closed, and what the folder holds is for reading.
+        """
+        node = self._node
+        held = bool(node.log.recovery.groups)
+        try:
+            node.raw_store.begin_writing()
+            self._begin_log()
+        except (StoreLockedError, StoreMissingError):
+            raise
+        except (OSError, StoreFailedError) as error:
+            if not held:
+                raise  # a new folder: there is nothing to read
+            self._note(error)
+
+    def _begin_log(self) -> None:
+        node = self._node
+        discard_unfinished(node.options.data_dir)
+        if node.keyring is not None:
+            node.keyring.rotate(node.options.node_keys[0])
+        if not node.log.is_open:
+            node.log.begin_segment()
+
+    async def start_reading(self) -> dict[int, int]:
+        """Show all that the store and the log hold, although nothing can be written.
+
+        Answers where the groups stand. Raises OSError.
+        """
+        node = self._node
+        _log.error("started_read_only", error=self._store_failure)
+        await whole(node.raw_store.suspend)
+        try:
+            rebuilt = await self._rebuild(None, writable=False)
+        except (StoreError, LogRottenError) as error:
+            raise OSError(str(error)) from error
+        node.meta.take_over(rebuilt.meta)
+        node.applier.shards.clear()  # they stand where the store does, behind the log
+        self._take_over(rebuilt)
+        self._replayed = True
+        return dict(rebuilt.ends)
+
+
+def _probe(path: Path) -> None:
+    """Write a file there, synced, and remove it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, bytes(_PROBE_BYTES))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    finally:
+        with suppress(OSError):
+            path.unlink()

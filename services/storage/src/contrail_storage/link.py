@@ -1,0 +1,487 @@
+"""The service link of one process: a direct call into the node."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
+from contrail_common.errors import ApiError
+from contrail_common.model import (
+    ConsumerConfig,
+    ConsumerInfo,
+    PublishMessage,
+    StoredMessage,
+    StreamConfig,
+    StreamInfo,
+)
+from contrail_common.subjects import overlaps
+from contrail_link.contract import (
+    AckItem,
+    AckResult,
+    Chunk,
+    CreateMode,
+    DeletedRanges,
+    ErasureReceipt,
+    EventsRequest,
+    EventsResult,
+    Held,
+    LastRequest,
+    Page,
+    Pieces,
+    PublishAck,
+    PublishOutcome,
+    PullRequest,
+    PullResult,
+    RangeRequest,
+    RangeResult,
+    ReadPosition,
+    ReplayPlan,
+    ReplayPlanRequest,
+    ReplayRequest,
+)
+from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.meta_machine import StreamEntry
+from contrail_storage.metrics import render_metrics
+from contrail_storage.node import SHARD_GROUP, StorageNode
+from contrail_storage.reading.answering import AnswerDeadline, Done, changes, reads
+from contrail_storage.reading.last_reader import LastReader
+from contrail_storage.reading.page_tokens import decode_token, encode_token
+from contrail_storage.replica.entries import Outcome
+from contrail_storage.replica.shard import Shard
+from contrail_storage.replica.volatile_group import VOLATILE_GROUP
+from contrail_storage.streams.sharded_publish import ShardedPublisher
+from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
+from contrail_storage.used_tickets import UsedTickets
+
+_UNKNOWN = errors.OUTCOME_UNKNOWN.code
+
+
+class LocalLink:
+    """``contrail_link.contract.StorageLink`` over a node in the same process."""
+
+    def __init__(self, node: StorageNode) -> None:
+        self._node = node
+        self._last_reader = LastReader(node.reader)
+        self._sharded = ShardedReader(node.reader, self._last_reader, node.replayer)
+        self._used_tickets = UsedTickets(time.time_ns())
+        self.deadline = AnswerDeadline(node.publish_timeout_s, self._log_progress)
+
+    def _log_progress(self) -> tuple[int, ...]:
+        return tuple(group.applied_index for group in self._node.groups.values())
+
+    def _shard(self, stream: str, part: int | None = None) -> Shard:
+        return _sound(self._node.streams.shard(stream, part))
+
+    def _first(self, entry: StreamEntry) -> Shard:
+        return _sound(self._node.applier.shards[entry.shard])
+
+    def _parts(self, stream: str, part: int | None) -> list[Shard]:
+        """All shards of a stream, or the one that is named."""
+        return [_sound(shard) for shard in self._node.streams.parts(stream, part)]
+
+    def _check_writable(self, stream: str) -> None:
+        """Raise ApiError while a stream takes no changes."""
+        self._check_taking(self._node.streams.entry(stream))
+
+    def _check_taking(self, entry: StreamEntry) -> None:
+        self._node.check_serving(volatile=is_volatile(entry.shard))
+
+    def _taking(self, entry: StreamEntry) -> Shard:
+        """The one shard of a stream, which takes changes now."""
+        shard = self._first(entry)
+        self._check_taking(entry)
+        return shard
+
+    # Streams -------------------------------------------------------------------------------------
+
+    @changes
+    async def put_stream(
+        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
+    ) -> tuple[StreamInfo, bool]:
+        """Create, find identical, or update."""
+        self._node.check_serving()
+        return await self._node.streams.put(config, mode, if_match, if_none)
+
+    @reads
+    async def stream_info(self, name: str) -> StreamInfo:
+        """Configuration and state."""
+        return self._node.streams.whole_info(self._parts(name, None))
+
+    @reads
+    async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
+        """Streams by name, paged."""
+        streams = self._node.streams
+        infos = []
+        after = decode_token(token)
+        for name in streams.names():
+            if name <= after or not name.startswith(prefix):
+                continue
+            info = streams.whole_info(streams.parts(name), damaged=True)
+            if subject and not any(overlaps(subject, own) for own in info.config.subjects):
+                continue
+            infos.append(info)
+            if len(infos) > limit:
+                return Page(streams=infos[:limit], next_token=encode_token(infos[-2].config.name))
+        return Page(streams=infos)
+
+    @changes
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
+        """Remove a stream."""
+        self._node.check_serving()
+        await self._node.streams.delete(name, if_match)
+        self._node.consumers.close_gone()
+
+    @changes
+    async def purge_stream(
+        self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
+    ) -> int:
+        """Remove messages, answer how many."""
+        self._check_writable(name)
+        streams = self._node.streams
+        return await streams.purge(streams.parts(name, shard), subject, up_to_seq, keep)
+
+    # Messages ------------------------------------------------------------------------------------
+
+    def _captured_by(self, subject: str) -> str:
+        stream = self._node.streams.route(subject)
+        if stream is None:
+            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
+        return stream
+
+    async def stream_for_subject(self, subject: str) -> str:
+        """The stream that captures a subject."""
+        return self._captured_by(subject)
+
+    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
+        """Store messages; durable when this returns."""
+        stream = stream or (self._captured_by(messages[0].subject) if messages else "")
+        if not messages:
+            return self._nothing(stream)
+        return await self._published(partial(self.publish_then, stream, messages))
+
+    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
+        """Store a batch; durable when this returns."""
+        if not batch.count:
+            return self._nothing(stream)
+        return await self._published(partial(self.publish_batch_then, stream, batch))
+
+    def _nothing(self, stream: str) -> PublishAck:
+        shard = self._taking(self._node.streams.entry(stream))
+        return PublishAck(stream, [], shard.durability)
+
+    async def _published(self, publish: Callable[[Done], None]) -> PublishAck:
+        future: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
+
+        def answer(outcome: PublishOutcome) -> None:
+            if not future.done():  # whoever asked still waits
+                future.set_result(outcome)
+
+        publish(answer)
+        outcome = await future
+        if isinstance(outcome, ApiError):
+            raise outcome
+        return outcome
+
+    def publish_batch_then(
+        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store a batch; ``done`` gets the outcome."""
+        entry = self._node.streams.entry(stream)
+        if not batch.count:
+            done(self._nothing(stream))
+        elif entry.shards > 1:
+            self._publish_sharded_then(entry, batch, done)
+        else:
+            shard = self._taking(entry)
+            number = shard.machine.shard
+            log = self._node.shard_logs.of(number)
+
+            def propose(told: Done) -> None:
+                log.append_batch_then(
+                    number, batch, lambda runs: told(_outcome(stream, shard, runs))
+                )
+
+            self.deadline.publish(done, propose)
+
+    def publish_then(
+        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store messages (at least one); ``done`` gets the outcome."""
+        stream = stream or self._captured_by(messages[0].subject)
+        entry = self._node.streams.entry(stream)
+        if entry.shards > 1:
+            self._publish_sharded_then(entry, messages, done)
+            return
+        shard = self._taking(entry)
+        number = shard.machine.shard
+        log = self._node.shard_logs.of(number)
+
+        def propose(told: Done) -> None:
+            log.append_then(number, messages, lambda runs: told(_outcome(stream, shard, runs)))
+
+        self.deadline.publish(done, propose)
+
+    def publish_each_then(
+        self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
+    ) -> None:
+        """Store each message where its subject goes: those of a stream as one batch."""
+        together: dict[str, list[int]] = {}
+        for at, message in enumerate(messages):
+            try:
+                entry = self._node.streams.entry(self._captured_by(message.subject))
+                if entry.shards == 1:
+                    together.setdefault(entry.name, []).append(at)
+                else:  # a batch over shards may expect less than a message by itself
+                    self.publish_then(entry.name, [message], partial(done, [at]))
+            except ApiError as error:
+                done([at], error)
+        for stream, positions in together.items():
+            told = partial(done, positions)
+            try:
+                if len(positions) == 1:
+                    self.publish_then(stream, [messages[positions[0]]], told)
+                else:
+                    batch = MessageBatch.of([messages[at] for at in positions])
+                    self.publish_batch_then(stream, batch, told)
+            except ApiError as error:
+                told(error)
+
+    def _publish_sharded_then(
+        self,
+        entry: StreamEntry,
+        content: list[PublishMessage] | MessageBatch,
+        done: Callable[[PublishOutcome], None],
+    ) -> None:
+        self._check_taking(entry)
+        first = self._node.applier.shards[entry.shard]
+        config = first.machine.config
+        log = self._node.shard_logs.of(entry.shard)
+        publisher = ShardedPublisher(log, self._check_number)
+
+        def propose(told: Done) -> None:
+            def answer(results: Outcome) -> None:
+                told(_outcome(entry.name, first, results))
+
+            if isinstance(content, MessageBatch):
+                publisher.publish_batch_then(entry, config, content, answer)
+            else:
+                publisher.publish_then(entry, config, content, answer)
+
+        self.deadline.publish(done, propose)
+
+    def _check_number(self, number: int) -> None:
+        _sound(self._node.applier.shards[number])
+
+    @reads
+    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
+        """One message."""
+        one = self._shard(stream, shard)
+        return with_shard(one, await self._node.reader.get(one, seq))
+
+    @reads
+    async def read_range(self, request: RangeRequest) -> RangeResult:
+        """Messages in order, waiting for the first when asked to."""
+        shards = self._parts(request.stream, request.shard)
+        if len(shards) > 1:
+            return await self._sharded.read_range(shards, request)
+        return await self._sharded.read_one(shards[0], request)
+
+    @reads
+    async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
+        """A page of the newest messages of subjects."""
+        shards = self._parts(request.stream, request.shard)
+        if len(shards) > 1:
+            return await self._sharded.last(shards, request)
+        page, token = await self._last_reader.read(shards[0], request)
+        return with_shards(shards[0], page), token
+
+    async def deleted_ranges(
+        self, stream: str, limit: int, token: str, shard: int | None = None
+    ) -> DeletedRanges:
+        """Deleted sequences, paged."""
+        return self._node.reader.deleted_ranges(self._shard(stream, shard), limit, token)
+
+    async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
+        """How far this node is."""
+        parts = self._parts(stream, shard)
+        group = VOLATILE_GROUP if parts[0].volatile else SHARD_GROUP
+        last_seq = max(one.applied_seq for one in parts)
+        return ReadPosition(last_seq, self._node.groups[group].applied_index)
+
+    @reads
+    async def subject_counts(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """Subjects with their number of messages."""
+        shards = self._parts(stream, None)
+        if len(shards) > 1:
+            return self._sharded.subject_counts(shards, subject, limit, token)
+        return self._node.reader.subject_counts(shards[0], subject, limit, token)
+
+    @changes
+    async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
+        """Make one message unreadable."""
+        self._check_writable(stream)
+        self._shard(stream, shard)
+        await self._node.streams.delete_message(stream, seq, shard)
+
+    # Replay --------------------------------------------------------------------------------------
+
+    @reads
+    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
+        """Pin a range and cut it into splits."""
+        shards = self._parts(request.stream, request.shard)
+        if len(shards) > 1:
+            return await self._sharded.plan(shards, request)
+        return await self._node.replayer.plan(shards[0], request)
+
+    @reads
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
+        """Check the request, then stream the encoded body."""
+        shard = self._shard(request.stream, request.shard)
+        low, high = self._node.replayer.check(shard, request)
+        return self._node.replayer.stream(shard, request, low, high)
+
+    # Archives ------------------------------------------------------------------------------------
+
+    @reads
+    async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
+        """Stream the archive of a stream as it is now."""
+        shards = self._parts(stream, None)
+        await self.deadline.wait(self._node.until_written())
+        return self._node.snapshotter.stream(shards, consumers=consumers)
+
+    @changes
+    async def begin_restore(self, stream: str) -> str:
+        """Begin a restore; its token."""
+        self._node.check_serving()
+        return await self._node.restores.begin(stream)
+
+    @changes
+    async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
+        """Take the next bytes of the archive."""
+        self._node.check_serving()
+        await self._node.restores.append(token, offset, piece)
+
+    @changes
+    async def commit_restore(self, token: str) -> StreamInfo:
+        """Make the stream."""
+        self._node.check_serving()
+        return await self._node.restores.commit(token)
+
+    @changes
+    async def abort_restore(self, token: str) -> None:
+        """Undo."""
+        await self._node.restores.abort(token)
+
+    # Consumers -----------------------------------------------------------------------------------
+
+    @changes
+    async def put_consumer(
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        mode: CreateMode,
+        if_match: int | None,
+        if_none: bool,
+    ) -> tuple[ConsumerInfo, bool]:
+        """Create, find identical, or update."""
+        self._check_writable(stream)
+        return await self._node.consumers.put(stream, config, mode, if_match, if_none)
+
+    @reads
+    async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
+        """Configuration and progress."""
+        self._parts(stream, None)
+        return await self.deadline.wait(self._node.consumers.info(stream, consumer))
+
+    @reads
+    async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
+        """Consumers of a stream by name, paged."""
+        self._parts(stream, None)
+        after = decode_token(token)
+        known = await self.deadline.wait(self._node.consumers.infos(stream))
+        infos = [info for info in known if info.config.name > after]
+        more = len(infos) > limit
+        next_token = encode_token(infos[limit - 1].config.name) if more else None
+        return Page(consumers=infos[:limit], next_token=next_token)
+
+    @changes
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
+        """Remove a consumer."""
+        self._check_writable(stream)
+        await self._node.consumers.delete(stream, consumer, if_match)
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Hold a consumer for a subscription."""
+        self._parts(stream, None)
+        return self._node.consumers.bind(stream, consumer)
+
+    @reads
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch."""
+        self._check_writable(request.stream)
+        self._parts(request.stream, None)
+        return await self.deadline.wait(self._node.consumers.pull(request), request.expires_ns)
+
+    async def acknowledge(
+        self, stream: str, consumer: str, items: list[AckItem], sync: bool
+    ) -> list[AckResult]:
+        """Take acknowledgements."""
+        self._check_writable(stream)
+        work = self._node.consumers.acknowledge(stream, consumer, items, sync)
+        return await (self.deadline.change(work) if sync else work)
+
+    # Advisories ----------------------------------------------------------------------------------
+
+    async def read_events(self, request: EventsRequest) -> EventsResult:
+        """Advisories in order, waiting for the first when asked to."""
+        return await self._node.advisories.read(request)
+
+    # Erasing -------------------------------------------------------------------------------------
+
+    @changes
+    async def erase(
+        self, stream: str, seqs: list[int], subject: str, shard: int | None = None
+    ) -> ErasureReceipt:
+        """Delete messages, and have their bytes leave all files."""
+        self._node.check_serving()
+        parts = [self._shard(stream, shard)] if seqs else self._parts(stream, shard)
+        return await self._node.eraser.erasures.erase(parts, seqs, subject)
+
+    async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
+        """A receipt, once it is done or the wait is over."""
+        return await self._node.eraser.erasures.receipt(erasure_id, wait_ns)
+
+    async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
+        """Whether a ticket is used for the first time."""
+        return self._used_tickets.use(nonce, expires_ns, time.time_ns())
+
+    # Node ----------------------------------------------------------------------------------------
+
+    def readiness(self) -> dict[str, str]:
+        """What is not ready, and why."""
+        return self._node.readiness()
+
+    def metrics_text(self) -> str:
+        """The node's metrics."""
+        return render_metrics(self._node)
+
+
+def _sound(shard: Shard) -> Shard:
+    """``shard`` unless it is damaged (DATA_LOST)."""
+    if shard.damaged:
+        raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
+    return shard
+
+
+def _outcome(stream: str, shard: Shard, results: Outcome) -> PublishOutcome:
+    if isinstance(results, ApiError):
+        return results
+    if all(result.code == _UNKNOWN for result in results):
+        return ApiError(errors.OUTCOME_UNKNOWN, results[0].detail)
+    return PublishAck(stream, results, shard.durability)

@@ -1,0 +1,600 @@
+"""The storage node: opens log and store, recovers, runs the Raft groups and serves the link.
+
+Two groups of one member share the write-ahead log: the meta group and the group of all shards
+that are neither replicated nor in memory. Start: open the store (which locks the data), load
+machines at their applied indexes, let the groups replay what the log holds above, then lead.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from time import perf_counter
+from typing import Any, Final
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.columns.blocks import BlockCodec
+from contrail_common.errors import ApiError
+from contrail_common.model import Advisory, AdvisoryType
+from contrail_storage.consumers.manager import ConsumerManager
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.meta_machine import MetaMachine
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.folder_lock import FolderLock
+from contrail_storage.disk.node_file import LOG_NAME, NodeIdentity
+from contrail_storage.disk.whole_steps import whole
+from contrail_storage.healing import Healing
+from contrail_storage.opening import open_node
+from contrail_storage.options import NodeOptions
+from contrail_storage.parts import is_checkpoint_due, room_of, upkeep_of
+from contrail_storage.readiness import problems_of
+from contrail_storage.reading.reader import Reader
+from contrail_storage.reading.replay import Replayer
+from contrail_storage.repair.switching import drop_kept_aside
+from contrail_storage.replica.advisories import AdvisoryHub
+from contrail_storage.replica.applier import Applier, NodeTimings
+from contrail_storage.replica.content_sealing import SealingLog
+from contrail_storage.replica.entries import EntryContext
+from contrail_storage.replica.loading import load_node, stored_machines, take_anew
+from contrail_storage.replica.log_time import LogTime
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
+from contrail_storage.replica.shard_logs import ShardLogs
+from contrail_storage.replica.store_writer import Job, StoreWriter
+from contrail_storage.replica.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
+from contrail_storage.seal.content import ContentOpener
+from contrail_storage.seal.keyring import Keyring
+from contrail_storage.seal.subject_keys import SubjectKeys
+from contrail_storage.store.block_store import BlockStore
+from contrail_storage.store.rocks_store import (
+    RocksStore,
+    StoreError,
+    StoreFailedError,
+    StoreStalledError,
+)
+from contrail_storage.store.sealed_store import SealedStore, Store
+from contrail_storage.store.split_store import SplitStore
+from contrail_storage.streams.manager import StreamManager
+from contrail_storage.streams.memory_room import MemoryRoom
+from contrail_storage.streams.restore import Restores
+from contrail_storage.streams.snapshot import Snapshotter
+from contrail_storage.upkeep.checkpointer import Checkpointer, DataLostError, when_due
+from contrail_storage.upkeep.shredding import Shredder, stop_without_keys
+from contrail_storage.wal.node_log import LogRottenError, NodeLog
+
+__all__ = ["META_GROUP", "SHARD_GROUP", "NodeOptions", "StorageNode"]
+
+META_GROUP: Final = 0
+SHARD_GROUP: Final = 1
+_LOGGED: Final = (META_GROUP, SHARD_GROUP)
+_TICK_S: Final = 0.05
+_STOP_GRACE_S: Final = 10.0
+_log = structlog.get_logger("contrail.node")
+
+
+class StorageNode:
+    """One storage node. Built by :meth:`open`, then :meth:`start` on the event loop."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        identity: NodeIdentity,
+        store: Store,
+        groups: GroupFactory,
+        keyring: Keyring | None = None,
+    ) -> None:
+        self.identity = identity
+        self.publish_timeout_s = options.publish_timeout_s
+        self.keyring = keyring
+        self.options = options
+        self._files = options.files or Files()
+        self._disk = store
+        self.memory = MemoryRoom(options.memory_max_bytes)
+        self._store = SplitStore(store, self.memory.store)
+        self._factory = groups
+        self.meta = MetaMachine()
+        self.blocks = BlockStore(self._store, page_blocks=options.page_blocks)
+        self.writer = StoreWriter(
+            self._store,
+            StoreStalledError,
+            self._written_soon,
+            self._store_failed_soon,
+            self._codec_of,
+            self._lost_soon,
+        )
+        self.advisories = AdvisoryHub()
+        self.applier = Applier(
+            self.meta,
+            self.blocks,
+            self.writer,
+            self._write_noted,
+            self.advisories,
+            options.merge_blocks,
+        )
+        self.applier.on_stopped = lambda shard: self.spawn(
+            take_anew(shard, self.blocks, self._scan, self.until_written)
+        )
+        self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
+        opener = ContentOpener(self.subject_keys)
+        self.reader = Reader(self.blocks, opener)
+        self.replayer = Replayer(self.blocks, self.reader)
+        self.snapshotter = Snapshotter(self._store, opener)
+        self.log: NodeLog
+        self.lock: FolderLock | None = None
+        """That of the folder, held until the node is closed."""
+        self.groups: dict[int, Group] = {}
+        self._proposers: dict[int, Proposer] = {}
+        self.healing = Healing(self)
+        self.begun = False
+        """Whether the log takes entries; not yet where the start could not write."""
+        self._defect = ""
+        self.fatal: asyncio.Future[str]
+        self.timings = NodeTimings()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop
+        self._ready = False
+        """Whether writes are taken, as far as the disk goes: not before the node has led."""
+        self._starting: asyncio.Task[None] | None = None
+        self._ended = False
+        self._leading = asyncio.Event()
+        self._write_seen = asyncio.Event()
+
+    # Opening -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
+        """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
+        return open_node(
+            options,
+            lambda identity, store, keyring: cls(options, identity, store, groups, keyring),
+        )
+
+    @property
+    def parts(self) -> tuple[Store, Keyring | None]:
+        """The store on the disk, and the keyring of an encrypted folder."""
+        return self._disk, self.keyring
+
+    def recover(self, files: Files) -> None:
+        """Load what the folder holds, without a change. Blocks; raises as `open_node` does."""
+        load_node(self._scan, self.meta, self.applier, self.blocks)
+        self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir, SHARD_GROUP)
+        self.log = NodeLog.open(
+            self.options.data_dir / LOG_NAME,
+            files=files,
+            options=self.options.log,
+            keep_from=self.applier.written_indexes,
+            sealer=self.keyring,
+            begin=False,
+        )
+        if self.log.recovery.rot is not None:
+            rot = self.log.recovery.rot
+            raise DataLostError(f"the write-ahead log is damaged: {rot}", store_is_whole=True)
+        self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
+        self.subject_keys.load()
+        stop_without_keys(self.subject_keys, self.applier.shards.values())
+
+    def _machines(self) -> dict[int, StreamMachine]:
+        return stored_machines(self.applier)
+
+    def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._store.scan(prefix, keys.prefix_end(prefix))
+
+    # Running -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start threads and groups, then `begin`; where nothing can be written, later.
+
+        Raises OSError. Once it has failed, or was cancelled, nothing of the node is left.
+        """
+        if self._ended:
+            raise OSError("the node was stopped before it started")
+        self._starting = asyncio.current_task()
+        try:
+            await self._start()
+        except BaseException:
+            await self._end(flushed=False)
+            raise
+        finally:
+            self._starting = None
+
+    async def _start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.fatal = self._loop.create_future()
+        self.writer.start()
+        ends: Mapping[int, int] = self.applier.written_indexes
+        if not self.log.is_open:
+            ends = await self.healing.start_reading()
+        for group_id in _LOGGED:
+            self.groups[group_id] = self._make_group(group_id, ends.get(group_id, 0))
+        self.clock = clock = LogTime(
+            self.applier.last_entry_ns,
+            self._files,
+            self.options.data_dir,
+            self.options.clock_jump_max_ns,
+        )
+        self.meta_log = self._make_proposer(META_GROUP, self.groups[META_GROUP])
+        self.shard_log = self._make_proposer(SHARD_GROUP, self.groups[SHARD_GROUP])
+        self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
+        self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
+        self.memory.guard(self.volatile_log, self._volatile, self.applier)
+        self.room = room_of(self)
+        self.shard_log.check_room = self.room.check
+        shards = self.applier.shards
+        sealing = SealingLog(self.shard_log, self.subject_keys, shards)
+        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, self.reader, shards)
+        self.streams = StreamManager(
+            self.options.name,
+            self.meta,
+            shards,
+            self.meta_log,
+            self.shard_logs,
+            self.reader,
+            encrypts=self.keyring is not None,
+        )
+        self.restores = Restores(self.streams, self.subject_keys)
+        self.consumers = ConsumerManager(self.streams, self.shard_logs, self.reader, clock)
+        self.shredder = Shredder(
+            self.subject_keys, self.streams, shards, self.shard_logs, self.snapshotter
+        )
+        self._upkeep = upkeep = upkeep_of(self, clock, self._store)
+        self.scrubber, self.compactor, self.eraser, self._housekeeper = upkeep[:4]
+        if self.log.is_open:
+            await self.begin()
+        else:
+            self.spawn(self.healing.reopen())
+
+    async def begin(self) -> None:
+        """Replay the log and lead. Where the store fails meanwhile, lead later. Raises OSError."""
+        self.begun = True
+        self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
+        for group in self.groups.values():
+            group.start()
+        self.spawn(self._tick_groups())
+        await self._replay()
+        if self.healing.store_failed:
+            self.spawn(self._lead())
+        else:
+            await self._lead()
+
+    async def _lead(self) -> None:
+        """Take writes, once this node leads, with half-made streams mended."""
+        await self._leading.wait()
+        self.clock.begin_term(self.applier.last_entry_ns)
+        await self.clock.keep()
+        self.spawn(self.clock.follow())
+        self._begin_volatile()
+        await self._mend()
+        await self.shredder.mend()
+        for work in (*self._upkeep, self.shredder):
+            self.spawn(work.run())
+        self.spawn(when_due(lambda: is_checkpoint_due(self), self.checkpoint))
+        self._ready = True
+
+    async def _replay(self) -> None:
+        """Drive the groups without pause until they lead and the log is replayed."""
+        leading = asyncio.ensure_future(self._leading.wait())
+        either: set[asyncio.Future[Any]] = {leading, self.fatal}
+        try:
+            while not leading.done():
+                for group in self.groups.values():
+                    group.tick()
+                await asyncio.wait(either, timeout=0.001, return_when=asyncio.FIRST_COMPLETED)
+                if self.fatal.done():
+                    raise OSError(f"the log cannot be replayed: {self.failure}")
+        finally:
+            leading.cancel()
+        if self.healing.all_replayed():
+            self._leading.clear()
+
+    def _begin_volatile(self) -> None:
+        """Lead the shards in memory. Each start adds to the meta log, so its index tells lives."""
+        self._volatile.begin(self.groups[META_GROUP].applied_index)
+        self.applier.written_indexes[VOLATILE_GROUP] = self._volatile.applied_index
+        self.groups[VOLATILE_GROUP] = self._volatile
+
+    def _callbacks(self, group_id: int) -> tuple[OnCommit, OnLost]:
+        def commit(entries: Sequence[Committed]) -> None:
+            for entry in entries:
+                self._commit(group_id, entry)
+
+        def lost(contexts: list[object]) -> None:
+            for context in contexts:
+                if isinstance(context, EntryContext):
+                    context.unknown()
+                    self._proposers[group_id].settled()
+
+        return commit, lost
+
+    def _make_group(self, group_id: int, applied_index: int) -> Group:
+        commit, lost = self._callbacks(group_id)
+
+        def role(leads: bool) -> None:
+            if not leads:
+                self._proposers[group_id].fail_all()
+            elif group_id == SHARD_GROUP:
+                self.consumers.new_term()
+            if all(group.is_leader for group in self.groups.values()):
+                if self._leading.is_set():  # the first time `_lead` does
+                    self.spawn(self._mend())
+                self._leading.set()
+                self.tell("domain_leader_elected")
+
+        return self._factory.make(
+            group_id=group_id,
+            node_id=self.identity.node_id,
+            log=self.log,
+            applied_index=applied_index,
+            on_commit=commit,
+            on_role=role,
+            on_lost=lost,
+        )
+
+    def _commit(self, group_id: int, entry: Committed) -> None:
+        own = entry.context if isinstance(entry.context, EntryContext) else None
+        # No entry may be passed over: what follows would be built on another state.
+        if not self.fatal.done():
+            begun = perf_counter()
+            try:
+                self.applier.apply(group_id, entry.index, entry.term, entry.data, own)
+                self.timings.applied(begun, own)
+            except Exception as error:
+                _log.exception("entry_not_applied", group=group_id, index=entry.index)
+                self.fail(f"entry {entry.index} of group {group_id}: {error!r}")
+        if own is not None:
+            if self.fatal.done():
+                own.unknown()
+            self._proposers[group_id].settled()
+
+    async def _mend(self) -> None:
+        """Finish what a failed log left half done; should it fail again, the next term tries."""
+        with suppress(ApiError, StoreError):
+            await self.streams.mend_all()
+            await self.consumers.mend_all()
+
+    def _make_proposer(self, number: int, group: Group) -> Proposer:
+        self._proposers[number] = proposer = Proposer(
+            group,
+            self.log_time_ns,
+            self.applier.hash_key,
+            (*self._factory.refusals, NotLeadingError),
+            lambda: self.applier.unwritten_bytes,
+            busy=self._factory.busy,
+        )
+        return proposer
+
+    def log_time_ns(self) -> int:
+        """Log time that goes into entries now, in nanoseconds."""
+        # Entries replayed at the start may be stamped later than the wall clock stands now.
+        return max(self.clock.now(), self.applier.last_entry_ns)
+
+    def _codec_of(self, number: int) -> BlockCodec | None:
+        return self.applier.codec_of(number)
+
+    def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
+        """Go over to another node key, the first; False when it is in use already. Blocks.
+
+        After an OSError all goes on as before, but a restart may need either of the two keys.
+        """
+        if self.keyring is None:
+            raise ValueError("the node does not encrypt stored data")
+        return self.keyring.rotate(node_keys[0])
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Have ``work`` done until the node stops; the node fails when it does."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(f"a background task ended: {task.exception()!r}")
+
+    async def _tick_groups(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for group in self.groups.values():
+                group.tick()
+
+    async def checkpoint(self) -> None:
+        """Flush the store, so that the log below may be dropped. Raises OSError or StoreError."""
+        self.applier.store_pages()
+        arguments = self.log, self._machines, self.applied, self._until_written
+        with self._heeding_the_store():
+            await self._checkpointer.run(*arguments)
+        self.healing.worked()
+
+    async def cut_log(self) -> None:
+        """Flush the store, and drop the whole log that stands now, and what was kept aside."""
+        await whole(lambda: drop_kept_aside(self.options.data_dir))
+        arguments = self.log, self._machines, self.applied, self._until_written
+        with self._heeding_the_store():
+            await self._checkpointer.cut(*arguments)
+
+    @contextmanager
+    def _heeding_the_store(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreFailedError as error:
+            self._store_failed(error)
+            raise
+
+    def applied(self) -> dict[int, int]:
+        """Applied indexes of the groups in the log."""
+        return {number: group.applied_index for number, group in self.logged_groups.items()}
+
+    async def until_written(self) -> None:
+        """Wait until the store holds all that is applied now (ApiError when it fails)."""
+        try:
+            await self._until_written({n: group.applied_index for n, group in self.groups.items()})
+        except StoreFailedError as error:
+            raise ApiError(errors.STORAGE_FAILED, str(error), retry_after_s=1) from error
+
+    async def write_noted(self) -> None:
+        """Wait until something was written, or will not be."""
+        self._write_seen.clear()
+        await self._write_seen.wait()
+
+    async def _until_written(self, indexes: Mapping[int, int]) -> None:
+        self.applier.flush()
+        while any(
+            self.applier.written_indexes.get(group, 0) < index for group, index in indexes.items()
+        ):
+            if self.healing.store_failed:
+                raise StoreFailedError(self.failure)
+            await self.write_noted()
+
+    async def stop(self) -> None:
+        """Stop cleanly: groups, log, writer; flush, so that the next start has little to replay.
+
+        What was taken before is applied first, as long as that takes no more than a grace time:
+        nobody waits for publishes without an ack, for acks and for the records of deliveries. May
+        be called at any time, and repeated; a start that is under way is cancelled.
+        """
+        if self._starting is not None:
+            if not self._starting.cancelling():  # another one would cut short what ends it
+                self._starting.cancel()
+            await asyncio.wait([self._starting])
+        elif self._ended or not self.groups:  # or it was never started
+            await asyncio.to_thread(self.close)
+        else:
+            self._ready = False
+            self.consumers.flush()
+            self.restores.close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._until_applied(), _STOP_GRACE_S)
+            await self._end(flushed=True)
+
+    async def _end(self, *, flushed: bool) -> None:
+        """End all that runs, and close all that is open."""
+        self.healing.closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for group in self.groups.values():
+            group.stop()
+        await asyncio.to_thread(self.log.close)
+        self.applier.flush()
+        await asyncio.to_thread(self.writer.stop)
+        await asyncio.sleep(0)
+        if flushed:
+            await self._flush_last()
+        await asyncio.to_thread(self.close)
+
+    async def _flush_last(self) -> None:
+        unflushed = self.failure
+        if not unflushed:
+            try:
+                await self.checkpoint()
+                await self.clock.keep()
+            except (OSError, StoreError, LogRottenError) as error:
+                unflushed = str(error)
+        if unflushed:  # what was acknowledged is durable in the log
+            _log.warning("stopped_without_flush", reason=unflushed)
+
+    def close(self) -> None:
+        """Let go of the folder and of all that is open in it; nothing may run any more. Blocks."""
+        self._ended = True
+        if self.keyring is not None:
+            self.keyring.close()
+        self.subject_keys.close()
+        self.log.close()
+        with suppress(StoreError):
+            self._disk.close()
+        if self.lock is not None:
+            self.lock.release()
+
+    async def _until_applied(self) -> None:
+        while not self.failure and (
+            any(log.queued_bytes for log in self._proposers.values())
+            or any(group.outstanding_bytes for group in self.groups.values())
+        ):
+            await self.write_noted()
+
+    # Failures ------------------------------------------------------------------------------------
+
+    def _written_soon(self, jobs: list[Job]) -> None:
+        self._loop.call_soon_threadsafe(self._written, jobs)
+
+    def _written(self, jobs: list[Job]) -> None:
+        self.writer.settle(len(jobs))
+        self.applier.written(jobs)
+
+    def _lost_soon(self, jobs: list[Job]) -> None:
+        self._loop.call_soon_threadsafe(self._lost, jobs)
+
+    def _lost(self, jobs: list[Job]) -> None:
+        self.writer.settle(len(jobs))
+        self.applier.lost(jobs)
+
+    def _write_noted(self) -> None:
+        self._write_seen.set()
+        self.shard_log.resume()
+        self.volatile_log.resume()
+
+    def _store_failed_soon(self, error: Exception) -> None:
+        self._loop.call_soon_threadsafe(self._store_failed, error)
+
+    def _store_failed(self, error: Exception) -> None:
+        self._write_seen.set()
+        if not isinstance(error, (OSError, StoreFailedError)):
+            self.fail(f"the store failed: {error!r}")
+            return
+        self.healing.fail_store(error)
+
+    def fail(self, reason: str) -> None:
+        """Fail-stop: refuse everything and ask the owner to end the process."""
+        self._defect = self._defect or reason
+        self._ready = False
+        self._write_seen.set()
+        if not self.fatal.done():
+            self.fatal.set_result(reason)
+            # Who waits for a commit is told that the outcome is unknown.
+            self._loop.call_soon(self._resign)
+
+    def _resign(self) -> None:
+        for group in self.groups.values():
+            group.resign()
+        self.volatile_log.fail_all()
+
+    def _log_failed(self, error: Exception) -> None:
+        self.healing.log_failed(error)
+        self._write_seen.set()
+
+    def tell(self, kind: AdvisoryType) -> None:
+        """Advise of what happened to the node."""
+        advisory = Advisory(type=kind, server=self.options.name)
+        self.advisories.tell([advisory], self.log_time_ns())
+
+    @property
+    def failure(self) -> str:
+        """Why no writes are taken; empty when they are."""
+        return self._defect or self.healing.failure
+
+    @property
+    def raw_store(self) -> RocksStore:
+        """The store on the disk, below what seals its values."""
+        return self._disk.below if isinstance(self._disk, SealedStore) else self._disk
+
+    @property
+    def logged_groups(self) -> dict[int, Group]:
+        """The groups whose entries are in the log."""
+        return {number: self.groups[number] for number in _LOGGED}
+
+    def check_serving(self, *, volatile: bool = False) -> None:
+        """Raise ApiError while the node takes no writes; those of shards in memory need no log."""
+        unready = not self._ready or self.clock.doubt
+        if unready or (self.failure and not (volatile and not self.fatal.done())):
+            spec = errors.STORAGE_FULL if self.healing.disk_full else errors.STORAGE_FAILED
+            if not self.failure:
+                spec = errors.NOT_READY
+            raise ApiError(spec, self.failure or self.clock.doubt, retry_after_s=1, applied=False)
+
+    def readiness(self) -> dict[str, str]:
+        """What is not ready, and why; empty when everything is."""
+        groups, shards = self.groups.values(), self.applier.shards.values()
+        clock = {"clock": self.clock.doubt} if self.clock.doubt else {}
+        logs = self._proposers.values()
+        return clock | problems_of(self.failure, groups, shards, logs, serves=self._ready)

@@ -1,1 +1,0 @@
-"""The storage node: machines, log, store and readers wired on one event loop."""

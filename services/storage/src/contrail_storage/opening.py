@@ -1,0 +1,71 @@
+"""Opening a node's folder: it is locked, read as a whole, and only then changed.
+
+An opening that fails leaves the folder as it was and to whoever comes next.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.folder_lock import FolderLock
+from contrail_storage.disk.node_file import NodeFileDamagedError, NodeIdentity
+from contrail_storage.identity import check_store_is_there, identify
+from contrail_storage.options import NodeOptions
+from contrail_storage.repair.accepting import read_accepting
+from contrail_storage.repair.switching import STORE_NAME, finish_switch
+from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
+from contrail_storage.store.sealed_store import SealedStore, Store
+from contrail_storage.store.store_errors import StoreCorruptError, StoreError, StoreMissingError
+from contrail_storage.upkeep.checkpointer import DataLostError
+from contrail_storage.wal.codec import UnsupportedVersionError
+
+if TYPE_CHECKING:
+    from contrail_storage.node import StorageNode
+
+Make = Callable[[NodeIdentity, Store, Keyring | None], "StorageNode"]
+"""Makes the node of an identity over an open store; the keyring is that of an encrypted folder."""
+
+
+def open_node(options: NodeOptions, make: Make) -> "StorageNode":
+    """A node with all that its folder holds. Blocks; raises DataLostError or OSError."""
+    try:
+        return _open(options, make)
+    except (NodeFileDamagedError, StoreCorruptError, StoreMissingError) as error:
+        raise DataLostError(f"stored data is damaged: {error}") from error
+    except (StoreError, UnsupportedVersionError, KeysRefusedError) as error:
+        raise OSError(str(error)) from error
+
+
+def _open(options: NodeOptions, make: Make) -> "StorageNode":
+    files = options.files or Files()
+    files.make_directory(options.data_dir)
+    lock = FolderLock(options.data_dir)
+    node: StorageNode | None = None
+    try:
+        finish_switch(files, options.data_dir)
+        node = read_accepting(
+            options, files, lambda: _read(options, make, files), lambda one: one.parts
+        )
+        node.healing.try_to_write()
+    except BaseException:
+        if node is not None:
+            node.close()
+        lock.release()
+        raise
+    node.lock = lock
+    return node
+
+
+def _read(options: NodeOptions, make: Make, files: Files) -> "StorageNode":
+    """A node with all that is stored; raises what says that some of it is not as it was."""
+    find_keyring(files, options.data_dir, options.node_keys)
+    check_store_is_there(files, options.data_dir)
+    store = options.open_store(options.data_dir / STORE_NAME)
+    try:
+        identity, keyring = identify(files, options.data_dir, options.node_keys)
+        node = make(identity, store if keyring is None else SealedStore(store, keyring), keyring)
+        node.recover(files)
+    except BaseException:
+        store.close()
+        raise
+    return node

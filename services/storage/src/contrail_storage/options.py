@@ -1,0 +1,50 @@
+"""How a node is opened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from contrail_common.timeunits import NS_PER_S
+from contrail_storage.disk.files import Files
+from contrail_storage.physical_memory import quarter_of_memory
+from contrail_storage.replica.applier import MERGE_BLOCKS
+from contrail_storage.store.directory_pages import PAGE_BLOCKS
+from contrail_storage.store.rocks_store import RocksStore
+from contrail_storage.upkeep.compactor import RoomBounds
+from contrail_storage.upkeep.erasing import EraseBounds
+from contrail_storage.wal import LogOptions
+
+_SEGMENT_BYTES: Final = 16 << 20
+"""Log segments are dropped whole: a restart replays little when they are small."""
+
+
+@dataclass(slots=True, frozen=True)
+class NodeOptions:
+    """Where a node keeps its data, and bounds that tests make small.
+
+    ``name`` is what people call the node, in answers as in logs; it may change from start to start.
+    ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
+    ``memory_max_bytes`` bounds what all streams in memory take. ``accept_data_loss`` opens a
+    damaged folder with what can be read of it. ``publish_timeout_s`` is how long a caller waits
+    for the log at most. ``clock_jump_max_ns`` is how far the wall clock may be ahead at a start:
+    see `LogTime`.
+    """
+
+    data_dir: Path
+    name: str = "n1"
+    node_keys: tuple[bytes, ...] = ()
+    log: LogOptions = field(default_factory=lambda: LogOptions(_SEGMENT_BYTES, keep_bytes=0))
+    checkpoint_bytes: int = 64 << 20
+    merge_blocks: int = MERGE_BLOCKS
+    page_blocks: int = PAGE_BLOCKS
+    scrub_bytes_s: int = 8 << 20
+    scrub_pause_s: float = 3_600.0
+    room: RoomBounds = field(default_factory=RoomBounds)
+    erase: EraseBounds = field(default_factory=EraseBounds)
+    accept_data_loss: bool = False
+    memory_max_bytes: int = field(default_factory=quarter_of_memory)
+    publish_timeout_s: float = 30.0
+    clock_jump_max_ns: int = 600 * NS_PER_S
+    files: Files | None = None
+    open_store: Callable[[Path], RocksStore] = RocksStore.open_reading

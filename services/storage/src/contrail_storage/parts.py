@@ -1,0 +1,95 @@
+"""What a node does beside its requests: the parts, put together, and when a checkpoint is due."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from contrail_storage.replica.log_time import LogTime
+from contrail_storage.store.split_store import SplitStore
+from contrail_storage.upkeep.compactor import Compactor
+from contrail_storage.upkeep.disk_room import DiskRoom
+from contrail_storage.upkeep.due_messages import DueMessages
+from contrail_storage.upkeep.erasing import Eraser, Erasures
+from contrail_storage.upkeep.housekeeper import Housekeeper
+from contrail_storage.upkeep.reclaimer import Reclaimer
+from contrail_storage.upkeep.scrubber import Scrubber
+
+if TYPE_CHECKING:
+    from contrail_storage.node import StorageNode
+
+
+class Upkeep(NamedTuple):
+    """Parts that each have a ``run`` which never ends."""
+
+    scrubber: Scrubber
+    compactor: Compactor
+    eraser: Eraser
+    housekeeper: Housekeeper
+    reclaimer: Reclaimer
+
+
+def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
+    """The parts of ``node``, over its ``store``."""
+    options = node.options
+    scrubber = Scrubber(
+        lambda: [shard for shard in node.streams.shards() if not shard.volatile],
+        node.blocks,
+        store,
+        node.reader.opener,
+        bytes_s=options.scrub_bytes_s,
+        pause_s=options.scrub_pause_s,
+    )
+    due = DueMessages(node.reader, node.shard_logs, node.blocks, store.scan, node.until_written)
+    housekeeper = Housekeeper(
+        node.streams, node.consumers, node.shard_logs, node.blocks, clock, due
+    )
+    compactor = Compactor(node.streams.shards, node.blocks, node.applier, options.room)
+    reclaimer = Reclaimer(node.raw_store, is_short=lambda: node.room.short and not node.failure)
+    return Upkeep(scrubber, compactor, _eraser_of(node, compactor), housekeeper, reclaimer)
+
+
+def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
+    erasures = Erasures(
+        node.identity.node_id,
+        node.meta.erasures,
+        node.streams,
+        node.reader,
+        node.meta_log,
+        node.shard_logs,
+        node.log_time_ns,
+        node.shredder,
+    )
+    return Eraser(
+        erasures,
+        node.applier.shards,
+        compactor,
+        node.cut_log,
+        node.raw_store,
+        node.options.erase,
+        lambda: node.healing.reopened,
+    )
+
+
+def room_of(node: "StorageNode") -> DiskRoom:
+    """Room for the messages of ``node``."""
+
+    def waiting_bytes() -> int:
+        queued = node.log.queued_bytes + node.shard_log.queued_bytes
+        return queued + node.applier.unwritten_bytes
+
+    return DiskRoom(
+        node.options.data_dir,
+        node.raw_store,
+        lambda: node.log.stats.size_bytes,
+        waiting_bytes,
+        lambda: node.tell("server_out_of_space"),
+    )
+
+
+def is_checkpoint_due(node: "StorageNode") -> bool:
+    """Whether the log is large, or could give back room that messages need."""
+    if node.failure:
+        return False
+    if node.room.short:
+        node.room.measure()  # what was deleted may have made room
+    stats = node.log.stats
+    large = stats.size_bytes >= node.options.checkpoint_bytes
+    return large or (node.room.short and stats.segments > 1)

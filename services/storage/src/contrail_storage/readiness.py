@@ -1,0 +1,37 @@
+"""What of a node is not ready, said by name."""
+
+from collections.abc import Collection
+
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.raft_port import Group
+from contrail_storage.replica.shard import Shard
+
+
+def problems_of(
+    failure: str,
+    groups: Collection[Group],
+    shards: Collection[Shard],
+    logs: Collection[Proposer],
+    *,
+    serves: bool,
+) -> dict[str, str]:
+    """What is not ready, and why.
+
+    ``failure`` is what ails the log or the store, ``logs`` are where requests wait for them.
+    """
+    stuck = [log.problem for log in logs if log.problem]
+    problems: dict[str, str] = {}
+    if failure:
+        problems["storage"] = failure
+        if serves and any(shard.volatile for shard in shards):
+            problems["storage"] += "; streams in memory are served"
+    elif not serves:
+        problems["storage"] = "recovering"
+    elif not all(group.is_leader for group in groups):
+        problems["storage"] = "no leader"
+    elif stuck:
+        problems["storage"] = "; ".join(stuck)
+    for shard in shards:
+        if shard.damaged:
+            problems[f"stream {shard.name}"] = shard.damaged
+    return problems

@@ -1,0 +1,1 @@
+"""Reading messages: one by one, by subject and time, and in bulk."""

@@ -1,0 +1,180 @@
+"""What callers are told when the disk fails a read, or does not come back from a write.
+
+A disk that hangs fails nothing: whoever waits for the log would wait for as long as it hangs. After
+``publish_timeout`` the outcome is unknown to the caller. What was taken is not taken back: it is
+stored, and the change made, when the disk goes on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.timeunits import NS_PER_S, format_duration
+from contrail_link.contract import PublishOutcome
+from contrail_storage.store.rocks_store import StoreFailedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Done = Callable[[PublishOutcome], None]
+_log: Final = structlog.get_logger("contrail.answers")
+
+
+class _Waiting:
+    """Who waits for the outcome of one publish; told once, of what comes first."""
+
+    __slots__ = ("_all", "_done", "due_s")
+
+    def __init__(self, everyone: "dict[_Waiting, None]", done: Done, due_s: float) -> None:
+        self._all = everyone
+        self._done = done
+        self.due_s = due_s
+        everyone[self] = None
+
+    def __call__(self, outcome: PublishOutcome) -> None:
+        """Tell the outcome; one that comes too late is told to nobody."""
+        if self.leave():
+            self._done(outcome)
+
+    def leave(self) -> bool:
+        """Wait no longer; False when it has been told."""
+        if self in self._all:
+            del self._all[self]
+            return True
+        return False
+
+
+class AnswerDeadline:
+    """Ends waiting for the log after ``timeout_s``; used on one event loop."""
+
+    def __init__(self, timeout_s: float, progress: Callable[[], Hashable]) -> None:
+        """``progress`` changes whenever the log takes anything."""
+        self._timeout_s = timeout_s
+        self._progress = progress
+        self._waiting: dict[_Waiting, None] = {}
+        """Publishes without an outcome, in the order in which they become overdue."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._going_on: set[asyncio.Task[Any]] = set()
+        """Changes that nobody waits for any more; the task alone would be garbage."""
+
+    @property
+    def waiting(self) -> int:
+        """Publishes that have no outcome yet, and changes that go on without a caller."""
+        return len(self._waiting) + len(self._going_on)
+
+    def publish(self, done: Done, propose: Callable[[Done], None]) -> None:
+        """Have ``propose`` publish; ``done`` is called once, in time. Raises what it raises."""
+        loop = asyncio.get_running_loop()
+        one = _Waiting(self._waiting, done, loop.time() + self._timeout_s)
+        if self._timer is None:
+            self._timer = loop.call_at(one.due_s, self._overdue)
+        try:
+            propose(one)
+        except BaseException:
+            one.leave()
+            raise
+
+    def _overdue(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for one in list(self._waiting):
+            if one.due_s > now_s:
+                self._timer = loop.call_at(one.due_s, self._overdue)
+                return
+            one(self._unknown())
+
+    def _unknown(self) -> ApiError:
+        waited = format_duration(round(self._timeout_s * NS_PER_S))
+        return ApiError(
+            errors.OUTCOME_UNKNOWN,
+            f"the disk has not confirmed the write within {waited}; it may still be stored",
+        )
+
+    async def change(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; OUTCOME_UNKNOWN when the log has stood still for the time.
+
+        A change of many steps takes as long as it needs while the log goes on.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            seen: Hashable = None
+            while seen != (seen := self._progress()):
+                await asyncio.wait([task], timeout=self._timeout_s)
+                if task.done():
+                    return task.result()
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        self._going_on.add(task)
+        task.add_done_callback(self._ended)
+        raise self._unknown()
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._going_on.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("late_change_failed", error=str(task.exception()))
+
+    async def wait(self, work: Awaitable[T], wait_ns: int = 0) -> T:
+        """The result of what changes nothing, but may wait for the log; STORAGE_FAILED.
+
+        ``wait_ns`` is what the caller allows for on top.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s + wait_ns / NS_PER_S):
+                return await work
+        except TimeoutError as error:
+            detail = "the disk has not confirmed a record that must be written first"
+            raise ApiError(errors.STORAGE_FAILED, detail, retry_after_s=1) from error
+
+
+class Answering(Protocol):
+    """What has methods that change something."""
+
+    @property
+    def deadline(self) -> AnswerDeadline:
+        """How long their callers wait."""
+        ...
+
+
+S = TypeVar("S")
+A = TypeVar("A", bound=Answering)
+
+
+def reads(
+    method: Callable[Concatenate[S, P], Awaitable[T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """A method whose failed reads are STORAGE_READ_FAILED to the caller."""
+
+    @wraps(method)
+    async def answered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await method(self, *args, **kwargs)
+        except StoreFailedError as error:
+            raise read_failed(error) from error
+
+    return answered
+
+
+def changes(
+    method: Callable[Concatenate[A, P], Awaitable[T]],
+) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
+    """As :func:`reads`, for a method that changes something: see :meth:`AnswerDeadline.change`."""
+    answered = reads(method)
+
+    @wraps(method)
+    async def in_time(self: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.deadline.change(answered(self, *args, **kwargs))
+
+    return in_time
+
+
+def read_failed(error: StoreFailedError) -> ApiError:
+    """What the caller is told of a read that failed; the log names the file."""
+    _log.warning("read_failed", error=str(error))
+    reason = str(error).rpartition(": ")[2]
+    return ApiError(errors.STORAGE_READ_FAILED, f"the disk failed to read: {reason}")

@@ -1,0 +1,226 @@
+"""The newest message of each subject as of a point of the stream, a page at a time.
+
+Subjects are taken in the order of their numbers, some at a time. Of those the newest messages up to
+the point are found from the newest to the oldest, in one pass backwards over the blocks' subject
+columns for all of them; a block is passed over when none of them can have its newest message in it.
+At any time each subject that is open has no message between where the pass stands and the point, so
+the token of a page needs to hold no more than that place and the open subjects: a subject comes at
+most once, whatever is published or removed between pages. What is removed before its page is read
+is passed over for an older message of its subject, if there is one.
+"""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.columns.blocks import Block
+from contrail_common.errors import ApiError
+from contrail_common.model import StoredMessage, message_size
+from contrail_common.subjects import is_wildcard
+from contrail_common.texts import I64Array
+from contrail_common.timeunits import INT64_MAX
+from contrail_link.contract import LastRequest
+from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.reading.page_tokens import decode_state, encode_state
+from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.shard import Shard
+
+_PAUSE_BLOCKS: Final = 32
+"""Blocks in memory are looked through without a wait: others have their turn in between."""
+
+
+# A token comes from outside: nothing in it may overflow.
+_Seq = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+_Sid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+@dataclass(slots=True, frozen=True)
+class LastBounds:
+    """What one request may cost.
+
+    It looks through ``blocks`` for ``subjects`` at a time (a token holds no more of them); a page
+    ends with the message that reaches ``page_bytes``.
+    """
+
+    subjects: int = 1_024
+    blocks: int = 512
+    page_bytes: int = 1 << 20
+
+
+class LastToken(msgspec.Struct, array_like=True):
+    """Where the next page begins; ``gaps`` are the differences of the open subjects' numbers."""
+
+    request: bytes
+    point_seq: _Seq
+    next_sid: _Sid
+    seq: _Seq
+    gaps: list[_Sid]
+
+
+class LastReader:
+    """Reads the newest messages of subjects through a reader."""
+
+    def __init__(self, reader: Reader, bounds: LastBounds | None = None) -> None:
+        self._reader = reader
+        self._bounds = bounds or LastBounds()
+
+    async def read(
+        self, shard: Shard, request: LastRequest
+    ) -> tuple[list[StoredMessage], str | None]:
+        """A page, in order of sequence, and the token of the next (BAD_REQUEST for a foreign one).
+
+        A page may hold few messages, or none, and still not be the last: a request looks through
+        a limited number of blocks.
+        """
+        newest = await self._newest(shard, request) if _is_of_one_now(request) else None
+        if newest is not None:
+            return newest, None
+        found = self._reader.filter_of(shard, (request.subject,) if request.subject else ())
+        search = await self._begin(shard, request)
+        page: list[StoredMessage] = []
+        size = 0
+        for looked in range(self._bounds.blocks):
+            if not search.aim(shard, found):
+                return _in_order(page), None
+            if looked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
+                await asyncio.sleep(0)
+            block = await self._reader.block_below(shard, search.seq)
+            if not shard.machine.exists:
+                raise ApiError(errors.STREAM_NOT_FOUND)
+            if block is None:
+                continue  # it went away: the next aim knows
+            for position in search.newest_in(shard, block):
+                message = self._reader.message(shard, block, position)
+                search.take(block.base_seq + position, int(block.subject_ids[position]))
+                if message is None:
+                    continue
+                page.append(message)
+                size += message_size(message.headers, len(message.payload))
+                if len(page) >= request.limit or size >= self._bounds.page_bytes:
+                    return _in_order(page), search.token() if search.aim(shard, found) else None
+            search.seq = block.base_seq - 1
+        return _in_order(page), search.token() if search.aim(shard, found) else None
+
+    async def _newest(self, shard: Shard, request: LastRequest) -> list[StoredMessage] | None:
+        """The last message of a literal subject, where the table says it lies; None: look for it.
+
+        The general way costs ten times as much, and this is the most frequent read of a key.
+        """
+        machine, table = shard.machine, shard.machine.subjects
+        sid = table.ids.get(request.subject)
+        if sid is None and machine.exists:
+            return []
+        if sid is None or sid in table.unsettled:
+            return None
+        seq = table.last_of(sid)
+        block = await self._reader.block_of(shard, seq)
+        if block is None or not machine.is_live(seq):
+            return None
+        message = self._reader.message(shard, block, seq - block.base_seq)
+        return None if message is None else [message]
+
+    async def _begin(self, shard: Shard, request: LastRequest) -> "_Search":
+        record = shard.machine.record
+        if record is None:
+            raise ApiError(errors.STREAM_NOT_FOUND)
+        asked = (record.incarnation, request.subject, request.up_to_seq, request.up_to_time_ns)
+        digest = hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=8).digest()
+        if request.token:
+            token = decode_state(request.token, LastToken)
+            if token.request != digest or len(token.gaps) > self._bounds.subjects:
+                raise ApiError(errors.BAD_REQUEST, "the page token belongs to another request")
+            return _Search.resume(token, shard.applied_seq, self._bounds.subjects)
+        point_seq = shard.applied_seq
+        if request.up_to_seq:
+            point_seq = min(point_seq, request.up_to_seq)
+        if request.up_to_time_ns:
+            behind_seq = await self._reader.seq_of_time(shard, request.up_to_time_ns)
+            point_seq = min(point_seq, behind_seq - 1)
+        return _Search(digest, point_seq, self._bounds.subjects)
+
+
+def _is_of_one_now(request: LastRequest) -> bool:
+    """Whether a request asks for the newest message of one subject and nothing else."""
+    points = request.up_to_seq or request.up_to_time_ns or request.token
+    return not points and bool(request.subject) and not is_wildcard(request.subject)
+
+
+def _in_order(page: list[StoredMessage]) -> list[StoredMessage]:
+    return sorted(page, key=lambda message: message.seq)
+
+
+class _Search:
+    """The pass: ``open`` subjects have no message in ``seq`` + 1 .. ``point_seq``."""
+
+    def __init__(self, request: bytes, point_seq: int, subjects_max: int) -> None:
+        self._request = request
+        self._point_seq = point_seq
+        self._subjects_max = subjects_max
+        self._next_sid = 0
+        self._open: I64Array = np.zeros(0, np.int64)
+        self.seq = point_seq
+
+    @classmethod
+    def resume(cls, token: LastToken, applied_seq: int, subjects_max: int) -> "_Search":
+        """The pass where a page left it."""
+        search = cls(token.request, min(token.point_seq, applied_seq), subjects_max)
+        search._next_sid = token.next_sid
+        search._open = np.cumsum(np.array(token.gaps, np.int64))
+        search.seq = min(token.seq, search._point_seq)
+        return search
+
+    def token(self) -> str:
+        """What :meth:`resume` goes on from."""
+        gaps = np.diff(self._open, prepend=0).tolist()
+        return encode_state(
+            LastToken(self._request, self._point_seq, self._next_sid, self.seq, gaps)
+        )
+
+    def aim(self, shard: Shard, wanted: SubjectFilter) -> bool:
+        """Set ``seq`` to where an open subject may have its message; False at the end."""
+        table = shard.machine.subjects
+        first_seq = shard.machine.counters.first_seq
+        while True:
+            at = table.numbered.places(self._open)
+            inside = (at >= 0) & (at < table.size)
+            self._open, at = self._open[inside], at[inside]
+            oldest = np.maximum(table.first[at], first_seq)
+            kept = (table.counts[at] > 0) & (oldest <= self.seq)
+            self._open = self._open[kept]
+            if len(self._open):
+                self.seq = min(self.seq, int(table.last[at[kept]].max()))
+                return True
+            found = wanted.numbers(table, self._next_sid)
+            found = found[table.first[table.numbered.places(found)] <= self._point_seq]
+            self._open = found[: self._subjects_max]
+            if not len(self._open):
+                return False
+            self._next_sid = int(self._open[-1]) + 1
+            self.seq = self._point_seq
+
+    def newest_in(self, shard: Shard, block: Block) -> list[int]:
+        """Positions in ``block`` of open subjects' newest messages up to ``seq``, descending."""
+        machine = shard.machine
+        low = max(block.base_seq, machine.counters.first_seq) - block.base_seq
+        stop = min(self.seq, block.last_seq) + 1 - block.base_seq
+        if low >= stop:
+            return []
+        sids = block.subject_ids[low:stop]
+        wanted = np.isin(sids, self._open)
+        live = machine.deleted.live_mask(block.base_seq + low, stop - low)
+        if live is not None:
+            wanted &= live
+        backwards = np.flatnonzero(wanted)[::-1]
+        _, newest = np.unique(sids[backwards], return_index=True)
+        positions: list[int] = (backwards[np.sort(newest)] + low).tolist()
+        return positions
+
+    def take(self, seq: int, sid: int) -> None:
+        """The message ``seq`` of the subject is in the page; the pass goes on below it."""
+        self._open = self._open[self._open != sid]
+        self.seq = seq - 1

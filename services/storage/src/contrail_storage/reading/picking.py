@@ -1,0 +1,210 @@
+"""Which messages of stored blocks a scan gives out, and their columns, without a loop over them.
+
+What keys of subjects seal is opened last, of the picked messages alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from contrail_common.columns.blocks import Block, BlockView, MessageColumns
+from contrail_common.texts import I64Array, U32Array
+from contrail_link.contract import Chunk
+from contrail_storage.core.subjects.filters import SubjectLookup
+from contrail_storage.seal.content import ContentBrokenError, ContentOpener
+
+_PIECE_BYTES_MIN: Final = 4_096
+"""Payloads of less on the average are joined: a system call looks at each piece by itself."""
+
+
+class Run(NamedTuple):
+    """The messages of a block from position ``low`` up to ``stop``."""
+
+    block: BlockView
+    low: int
+    stop: int
+
+
+class Picked:
+    """Messages of runs that follow each other; ``rows`` (None: all) count from the first run on."""
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        rows: NDArray[np.intp] | None = None,
+        subject_ids: U32Array | None = None,
+    ) -> None:
+        """``subject_ids`` are those of the picked messages, where they are known."""
+        self.runs = runs
+        self.rows = rows
+        self._subject_ids = subject_ids
+        counts = [stop - low for _, low, stop in runs]
+        self._bounds = np.zeros(len(counts) + 1, np.intp)
+        np.cumsum(counts, out=self._bounds[1:])
+        self.count = int(self._bounds[-1]) if rows is None else len(rows)
+
+    def _rows(self, values: Callable[[Run], NDArray[Any]]) -> NDArray[Any]:
+        joined = np.concatenate([values(run) for run in self.runs])
+        return joined if self.rows is None else joined[self.rows]
+
+    def sequences(self) -> I64Array:
+        """Sequences of the messages."""
+        firsts = [run.block.base_seq + run.low for run in self.runs]
+        if self.rows is None:
+            return np.concatenate(
+                [
+                    np.arange(first, first + run.stop - run.low, dtype=np.int64)
+                    for first, run in zip(firsts, self.runs, strict=True)
+                ]
+            )
+        shifts = np.array(firsts, np.int64) - self._bounds[:-1]
+        sequences: I64Array = self.rows + shifts[self._places(self.rows)]
+        return sequences
+
+    def _places(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """In which run each row is."""
+        return self._bounds.searchsorted(rows, "right") - 1
+
+    def times_ns(self) -> I64Array:
+        """Times of the messages."""
+        return self._rows(lambda run: run.block.times_ns[run.low : run.stop])
+
+    def subject_ids(self) -> U32Array:
+        """Subject numbers of the messages."""
+        if self._subject_ids is None:
+            self._subject_ids = self._rows(lambda run: run.block.subject_ids[run.low : run.stop])
+        return self._subject_ids
+
+    def payloads(self) -> tuple[NDArray[np.int32], list[Chunk]]:
+        """Offsets of the payloads, laid one behind the other, and the payloads in pieces."""
+        offsets = np.zeros(self.count + 1, np.int32)
+        if self.rows is not None:
+            return offsets, self._picked_payloads(self.rows, offsets)
+        pieces: list[Chunk] = []
+        at = size = 0
+        for block, low, stop in self.runs:
+            ends = block.offsets[low : stop + 1].view(np.int32)
+            first, last = int(ends[0]), int(ends[-1])
+            pieces.append(block.payload[first:last])
+            # The offsets of this run, moved to where it comes to stand.
+            end = at + stop - low
+            np.add(ends[1:], size - first, out=offsets[at + 1 : end + 1])
+            size += last - first
+            at = end
+        return offsets, _in_pieces(pieces, size)
+
+    def _picked_payloads(self, rows: NDArray[np.intp], offsets: NDArray[np.int32]) -> list[Chunk]:
+        places = self._places(rows)
+        ends = np.concatenate([run.block.offsets[run.low : run.stop + 1] for run in self.runs])
+        at = rows + places  # each run has an end more than messages
+        starts, stops = ends[at], ends[at + 1]
+        np.cumsum(stops - starts, out=offsets[1:])
+        # What lies one behind the other is one piece.
+        breaks = np.flatnonzero((starts[1:] != stops[:-1]) | (places[1:] != places[:-1])) + 1
+        first, last = np.append(0, breaks), np.append(breaks, len(rows)) - 1
+        payloads = [run.block.payload for run in self.runs]
+        pieces: list[Chunk] = [
+            payloads[place][start:stop]
+            for place, start, stop in zip(
+                places[first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True
+            )
+        ]
+        return _in_pieces(pieces, int(offsets[-1]))
+
+    def positions(self, at: int) -> NDArray[np.intp]:
+        """Positions in its block of the messages of a run."""
+        _, low, stop = self.runs[at]
+        if self.rows is None:
+            return np.arange(low, stop)
+        first, last = self.rows.searchsorted(self._bounds[at : at + 2])
+        positions: NDArray[np.intp] = self.rows[first:last] + (low - self._bounds[at])
+        return positions
+
+    def by_run(self) -> Iterator[tuple[BlockView, NDArray[np.intp]]]:
+        """The blocks, each with the positions of its messages."""
+        for at, run in enumerate(self.runs):
+            positions = self.positions(at)
+            if len(positions):
+                yield run.block, positions
+
+    def take(self, column: Callable[[BlockView], pa.Array]) -> list[pa.Array]:
+        """The messages' rows of a column over whole blocks, block by block."""
+        if self.rows is None:
+            return [column(block).slice(low, stop - low) for block, low, stop in self.runs]
+        return [column(block).take(_places_array(positions)) for block, positions in self.by_run()]
+
+
+def pick(
+    runs: Sequence[Run],
+    live: Sequence[NDArray[np.bool_] | None],
+    lookup: SubjectLookup | None,
+) -> Picked:
+    """What is ``live`` (a mask over each run; None: all) and found in ``lookup`` (None: all)."""
+    everything = Picked(runs)
+    if not everything.count:
+        return everything
+    mask: NDArray[np.bool_] | None = None
+    if lookup is not None:
+        mask = lookup.select(everything.subject_ids())
+    if any(alive is not None for alive in live):
+        alive = np.concatenate(
+            [
+                np.ones(run.stop - run.low, np.bool_) if one is None else one
+                for run, one in zip(runs, live, strict=True)
+            ]
+        )
+        mask = alive if mask is None else mask & alive
+    if mask is None or mask.all():
+        return everything
+    rows = np.flatnonzero(mask)
+    return Picked(runs, rows, None if lookup is None else everything.subject_ids()[rows])
+
+
+def _in_pieces(pieces: list[Chunk], size: int) -> list[Chunk]:
+    return [b"".join(pieces)] if size < len(pieces) * _PIECE_BYTES_MIN else pieces
+
+
+def _places_array(positions: NDArray[np.intp]) -> pa.Array:
+    places = positions.astype(np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)])
+
+
+def open_picked(opener: ContentOpener, picked: Picked) -> Picked:
+    """``picked`` as it is to be encoded; messages whose keys were destroyed are left out.
+
+    Raises ContentBrokenError.
+    """
+    if all(run.block.seals is None for run in picked.runs):
+        return picked
+    runs: list[Run] = []
+    rows = []
+    begin = 0
+    for at, run in enumerate(picked.runs):
+        opened, positions = _opened(opener, run, picked.positions(at))
+        runs.append(opened)
+        rows.append(positions + (begin - run.low))
+        begin += run.stop - run.low
+    return Picked(runs, np.concatenate(rows))
+
+
+def _opened(
+    opener: ContentOpener, run: Run, positions: NDArray[np.intp]
+) -> tuple[Run, NDArray[np.intp]]:
+    """A run with what is at ``positions`` opened, and those of them that could be."""
+    block, low, stop = run
+    if block.seals is None:
+        return run, positions
+    sealed = MessageColumns(
+        block.count, block.offsets.tobytes(), bytes(block.payload), None, block.seals
+    )
+    try:
+        columns, gone = opener.columns(sealed, positions.tolist())
+    except ContentBrokenError as error:
+        error.base_seq = block.base_seq
+        raise
+    plain = Block(block.base_seq, block.times_ns, block.subject_ids, columns)
+    left = np.setdiff1d(positions, np.array(gone, np.intp), assume_unique=True)
+    return Run(BlockView.of(plain), low, stop), left

@@ -1,0 +1,70 @@
+"""Blocks for single messages: those that are asked for at the same time are read together.
+
+A thread for each block would cost more than the reading: two switches, and the lock of the
+interpreter twice. So one thread reads at a time, and what is asked for meanwhile waits for its next
+turn: alone a read goes at once, under load many share one.
+"""
+
+import asyncio
+from itertools import islice
+from typing import Final
+
+from contrail_common.columns.blocks import Block
+from contrail_storage.store.block_store import BlockStore
+
+TURN_BLOCKS: Final = 32
+"""Blocks of one turn: some MiB at the most, so that nobody waits long for the others' reading."""
+
+_Waiters = list[asyncio.Future[Block]]
+
+
+class PointReads:
+    """Reads blocks by shard and base sequence; for one event loop."""
+
+    def __init__(self, blocks: BlockStore) -> None:
+        self._blocks = blocks
+        self._asked: dict[int, dict[int, _Waiters]] = {}
+        self._turns: asyncio.Task[None] | None = None
+
+    async def block(self, shard: int, base_seq: int) -> Block:
+        """The block with ``base_seq``, which was not in memory when it was asked for.
+
+        Raises one of UNREADABLE, or the store's error.
+        """
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Block] = loop.create_future()
+        self._asked.setdefault(shard, {}).setdefault(base_seq, []).append(waiter)
+        if self._turns is None:
+            self._turns = loop.create_task(self._read_all())
+        return await waiter
+
+    async def _read_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._asked:
+                shard = next(iter(self._asked))
+                bases = list(islice(self._asked[shard], TURN_BLOCKS))
+                found: list[Block | Exception]
+                try:
+                    times = self._blocks.directory(shard).last_times_ns(bases)
+                    load = self._blocks.load_each
+                    found = await loop.run_in_executor(None, load, shard, bases, times)
+                except Exception as error:
+                    found = [error] * len(bases)
+                waiting = self._asked.pop(shard)
+                for base_seq, one in zip(bases, found, strict=True):
+                    _settle(waiting.pop(base_seq), one)
+                if waiting:
+                    self._asked[shard] = waiting  # behind the other shards
+        finally:
+            self._turns = None
+
+
+def _settle(waiters: _Waiters, found: Block | Exception) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue  # whoever asked no longer waits
+        if isinstance(found, Exception):
+            waiter.set_exception(found)
+        else:
+            waiter.set_result(found)

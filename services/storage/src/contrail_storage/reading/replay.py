@@ -1,0 +1,477 @@
+"""Bulk replay: planning a pinned range and streaming it, block by block, off the event loop.
+
+A range is pinned by its sequences: reading it twice gives the same messages while they are kept.
+Work on blocks (store reads, decoding, Arrow) runs in worker threads; the loop passes chunks on.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common import errors
+from contrail_common.columns.blocks import BlockCorruptError, BlockView
+from contrail_common.errors import ApiError
+from contrail_common.timeunits import format_time
+from contrail_link.contract import (
+    Chunk,
+    Pieces,
+    ReplayPlan,
+    ReplayPlanRequest,
+    ReplayRequest,
+    ReplaySplit,
+)
+from contrail_storage.core.subjects.filters import SubjectFilter, SubjectLookup
+from contrail_storage.reading import arrow_encoding as arrow
+from contrail_storage.reading.answering import read_failed
+from contrail_storage.reading.picking import Picked, Run, open_picked, pick
+from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.shard import Shard
+from contrail_storage.seal.content import ContentBrokenError
+from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
+from contrail_storage.store.rocks_store import StoreCorruptError, StoreFailedError
+
+_RETRIES: Final = 8
+_ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""End of an Arrow stream: a message of no bytes (Arrow columnar format, IPC)."""
+SPLITS_MAX: Final = 1_024
+_AHEAD: Final = 2
+"""Units under way for a reader, besides the one that it is sent."""
+
+_Given = TypeVarTuple("_Given")
+_Answer = TypeVar("_Answer")
+
+
+class Replayer:
+    """Plans and streams replays of shards."""
+
+    def __init__(self, blocks: BlockStore, reader: Reader) -> None:
+        self._blocks = blocks
+        self._reader = reader
+
+    async def plan(self, shard: Shard, request: ReplayPlanRequest) -> ReplayPlan:
+        """Pin the range and cut it at block borders into about ``splits`` equal parts."""
+        machine = shard.machine
+        assert machine.record is not None
+        low = max(request.from_seq, machine.counters.first_seq)
+        high = min(request.to_seq or shard.applied_seq, shard.applied_seq)
+        if request.start_time_ns:
+            low = max(low, await self._reader.seq_of_time(shard, request.start_time_ns))
+        if request.end_time_ns:
+            high = min(high, await self._reader.seq_of_time(shard, request.end_time_ns) - 1)
+        splits = self._cut(shard, low, high, request.splits) if low <= high else []
+        return ReplayPlan(shard.name, machine.record.incarnation, splits)
+
+    def _cut(self, shard: Shard, low: int, high: int, parts: int) -> list[ReplaySplit]:
+        directory = self._blocks.directory(shard.machine.shard)
+        first, last = directory.position(low), directory.position(high)
+        last = min(last, len(directory) - 1)
+        total = directory.totals(first, last + 1)[0]
+        parts = max(1, min(parts, SPLITS_MAX, last - first + 1))
+        splits: list[ReplaySplit] = []
+        start, messages, size = low, 0, 0
+        for position in range(first, last + 1):
+            span = directory.span(position)
+            messages += span.count
+            size += span.bytes
+            end = position == last
+            if end or messages * parts >= total:
+                stop = high if end else span.end_seq - 1
+                count = stop - start + 1 - shard.machine.deleted.count(start, stop)
+                splits.append(ReplaySplit(shard.machine.part, start, stop, count, size))
+                start, messages, size = stop + 1, 0, 0
+        return splits
+
+    def check(self, shard: Shard, request: ReplayRequest) -> tuple[int, int]:
+        """The closed range to stream; ApiError when it may not be."""
+        machine = shard.machine
+        assert machine.record is not None
+        if request.incarnation and request.incarnation != machine.record.incarnation:
+            raise ApiError(errors.INCARNATION_CHANGED)
+        unknown = set(request.columns) - set(arrow.COLUMNS)
+        if unknown:
+            raise ApiError(
+                errors.INVALID_FIELD,
+                f"unknown columns: {', '.join(sorted(unknown))}; "
+                f"known are {', '.join(arrow.COLUMNS)}",
+            )
+        first_seq = machine.counters.first_seq
+        low = request.from_seq or first_seq
+        if low < first_seq:
+            if not request.clamp:
+                raise ApiError(
+                    errors.REPLAY_GONE,
+                    f"the first sequence that the stream still has is {first_seq}",
+                )
+            low = first_seq
+        if request.to_seq > shard.applied_seq:
+            raise ApiError(
+                errors.REPLAY_AHEAD,
+                f"this replica has applied changes up to sequence {shard.applied_seq}",
+                retry_after_s=1,
+            )
+        return low, request.to_seq or shard.applied_seq
+
+    async def stream(
+        self, shard: Shard, request: ReplayRequest, low: int, high: int
+    ) -> AsyncIterator[Chunk | Pieces]:
+        """The encoded body, about a record batch at a time.
+
+        The next units are read and encoded while one is sent.
+        """
+        encoder = _ENCODERS[request.format](request, shard.machine.part)
+        head = encoder.head()
+        if head:
+            yield head
+        scan = _Scan(shard, request, self._blocks.directory(shard.machine.shard), high)
+        begun: deque[tuple[_Unit, asyncio.Future[_Made]]] = deque()
+        seq, messages = low, 0
+        try:
+            while begun or seq <= high:
+                while seq <= high and len(begun) < _AHEAD:
+                    unit = scan.unit(seq)
+                    begun.append((unit, self._in_thread(self._make, scan.number, unit, encoder)))
+                    seq = unit.high + 1
+                unit, making = begun.popleft()
+                made = await self._made(shard, making)
+                if made is None or not scan.stands(unit):
+                    # Something came in between: in its turn, and without what was read ahead.
+                    await _settled(one for _, one in begun)
+                    begun.clear()
+                    made, seq = await self._in_turn(shard, scan, unit.low, encoder)
+                messages += made.messages
+                if made.chunk is not None:
+                    yield made.chunk
+        finally:
+            await _settled(one for _, one in begun)
+        yield encoder.tail(messages)
+
+    async def _made(self, shard: Shard, making: "asyncio.Future[_Made]") -> "_Made | None":
+        """What was made, or None when its blocks stand no longer."""
+        try:
+            return await making
+        except BlockMissingError:
+            return None
+        except _DamagedError as error:
+            raise self._reader.damage(shard, error.base_seq, error.reason) from error.reason
+        except StoreFailedError as error:
+            raise read_failed(error) from error
+
+    def _make(self, number: int, unit: "_Unit", encoder: "Encoder") -> "_Made":
+        """Read and encode; in a thread."""
+        try:
+            views = self._blocks.view_many(number, unit.bases)
+        except (BlockCorruptError, StoreCorruptError) as error:
+            raise BlockMissingError("to be read again, with all checks") from error
+        for view, last_time_ns in zip(views, unit.last_times_ns, strict=True):
+            if int(view.times_ns[-1]) != last_time_ns:
+                raise BlockMissingError(f"block {view.base_seq} was replaced")
+        for place, first_seq, count in unit.wanted:
+            view = views[place]
+            if first_seq < view.base_seq or first_seq + count > view.last_seq + 1:
+                raise BlockMissingError(f"block {view.base_seq} was replaced")
+        return self._encoded(unit, views, encoder)
+
+    def _view(self, number: int, bases: list[int]) -> list[BlockView]:
+        try:
+            return self._blocks.view_surely(number, bases)
+        except (BlockCorruptError, StoreCorruptError) as error:
+            raise _DamagedError(self._unreadable(number, bases), error) from error
+
+    def _unreadable(self, number: int, bases: list[int]) -> int:
+        """Which of blocks that were read together it is."""
+        for base in bases:
+            try:
+                self._blocks.view_surely(number, [base])
+            except (BlockCorruptError, StoreCorruptError):
+                return base
+        return bases[0]
+
+    def _encoded(self, unit: "_Unit", views: list[BlockView], encoder: "Encoder") -> "_Made":
+        """In a thread."""
+        runs = []
+        for place, first_seq, count in unit.wanted:
+            low = first_seq - views[place].base_seq
+            runs.append(Run(views[place], low, low + count))
+        try:
+            picked = open_picked(self._reader.opener, pick(runs, unit.live, unit.lookup))
+        except ContentBrokenError as error:
+            raise _DamagedError(error.base_seq or unit.bases[0], error) from error
+        if not picked.count:
+            return _Made(None, 0)
+        return _Made(encoder.batch(picked, unit.names, unit.base), picked.count)
+
+    async def _in_turn(
+        self, shard: Shard, scan: "_Scan", seq: int, encoder: "Encoder"
+    ) -> tuple["_Made", int]:
+        """The unit at ``seq`` as messages stand once it is read, and the sequence behind it."""
+        for _ in range(_RETRIES):
+            unit = scan.unit(seq)
+            try:
+                views = await self._in_thread(self._view, scan.number, unit.bases)
+                extents = [(one.base_seq, one.count) for one in views]
+                unit = scan.choose(unit.bases, extents, seq)
+                return await self._in_thread(self._encoded, unit, views, encoder), unit.high + 1
+            except BlockMissingError:
+                continue  # merged or trimmed while we asked: look again
+            except _DamagedError as error:
+                raise self._reader.damage(shard, error.base_seq, error.reason) from error
+        raise ApiError(
+            errors.OVERLOADED,
+            "messages in the range are being removed too quickly to read it",
+            retry_after_s=1,
+        )
+
+    @staticmethod
+    def _in_thread(
+        work: Callable[[*_Given], _Answer], *given: *_Given
+    ) -> "asyncio.Future[_Answer]":
+        return asyncio.get_running_loop().run_in_executor(None, work, *given)
+
+
+async def _settled(futures: "Iterable[asyncio.Future[Any]]") -> None:
+    """Wait for what nobody needs any more; what it fails with is nobody's surprise."""
+    waiting = list(futures)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+class _DamagedError(Exception):
+    """Blocks do not read back."""
+
+    def __init__(self, base_seq: int, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.base_seq = base_seq
+        self.reason = reason
+
+
+class _Bounds(NamedTuple):
+    """How much is read at once."""
+
+    messages: int
+    bytes: int
+
+
+_ALL: Final = _Bounds(16_384, 2 << 20)
+_SPARK: Final = _Bounds(8_192, 4 << 20)
+"""Spark takes a batch into rows, and is slower with larger ones."""
+_SOME: Final = _Bounds(65_536, 4 << 20)
+"""Of what is looked through for some messages; less is sent."""
+
+
+def _bounds_of(request: ReplayRequest) -> _Bounds:
+    if request.subject:
+        return _SOME
+    return _SPARK if request.schema == "spark" else _ALL
+
+
+class _Unit(NamedTuple):
+    """Blocks that are read at once, and what of them is to be given out as of one moment."""
+
+    low: int
+    high: int
+    bases: list[int]
+    wanted: list[tuple[int, int, int]]
+    """Of which block, from which sequence on, how many."""
+    live: list[NDArray[np.bool_] | None]
+    lookup: SubjectLookup | None
+    names: Sequence[str | None]
+    base: int
+    last_times_ns: list[int]
+    """Of each block, as the directory has it; none where the blocks were read first."""
+    moment: tuple[int, int]
+    """First sequence and number of deleted ones: while they stay, nothing has changed."""
+
+
+class _Made(NamedTuple):
+    """A chunk (None: of nothing) and how many messages are in it."""
+
+    chunk: Chunk | Pieces | None
+    messages: int
+
+
+class _Scan:
+    """One replay's way over a shard, as far as it concerns the loop."""
+
+    def __init__(
+        self, shard: Shard, request: ReplayRequest, directory: Directory, high: int
+    ) -> None:
+        self.number = shard.machine.shard
+        self._high = high
+        self._shard = shard
+        self._machine = shard.machine
+        self._directory = directory
+        self._bounds = _bounds_of(request)
+        self._clamp = request.clamp
+        self._filter = SubjectFilter((request.subject,) if request.subject else ())
+
+    def unit(self, seq: int) -> _Unit:
+        """What comes next from ``seq`` on; errors as :meth:`choose`."""
+        extents = self._directory.extents_from(seq, self._high, *self._bounds)
+        unit = self.choose([base for base, _ in extents], extents, seq)
+        return unit._replace(last_times_ns=self._directory.last_times_ns(unit.bases))
+
+    def choose(self, bases: list[int], extents: list[tuple[int, int]], seq: int) -> _Unit:
+        """What of blocks with such ``extents`` (first sequence, count) is to be given out now.
+
+        ApiError when messages from ``seq`` on are gone that were to be given out.
+        """
+        machine = self._shard.machine
+        self._check(seq)
+        first_seq, deleted = machine.counters.first_seq, machine.deleted
+        wanted: list[tuple[int, int, int]] = []
+        live: list[NDArray[np.bool_] | None] = []
+        low, stop_seq, whole = seq, self._high + 1, not deleted.total
+        for place, (base_seq, count) in enumerate(extents):
+            end = base_seq + count
+            start = max(low, base_seq, first_seq)
+            within = min(end, stop_seq) - start
+            if within > 0:
+                wanted.append((place, start, within))
+                live.append(None if whole else deleted.live_mask(start, within))
+            # The first of blocks that were merged meanwhile holds what is in the others too.
+            low = max(low, end)
+        return _Unit(
+            seq,
+            min(low - 1, self._high) if extents else self._high,
+            bases,
+            wanted,
+            live,
+            None if self._filter.matches_all else self._filter.lookup(machine.subjects),
+            machine.subjects.names,
+            machine.subjects.base,
+            [],
+            (first_seq, deleted.total),
+        )
+
+    def _check(self, seq: int) -> None:
+        machine = self._shard.machine
+        if not machine.exists:
+            raise ApiError(errors.STREAM_NOT_FOUND)
+        if machine is not self._machine:
+            # The same messages may lie in other blocks now. Like any body that is cut it lacks its
+            # end mark.
+            raise ApiError(errors.STORAGE_FAILED, "the store was reopened", retry_after_s=1)
+        if seq < machine.counters.first_seq and not self._clamp:
+            # Retention overtook the reader. The body ends without its end mark, so nobody takes it
+            # for whole; asking again from here answers 410.
+            raise ApiError(errors.REPLAY_GONE, "messages were removed while they were being read")
+
+    def stands(self, unit: _Unit) -> bool:
+        """Whether all messages of ``unit`` are still there; errors as :meth:`choose`."""
+        self._check(unit.low)
+        machine = self._shard.machine
+        first_seq, deleted = machine.counters.first_seq, machine.deleted
+        if unit.moment == (first_seq, deleted.total):
+            return True
+        return all(
+            start >= first_seq and _same(alive, deleted.live_mask(start, count))
+            for (_, start, count), alive in zip(unit.wanted, unit.live, strict=True)
+        )
+
+
+def _same(before: NDArray[np.bool_] | None, now: NDArray[np.bool_] | None) -> bool:
+    if before is None or now is None:
+        return all(one is None or bool(one.all()) for one in (before, now))
+    return np.array_equal(before, now)
+
+
+class _ArrowEncoder:
+    """An Arrow IPC stream."""
+
+    def __init__(self, request: ReplayRequest, part: int) -> None:
+        self._schema = arrow.schema_of(request.schema, request.columns)
+        self._batches = arrow.BatchEncoder(self._schema, part)
+
+    def head(self) -> bytes:
+        schema: bytes = self._schema.serialize().to_pybytes()
+        return schema
+
+    def batch(self, picked: Picked, names: Sequence[str | None], base: int) -> Chunk | Pieces:
+        return self._batches.message(picked, names, base)
+
+    def tail(self, messages: int) -> bytes:
+        return _ARROW_END
+
+
+class _RecordEncoder:
+    """One record a message; the last record is ``{"end": true, "messages": n}``."""
+
+    def __init__(self, request: ReplayRequest, part: int) -> None:
+        self._part = part
+        self._columns = request.columns
+        self._stream = request.stream
+
+    def head(self) -> bytes:
+        return b""
+
+    def batch(self, picked: Picked, names: Sequence[str | None], base: int) -> bytes:
+        parts: list[bytes] = []
+        for block, positions in picked.by_run():
+            for position in positions.tolist():
+                # Numbers come round again, see core.subject_table.
+                name = names[(int(block.subject_ids[position]) - base) & 0xFFFF_FFFF]
+                assert name is not None
+                parts.append(self._encode(self._record(block, position, name)))
+        return b"".join(parts)
+
+    def _record(self, block: BlockView, position: int, subject: str) -> dict[str, object]:
+        message = block.message(position, subject)
+        record: dict[str, object] = {
+            "stream": self._stream,
+            "shard": self._part,
+            "seq": message.seq,
+            "subject": subject,
+            "time": format_time(message.time_ns),
+            "headers": message.headers or {},
+        }
+        if self._columns:
+            record = {key: record[key] for key in record if key in self._columns}
+        if not self._columns or "data" in self._columns:
+            self._put_payload(record, message.payload)
+        return record
+
+    def _put_payload(self, record: dict[str, object], payload: bytes) -> None:
+        raise NotImplementedError
+
+    def _encode(self, record: dict[str, object]) -> bytes:
+        raise NotImplementedError
+
+    def tail(self, messages: int) -> bytes:
+        return self._encode({"end": True, "messages": messages})
+
+
+class _NdjsonEncoder(_RecordEncoder):
+    """JSON lines: ``data`` as text when it is UTF-8, else ``data_base64``."""
+
+    def _put_payload(self, record: dict[str, object], payload: bytes) -> None:
+        try:
+            record["data"] = payload.decode()
+        except UnicodeDecodeError:
+            record["data_base64"] = payload
+
+    def _encode(self, record: dict[str, object]) -> bytes:
+        return msgspec.json.encode(record) + b"\n"
+
+
+class _MsgpackEncoder(_RecordEncoder):
+    """msgpack maps one after the other, payloads as bytes."""
+
+    def _put_payload(self, record: dict[str, object], payload: bytes) -> None:
+        record["data"] = payload
+
+    def _encode(self, record: dict[str, object]) -> bytes:
+        return msgspec.msgpack.encode(record)
+
+
+Encoder = _ArrowEncoder | _NdjsonEncoder | _MsgpackEncoder
+_ENCODERS: Final[dict[str, type[Encoder]]] = {
+    "arrow": _ArrowEncoder,
+    "ndjson": _NdjsonEncoder,
+    "msgpack": _MsgpackEncoder,
+}

@@ -1,0 +1,580 @@
+"""Opening a damaged folder all the same, with what can be read: nobody does so unasked.
+
+Beside the damaged store, log and record others are made, whole and flushed; then they take their
+place. A stream of which anything may be missing becomes another incarnation. The state of a shard
+stays a prefix of its log: of what the log holds behind a gap nothing is applied.
+"""
+
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+
+from contrail_common.columns.blocks import BlockCodec, decode_block
+from contrail_common.model import StreamConfig
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.commands import RANGES_MAX, REASON_MAX
+from contrail_storage.core.facts import facts_of
+from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
+from contrail_storage.core.results import Writes
+from contrail_storage.core.stream.losing import INDEX_STEP, NUMBER_STEP, Recount
+from contrail_storage.core.stream.stream_machine import StreamMachine, StreamRecord
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import (
+    LOG_NAME,
+    NodeFileDamagedError,
+    NodeIdentity,
+    load_identity,
+    save_identity,
+)
+from contrail_storage.options import NodeOptions
+from contrail_storage.repair.readable import ReadableRows, StrayRows
+from contrail_storage.repair.salvage import SalvagedGroup, begin_anew, salvage
+from contrail_storage.repair.switching import (
+    CHECKPOINTS_NAME,
+    STORE_NAME,
+    begin_making,
+    discard_unfinished,
+    switch,
+)
+from contrail_storage.replica.advisories import AdvisoryHub
+from contrail_storage.replica.applier import Applier
+from contrail_storage.replica.loading import applied_indexes, load_meta, load_shard, stored_machines
+from contrail_storage.replica.store_writer import StoreWriter, WriteJob
+from contrail_storage.seal.frames import SealBrokenError
+from contrail_storage.seal.keyring import KEYS_NAME, Keyring, KeysRefusedError, find_keyring
+from contrail_storage.store.block_codecs import BLOCK_CODECS, codec_of
+from contrail_storage.store.block_store import BlockStore, index_row, span_of
+from contrail_storage.store.checkpoint import Checkpoint, newest_record
+from contrail_storage.store.rocks_store import (
+    Operation,
+    RocksStore,
+    StoreCorruptError,
+    StoreError,
+    StoreFailedError,
+    StoreMissingError,
+    StoreStalledError,
+)
+from contrail_storage.store.sealed_store import SealedStore, Store
+from contrail_storage.streams.manager import HASH_KEY_BYTES
+from contrail_storage.upkeep.checkpointer import DataLostError, marks_of
+
+DAMAGED: Final = DataLostError, StoreCorruptError, NodeFileDamagedError, StoreMissingError
+"""What says that a folder is damaged."""
+
+Node = TypeVar("Node")
+OpenStore = Callable[[Path], RocksStore]
+
+_GROUPS: Final = (0, 1)
+_META, _SHARDS = _GROUPS
+_BATCH_BYTES: Final = 4 << 20
+_STALL_WAIT_S: Final = 0.01
+_UNMADE: Final = (
+    "the readable data could not be written next to the damaged files, which are unchanged; "
+    "once the disk can be written, start again with accept_data_loss"
+)
+_UNSWITCHED: Final = (
+    "the readable data was written, but has not replaced the damaged files yet; start again "
+    "with accept_data_loss"
+)
+_log = structlog.get_logger("contrail.accepting")
+
+
+@dataclass(slots=True, frozen=True)
+class Folder:
+    """A node's folder, nobody else's now, and how its parts are opened."""
+
+    files: Files
+    data_dir: Path
+    node_keys: tuple[bytes, ...]
+    open_store: OpenStore
+
+
+@dataclass(slots=True)
+class _Losses:
+    """What is known to be missing: messages and ranges by shard, or anything of any stream."""
+
+    reason: str
+    everywhere: bool
+    known: dict[int, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
+
+
+def read_accepting(
+    options: NodeOptions,
+    files: Files,
+    read: Callable[[], Node],
+    parts: Callable[[Node], tuple[Store, Keyring | None]],
+) -> Node:
+    """What ``read`` gives; with ``accept_data_loss`` what is damaged is mended before.
+
+    ``parts`` are the store of what was read, and its keyring.
+    """
+    if not options.accept_data_loss:
+        return read()
+    folder = Folder(files, options.data_dir, options.node_keys, options.open_store)
+    try:
+        sound = read()
+    except DAMAGED as error:
+        accept_data_loss(folder, error)
+        return read()
+    store, keyring = parts(sound)
+    if has_unreadable_rows(store, keyring):
+        store.close()
+        accept_data_loss(folder, None)
+        return read()
+    _log.warning("nothing_to_accept", data_dir=str(options.data_dir))
+    return sound
+
+
+def has_unreadable_rows(store: Store, keyring: Keyring | None) -> bool:
+    """Whether something in a store does not read back, or did not once. Reads all of it."""
+    rows = _readable(store.below if isinstance(store, SealedStore) else store, keyring)
+    for _ in rows.rows():
+        pass
+    stopped = store.scan_keys(keys.STOPPED, keys.prefix_end(keys.STOPPED))
+    return bool(rows.unreadable) or next(iter(stopped), None) is not None
+
+
+def accept_data_loss(folder: Folder, damage: Exception | None) -> None:
+    """Make the folder one that opens. ``damage`` is why it does not, None for rows that rotted.
+
+    Raises DataLostError where nothing sensible can be kept, KeysRefusedError, NodeFileDamagedError,
+    or OSError where the disk fails; then nothing has changed, unless the text says otherwise.
+    """
+    keyring = _keyring_of(folder)
+    try:
+        _make(folder, damage, keyring)
+    except BaseException as error:
+        with suppress(OSError):  # the next start does it
+            discard_unfinished(folder.data_dir)
+        if isinstance(error, (OSError, StoreFailedError)) and not isinstance(error, DAMAGED):
+            raise OSError(f"{_UNMADE}: {error}") from error
+        raise
+    finally:
+        if keyring is not None:
+            keyring.close()
+    try:
+        aside = switch(folder.files, folder.data_dir)
+    except OSError as error:
+        raise OSError(f"{_UNSWITCHED}: {error}") from error
+    _log.critical("data_loss_accepted", damaged_files=str(aside), reason=_reason(damage))
+
+
+def _reason(damage: Exception | None) -> str:
+    text = "stored rows or messages cannot be read" if damage is None else str(damage)
+    return text[:REASON_MAX]
+
+
+def _make(folder: Folder, damage: Exception | None, keyring: Keyring | None) -> None:
+    """Make all that is to take the place of what is damaged."""
+    making = begin_making(folder.files, folder.data_dir)
+    _make_identity(folder, making, keyring)
+    unreadable = _make_store(folder, making, keyring)
+    store = folder.open_store(making / STORE_NAME)
+    try:
+        store.begin_writing()
+        kept = store if keyring is None else SealedStore(store, keyring)
+        whole = isinstance(damage, DataLostError) and damage.store_is_whole
+        losses = _Losses(_reason(damage), everywhere=not whole and damage is not None)
+        _Accepting(folder, making, kept, keyring, losses, unreadable).run()
+    finally:
+        store.close()
+
+
+def _keyring_of(folder: Folder) -> Keyring | None:
+    try:
+        return find_keyring(folder.files, folder.data_dir, folder.node_keys)
+    except NodeFileDamagedError:
+        if not _identity_is_damaged(folder):
+            raise
+    if not (folder.data_dir / KEYS_NAME).exists():
+        return None
+    if not folder.node_keys:
+        raise KeysRefusedError(f"{folder.data_dir} is encrypted, but no encryption key was given")
+    return Keyring.load(folder.files, folder.data_dir, folder.node_keys)
+
+
+def _identity_is_damaged(folder: Folder) -> bool:
+    try:
+        load_identity(folder.files, folder.data_dir)
+    except NodeFileDamagedError:
+        return True
+    return False
+
+
+def _make_identity(folder: Folder, making: Path, keyring: Keyring | None) -> None:
+    if _identity_is_damaged(folder):
+        node_id = f"n{secrets.token_hex(4)}"
+        save_identity(folder.files, making, NodeIdentity(node_id, 1, encrypted=keyring is not None))
+
+
+# The store --------------------------------------------------------------------------------------
+
+
+def _readable(
+    store: RocksStore, keyring: Keyring | None, folder: Path | None = None
+) -> ReadableRows:
+    """What reads back of a store; what does not may be in files of ``folder`` all the same."""
+
+    def opened(key: bytes, value: bytes) -> bytes:
+        try:
+            return value if keyring is None else keyring.open(value, key)
+        except SealBrokenError as error:
+            raise StoreCorruptError(str(error)) from error
+
+    def checked(key: bytes, value: bytes) -> bytes:
+        plain = opened(key, value)
+        if key[:1] == keys.BLOCK:
+            decode_block(plain, BLOCK_CODECS)
+        return plain
+
+    return ReadableRows(store, checked, StrayRows(folder, opened) if folder is not None else None)
+
+
+def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
+    """Put what can be read of the store into a new one; True when that is not all."""
+    source, target = folder.data_dir / STORE_NAME, making / STORE_NAME
+    if not source.exists():
+        return True
+    repaired = making / "repaired"
+    store, whole = _open_damaged(source, repaired)
+    try:
+        if whole:
+            rows = _readable(store, keyring)
+            for _ in rows.rows():
+                pass
+            whole = not rows.unreadable
+        if not whole:
+            _copy(_readable(store, keyring, source), folder.open_store(target))
+    finally:
+        store.close()
+    if whole:
+        RocksStore.clone(source, target)
+    elif repaired.exists():
+        shutil.rmtree(repaired)
+    return not whole
+
+
+def _open_damaged(source: Path, repaired: Path) -> tuple[RocksStore, bool]:
+    """The store for reading, or a repaired copy of it, and whether all its files are there."""
+    try:
+        return RocksStore.open_reading(source), True
+    except StoreError:
+        pass
+    try:
+        return RocksStore.open_reading(source, with_gaps=True), False
+    except StoreError:
+        RocksStore.clone(source, repaired)
+        RocksStore.repair(repaired)
+        return RocksStore.open_reading(repaired, with_gaps=True), False
+
+
+def _copy(rows: ReadableRows, target: RocksStore) -> None:
+    try:
+        batch: list[Operation] = []
+        size = 0
+        for key, value in rows.rows():
+            batch.append(("put", key, value))
+            size += len(value)
+            if size >= _BATCH_BYTES:
+                _write(target, batch)
+                batch, size = [], 0
+        _write(target, batch)
+        target.flush()
+    finally:
+        target.close()
+
+
+def _write(store: Store, operations: list[Operation]) -> None:
+    while True:
+        try:
+            store.write(operations)
+        except StoreStalledError:
+            time.sleep(_STALL_WAIT_S)
+        else:
+            return
+
+
+class _WriteThrough:
+    """Writes what each entry changes at once."""
+
+    def __init__(self, blocks: BlockStore, applied: dict[int, int]) -> None:
+        self.writer: StoreWriter
+        self.failure: Exception | None = None
+        self._blocks = blocks
+        self._applied = applied
+
+    def put(self, job: WriteJob) -> None:
+        job.bytes = 0  # of any size
+        while not self.writer.write_now([job]):
+            if self.failure is not None:
+                raise self.failure
+            time.sleep(_STALL_WAIT_S)
+        for number, block, _ in job.blocks:
+            self._blocks.written(number, block)
+        self._applied[job.group] = job.index
+
+    def flush(self) -> None:
+        """Nothing is held."""
+
+    def fail(self, error: Exception) -> None:
+        """The store takes nothing any more."""
+        self.failure = error
+
+
+# The state --------------------------------------------------------------------------------------
+
+
+class _Accepting:
+    """Brings the new store to where the log and the losses leave it, and makes log and record."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        making: Path,
+        store: Store,
+        keyring: Keyring | None,
+        losses: _Losses,
+        unreadable: bool,
+    ) -> None:
+        self._folder = folder
+        self._making = making
+        self._store = store
+        self._keyring = keyring
+        self._losses = losses
+        self._unreadable = unreadable
+        self._meta = MetaMachine()
+        self._blocks = BlockStore(store)
+        self._applied = applied_indexes(self._scan)
+        through = _WriteThrough(self._blocks, self._applied)
+        through.writer = StoreWriter(
+            store, StoreStalledError, lambda _: None, through.fail, self._codec_of
+        )
+        self._applier = Applier(
+            self._meta, self._blocks, through.writer, lambda: None, AdvisoryHub(), sink=through
+        )
+        self._incarnations: dict[str, str] = {}
+        for group in _GROUPS:
+            self._applied.setdefault(group, 0)
+        self._proven = newest_record(folder.files, folder.data_dir / CHECKPOINTS_NAME)
+
+    def run(self) -> None:
+        """Do it all; on return everything is flushed."""
+        self._load()
+        found = salvage(
+            self._folder.files, self._folder.data_dir / LOG_NAME, self._applied, self._keyring
+        )
+        for group in _GROUPS:
+            for data, index, term in found[group].entries:
+                self._applier.apply(group, index, term, data, None)
+        self._pass_known_sequences()
+        lost = self._losses.everywhere or self._unreadable
+        if lost or found[_META].lost:
+            self._apply_last(_META, found[_META], self._names())
+        if lost or found[_SHARDS].lost or self._losses.known:
+            self._losses.everywhere = self._losses.everywhere or found[_SHARDS].lost
+            self._apply_losses(found)
+        self._finish(found)
+
+    def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._store.scan(prefix, keys.prefix_end(prefix))
+
+    def _codec_of(self, number: int) -> BlockCodec | None:
+        shard = self._applier.shards.get(number)
+        return codec_of(shard.machine.compression) if shard is not None else None
+
+    def _load(self) -> None:
+        """Load what is stored, each shard counted anew from the messages that can be read."""
+        load_meta(self._scan, self._meta)
+        named = {
+            number: entry
+            for entry in self._meta.streams.values()
+            if not keys.is_volatile(entry.shard)
+            for number in entry.numbers
+        }
+        for number in sorted(named.keys() | self._stored_numbers()):
+            shard = load_shard(self._scan, number, self._blocks)
+            if not shard.machine.exists and self._has_blocks(number):
+                entry = named.get(number)
+                if entry is None:
+                    raise DataLostError(
+                        f"{self._losses.reason}. Shard {number} has messages, but neither its "
+                        "name nor its configuration can be read. Even accept_data_loss "
+                        "cannot open the folder: restore it from a backup"
+                    )
+                if entry.stage == "listed":
+                    self._configure_anew(shard.machine, entry)
+            if shard.machine.exists:
+                self._count_anew(shard.machine)
+                if shard.stopped:
+                    self._losses.known.setdefault(number, (0, []))
+                self._blocks.forget(number)
+                shard = load_shard(self._scan, number, self._blocks)
+            self._applier.shards[number] = shard
+
+    def _stored_numbers(self) -> set[int]:
+        """Shards that have a configuration, counters or blocks."""
+        kinds = keys.STREAM, keys.COUNTERS, keys.BLOCK_INDEX
+        found = {
+            int.from_bytes(key[1:5], "big")
+            for kind in kinds
+            for key in self._store.scan_keys(kind, keys.prefix_end(kind))
+        }
+        return found - {cmd.META_SHARD}
+
+    def _has_blocks(self, number: int) -> bool:
+        prefix = keys.shard_key(keys.BLOCK, number)
+        return next(self._store.scan_keys(prefix, keys.prefix_end(prefix)), None) is not None
+
+    def _configure_anew(self, machine: StreamMachine, entry: StreamEntry) -> None:
+        """The messages are there, the configuration is not: they can be read, and no more."""
+        config = StreamConfig(
+            name=entry.name, subjects=entry.subjects, shards=entry.shards, sealed=True
+        )
+        machine.record = StreamRecord(
+            config,
+            entry.incarnation,
+            secrets.token_bytes(HASH_KEY_BYTES),
+            time.time_ns(),
+            self._applied[_SHARDS],
+            NUMBER_STEP,
+            machine.shard - entry.shard,
+        )
+        writes = Writes()
+        machine.write_record(writes)
+        _write(self._store, list(writes.rows))
+        self._losses.everywhere = True
+        _log.critical("configuration_lost", stream=entry.name)
+
+    def _pass_known_sequences(self) -> None:
+        """Sequences that the second record proves are not given again."""
+        marks = self._proven.shards if self._proven is not None else {}
+        for number, mark in marks.items():
+            shard = self._applier.shards.get(number)
+            if shard is None or not shard.machine.exists:
+                continue
+            if shard.machine.counters.last_seq < mark.last_sequence:
+                self._count_anew(shard.machine, mark.last_sequence)
+                self._blocks.forget(number)
+                self._applier.shards[number] = load_shard(self._scan, number, self._blocks)
+
+    def _count_anew(self, machine: StreamMachine, last_seq: int = 0) -> None:
+        number, recount, end_seq = machine.shard, Recount(machine), 0
+        index = keys.shard_key(keys.BLOCK_INDEX, number)
+        pages = keys.shard_key(keys.BLOCK_PAGE, number)
+        rows: list[Operation] = [
+            ("delete_range", index, keys.prefix_end(index)),
+            ("delete_range", pages, keys.prefix_end(pages)),
+        ]
+        for key, value in self._scan(keys.shard_key(keys.BLOCK, number)):
+            block = decode_block(value, BLOCK_CODECS)
+            if block.base_seq < end_seq:
+                rows.append(("delete", key))  # a part of the one before, from before their merge
+                continue
+            end_seq = block.last_seq + 1
+            recount.take(facts_of(block))
+            index_key = keys.large_key(keys.BLOCK_INDEX, number, block.base_seq)
+            rows.append(("put", index_key, index_row(span_of(block))))
+        writes = Writes()
+        messages, ranges = recount.finish(last_seq, writes)
+        _write(self._store, rows + list(writes.rows))
+        if messages:
+            before, known = self._losses.known.get(number, (0, []))
+            self._losses.known[number] = before + messages, (known + ranges)[:RANGES_MAX]
+
+    def _apply_last(
+        self, group: int, held: SalvagedGroup, commands: Iterable[tuple[int, cmd.Command]]
+    ) -> None:
+        """Apply commands at an index above all that were ever given out."""
+        index = max(self._applied[group], held.highest) + INDEX_STEP
+        entry = cmd.Entry(time.time_ns(), list(commands))
+        self._applier.apply(group, index, held.end_term, cmd.encode_entry(entry), None)
+
+    def _names(self) -> list[tuple[int, cmd.Command]]:
+        """What makes the names those of the shards that are there."""
+        shards = self._applier.shards
+        commands: list[cmd.Command] = []
+        taken: set[int] = set()
+        for entry in list(self._meta.streams.values()):
+            taken.update(entry.numbers)
+            first = shards.get(entry.shard)
+            there = first is not None and first.machine.exists
+            if not (there or keys.is_volatile(entry.shard) or entry.stage == "reserved"):
+                commands.append(cmd.ReleaseStream(entry.name))
+                if entry.stage == "listed":
+                    _log.critical("stream_lost", stream=entry.name)
+        for number, shard in sorted(shards.items()):
+            record = shard.machine.record
+            if number in taken or record is None or record.part:
+                continue
+            if number < self._meta.next_shard and not self._unreadable:
+                continue  # its name was released: the end of its removal is what is missing
+            config = record.config
+            commands.append(
+                cmd.PlaceStream(
+                    config.name, config.subjects, record.incarnation, number, config.shards
+                )
+            )
+            _log.warning("stream_named_again", stream=config.name)
+        commands.append(cmd.SkipNumbers(NUMBER_STEP))
+        return [(cmd.META_SHARD, command) for command in commands]
+
+    def _apply_losses(self, found: dict[int, SalvagedGroup]) -> None:
+        losses, shards = self._losses, self._applier.shards
+        commands: list[tuple[int, cmd.Command]] = []
+        named = {
+            number: entry
+            for entry in self._meta.streams.values()
+            if not keys.is_volatile(entry.shard)
+            for number in entry.numbers
+        }
+        for number, entry in named.items():
+            shard = shards.get(number)
+            affected = losses.everywhere or any(one in losses.known for one in entry.numbers)
+            if shard is None or not shard.machine.exists or not affected:
+                continue
+            messages, ranges = losses.known.get(number, (0, []))
+            incarnation = self._incarnation(entry)
+            commands.append(
+                (
+                    number,
+                    cmd.AcceptLoss(incarnation, losses.reason, losses.everywhere, messages, ranges),
+                )
+            )
+            _log.critical(
+                "stream_lost_messages",
+                stream=entry.name,
+                shard=number,
+                messages=messages,
+                ranges=ranges,
+                newest_may_be_missing=losses.everywhere,
+            )
+        # What no name leads to is kept aside with the damaged files alone.
+        orphans = [number for number in shards if number not in named]
+        commands += [(number, cmd.DropStream()) for number in orphans]
+        self._apply_last(_SHARDS, found[_SHARDS], commands)
+
+    def _incarnation(self, entry: StreamEntry) -> str:
+        """The same for all shards of a stream."""
+        fresh = self._incarnations.get(entry.name)
+        if fresh is None:
+            fresh = self._incarnations[entry.name] = secrets.token_hex(8)
+        return fresh
+
+    def _finish(self, found: dict[int, SalvagedGroup]) -> None:
+        files = self._folder.files
+        self._store.flush()
+        machines = stored_machines(self._applier)
+        checkpoint = Checkpoint(self._store, self._making / CHECKPOINTS_NAME, files)
+        checkpoint.take(self._applied, marks_of(machines, _SHARDS))
+        stands = {
+            group: (self._applied[group], held.end_term, held) for group, held in found.items()
+        }
+        begin_anew(files, self._making / LOG_NAME, self._keyring, stands)

@@ -1,0 +1,192 @@
+"""What can be used of a damaged log, and a new log that begins where the store stands.
+
+A group's entries are used up to the first that is missing: what lies above may depend on it. Where
+the store is ahead of the damage nothing is missing, and the entries behind it go on from the store.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import NodeFileDamagedError
+from contrail_storage.seal.frames import Sealer
+from contrail_storage.wal import codec
+from contrail_storage.wal.codec import Batch, MalformedRecordError, Record, RecordKind, Seal
+from contrail_storage.wal.newest import missing_newest, note_newest
+from contrail_storage.wal.segments import Segment, list_segments, new_segment
+
+
+@dataclass(slots=True)
+class SalvagedGroup:
+    """A group's log behind what the store holds: `entries` are (data, index, term), in order.
+
+    `lost`: entries behind them are missing, or may be. `highest` is the last index that was seen.
+    """
+
+    end: int = 0
+    term: int = 0
+    voted_for: str | None = None
+    highest: int = 0
+    entries: list[tuple[bytes, int, int]] = field(default_factory=list)
+    lost: bool = False
+    doubtful: bool = True
+    """Whether an entry may have stood in what could not be read since the last one known."""
+
+    @property
+    def end_term(self) -> int:
+        """Term of the last entry, as far as it is known."""
+        return self.entries[-1][2] if self.entries else self.term
+
+
+def salvage(
+    files: Files, directory: Path, applied: Mapping[int, int], sealer: Sealer | None
+) -> dict[int, SalvagedGroup]:
+    """Read what can be read; `applied` are the indexes that the store holds, by group.
+
+    Changes nothing. Raises OSError, and UnsupportedVersionError for a newer release's log.
+    """
+    reader = _Reader(applied)
+    try:
+        segments = list_segments(files, directory)
+    except FileNotFoundError:
+        segments = []
+    limits: list[int | None] = [segment.first_batch for segment in segments[1:]]
+    for segment, limit in zip_longest(segments, limits):
+        if reader.next_segment not in (0, segment.number):
+            reader.doubt()
+        reader.next_segment = segment.number + 1
+        data = files.read(directory / segment.name)
+        reader.read(segment, data, limit, sealer)
+    if _newest_may_be_missing(files, directory, segments):
+        reader.doubt()
+    return reader.finish()
+
+
+def _newest_may_be_missing(files: Files, directory: Path, segments: list[Segment]) -> bool:
+    try:
+        return bool(missing_newest(files, directory, segments))
+    except NodeFileDamagedError:
+        return True
+
+
+def begin_anew(
+    files: Files,
+    directory: Path,
+    sealer: Sealer | None,
+    groups: Mapping[int, tuple[int, int, SalvagedGroup]],
+) -> None:
+    """Write a log whose groups stand at (index, term) of `groups`, with the votes known of them."""
+    files.make_directory(directory)
+    segment = new_segment(1, 1)
+    body = b"".join(
+        codec.hard_state_record(group, term, held.voted_for)
+        + codec.mark_record(RecordKind.BASE, group, index, term)
+        for group, (index, term, held) in groups.items()
+    )
+    if sealer is not None:
+        body = codec.sealed_body(body, Seal(sealer, segment.salt, 1))
+    handle = files.create(directory / segment.name)
+    try:
+        # The second batch is empty: with it, rot in the first is told from a torn tail.
+        for number, part in ((1, body), (2, b"")):
+            head = codec.batch_header(segment.salt, number, part, sealed=sealer is not None)
+            handle.write([head, part])
+        handle.sync()
+    finally:
+        handle.close()
+    files.sync_directory(directory)
+    note_newest(files, directory, segment)
+
+
+class _Reader:
+    def __init__(self, applied: Mapping[int, int]) -> None:
+        self._groups = {number: SalvagedGroup(index) for number, index in applied.items()}
+        self.next_segment = 0
+
+    def doubt(self) -> None:
+        """Something could not be read: any group may have had entries there."""
+        for group in self._groups.values():
+            group.doubtful = True
+
+    def read(self, segment: Segment, data: bytes, limit: int | None, sealer: Sealer | None) -> None:
+        """Take the batches of a segment that are below `limit`, the first of the next one."""
+        number = segment.first_batch
+        for batch in _batches(data, segment.salt):
+            if limit is not None and batch.number >= limit:
+                break
+            if batch.number != number or not self._take(segment, batch, sealer):
+                self.doubt()
+            number = batch.number + 1
+        if limit is not None and number < limit:
+            self.doubt()
+
+    def _take(self, segment: Segment, batch: Batch, sealer: Sealer | None) -> bool:
+        if batch.sealed != (sealer is not None):
+            return False
+        seal = Seal(sealer, segment.salt, batch.number) if sealer is not None else None
+        try:
+            records = [(one, bytes(one.data)) for one in codec.records(batch.body, seal)]
+        except MalformedRecordError:
+            return False
+        for record, content in records:
+            self._take_record(record, content)
+        return True
+
+    def _take_record(self, record: Record, content: bytes) -> None:
+        group = self._groups.setdefault(record.group, SalvagedGroup())
+        group.highest = max(group.highest, record.index)
+        if record.kind is RecordKind.HARD_STATE:
+            group.term, group.voted_for = record.term, content.decode(errors="replace") or None
+        elif group.lost:
+            return
+        elif record.kind is RecordKind.ENTRY:
+            _add(group, record, content)
+        else:
+            end = record.index - (record.kind is RecordKind.TRUNCATE)
+            _end_at(group, end, record.term)
+
+    def finish(self) -> dict[int, SalvagedGroup]:
+        """The groups; where something could not be read behind their last entry it may be lost."""
+        for group in self._groups.values():
+            group.lost = group.lost or group.doubtful
+        return self._groups
+
+
+def _batches(data: bytes, salt: bytes) -> Iterator[Batch]:
+    """Every sound batch, wherever it begins."""
+    view, offset = memoryview(data), 0
+    while True:
+        batch = codec.read_batch(view, offset, salt)
+        if batch is None:
+            found = codec.find_batch(data, offset, salt)
+            if found is None:
+                return
+            offset = found
+            continue
+        yield batch
+        offset = batch.end
+
+
+def _add(group: SalvagedGroup, record: Record, content: bytes) -> None:
+    if record.index <= group.end:
+        # The store has it, or it is a copy of one that stands here.
+        group.doubtful = group.doubtful and record.index < group.end
+    elif record.index == group.end + 1:
+        group.entries.append((content, record.index, record.term))
+        group.end, group.doubtful = record.index, False
+    else:
+        group.lost = True
+
+
+def _end_at(group: SalvagedGroup, index: int, term: int) -> None:
+    """The log says that the group ends at `index`."""
+    if index > group.end:
+        group.lost = True
+        return
+    group.doubtful = False
+    while group.entries and group.entries[-1][1] > index:
+        group.entries.pop()
+        group.end -= 1
+    group.term = max(group.term, term)

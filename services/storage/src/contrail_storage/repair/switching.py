@@ -1,0 +1,81 @@
+"""Putting another store, log and record in the place of damaged ones, which are kept aside.
+
+What takes their place is made whole in a folder of its own first. A small file then says that it
+counts: before that nothing has changed, and from then on every start finishes the switch.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import (
+    IDENTITY_NAME,
+    LOG_NAME,
+    read_node_file,
+    write_node_file,
+)
+
+STORE_NAME: Final = "store"
+CHECKPOINTS_NAME: Final = "checkpoints"
+_PARTS: Final = (STORE_NAME, LOG_NAME, CHECKPOINTS_NAME, IDENTITY_NAME)
+_MAKING: Final = "accepting"
+_MADE: Final = "accepted"
+_ASIDE: Final = "damaged"
+_KEPT: Final = 2
+"""So many damaged sets are kept; they share their tables with the store while those stand."""
+
+
+def begin_making(files: Files, data_dir: Path) -> Path:
+    """An empty folder in which what is to take the place of the damaged parts is made."""
+    discard_unfinished(data_dir)
+    files.make_directory(data_dir / _MAKING)
+    return data_dir / _MAKING
+
+
+def discard_unfinished(data_dir: Path) -> None:
+    """Remove what was made and does not count."""
+    if (data_dir / _MAKING).exists() and not (data_dir / _MADE).exists():
+        shutil.rmtree(data_dir / _MAKING)
+
+
+def switch(files: Files, data_dir: Path) -> Path:
+    """What was made counts from here on; answers the folder where the damaged parts are kept."""
+    files.sync_directory(data_dir / _MAKING)
+    number = max((int(path.name) for path in _sets(data_dir)), default=0) + 1
+    write_node_file(files, data_dir / _MADE, str(number).encode())
+    finish_switch(files, data_dir)
+    return data_dir / _ASIDE / str(number)
+
+
+def finish_switch(files: Files, data_dir: Path) -> None:
+    """Go on with a switch that a crash interrupted, if there is one."""
+    try:
+        aside = data_dir / _ASIDE / read_node_file(files, data_dir / _MADE).decode()
+    except FileNotFoundError:
+        return
+    files.make_directory(aside)
+    for name in _PARTS:
+        made, place = data_dir / _MAKING / name, data_dir / name
+        if not made.exists():
+            continue
+        if place.exists():
+            files.rename(place, aside / name)
+            files.sync_directory(aside)
+        files.rename(made, place)
+        files.sync_directory(data_dir)
+    files.unlink(data_dir / _MADE)
+    files.sync_directory(data_dir)
+    discard_unfinished(data_dir)
+    for old in sorted(_sets(data_dir), key=lambda path: int(path.name))[:-_KEPT]:
+        shutil.rmtree(old)
+
+
+def drop_kept_aside(data_dir: Path) -> None:
+    """Remove the damaged parts for good: an erasure asks for that, they may hold its bytes."""
+    if (data_dir / _ASIDE).exists():
+        shutil.rmtree(data_dir / _ASIDE)
+
+
+def _sets(data_dir: Path) -> list[Path]:
+    return [path for path in (data_dir / _ASIDE).glob("*") if path.name.isdigit()]

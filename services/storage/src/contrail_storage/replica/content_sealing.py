@@ -1,0 +1,178 @@
+"""Publishes to streams with subject keys: sealed before they reach the log, in their order.
+
+What is published to a subject that has no key waits until it has one, and so does all that comes
+for its shard behind it. The keys of all that waits are made together, with one sync.
+"""
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+import structlog
+
+from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
+from contrail_common.errors import ApiError
+from contrail_common.model import PublishMessage
+from contrail_common.texts import as_u32
+from contrail_link.contract import PubResult
+from contrail_storage.core.stream.expiring import raised_ttls
+from contrail_storage.replica.entries import Outcome, not_logged, set_outcome, tell_each
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.shard import Shard
+from contrail_storage.seal.content import seal_columns
+from contrail_storage.seal.key_file import SubjectKeysDamagedError
+from contrail_storage.seal.subject_keys import SubjectKey, SubjectKeys, SubjectKeysFullError
+
+_log = structlog.get_logger("contrail.subject_keys")
+UNMADE: Final = (OSError, SubjectKeysFullError, SubjectKeysDamagedError)
+
+Done = Callable[[Outcome], None]
+
+
+def seals(shard: Shard | None) -> bool:
+    """Whether the content of a shard's messages is sealed with keys of their subjects."""
+    record = shard.machine.record if shard is not None else None
+    return record is not None and record.config.erasure == "subject_key"
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A batch whose subjects have no keys yet, or that is behind one."""
+
+    batch: MessageBatch
+    size: int
+    done: Done
+
+
+class SealingLog:
+    """Takes what a `Proposer` takes, for shards whose messages are sealed."""
+
+    def __init__(self, log: Proposer, keys: SubjectKeys, shards: Mapping[int, Shard]) -> None:
+        self._log = log
+        self._keys = keys
+        self._shards = shards
+        self._waiting: dict[int, deque[_Waiting]] = {}
+        self._making: asyncio.Task[None] | None = None
+
+    def takes(self, shard: int) -> bool:
+        """Whether what is published to a shard is to be sealed."""
+        return seals(self._shards.get(shard))
+
+    def append(self, shard: int, messages: list[PublishMessage]) -> asyncio.Future[list[PubResult]]:
+        """See `Proposer.append`."""
+        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
+        self.append_then(shard, messages, partial(set_outcome, future))
+        return future
+
+    def append_then(self, shard: int, messages: list[PublishMessage], done: Done) -> None:
+        """See `Proposer.append_then`."""
+        told = done if len(messages) == 1 else partial(tell_each, done)
+        self.append_batch_then(shard, MessageBatch.of(messages), told)
+
+    def append_batch(self, shard: int, batch: MessageBatch) -> asyncio.Future[list[PubResult]]:
+        """See `Proposer.append_batch`."""
+        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
+        self.append_batch_then(shard, batch, partial(set_outcome, future))
+        return future
+
+    def append_batch_then(self, shard: int, batch: MessageBatch, done: Done) -> None:
+        """See `Proposer.append_batch_then`."""
+        if shard not in self._waiting:
+            sealed = self._sealed(shard, batch)
+            if sealed is not None:
+                self._log.append_batch_then(shard, sealed, done)
+                return
+        size = batch.size()
+        self._log.hold(size)
+        self._waiting.setdefault(shard, deque()).append(_Waiting(batch, size, done))
+        if self._making is None:
+            self._making = asyncio.ensure_future(self._make_keys())
+
+    def _sealed(self, shard: int, batch: MessageBatch) -> MessageBatch | None:
+        """``batch`` with its content sealed; None while a subject of it has no key."""
+        target = self._shards.get(shard)
+        if target is None or not seals(target):
+            raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
+        keys: list[SubjectKey] = []
+        for subject in batch.subjects:
+            key = self._key(shard, subject)
+            if key is None:
+                return None
+            keys.append(key)
+        columns, ttls = raised_ttls(target.machine.config, batch.columns, batch.ttls)
+        sealed = seal_columns(columns, as_u32(batch.subject_index).tolist(), keys)
+        return msgspec.structs.replace(batch, columns=sealed, ttls=ttls)
+
+    def _key(self, shard: int, subject: str) -> SubjectKey | None:
+        try:
+            return self._keys.sealing(shard, subject) if self._keys.exists else None
+        except SubjectKeysDamagedError as error:
+            raise ApiError(errors.DATA_LOST, str(error), applied=False) from error
+
+    async def _make_keys(self) -> None:
+        """Make the keys that are waited for, and let go on what waits, until nothing does."""
+        while self._waiting:
+            wanted = dict.fromkeys(
+                (shard, subject)
+                for shard, waiting in self._waiting.items()
+                for one in waiting
+                for subject in one.batch.subjects
+            )
+            problem: ApiError | None = None
+            try:
+                await asyncio.to_thread(self._keys.make, wanted)
+            except UNMADE as error:
+                _log.warning("subject_keys_not_made", error=str(error))
+                problem = refusal(error)
+            except Exception as error:
+                # Whatever it is, nobody may wait for ever.
+                _log.exception("subject_keys_failed")
+                problem = ApiError(errors.INTERNAL, repr(error), applied=False)
+            for shard in list(self._waiting):
+                self._go_on(shard, problem)
+        self._making = None
+
+    def _go_on(self, shard: int, problem: ApiError | None) -> None:
+        """Log what waits for a shard up to what lacks a key, or tell that of the problem."""
+        waiting = self._waiting[shard]
+        while waiting:
+            one = waiting[0]
+            refused = problem
+            try:
+                sealed = self._sealed(shard, one.batch)
+            except ApiError as error:
+                sealed, refused = None, error
+            except Exception as error:
+                _log.exception("messages_not_sealed")
+                sealed, refused = None, not_logged(f"the messages cannot be encrypted: {error!r}")
+            if sealed is None and refused is None:
+                return
+            waiting.popleft()
+            self._log.hold(-one.size)
+            if sealed is None:
+                assert refused is not None
+                one.done(refused)
+                continue
+            try:
+                self._log.append_batch_then(shard, sealed, one.done)
+            except ApiError as error:
+                one.done(error)
+        del self._waiting[shard]
+
+
+def refusal(error: Exception) -> ApiError:
+    """Why nothing was stored, when keys could not be made."""
+    spec = errors.STORAGE_FAILED
+    if isinstance(error, SubjectKeysFullError):
+        spec = errors.SUBJECT_KEYS_FULL
+    elif isinstance(error, SubjectKeysDamagedError):
+        spec = errors.DATA_LOST
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        spec = errors.STORAGE_FULL
+    return ApiError(spec, str(error), retry_after_s=1, applied=False)

@@ -1,0 +1,476 @@
+"""What becomes of requests: the commands of an entry, and who is told the outcome of each.
+
+Messages of all requests for one shard that follow each other are joined into one columnar command.
+Batches come in columns and stay in them; single messages are put into columns together, when their
+entry is made.
+"""
+
+import asyncio
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final
+
+import msgspec
+import structlog
+
+from contrail_common import errors
+from contrail_common.columns.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX
+from contrail_common.columns.message_batch import MessageBatch, join_batches
+from contrail_common.errors import ApiError
+from contrail_common.model import Expected, PublishMessage
+from contrail_link.contract import PubResult
+from contrail_storage.core.commands import (
+    Acknowledge,
+    Append,
+    Command,
+    Deliver,
+    Entry,
+    Exhaust,
+    HashedExpected,
+)
+from contrail_storage.core.results import Appended, Refused, Result
+from contrail_storage.replica.entry_sizes import (
+    APPEND_OVERHEAD,
+    Content,
+    content_count,
+    content_ends,
+    content_size,
+)
+from contrail_storage.replica.message_ids import hash_id, hash_ids
+
+ENTRY_BYTES_MAX: Final = 256 * 1024
+"""An entry closes here, or has one larger command to itself."""
+LOGGED_BYTES_MAX: Final = 4 << 20
+"""The largest entry that a group takes."""
+COMMAND_BYTES_MAX: Final = LOGGED_BYTES_MAX - 4_096
+"""The largest command; more than any that is made, but for a message as large as it may be."""
+COMMAND_OVERHEAD: Final = 16
+"""Bytes of a command in an entry beside its own: the shard, and the head of the pair."""
+WHOLE_BYTES_MAX: Final = BLOCK_BYTES_MAX * 3 // 2
+"""A request up to here has a larger block to itself: to cut it copies what is cut off."""
+_log = structlog.get_logger("contrail.proposer")
+
+Outcome = list[PubResult] | ApiError
+"""What became of the messages, in order; or why none of them was appended."""
+
+
+class AppendRequest:
+    """One publish request: its messages, the outcomes so far, and who is told all of them."""
+
+    __slots__ = (
+        "_ends", "_outcomes", "atomic", "content", "count", "done", "firsts", "remaining", "shard",
+        "size", "taken",
+    )  # fmt: skip
+
+    def __init__(self, shard: int, content: Content, done: Callable[[Outcome], None]) -> None:
+        self.shard = shard
+        self.content = content
+        self.done = done
+        self.taken = 0
+        self.atomic, self.firsts = _apart(content)
+        self.count = self.remaining = content_count(content)
+        self.size = content_size(content)
+        self._ends: list[int] | None = None
+        self._outcomes: list[tuple[int, list[PubResult]]] = []
+
+    @property
+    def ends(self) -> list[int]:
+        """The sums of the messages' bytes, up to each of them; ``size`` is the last."""
+        if self._ends is None:  # most requests need none: they are taken whole
+            self._ends = content_ends(self.content)
+        return self._ends
+
+    @property
+    def needs_an_entry(self) -> bool:
+        """Whether the first message that is not taken yet is larger than an entry's bound."""
+        if self.size <= ENTRY_BYTES_MAX:
+            return False
+        return self.ends[self.taken] - self.bytes_before(self.taken) > ENTRY_BYTES_MAX
+
+    def check_size(self) -> None:
+        """Raise ApiError when a message of it, or an atomic batch, does not fit an entry."""
+        if self.size <= COMMAND_BYTES_MAX - APPEND_OVERHEAD:
+            return
+        spec, size = errors.ATOMIC_TOO_LARGE, self.size
+        if not self.atomic:
+            ends = self.ends
+            spec = errors.MESSAGE_TOO_LARGE
+            size = max(map(operator.sub, ends, [0, *ends[:-1]]))
+        if size > COMMAND_BYTES_MAX - APPEND_OVERHEAD:
+            message = (
+                f"{size} bytes do not fit into a log entry (at most {COMMAND_BYTES_MAX} bytes)"
+            )
+            raise ApiError(spec, message, applied=False)
+
+    def stop_before(self, taken: int) -> int:
+        """Up to where messages can stand in a command that has ``taken`` others before them."""
+        if taken and self.taken in self.firsts:
+            return self.taken
+        return min((at for at in self.firsts if at > self.taken), default=self.count)
+
+    def bytes_before(self, position: int) -> int:
+        """Bytes of the messages before ``position``."""
+        return self.ends[position - 1] if position else 0
+
+    def give_up(self, error: ApiError) -> None:
+        """What is not taken yet is certainly not in the log."""
+        if not self.taken:
+            self.done(error)
+            return
+        rest = self.count - self.taken
+        start, self.taken = self.taken, self.count
+        unknown = PubResult(0, code=errors.OUTCOME_UNKNOWN.code, count=rest)
+        self.settle(start, rest, [unknown])
+
+    def settle(self, start: int, count: int, runs: list[PubResult]) -> None:
+        """Outcomes of the ``count`` messages from position ``start`` on."""
+        self._outcomes.append((start, runs))
+        self.remaining -= count
+        if self.remaining:
+            return
+        if len(self._outcomes) > 1:
+            # Parts are settled in order, except for what was lost.
+            parts = sorted(self._outcomes, key=operator.itemgetter(0))
+            runs = [run for _, part in parts for run in part]
+        self.done(runs)
+
+
+def _apart(content: Content) -> tuple[bool, Collection[int]]:
+    """Whether the content is a command of its own, and which positions must begin one.
+
+    That is what replaces the whole stream, the messages just before it included.
+    """
+    if isinstance(content, PublishMessage):
+        return False, (0,) if content.rollup == "all" else ()
+    if content.rollups is None:
+        return content.atomic, ()
+    return content.atomic, [at for at, rollup in content.rollups.items() if rollup == "all"]
+
+
+def set_outcome(future: asyncio.Future[list[PubResult]], outcome: Outcome) -> None:
+    """Give ``outcome`` to whoever still waits for ``future``."""
+    if future.done():
+        return
+    if isinstance(outcome, ApiError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def tell_each(done: Callable[[Outcome], None], outcome: Outcome) -> None:
+    """Call ``done`` with a result for each message instead of runs."""
+    if isinstance(outcome, ApiError):
+        done(outcome)
+    else:
+        done([result for run in outcome for result in run.each()])
+
+
+@dataclass(slots=True, eq=False)
+class CommandRequest:
+    """A command that is not an append, as it is logged, and the future of its result."""
+
+    shard: int
+    command: Command
+    encoded: msgspec.Raw
+    future: asyncio.Future[Result]
+
+    @property
+    def weight(self) -> int:
+        """As how many messages it counts: each sequence is work for whoever applies it."""
+        command = self.command
+        if isinstance(command, Deliver | Exhaust):
+            return len(command.seqs)
+        if isinstance(command, Acknowledge):
+            return len(command.acked) + len(command.others)
+        return 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes of an entry."""
+        return len(self.encoded) + COMMAND_OVERHEAD
+
+    @property
+    def needs_an_entry(self) -> bool:
+        """Whether it is larger than an entry's bound."""
+        return self.size > ENTRY_BYTES_MAX
+
+    def give_up(self, error: ApiError) -> None:
+        """It is certainly not in the log."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Messages of one request within one append command."""
+
+    request: AppendRequest
+    start: int
+    count: int
+
+    def settle(self, runs: list[PubResult]) -> None:
+        """Outcomes of these messages."""
+        self.request.settle(self.start, self.count, runs)
+
+    def refuse(self, code: int, detail: str) -> None:
+        """None of these messages was stored, or it is not known."""
+        self.settle([PubResult(0, code=code, detail=detail, count=self.count)])
+
+
+Waiter = list[Span] | asyncio.Future[Result]
+Part = tuple[int, Command | msgspec.Raw]
+"""A shard and a command for it, which may be encoded already."""
+
+
+@dataclass(slots=True, frozen=True)
+class Unapplied:
+    """A command is in the log, and its shard has stopped before it: what becomes of it is open."""
+
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class EntryContext:
+    """What the leader keeps of its own entry: the decoded entry, and who waits for each command."""
+
+    entry: Entry
+    waiters: list[Waiter]
+    begun: float = field(default_factory=perf_counter)
+
+    def resolve(self, results: Sequence[Result | Unapplied]) -> None:
+        """Hand out the results of the entry's commands."""
+        for waiter, result in zip(self.waiters, results, strict=True):
+            if isinstance(result, Unapplied):
+                _fail(waiter, ApiError(errors.OUTCOME_UNKNOWN, result.reason))
+            elif isinstance(waiter, list):
+                _resolve_append(waiter, result)
+            elif not waiter.done():
+                waiter.set_result(result)
+
+    def unknown(self) -> None:
+        """The outcome will never be known here."""
+        self._fail(ApiError(errors.OUTCOME_UNKNOWN))
+
+    def refuse(self, error: ApiError) -> None:
+        """The entry was certainly not appended."""
+        self._fail(error)
+
+    def _fail(self, error: ApiError) -> None:
+        for waiter in self.waiters:
+            _fail(waiter, error)
+
+
+def _fail(waiter: Waiter, error: ApiError) -> None:
+    if isinstance(waiter, list):
+        for span in waiter:
+            span.refuse(error.spec.code, error.detail)
+    elif not waiter.done():
+        waiter.set_exception(error)
+
+
+def has_failed(done: asyncio.Future[Result]) -> bool:
+    """Whether a command was refused or lost, so that nothing may rely on its effect."""
+    return done.cancelled() or done.exception() is not None or isinstance(done.result(), Refused)
+
+
+def no_leader() -> ApiError:
+    """The refusal of a node that may not propose."""
+    return ApiError(errors.NOT_READY, "no leader", retry_after_s=1, applied=False)
+
+
+def overloaded() -> ApiError:
+    """The refusal of what would wait behind too much else."""
+    message = "too many bytes are waiting to be written"
+    return ApiError(errors.OVERLOADED, message, retry_after_s=1, applied=False)
+
+
+def not_logged(what: str) -> ApiError:
+    """The refusal of what cannot be put into the log at all, which is a mistake of this server."""
+    return ApiError(errors.INTERNAL, what, applied=False)
+
+
+def _resolve_append(spans: list[Span], result: Result) -> None:
+    if isinstance(result, Refused):
+        for span in spans:
+            span.refuse(result.code, result.detail)
+        return
+    assert isinstance(result, Appended)
+    seq = result.first_seq
+    position = 0
+    for span in spans:
+        if result.exceptions is None:
+            runs = [PubResult(seq, count=span.count)]
+            seq += span.count
+        else:
+            runs, seq = _runs(result.exceptions, position, span.count, seq)
+        position += span.count
+        span.settle(runs)
+
+
+def _runs(
+    exceptions: dict[int, Refused | int], start: int, count: int, seq: int
+) -> tuple[list[PubResult], int]:
+    """Outcomes of ``count`` messages from ``start`` on, and the sequence behind the last stored.
+
+    The first of them that was stored has sequence ``seq``.
+    """
+    runs: list[PubResult] = []
+    stored = 0
+    for at in range(start, start + count):
+        verdict = exceptions.get(at)
+        if verdict is None:
+            stored += 1
+            continue
+        if stored:
+            runs.append(PubResult(seq, count=stored))
+            seq += stored
+            stored = 0
+        if isinstance(verdict, Refused):
+            runs.append(PubResult(verdict.seq, code=verdict.code, detail=verdict.detail))
+        else:
+            runs.append(PubResult(verdict, duplicate=True))
+    if stored:
+        runs.append(PubResult(seq, count=stored))
+    return runs, seq + stored
+
+
+class _AppendBuilder:
+    """Collects messages for one append command."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.spans: list[Span] = []
+        self.count = 0
+        self.bytes = 0
+        self._parts: list[MessageBatch] = []
+        self._singles: list[PublishMessage] = []
+
+    def take(self, request: AppendRequest, room: int) -> bool:
+        """Take messages of ``request`` while they fit; True when the request is used up."""
+        start = request.taken
+        room = min(room, BLOCK_MESSAGES_MAX - self.count)
+        if request.atomic:
+            if not self.count:
+                self._add(request, 0, request.count, request.size)
+            return request.taken > 0
+        if request.firsts:
+            room = min(room, request.stop_before(self.count) - start)
+        whole_max = BLOCK_BYTES_MAX if self.count else WHOLE_BYTES_MAX
+        if not start and request.count <= room and self.bytes + request.size <= whole_max:
+            self._add(request, 0, request.count, request.size)
+            return True
+        before = request.bytes_before(start)
+        fitting = bisect_right(request.ends, before + BLOCK_BYTES_MAX - self.bytes, start)
+        if fitting == start and not self.count:
+            fitting = start + 1  # a message larger than a block has one to itself
+        stop = min(fitting, start + room)
+        if stop > start:
+            self._add(request, start, stop, request.bytes_before(stop) - before)
+        return stop == request.count
+
+    def _add(self, request: AppendRequest, start: int, stop: int, size: int) -> None:
+        content = request.content
+        if isinstance(content, PublishMessage):
+            self._singles.append(content)
+        else:
+            self._join_singles()
+            self._parts.append(content.slice(start, stop))
+        self.spans.append(Span(request, start, stop - start))
+        self.count += stop - start
+        self.bytes += size
+        request.taken = stop
+
+    def _join_singles(self) -> None:
+        if self._singles:
+            self._parts.append(MessageBatch.of(self._singles))
+            self._singles = []
+
+    def build(self, hash_key: bytes) -> Append:
+        """The columnar command."""
+        self._join_singles()
+        batch = join_batches(self._parts)
+        expected = None
+        if batch.expected is not None:
+            expected = {at: _hashed(one, hash_key) for at, one in batch.expected.items()}
+        return Append(
+            batch.subjects,
+            batch.subject_index,
+            batch.columns,
+            None if batch.ids is None else hash_ids(batch.ids, hash_key),
+            expected,
+            batch.rollups,
+            batch.atomic,
+            batch.ttls,
+        )
+
+
+class EntryBuilder:
+    """Collects commands for one entry; messages of a shard that follow each other in one."""
+
+    def __init__(self, time_ns: int, hash_key: Callable[[int], bytes]) -> None:
+        self.size = self.messages = 0
+        self._time_ns = time_ns
+        self._hash_key = hash_key
+        self._commands: list[tuple[int, Command]] = []
+        self._parts: list[Part] = []
+        self._waiters: list[Waiter] = []
+        self._open: dict[int, _AppendBuilder] = {}
+
+    def add(self, request: CommandRequest) -> None:
+        """Add a command."""
+        builder = self._open.pop(request.shard, None)
+        if builder is not None:
+            self._close(builder)
+        self._commands.append((request.shard, request.command))
+        self._parts.append((request.shard, request.encoded))
+        self._waiters.append(request.future)
+        self.size += request.size
+        self.messages += request.weight
+
+    def take(self, request: AppendRequest) -> bool:
+        """Take messages of ``request`` while they fit; True when it is used up."""
+        builder = self._open.get(request.shard)
+        if builder is None:
+            builder = self._open[request.shard] = _AppendBuilder(request.shard)
+            self.size += APPEND_OVERHEAD
+        before_bytes, before = builder.bytes, builder.count
+        used_up = builder.take(request, BLOCK_MESSAGES_MAX - self.messages)
+        self.messages += builder.count - before
+        self.size += builder.bytes - before_bytes
+        if request.atomic or not used_up:
+            self._close(self._open.pop(request.shard))
+        return used_up
+
+    def _close(self, builder: _AppendBuilder) -> None:
+        if not builder.count:
+            return
+        try:
+            command = builder.build(self._hash_key(builder.shard))
+        except Exception as error:
+            _log.exception("command_not_built")
+            for span in builder.spans:
+                span.refuse(errors.INTERNAL.code, f"the messages cannot be logged: {error!r}")
+            return
+        self._commands.append((builder.shard, command))
+        self._parts.append((builder.shard, command))
+        self._waiters.append(builder.spans)
+
+    def finish(self) -> tuple[EntryContext, list[Part]]:
+        """The entry with who waits for it, and its commands as they are to be encoded."""
+        for builder in self._open.values():
+            self._close(builder)
+        return EntryContext(Entry(self._time_ns, self._commands), self._waiters), self._parts
+
+
+def _hashed(expected: Expected, key: bytes) -> HashedExpected:
+    last_id = expected.last_msg_id
+    return HashedExpected(
+        expected.stream,
+        expected.last_seq,
+        expected.last_subject_seq,
+        expected.last_subject_seq_subject,
+        None if last_id is None else hash_id(last_id, key),
+    )

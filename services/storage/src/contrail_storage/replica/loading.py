@@ -1,0 +1,102 @@
+"""What the store holds, taken up: applied indexes, names of streams, their machines and blocks."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+import structlog
+
+from contrail_common.errors import ApiError
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.commands import META_SHARD
+from contrail_storage.core.meta_machine import MetaMachine
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.replica.applier import Applier
+from contrail_storage.replica.shard import Shard
+from contrail_storage.store.block_store import BlockStore, ShardFacts
+from contrail_storage.store.store_errors import StoreError
+
+_log = structlog.get_logger("contrail.node")
+
+Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
+"""All (key, value) of a store under a key prefix, in key order."""
+
+
+def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStore) -> None:
+    """Take up everything of a node that is stored."""
+    applier.written_indexes.update(applied_indexes(scan))
+    load_meta(scan, meta)
+    for entry in meta.streams.values():
+        if not keys.is_volatile(entry.shard):
+            for number in entry.numbers:
+                shard = load_shard(scan, number, blocks)
+                if not _holds_anything(shard, blocks):
+                    # As in a running node: it is made by the first command of its log.
+                    blocks.forget(number)
+                    continue
+                applier.shards[number] = shard
+                if shard.machine.exists:
+                    last_ns = shard.machine.counters.last_time_ns
+                    applier.last_entry_ns = max(applier.last_entry_ns, last_ns)
+
+
+def _holds_anything(shard: Shard, blocks: BlockStore) -> bool:
+    """Whether anything of it is stored: a name is reserved before, and released after that."""
+    machine = shard.machine
+    return shard.stopped or machine.holds_anything() or len(blocks.directory(machine.shard)) > 0
+
+
+def applied_indexes(scan: Scan) -> dict[int, int]:
+    """Of each group the index that the store stands at."""
+    return {
+        keys.last_number(key, 4): int.from_bytes(value[:8], "big")
+        for key, value in scan(keys.APPLIED)
+    }
+
+
+def load_meta(scan: Scan, meta: MetaMachine) -> None:
+    """Take up the names of streams, and receipts."""
+    meta.load(scan(keys.shard_key(keys.STREAM, META_SHARD)))
+    meta.erasures.load(scan(keys.shard_key(keys.ERASURE, META_SHARD)))
+
+
+def load_shard(scan: Scan, number: int, blocks: BlockStore) -> Shard:
+    """A shard as its rows hold it."""
+    machine = StreamMachine.load(number, ShardFacts(blocks, number), scan)
+    pages = scan(keys.shard_key(keys.BLOCK_PAGE, number))
+    blocks.load_directory(number, pages, scan(keys.shard_key(keys.BLOCK_INDEX, number)))
+    # Without a stream it holds what a crash left of a restore: the other parts are in the log.
+    applied_seq = max(blocks.directory(number).end_seq - 1, machine.counters.last_seq)
+    shard = Shard(machine, applied_seq)
+    for _, reason in scan(keys.shard_key(keys.STOPPED, number)):
+        shard.damaged, shard.stopped = reason.decode(), True
+        _log.critical("shard_loaded_stopped", shard=number, reason=shard.damaged)
+    return shard
+
+
+async def take_anew(
+    shard: Shard, blocks: BlockStore, scan: Scan, until_written: Callable[[], Awaitable[None]]
+) -> None:
+    """Give a shard that stopped the state that is stored: what it has may be half changed.
+
+    Where that does not read back either, the shard keeps a state that nobody is shown.
+    """
+    with suppress(ApiError):  # the store fails: it is opened again, with all shards
+        await until_written()
+    number = shard.machine.shard
+    try:
+        machine = await asyncio.to_thread(
+            StreamMachine.load, number, ShardFacts(blocks, number), scan
+        )
+    except StoreError as error:
+        _log.critical("shard_not_reloaded", shard=number, reason=str(error))
+        return
+    if shard.stopped and shard.machine.exists:  # otherwise its stream was removed meanwhile
+        shard.machine = machine
+        shard.applied_seq = machine.counters.last_seq
+
+
+def stored_machines(applier: Applier) -> dict[int, StreamMachine]:
+    """Machines of the shards that the disk holds, but for those that stand still."""
+    shards = applier.shards.values()
+    return {one.machine.shard: one.machine for one in shards if not (one.volatile or one.stopped)}

@@ -1,0 +1,162 @@
+"""The node's log time: the clock of the logs it leads, read from the system's clocks."""
+
+import asyncio
+import ctypes
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from contrail_common.timeunits import NS_PER_S
+from contrail_storage.core.log_clock import ClockRecord, LogClock, doubt
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import NodeFileDamagedError, read_node_file, write_node_file
+from contrail_storage.disk.whole_steps import whole
+
+CLOCK_NAME: Final = "clock"
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_LOOK_S: Final = 1.0
+_RECORD_LOOKS: Final = 300
+_log: Final = structlog.get_logger("contrail.clock")
+
+
+class LogTime:
+    """Reads log time; it never runs backwards.
+
+    The file ``clock`` keeps the latest time that is known, so that a start can tell a wall clock
+    that is far ahead from a node that was off: see :meth:`begin_term`.
+    """
+
+    def __init__(self, last_entry_ns: int, files: Files, data_dir: Path, jump_max_ns: int) -> None:
+        """A wall clock more than ``jump_max_ns`` ahead of what is known is doubted."""
+        self.doubt = ""
+        """Why the wall clock is not taken, and nothing is written; empty when it is."""
+        self._files = files
+        self._path = data_dir / CLOCK_NAME
+        self._jump_max_ns = jump_max_ns
+        self._boot_id = _boot_id()
+        self._record = self._read()
+        self._writing = threading.Lock()
+        self._clock = LogClock(last_entry_ns, _boot_ns())
+
+    def begin_term(self, last_entry_ns: int) -> None:
+        """A term begins behind an entry of that time, which the wall clock may stand before.
+
+        Where the wall clock is too far ahead of the latest time that is known to have come, log
+        time goes on from there, and there is a ``doubt``.
+        """
+        self._begin(last_entry_ns)
+        if self.doubt:
+            _log.warning("clock_doubted", reason=self.doubt)
+
+    def _begin(self, last_entry_ns: int) -> None:
+        last_ns = max(self.now(), last_entry_ns)
+        wall_ns, boot_ns = time.time_ns(), _boot_ns()
+        known_ns = last_ns
+        if self._record is not None:
+            known_ns = max(last_ns, self._record.known_ns(self._boot_id, boot_ns))
+            self.doubt = doubt(known_ns, wall_ns, self._jump_max_ns)
+        if self.doubt and is_synchronized(wall_ns):
+            self.doubt = ""
+        # Entries alone bind log time: what is known beyond them may be of a clock that was ahead.
+        self._clock = LogClock(known_ns if self.doubt else max(last_ns, wall_ns), boot_ns)
+
+    def now(self) -> int:
+        """Log time now, in nanoseconds."""
+        return self._clock.read(time.time_ns(), _boot_ns())
+
+    @property
+    def distance_ns(self) -> int:
+        """How far log time is ahead of the wall clock; negative where it is behind."""
+        return self.now() - time.time_ns()
+
+    async def follow(self) -> None:
+        """Look again at a wall clock that was doubted, and keep the record; until cancelled."""
+        while True:
+            for _ in range(_RECORD_LOOKS):
+                await asyncio.sleep(_LOOK_S)
+                if self.doubt:
+                    self._begin(0)
+                    if not self.doubt:
+                        _log.info("clock_taken")
+                        break
+            await self.keep()
+
+    async def keep(self) -> None:
+        """Record the latest time that is known, unless the wall clock is doubted."""
+        if not self.doubt:
+            record = ClockRecord(self._boot_id, _boot_ns(), self.now())
+            await whole(lambda: self._write(record))
+
+    def _write(self, record: ClockRecord) -> None:
+        with self._writing:
+            try:
+                write_node_file(self._files, self._path, msgspec.msgpack.encode(record))
+            except OSError as error:
+                # The last one stays: a start may doubt a clock that is right, never the reverse.
+                _log.warning("clock_not_recorded", error=str(error))
+
+    def _read(self) -> ClockRecord | None:
+        try:
+            return msgspec.msgpack.decode(read_node_file(self._files, self._path), type=ClockRecord)
+        except FileNotFoundError:
+            return None
+        except (NodeFileDamagedError, msgspec.MsgspecError) as error:
+            _log.warning("clock_record_damaged", error=str(error))
+            return None
+
+
+def _boot_ns() -> int:
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+_TIME_ERROR: Final = 5
+_APART_MAX_S: Final = 2
+
+
+class _Timeval(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("micros", ctypes.c_long))
+
+
+class _Timex(ctypes.Structure):
+    """``struct timex`` of Linux up to its time; adjtimex(2)."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("frequency", ctypes.c_long),
+        ("error_max", ctypes.c_long),
+        ("error", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("constant", ctypes.c_long),
+        ("precision", ctypes.c_long),
+        ("tolerance", ctypes.c_long),
+        ("time", _Timeval),
+        ("rest", ctypes.c_long * 32),
+    )
+
+
+def is_synchronized(wall_ns: int) -> bool:
+    """True when a time service keeps the kernel's clock, and ``wall_ns`` is that clock.
+
+    NTP daemons tell the kernel; a virtual machine whose host sets its clock has none that does.
+    """
+    try:
+        adjtimex = ctypes.CDLL(None).adjtimex
+    except (AttributeError, OSError):
+        return False  # not Linux
+    asked = _Timex()  # modes 0: read only
+    if adjtimex(ctypes.byref(asked)) in (-1, _TIME_ERROR):
+        return False
+    seconds: int = asked.time.seconds
+    return abs(seconds - wall_ns // NS_PER_S) <= _APART_MAX_S

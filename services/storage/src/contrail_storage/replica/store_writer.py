@@ -1,0 +1,325 @@
+"""Writing to the store: encoding, then one batch for all that waits, in order.
+
+Small jobs are written at once by the thread that applies, larger ones and all behind them by a
+thread of their own.
+
+Rows, blocks and the applied index of an entry are always in the same batch, so the store, at
+whatever point it was flushed, is the exact state at its applied index.
+"""
+
+import asyncio
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, NamedTuple, Protocol
+
+import structlog
+
+from contrail_common.columns.blocks import Block, BlockCodec, encode_block, join_blocks
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Row
+from contrail_storage.store.block_store import BlockSpan, index_row, span_of
+from contrail_storage.store.directory_pages import PageRange, page_rows
+
+_BATCH_BYTES: Final = 4 << 20
+_NOW_BYTES_MAX: Final = 32 << 10
+_STALL_WAIT_S: Final = 0.005
+_STOP_GRACE_S: Final = 10.0
+_log = structlog.get_logger("contrail.store")
+
+
+class WritableStore(Protocol):
+    """What the writer needs of the store."""
+
+    def scan(self, start: bytes, stop: bytes) -> Iterable[tuple[bytes, bytes]]:
+        """Rows as (key, value) in key order from ``start`` up to ``stop``."""
+        ...
+
+    def write(self, operations: Sequence[Row]) -> None:
+        """Write all operations as one atomic batch."""
+        ...
+
+
+class GoneBlock(NamedTuple):
+    """A block that goes from the store; ``paged`` when a page of the directory may list it."""
+
+    shard: int
+    base_seq: int
+    paged: bool
+
+
+@dataclass(slots=True, eq=False)
+class WriteJob:
+    """What one applied entry changes: rows, blocks with their directory entries, dropped heads."""
+
+    group: int
+    index: int
+    term: int
+    rows: list[Row]
+    blocks: list[tuple[int, Block, BlockSpan]] = field(default_factory=list)
+    dropped: list[GoneBlock] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class MergeJob:
+    """Small blocks of a shard, one behind the other, that are to become one."""
+
+    shard: int
+    gone: list[GoneBlock]
+    merged: Block
+    span: BlockSpan
+
+
+@dataclass(slots=True, eq=False)
+class RewriteJob:
+    """A block that goes, and what is left of it."""
+
+    shard: int
+    gone: GoneBlock
+    blocks: list[tuple[Block, BlockSpan]]
+    written: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is in the store, or never will be (``lost``)."""
+    lost: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the blocks to write."""
+        return sum(span.bytes for _, span in self.blocks)
+
+
+@dataclass(slots=True, frozen=True)
+class PageJob:
+    """Blocks of a shard that are to be listed in one page, by what the store says of them then."""
+
+    shard: int
+    range: PageRange
+    bytes: ClassVar[int] = 0
+
+
+Job = WriteJob | MergeJob | RewriteJob | PageJob
+
+
+def merge_job(shard: int, blocks: list[Block], paged_stop: int = 0) -> MergeJob:
+    """The job that joins ``blocks`` (adjoining, ascending), paged below ``paged_stop``."""
+    merged = join_blocks(blocks)
+    # The first one's place is that of all of them.
+    bases = (block.base_seq for block in blocks[1:])
+    gone = [GoneBlock(shard, base_seq, base_seq < paged_stop) for base_seq in bases]
+    return MergeJob(shard, gone, merged, span_of(merged))
+
+
+class StoreWriter:
+    """Owns the writer thread. Callbacks run on the writer thread; the owner hands them over."""
+
+    def __init__(
+        self,
+        store: WritableStore,
+        stalled: type[Exception],
+        on_written: Callable[[list[Job]], None],
+        on_failure: Callable[[Exception], None],
+        codec_of: Callable[[int], BlockCodec | None] = lambda shard: None,
+        on_lost: Callable[[list[Job]], None] = lambda jobs: None,
+    ) -> None:
+        """``codec_of`` a shard is what its blocks are made smaller with; asked from any thread.
+
+        After ``on_failure`` only jobs of shards in memory are written, until :meth:`go_on`; the
+        others go to ``on_lost``.
+        """
+        self._store = store
+        self._codec_of = codec_of
+        self._stalled = stalled
+        self._on_written = on_written
+        self._on_failure = on_failure
+        self._on_lost = on_lost
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self.failed = False
+        """Whether a write failed: what is in memory is ahead of the store."""
+        self.submitted = self.settled = 0
+        """Jobs ever queued, and those of them that came back to the thread that submits."""
+        self._stall_until = math.inf
+        self.batches = 0
+        self.seconds = 0.0
+        self.stalls = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; jobs are written in the order they come."""
+        self.submitted += 1
+        self._jobs.put(job)
+
+    def settle(self, jobs: int) -> None:
+        """Queued jobs were reported as written or lost to the thread that submits."""
+        self.settled += jobs
+
+    def go_on(self) -> None:
+        """The store works again, and holds what was lost. Nothing of before may be queued."""
+        self.failed = False
+
+    def write_now(self, jobs: Sequence[Job]) -> bool:
+        """Write small jobs in the calling thread if none is queued; False when they are to be."""
+        if self.submitted != self.settled or self.failed or sum(map(_size, jobs)) > _NOW_BYTES_MAX:
+            return False
+        started = time.perf_counter()
+        try:
+            self._store.write(self._operations(jobs))
+        except self._stalled:
+            self.stalls += 1
+            return False
+        except Exception as error:
+            self._fail(error)
+            return False
+        self._note(started)
+        return True
+
+    def stop(self) -> None:
+        """Write what is queued, then end the thread; a store that stalls has a few seconds left."""
+        self._stall_until = time.monotonic() + _STOP_GRACE_S
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        running = True
+        while running:
+            jobs, running = self._drain()
+            if not jobs:
+                continue
+            if self.failed:
+                self._spare(jobs)
+                continue
+            started = time.perf_counter()
+            try:
+                for part in _apart(jobs):
+                    self._write(self._operations(part))
+            except Exception as error:
+                self._fail(error)
+                self._spare(jobs)
+                continue
+            self._note(started)
+            self._on_written(jobs)
+
+    def _fail(self, error: Exception) -> None:
+        self.failed = True
+        _log.critical("store_write_failed", error=str(error))
+        self._on_failure(error)
+
+    def _spare(self, jobs: Sequence[Job]) -> None:
+        """The store has failed: write what is of shards in memory alone."""
+        spared = [job for job in jobs if _is_volatile(job)]
+        if spared:
+            self._write(self._operations(spared))
+            self._on_written(spared)
+        lost = [job for job in jobs if not _is_volatile(job)]
+        if lost:
+            self._on_lost(lost)
+
+    def _note(self, started: float) -> None:
+        self.batches += 1
+        self.seconds += time.perf_counter() - started
+
+    def _drain(self) -> tuple[list[Job], bool]:
+        job = self._jobs.get()
+        jobs: list[Job] = []
+        size = 0
+        while job is not None:
+            jobs.append(job)
+            size += _size(job)
+            if size >= _BATCH_BYTES:
+                return jobs, True
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return jobs, True
+        return jobs, False
+
+    def _write(self, operations: list[Row]) -> None:
+        while True:
+            try:
+                self._store.write(operations)
+            except self._stalled:
+                # The store asks for patience; nothing was written, the same batch goes again.
+                self.stalls += 1
+                if time.monotonic() > self._stall_until:
+                    raise
+                time.sleep(_STALL_WAIT_S)
+            else:
+                return
+
+    def _operations(self, jobs: Sequence[Job]) -> list[Row]:
+        operations: list[Row] = []
+        applied: dict[int, WriteJob] = {}
+        for job in jobs:
+            if isinstance(job, PageJob):
+                operations += self._page_rows(job)
+                continue
+            if isinstance(job, MergeJob):
+                for gone in job.gone:
+                    operations += _block_deletes(gone)
+                operations += self._block_puts(job.shard, job.merged, job.span, 0)
+                continue
+            if isinstance(job, RewriteJob):
+                operations += _block_deletes(job.gone)
+                for block, span in job.blocks:
+                    operations += self._block_puts(job.shard, block, span, 0)
+                continue
+            for shard, block, span in job.blocks:
+                operations += self._block_puts(shard, block, span, job.index)
+            for gone in job.dropped:
+                operations += _block_deletes(gone)
+            operations += job.rows
+            applied[job.group] = job
+        for group, job in applied.items():
+            value = job.index.to_bytes(8, "big") + job.term.to_bytes(8, "big")
+            operations.append(("put", keys.shard_key(keys.APPLIED, group), value))
+        return operations
+
+    def _block_puts(self, shard: int, block: Block, span: BlockSpan, index: int) -> list[Row]:
+        body = encode_block(block, index, self._codec_of(shard))
+        return [
+            ("put", keys.large_key(keys.BLOCK, shard, block.base_seq), body),
+            ("put", keys.large_key(keys.BLOCK_INDEX, shard, block.base_seq), index_row(span)),
+        ]
+
+    def _page_rows(self, job: PageJob) -> list[Row]:
+        start, stop = job.range
+        pages, rows = (
+            self._store.scan(
+                keys.large_key(kind, job.shard, start), keys.large_key(kind, job.shard, stop)
+            )
+            for kind in (keys.BLOCK_PAGE, keys.BLOCK_INDEX)
+        )
+        return page_rows(job.shard, job.range, pages, rows)
+
+
+def _is_volatile(job: Job) -> bool:
+    return keys.is_volatile(job.group if isinstance(job, WriteJob) else job.shard)
+
+
+def _size(job: Job) -> int:
+    return job.span.bytes if isinstance(job, MergeJob) else job.bytes
+
+
+def _block_deletes(gone: GoneBlock) -> list[Row]:
+    index_key = keys.large_key(keys.BLOCK_INDEX, gone.shard, gone.base_seq)
+    return [
+        ("delete", keys.large_key(keys.BLOCK, gone.shard, gone.base_seq)),
+        ("put", index_key, b"") if gone.paged else ("delete", index_key),
+    ]
+
+
+def _apart(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+    """``jobs`` in batches: a page is made of what the store says once all before it is written."""
+    begun = 0
+    for at, job in enumerate(jobs):
+        if isinstance(job, PageJob):
+            yield from (part for part in (jobs[begun:at], jobs[at : at + 1]) if part)
+            begun = at + 1
+    if begun < len(jobs):
+        yield jobs[begun:]

@@ -1,0 +1,577 @@
+"""Managing streams on a node: create, update, remove, purge, route; half-made ones are mended."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+
+from contrail_common import errors
+from contrail_common.config_rules import (
+    check_stream_create,
+    check_stream_encryption,
+    check_stream_update,
+    consumers_problem,
+)
+from contrail_common.errors import REGISTRY, ApiError
+from contrail_common.model import StreamConfig, StreamInfo
+from contrail_common.subjects import matches_any
+from contrail_link.contract import CreateMode
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
+from contrail_storage.core.preconditions import refusal
+from contrail_storage.core.results import Done, Refused, Removed, Reserved, Result
+from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.shard import Shard, check_removal
+from contrail_storage.replica.shard_logs import ShardLog
+from contrail_storage.store.block_store import UNREADABLE
+from contrail_storage.streams.sharded_state import (
+    check_purge,
+    shard_of_part,
+    sum_losses,
+    sum_states,
+)
+
+_log = structlog.get_logger("contrail.streams")
+_ROUTES_MAX: Final = 65_536
+_SLICE_MESSAGES: Final = 20_000
+_SLICES_MAX: Final = 16
+"""How many slices a caller waits for whose change left messages over that nobody needs."""
+_PURGED_SUBJECTS: Final = 256
+_EVERYTHING: Final = 1 << 62
+_RENEWED_TOGETHER: Final = 256
+HASH_KEY_BYTES: Final = 32
+_UNMADE: Final = "the stream is in memory, and is re-created once the disk accepts writes"
+
+ResultT = TypeVar("ResultT", bound=Result)
+
+
+def expect(result: Result, kind: type[ResultT]) -> ResultT:
+    """``result`` if it is of ``kind``; raises ApiError for the refusal that ``apply`` answered."""
+    if isinstance(result, Refused):
+        raise error_of(result)
+    assert isinstance(result, kind), f"{result} is not a {kind.__name__}"
+    return result
+
+
+def error_of(refused: Refused) -> ApiError:
+    """The refusal that ``apply`` answered, for the caller."""
+    if refused.problem is not None:
+        return refused.problem.as_error()
+    return ApiError(REGISTRY[refused.code], refused.detail, applied=False)
+
+
+@contextmanager
+def begun(has_effect: bool = True) -> Iterator[None]:
+    """Behind a step that has had its effect no refusal may say that nothing was applied."""
+    try:
+        yield
+    except ApiError as error:
+        if has_effect and error.applied is False:
+            raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
+        raise
+
+
+class StreamManager:
+    """Streams of this node, over the meta group and the group that holds the shards."""
+
+    def __init__(
+        self,
+        node: str,
+        meta: MetaMachine,
+        shards: dict[int, Shard],
+        meta_log: Proposer,
+        shard_log: ShardLog,
+        reader: Reader,
+        *,
+        encrypts: bool,
+    ) -> None:
+        self.node = node
+        self._encrypts = encrypts
+        self._meta = meta
+        self._shards = shards
+        self._meta_log = meta_log
+        self._shard_log = shard_log
+        self._reader = reader
+        self._lock = asyncio.Lock()
+        self._restoring: set[str] = set()
+        self._renewed = False  # whether a listed stream without a shard can only be on its way out
+        self._routes: dict[str, str | None] = {}
+        self._routes_of = -1
+
+    # Finding -------------------------------------------------------------------------------------
+
+    def entry(self, name: str) -> StreamEntry:
+        """What meta knows of the listed stream ``name`` (STREAM_NOT_FOUND)."""
+        entry = self._meta.streams.get(name)
+        if entry is None or not self._is_there(entry):
+            lost = entry is not None and entry.stage == "listed" and entry.shard not in self._shards
+            if lost and not self._renewed:
+                raise ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
+            raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
+        return entry
+
+    def _is_there(self, entry: StreamEntry) -> bool:
+        """Whether the stream is listed, and its removal has not begun: that is with its shard."""
+        first = self._shards.get(entry.shard)
+        return entry.stage == "listed" and first is not None and first.machine.exists
+
+    def shard(self, name: str, part: int | None = None) -> Shard:
+        """The shard of the listed stream ``name``, or the one numbered ``part`` of several.
+
+        STREAM_NOT_FOUND; INVALID_FIELD for a number that it does not have, or for none where it
+        has several.
+        """
+        entry = self.entry(name)
+        if part or entry.shards > 1:
+            return self._shards[shard_of_part(entry, part)]
+        return self._shards[entry.shard]
+
+    def parts(self, name: str, part: int | None = None) -> list[Shard]:
+        """All shards of the listed stream ``name`` in order, or the one numbered ``part``."""
+        if part is not None:
+            return [self.shard(name, part)]
+        return [self._shards[number] for number in self.entry(name).numbers]
+
+    def shards(self) -> list[Shard]:
+        """Shards of the listed streams."""
+        return [self._shards[number] for number in self.shard_numbers()]
+
+    def shard_numbers(self) -> list[int]:
+        """Numbers of the listed streams' shards."""
+        return [
+            number
+            for entry in self._meta.streams.values()
+            if self._is_there(entry)
+            for number in entry.numbers
+        ]
+
+    def taken_numbers(self) -> set[int]:
+        """Numbers of the shards of all streams, also of those half made or not wholly removed."""
+        return {number for entry in self._meta.streams.values() for number in entry.numbers}
+
+    def names(self) -> list[str]:
+        """Names of the listed streams, ascending."""
+        return sorted(entry.name for entry in self._meta.streams.values() if self._is_there(entry))
+
+    def route(self, subject: str) -> str | None:
+        """The listed stream that captures the literal ``subject``, or None."""
+        if self._routes_of != self._meta.changes or len(self._routes) > _ROUTES_MAX:
+            self._routes, self._routes_of = {}, self._meta.changes
+        try:
+            return self._routes[subject]
+        except KeyError:
+            name = self._routes[subject] = self._find_route(subject)
+            return name
+
+    def _find_route(self, subject: str) -> str | None:
+        for entry in self._meta.streams.values():
+            if entry.stage == "listed" and matches_any(entry.subjects, subject):
+                return entry.name
+        return None
+
+    def info(self, shard: Shard, *, damaged: bool = False) -> StreamInfo:
+        """Configuration and state of a shard's stream.
+
+        DATA_LOST when its first message does not read back; a ``damaged`` one is shown with what
+        is known, so without the time of that message.
+        """
+        record = shard.machine.record
+        assert record is not None
+        try:
+            state = shard.machine.state(timed=not (damaged and shard.damaged))
+        except UNREADABLE as error:
+            shard.damaged = f"the first message cannot be read back: {error}"
+            if not damaged:
+                raise ApiError(errors.DATA_LOST, shard.damaged) from error
+            state = shard.machine.state(timed=False)
+        return StreamInfo(
+            config=record.config,
+            created_ns=record.created_ns,
+            state=state,
+            incarnation=record.incarnation,
+            version=record.version,
+            leader=self.node,
+            durability=shard.durability,
+            data_loss=shard.machine.loss,
+        )
+
+    def whole_info(self, shards: list[Shard], *, damaged: bool = False) -> StreamInfo:
+        """Configuration of a stream and the state of all its ``shards``, as :meth:`info`."""
+        info = self.info(shards[0], damaged=damaged)
+        if len(shards) == 1:
+            return info
+        states = [info.state, *(self.info(shard, damaged=damaged).state for shard in shards[1:])]
+        return msgspec.structs.replace(
+            info,
+            state=sum_states(states),
+            shards=states,
+            data_loss=sum_losses([shard.machine.loss for shard in shards]),
+        )
+
+    # Changing ------------------------------------------------------------------------------------
+
+    async def put(
+        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
+    ) -> tuple[StreamInfo, bool]:
+        """Create or update; see ``StorageLink.put_stream``."""
+        check_stream_encryption(config, encrypts=self._encrypts)
+        given = cmd.Precondition(create=mode == "create", version=if_match, absent=if_none)
+        async with self._lock:
+            if config.name in self._restoring:
+                raise ApiError(errors.STREAM_EXISTS, "the stream is being restored", applied=False)
+            entry = await self._mended(config.name)
+            if entry is None or entry.stage != "listed":
+                _check(given, None, same=False)
+                check_stream_create(config)
+                return await self._create(config), True
+            shard = self._shards[entry.shard]
+            record = shard.machine.record
+            assert record is not None
+            _check(given, record.version, same=record.config == config)
+            if record.config != config:
+                # The shard decides this when it applies the change; here it is known before the
+                # subjects are claimed.
+                check_stream_update(record.config, config)
+                consumers = [one.config for one in shard.machine.consumers.values()]
+                problem = consumers_problem(config, consumers)
+                if problem is not None:
+                    raise problem.as_error()
+                await self._update(shard, entry, config, given)
+            else:
+                # A crash may have come between an earlier change and what it takes away.
+                await self._keep_to(entry)
+            return self.whole_info(self.parts(config.name)), False
+
+    async def _create(self, config: StreamConfig) -> StreamInfo:
+        incarnation = secrets.token_hex(8)
+        number = await self._reserve(config, incarnation)
+        await self._configure(number, config, incarnation)
+        with begun():
+            await self._align(self._meta.streams[config.name])
+            await self._list(config, config.subjects, incarnation)
+        return self.whole_info(self.parts(config.name))
+
+    async def _align(self, entry: StreamEntry) -> None:
+        """Give the configuration of the first shard, which decides, to those that lack it."""
+        record = self._shards[entry.shard].machine.record
+        assert record is not None
+        behind = [number for number in entry.numbers[1:] if not self._is_aligned(entry, number)]
+
+        async def configure(number: int) -> None:
+            command = cmd.ConfigureStream(
+                record.config,
+                record.incarnation,
+                record.hash_key,
+                number - entry.shard,
+                record.version,
+            )
+            expect(await self._shard_log.command(number, command), Done)
+
+        await asyncio.gather(*map(configure, behind))
+
+    def _is_aligned(self, entry: StreamEntry, number: int) -> bool:
+        """Whether a shard has the configuration of the first one, as of the same change."""
+        first, shard = self._shards.get(entry.shard), self._shards.get(number)
+        if first is None or shard is None or first.machine.record is None:
+            return False
+        record = shard.machine.record
+        return record is not None and (
+            record.version == first.machine.record.version
+            and record.config == first.machine.record.config
+        )
+
+    async def _configure(self, number: int, config: StreamConfig, incarnation: str) -> None:
+        """Make the stream of a shard that has none."""
+        hash_key = secrets.token_bytes(HASH_KEY_BYTES)
+        given = cmd.Precondition(create=True)
+        configure = cmd.ConfigureStream(config, incarnation, hash_key, given=given)
+        expect(await self._shard_log.command(number, configure), Done)
+
+    async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
+        volatile = config.storage == "memory"
+        reserve = cmd.ReserveStream(
+            config.name, config.subjects, incarnation, config.shards, volatile
+        )
+        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
+
+    async def _update(
+        self, shard: Shard, entry: StreamEntry, config: StreamConfig, given: cmd.Precondition
+    ) -> None:
+        # Subjects are claimed in meta before the shard takes them, and let go of after.
+        record = shard.machine.record
+        assert record is not None
+        if set(config.subjects) != set(entry.subjects):
+            both = tuple(dict.fromkeys(entry.subjects + config.subjects))
+            await self._list(record.config, both, record.incarnation)
+        given = msgspec.structs.replace(given, update=True)
+        configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key, given=given)
+        result = await self._shard_log.command(entry.shard, configure)
+        if isinstance(result, Refused):
+            with suppress(ApiError):  # then the next change or start lets go of the subjects
+                await self._mended(config.name)
+            raise error_of(result)
+        with begun():
+            await self._align(entry)
+            if shard.volatile or set(config.subjects) != set(entry.subjects):
+                await self._list(config, config.subjects, record.incarnation)
+            await self._keep_to(entry)
+
+    async def _keep_to(self, entry: StreamEntry) -> None:
+        """Remove what a stream holds beyond its configuration."""
+        for number in entry.numbers:
+            shard = self._shards[number]
+            if shard.machine.remover.over_limits:
+                await self._enforce_limits(shard)
+            await self.keep_interest(shard)
+
+    async def keep_interest(self, shard: Shard) -> None:
+        """Remove what no consumer needs any more, in slices; all of it unless there is too much.
+
+        The housekeeper goes on with what is left, and with what was interrupted.
+        """
+        for _ in range(_SLICES_MAX):
+            if not (shard.machine.exists and shard.machine.interest.unlooked):
+                return
+            await self._keep_slice(shard)
+
+    async def settle_last(self, shard: Shard) -> None:
+        """Find the last messages of the subjects that have lost theirs."""
+        while shard.machine.subjects.unsettled:
+            await self._keep_slice(shard)
+
+    async def _keep_slice(self, shard: Shard) -> None:
+        command = cmd.KeepInterest(_SLICE_MESSAGES)
+        expect(await self._shard_log.command(shard.machine.shard, command), Removed)
+
+    async def _enforce_limits(self, shard: Shard) -> None:
+        """Lowered limits hold at once: trim in slices until they do."""
+        machine = shard.machine
+        while machine.exists:
+            command = cmd.EnforceLimits(_SLICE_MESSAGES)
+            result = expect(await self._shard_log.command(machine.shard, command), Removed)
+            if not result.more:
+                return
+
+    async def _list(
+        self, config: StreamConfig, subjects: tuple[str, ...], incarnation: str
+    ) -> None:
+        kept = config if config.storage == "memory" else None
+        listing = cmd.ListStream(config.name, subjects, kept, incarnation)
+        expect(await self._meta_log.command(cmd.META_SHARD, listing), Done)
+
+    async def delete(self, name: str, if_match: int | None = None) -> None:
+        """Remove a stream with all it holds; see ``StorageLink.delete_stream``."""
+        async with self._lock:
+            entry = self.entry(name)
+            record = self._shards[entry.shard].machine.record
+            assert record is not None
+            # The shard decides, as it knows the version: from here on the stream is gone.
+            drop = cmd.DropStream(record.incarnation, if_match)
+            expect(await self._shard_log.command(entry.shard, drop), Done)
+            with begun():
+                await self._drop(entry)
+
+    async def _drop(self, entry: StreamEntry) -> None:
+        """Finish the removal of a stream, whatever is left of it."""
+        unlist = cmd.UnlistStream(entry.name, entry.incarnation)
+        expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
+        for number in entry.numbers:
+            await self._shard_log.command(number, cmd.DropStream())
+        release = cmd.ReleaseStream(entry.name, entry.incarnation)
+        expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
+
+    async def mend_all(self) -> None:
+        """Finish or undo what a crash left half done."""
+        async with self._lock:
+            await self._renew_lost()
+            for entry in list(self._meta.streams.values()):
+                if not self._is_whole(entry) and entry.name not in self._restoring:
+                    await self._mend_if_sound(entry)
+
+    async def _mend_if_sound(self, entry: StreamEntry) -> None:
+        """Mend a stream; a damaged one stays as it is, and keeps no other from being served."""
+        try:
+            await self._mend(entry)
+        except ApiError as error:
+            if error.spec not in (errors.DATA_LOST, errors.OUTCOME_UNKNOWN):
+                raise
+            _log.critical("stream_not_repaired", stream=entry.name, reason=str(error))
+
+    async def _mended(self, name: str) -> StreamEntry | None:
+        """What meta knows of ``name`` when nothing of it is half done."""
+        entry = self._meta.streams.get(name)
+        if entry is not None and not self._is_whole(entry):
+            await self._mend(entry)
+            entry = self._meta.streams.get(name)
+        return entry
+
+    def _is_whole(self, entry: StreamEntry) -> bool:
+        """Whether the stream is listed, under the very subjects that all its shards capture."""
+        if not self._is_there(entry):
+            return False
+        if not all(self._is_aligned(entry, number) for number in entry.numbers[1:]):
+            return False
+        config = self._shards[entry.shard].machine.config
+        return set(entry.subjects) == set(config.subjects) and entry.config in (None, config)
+
+    async def _renew_lost(self) -> None:
+        """Make the streams in memory anew, empty, that went with an earlier process."""
+        lost = [
+            entry
+            for entry in self._meta.streams.values()
+            if entry.stage == "listed" and is_volatile(entry.shard)
+            if entry.shard not in self._shards
+        ]
+        for start in range(0, len(lost), _RENEWED_TOGETHER):
+            await asyncio.gather(*map(self._renew, lost[start : start + _RENEWED_TOGETHER]))
+        self._renewed = True
+
+    async def _renew(self, entry: StreamEntry) -> None:
+        assert entry.config is not None
+        incarnation = secrets.token_hex(8)
+        renew = cmd.RenewStream(entry.name, incarnation, entry.incarnation)
+        number = expect(await self._meta_log.command(cmd.META_SHARD, renew), Reserved).shard
+        await self._configure(number, entry.config, incarnation)
+        await self._align(self._meta.streams[entry.name])
+
+    async def _mend(self, entry: StreamEntry) -> None:
+        shard = self._shards.get(entry.shard)
+        if entry.stage != "unlisted" and shard is not None and shard.machine.exists:
+            await self._align(entry)
+            config = shard.machine.config
+            await self._list(config, config.subjects, entry.incarnation)
+            for number in entry.numbers:
+                await self._enforce_limits(self._shards[number])
+        else:
+            await self._drop(entry)
+
+    # Restoring -----------------------------------------------------------------------------------
+
+    async def claim_restore(self, name: str) -> None:
+        """Keep ``name`` for a restore, until :meth:`end_restore`; STREAM_RESTORE_EXISTS."""
+        async with self._lock:
+            if name in self._restoring or await self._mended(name) is not None:
+                raise ApiError(errors.STREAM_RESTORE_EXISTS, applied=False)
+            self._restoring.add(name)
+
+    async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
+        """Reserve name and subjects of a stream; answers its first shard (SUBJECT_OVERLAP)."""
+        check_stream_encryption(config, encrypts=self._encrypts)
+        return await self._reserve(config, incarnation)
+
+    async def restore_part(self, number: int, part: cmd.RestorePart) -> None:
+        """Put a part into a reserved shard."""
+        expect(await self._shard_log.command(number, part), Done)
+
+    async def finish_restore(self, number: int, finishes: list[cmd.FinishRestore]) -> StreamInfo:
+        """Make the stream of shards whose parts are all there, ``number`` the first of them."""
+        config = finishes[0].header.config
+        # The first decides: while it is not made, the others are undone.
+        for part in reversed(range(len(finishes))):
+            command = self._shard_log.command(number + part, finishes[part])
+            expect(await command, Done)
+        with begun():
+            await self._align(self._meta.streams[config.name])
+            incarnation = self._meta.streams[config.name].incarnation
+            await self._list(config, config.subjects, incarnation)
+        return self.whole_info(self.parts(config.name))
+
+    async def end_restore(self, name: str) -> None:
+        """The restore is over: what is half done is finished or undone."""
+        async with self._lock:
+            self._restoring.discard(name)
+            await self._mended(name)
+
+    # Messages ------------------------------------------------------------------------------------
+
+    async def purge(
+        self,
+        shards: list[Shard],
+        subject: str,
+        up_to_seq: int,
+        keep: int,
+        *,
+        shredded: bool = False,
+    ) -> int:
+        """Remove messages below a sequence, all but the newest, or all; in slices.
+
+        Of these ``shards`` of a stream, which by then may be gone (STREAM_NOT_FOUND) and its name
+        another's. ``shredded``: nothing opens the messages any more, so that no rule keeps them.
+        """
+        if not all(shard.machine.exists for shard in shards):
+            raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
+        if len(shards) > 1:
+            shards = check_purge(shards, subject, up_to_seq, keep)
+        removed = 0
+        for shard in shards:
+            with begun(removed > 0):
+                removed += await self._purge(shard, subject, up_to_seq, keep, shredded=shredded)
+        return removed
+
+    async def _purge(
+        self, shard: Shard, subject: str, up_to_seq: int, keep: int, *, shredded: bool
+    ) -> int:
+        async with shard.removal:
+            to_seq = up_to_seq or _EVERYTHING
+            if shredded or subject not in ("", ">"):
+                subjects = SubjectFilter((subject or ">",))
+                purge = cmd.PurgeSubjects([], to_seq, _SLICE_MESSAGES, keep, shredded)
+                return await self._purge_subjects(shard, subjects, purge)
+            trim = cmd.Trim(to_seq, _SLICE_MESSAGES, keep)
+            return await self._in_slices(shard, trim)
+
+    async def _in_slices(self, shard: Shard, command: cmd.StreamCommand, removed: int = 0) -> int:
+        """Propose a command until it leaves nothing over; answers ``removed`` and what it took."""
+        while True:
+            with begun(removed > 0):
+                done = await self._shard_log.command(shard.machine.shard, command)
+                result = expect(done, Removed)
+            removed += result.count
+            if not result.more:
+                return removed
+
+    async def _purge_subjects(
+        self, shard: Shard, subjects: SubjectFilter, purge: cmd.PurgeSubjects
+    ) -> int:
+        """Purge what matches, some subjects at a time."""
+        names = [name for _, name in subjects.subjects(shard.machine.subjects)]
+        if purge.keep and len(names) > _PURGED_SUBJECTS:
+            # No one command knows all these subjects: what stays are the newest as of now.
+            to_seq = await self._reader.newest_from(shard, subjects, purge.keep)
+            purge = msgspec.structs.replace(purge, to_seq=to_seq, keep=0)
+        removed = 0
+        for start in range(0, max(len(names), 1), _PURGED_SUBJECTS):
+            some = names[start : start + _PURGED_SUBJECTS]
+            command = msgspec.structs.replace(purge, subjects=some)
+            removed = await self._in_slices(shard, command, removed)
+        shard.notify()  # where a consumer's pending messages went there is room
+        return removed
+
+    async def delete_message(self, name: str, seq: int, part: int | None = None) -> None:
+        """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""
+        shard = self.shard(name, part)
+        check_removal(shard)
+        async with shard.removal:
+            if not shard.machine.is_live(seq) or seq > shard.applied_seq:
+                raise ApiError(
+                    errors.SEQUENCE_NOT_FOUND, f"sequence {seq} not found", applied=False
+                )
+            previous_seq = await self._reader.previous_of_subject(shard, seq)
+            command = cmd.DeleteMessage(seq, previous_seq)
+            expect(await self._shard_log.command(shard.machine.shard, command), Removed)
+        # If it was pending at a consumer, there is room for another delivery.
+        shard.notify()
+
+
+def _check(given: cmd.Precondition, version: int | None, *, same: bool) -> None:
+    """Refuse early what the shard would refuse now, so that nothing is claimed for it."""
+    refused = refusal(given, version, errors.STREAM_EXISTS, errors.STREAM_NOT_FOUND, same=same)
+    if refused is not None:
+        raise error_of(refused)

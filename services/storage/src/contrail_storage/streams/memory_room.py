@@ -1,0 +1,45 @@
+"""The bound on what streams in memory take together."""
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_storage.core import key_layout as keys
+from contrail_storage.replica.applier import Applier
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.volatile_group import VOLATILE_GROUP, VolatileGroup
+from contrail_storage.store.memory_store import MemoryStore
+
+
+class MemoryRoom:
+    """The rows in memory: counts them and what is on its way there, refuses messages beyond."""
+
+    _log: Proposer
+    _group: VolatileGroup
+    _applier: Applier
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.store = MemoryStore()
+
+    def guard(self, log: Proposer, group: VolatileGroup, applier: Applier) -> None:
+        """Have ``log``, over ``group``, take no messages beyond the bound."""
+        self._log, self._group, self._applier = log, group, applier
+        log.check_room = self.check
+
+    @property
+    def size_bytes(self) -> int:
+        """What the streams take now."""
+        size_bytes = self.store.size_bytes
+        # The store tells itself what it holds: the loop learns of its writer's batches later, and
+        # would count them twice meanwhile.
+        row = self.store.get(keys.shard_key(keys.APPLIED, VOLATILE_GROUP))
+        in_store = int.from_bytes(row[:8], "big") if row else 0
+        written = max(in_store, self._applier.written_indexes.get(VOLATILE_GROUP, 0))
+        return size_bytes + self._group.unwritten_bytes(written) + self._log.queued_bytes
+
+    def check(self, size: int) -> None:
+        """Raise MEMORY_FULL when ``size`` bytes of messages more would be too many."""
+        if self.size_bytes + size > self.max_bytes:
+            self._applier.flush()  # what was removed may not have left the store yet
+        if self.size_bytes + size > self.max_bytes:
+            message = f"streams in memory are limited to {self.max_bytes} bytes in total"
+            raise ApiError(errors.MEMORY_FULL, message, retry_after_s=1, applied=False)

@@ -1,0 +1,273 @@
+"""Restores: an archive that comes in pieces becomes a stream, whole or not at all.
+
+Records are looked at as they come and go through the log like everything else, in parts, into a
+shard that no stream has yet. The last entry makes the stream; until it is applied the name is
+merely reserved, and whatever ends a restore before that (a refusal, a client that left, a crash)
+leaves a reservation to undo.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+import structlog
+
+from contrail_common import errors
+from contrail_common.columns.blocks import Block, decode_block, encode_block
+from contrail_common.config_rules import check_stream_name
+from contrail_common.errors import ApiError
+from contrail_common.model import StreamInfo
+from contrail_link.contract import RESTORE_PIECE_BYTES_MAX
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.archive import format as archive
+from contrail_storage.core.archive.format import ArchiveError, ArchiveReader, Record, Subjects
+from contrail_storage.core.archive.sharded import ShardedCheck
+from contrail_storage.core.commands import ArchiveHeader
+from contrail_storage.core.stream.emptying import emptied_columns
+from contrail_storage.replica.content_sealing import UNMADE, refusal
+from contrail_storage.seal.content import seal_columns
+from contrail_storage.seal.subject_keys import SubjectKeys
+from contrail_storage.streams.manager import StreamManager
+
+RESTORES_MAX: Final = 4
+
+IDLE_S: Final = 60.0
+_PART_BYTES: Final = 256 * 1024
+_PART_RECORDS: Final = 8
+"""Of small records: taking up 256 subjects takes a third of a millisecond."""
+T = TypeVar("T")
+
+_log = structlog.get_logger("contrail.restore")
+
+
+class Restores:
+    """The restores under way on this node, by the token that their callers name them with."""
+
+    def __init__(self, streams: StreamManager, keys: SubjectKeys, idle_s: float = IDLE_S) -> None:
+        self._streams = streams
+        self._keys = keys
+        self._idle_s = idle_s
+        self._open: dict[str, _Restore] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def begin(self, name: str) -> str:
+        """A restore into the stream ``name``, which must not exist; answers its token."""
+        check_stream_name(name)
+        if len(self._open) >= RESTORES_MAX:
+            raise ApiError(
+                errors.OVERLOADED,
+                "too many restores are in progress",
+                retry_after_s=5,
+                applied=False,
+            )
+        token = secrets.token_hex(16)
+        self._open[token] = _Restore(name, self._streams, self._keys)
+        try:
+            await self._streams.claim_restore(name)
+        except BaseException:
+            del self._open[token]
+            raise
+        self._expect_more(token)
+        return token
+
+    async def append(self, token: str, offset: int, piece: bytes) -> None:
+        """The next bytes of the archive, at ``offset``; ARCHIVE_INVALID ends the restore."""
+        restore = self._take(token)
+        await self._carry_out(token, restore.append(offset, piece))
+        self._expect_more(token)
+
+    async def commit(self, token: str) -> StreamInfo:
+        """The archive is complete: the stream is there when this returns."""
+        info = await self._carry_out(token, self._take(token).commit())
+        await self._end(token)
+        return info
+
+    async def abort(self, token: str) -> None:
+        """Undo a restore; nothing to do for one that has ended."""
+        if token in self._open:
+            self._take(token)
+            await self._end(token)
+
+    def close(self) -> None:
+        """The node stops: what is under way is undone by the next start."""
+        for restore in self._open.values():
+            restore.wait_no_more()
+
+    async def _carry_out(self, token: str, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; when it fails, or nobody waits any more, the restore ends."""
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except BaseException:
+            await self._end(token, task)
+            raise
+
+    async def _end(self, token: str, task: "asyncio.Task[Any] | None" = None) -> None:
+        """Undo behind ``task``, whether or not anybody waits for that."""
+        ending = asyncio.ensure_future(self._undo(token, task))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
+
+    def _take(self, token: str) -> "_Restore":
+        restore = self._open.get(token)
+        if restore is None or restore.busy:
+            raise ApiError(errors.BAD_REQUEST, "no such restore is in progress", applied=False)
+        restore.busy = True
+        restore.wait_no_more()
+        return restore
+
+    def _expect_more(self, token: str) -> None:
+        restore = self._open[token]
+        restore.busy = False
+        loop = asyncio.get_running_loop()
+        restore.idle = loop.call_later(self._idle_s, self._give_up, token)
+
+    def _give_up(self, token: str) -> None:
+        _log.warning("restore_abandoned", stream=self._open[token].name)
+        self._open[token].busy = True
+        ending = asyncio.ensure_future(self._undo(token, None))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _undo(self, token: str, task: "asyncio.Task[Any] | None") -> None:
+        """End a restore; what is reserved for it and not made is dropped."""
+        restore = self._open[token]
+        if task is not None:
+            await asyncio.wait([task])
+        try:
+            await self._streams.end_restore(restore.name)
+        except ApiError as error:
+            # The name is mended by the next who asks for it, or by the next start.
+            _log.warning("restore_not_undone", stream=restore.name, error=str(error))
+        finally:
+            del self._open[token]
+
+
+class _Restore:
+    """One restore: the bytes so far, looked at, and the parts that are not logged yet."""
+
+    def __init__(self, name: str, streams: StreamManager, keys: SubjectKeys) -> None:
+        self.name = name
+        self._keys = keys
+        self._sealer: ArchiveSealer | None = None
+        self.busy = True
+        self.idle: asyncio.TimerHandle | None = None
+        self._streams = streams
+        self._reader = ArchiveReader()
+        self._check = ShardedCheck()
+        self._headers: list[ArchiveHeader] = []
+        self._offset = 0
+        self._number: int | None = None
+        self._part: list[tuple[int, bytes]] = []
+        self._part_bytes = 0
+
+    def wait_no_more(self) -> None:
+        """Somebody is at it."""
+        if self.idle is not None:
+            self.idle.cancel()
+
+    async def append(self, offset: int, piece: bytes) -> None:
+        """Take the next bytes: on return they are in the log, but for less than a part."""
+        if offset != self._offset or len(piece) > RESTORE_PIECE_BYTES_MAX:
+            raise ApiError(errors.BAD_REQUEST, "the piece is out of order", applied=False)
+        self._offset += len(piece)
+        try:
+            records = await asyncio.to_thread(self._looked_at, piece)
+        except ArchiveError as error:
+            raise ApiError(errors.ARCHIVE_INVALID, str(error), applied=False) from error
+        for record in records:
+            await self._take(record)
+
+    def _looked_at(self, piece: bytes) -> list[Record]:
+        records = self._reader.feed(piece)
+        for record in records:
+            self._check.take(record)
+        return records
+
+    async def _take(self, record: Record) -> None:
+        if record.kind == archive.HEADER:
+            await self._begin_shard(archive.decoded(record.payload, ArchiveHeader))
+            return
+        if self._sealer is not None:
+            record = await self._sealer.sealed(record)
+        full = self._part_bytes + len(record.payload) > _PART_BYTES
+        if self._part and (full or len(self._part) == _PART_RECORDS):
+            await self._log_part()
+        self._part.append((record.kind, record.payload))
+        self._part_bytes += len(record.payload)
+
+    async def _begin_shard(self, header: ArchiveHeader) -> None:
+        if self._part:
+            await self._log_part()
+        config = msgspec.structs.replace(header.config, name=self.name)
+        own = self._headers[0].incarnation if self._headers else secrets.token_hex(8)
+        self._headers.append(msgspec.structs.replace(header, config=config, incarnation=own))
+        if self._number is None:
+            self._number = await self._streams.begin_restore(config, own)
+        if config.erasure == "subject_key":
+            self._sealer = ArchiveSealer(self._keys, self._number + header.part)
+
+    async def _log_part(self) -> None:
+        assert self._number is not None
+        header = self._headers[-1]
+        part = cmd.RestorePart(self._part, header.config.compression)
+        self._part, self._part_bytes = [], 0
+        # One at a time: parts of one entry would share the rows of its index.
+        await self._streams.restore_part(self._number + header.part, part)
+
+    async def commit(self) -> StreamInfo:
+        """Make the stream; ARCHIVE_INVALID when the archive is not whole."""
+        try:
+            self._reader.finish()
+            await asyncio.to_thread(self._check.finish)
+        except ArchiveError as error:
+            raise ApiError(errors.ARCHIVE_INVALID, str(error), applied=False) from error
+        if self._part:
+            await self._log_part()
+        assert self._number is not None
+        finishes = [cmd.FinishRestore(header) for header in self._headers]
+        return await self._streams.finish_restore(self._number, finishes)
+
+
+class ArchiveSealer:
+    """Seals the blocks of one shard with keys of its own, before they are logged."""
+
+    def __init__(self, keys: SubjectKeys, shard: int) -> None:
+        self._keys = keys
+        self._shard = shard
+        self._names: dict[int, str] = {}
+
+    async def sealed(self, record: Record) -> Record:
+        """The record as it is to be logged; subjects come before the blocks that have them."""
+        if record.kind == archive.SUBJECTS:
+            subjects = archive.decoded(record.payload, Subjects)
+            numbers = np.frombuffer(subjects.rows, np.uint32, len(subjects.names))
+            self._names.update(zip(numbers.tolist(), subjects.names, strict=True))
+        if record.kind != archive.BLOCK:
+            return record
+        try:
+            sealed = await asyncio.to_thread(self._sealed, decode_block(record.payload))
+        except UNMADE as error:
+            raise refusal(error) from error
+        return Record(archive.BLOCK, encode_block(sealed, 0))
+
+    def _sealed(self, block: Block) -> Block:
+        """Blocks. What is of no live subject is of no live message: it is emptied."""
+        numbers = block.subject_ids.tolist()
+        known = [number for number in dict.fromkeys(numbers) if number in self._names]
+        wanted = [(self._shard, self._names[number]) for number in known]
+        self._keys.make(wanted)
+        found = [self._keys.sealing(*one) for one in wanted]
+        keys = [key for key in found if key is not None]
+        assert len(keys) == len(known), "nothing destroys keys of a stream that is being made"
+        places = {number: at for at, number in enumerate(known)}
+        live = np.array([number in places for number in numbers])
+        columns = emptied_columns(block.columns, live)
+        if keys:
+            columns = seal_columns(columns, [places.get(number, 0) for number in numbers], keys)
+            columns = emptied_columns(columns, live)
+        return Block(block.base_seq, block.times_ns, block.subject_ids, columns)

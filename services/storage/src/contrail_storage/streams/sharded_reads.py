@@ -1,0 +1,319 @@
+"""Reading a stream with several shards as one: merged by time, in the order of each shard.
+
+A reader's place is a cursor, the next sequence of each shard. Every read is up to what was applied
+of all shards when it began, so that what it gives by time is whole: what comes later is later.
+"""
+
+import asyncio
+import hashlib
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.cursors import Cursor
+from contrail_common.errors import ApiError
+from contrail_common.model import StoredMessage, message_size
+from contrail_common.partition import SHARDS_MAX
+from contrail_common.timeunits import INT64_MAX
+from contrail_link.contract import (
+    LastRequest,
+    RangeRequest,
+    RangeResult,
+    ReplayPlan,
+    ReplayPlanRequest,
+    ReplaySplit,
+)
+from contrail_storage.reading.last_reader import LastReader
+from contrail_storage.reading.page_tokens import (
+    decode_state,
+    decode_token,
+    encode_state,
+    encode_token,
+)
+from contrail_storage.reading.reader import Reader
+from contrail_storage.reading.replay import Replayer
+from contrail_storage.replica.shard import Shard
+from contrail_storage.streams.sharded_state import (
+    bad_cursor,
+    concerned,
+    incarnation_of,
+    own_cursor,
+    shard_needed,
+)
+
+_READ_MESSAGES_MIN: Final = 16
+_READ_BYTES_MIN: Final = 64 * 1024
+"""A shard is read some messages at a time, so that many shards do not hold much at once."""
+_LAST_PAGE_BYTES: Final = 1 << 20
+
+_Seq = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+
+
+class ShardedReader:
+    """Reads all shards of a stream together, through the readers of one."""
+
+    def __init__(self, reader: Reader, last_reader: LastReader, replayer: Replayer) -> None:
+        self._reader = reader
+        self._last_reader = last_reader
+        self._replayer = replayer
+
+    # Ranges --------------------------------------------------------------------------------------
+
+    async def read_range(self, shards: Sequence[Shard], request: RangeRequest) -> RangeResult:
+        """Messages of a range request; waits for the first when asked to.
+
+        INVALID_FIELD for a sequence without a shard, and for a cursor of another stream.
+        """
+        if request.from_seq:
+            raise shard_needed(len(shards), "or use a cursor")
+        begin = await self._begin(shards, request)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.wait_ns / 1e9
+        with _watched(shards) as changed:
+            while True:
+                changed.clear()
+                merge = _Merge(self._reader, shards, begin, request)
+                messages = await merge.read()
+                left = deadline - loop.time()
+                if messages or left <= 0 or not await _set_within(changed, left):
+                    break
+                for shard in shards:
+                    shard.check_readable()
+                begin = merge.cursor()
+        cursor = merge.cursor()
+        pending = await self._pending(shards, cursor, request.subject)
+        return RangeResult(messages, 0, pending, cursor.text(), begin.text())
+
+    async def read_one(self, shard: Shard, request: RangeRequest) -> RangeResult:
+        """The same of one shard alone; its positions are sequences (INVALID_FIELD for a cursor)."""
+        if request.cursor:
+            raise bad_cursor("cannot be used when a single shard is read; use from_seq")
+        found = await self._reader.read_range(shard, request)
+        messages = with_shards(shard, found.messages)
+        return RangeResult(messages, found.next_seq, found.num_pending)
+
+    async def _begin(self, shards: Sequence[Shard], request: RangeRequest) -> Cursor:
+        incarnation = incarnation_of(shards)
+        if request.cursor:
+            return own_cursor(request.cursor, shards)
+        if not request.start_time_ns:
+            return Cursor(incarnation, [shard.machine.counters.first_seq for shard in shards])
+        seqs = [await self._reader.seq_of_time(shard, request.start_time_ns) for shard in shards]
+        return Cursor(incarnation, seqs)
+
+    async def _pending(self, shards: Sequence[Shard], cursor: Cursor, subject: str) -> int:
+        total = 0
+        for shard, next_seq in zip(shards, cursor.next_seqs, strict=True):
+            wanted = self._reader.filter_of(shard, (subject,) if subject else ())
+            total += await self._reader.count(shard, next_seq, shard.applied_seq, wanted)
+        return total
+
+    # Subjects ------------------------------------------------------------------------------------
+
+    def subject_counts(
+        self, shards: Sequence[Shard], subject: str, limit: int, token: str
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """(subject, messages) of matching subjects in byte order: each is in one shard."""
+        decode_token(token)
+        found = [
+            self._reader.subject_counts(shard, subject, limit, token)
+            for shard in concerned(shards, subject)
+        ]
+        counts = sorted(one for page, _ in found for one in page)
+        more = len(counts) > limit or any(next_token for _, next_token in found)
+        page = counts[:limit]
+        return page, encode_token(page[-1][0]) if more else None
+
+    async def last(
+        self, shards: Sequence[Shard], request: LastRequest
+    ) -> tuple[list[StoredMessage], str | None]:
+        """The newest message of each subject, shard by shard, as of when the first page was read.
+
+        INVALID_FIELD for ``up_to_seq``; BAD_REQUEST for a token of another request.
+        """
+        if request.up_to_seq:
+            raise shard_needed(len(shards), "or use up_to_time")
+        found = concerned(shards, request.subject)
+        place = self._last_place(shards, request)
+        messages: list[StoredMessage] = []
+        size = 0
+        while place.at < len(found):
+            shard, point_seq = found[place.at], place.points[place.at]
+            token: str | None = None
+            if point_seq:
+                asked = msgspec.structs.replace(
+                    request,
+                    up_to_seq=0 if request.up_to_time_ns else point_seq,
+                    token=place.token,
+                    limit=request.limit - len(messages),
+                )
+                page, token = await self._last_reader.read(shard, asked)
+                messages += with_shards(shard, page)
+                size += sum(message_size(one.headers, len(one.payload)) for one in page)
+            place = _LastPlace(place.request, place.points, place.at + (token is None), token or "")
+            if token is not None or len(messages) >= request.limit or size >= _LAST_PAGE_BYTES:
+                break
+        return messages, encode_state(place) if place.at < len(found) else None
+
+    def _last_place(self, shards: Sequence[Shard], request: LastRequest) -> "_LastPlace":
+        asked = (incarnation_of(shards), request.subject, request.up_to_time_ns)
+        digest = hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=8).digest()
+        found = concerned(shards, request.subject)
+        if not request.token:
+            return _LastPlace(digest, [shard.applied_seq for shard in found], 0, "")
+        place = decode_state(request.token, _LastPlace)
+        if place.request != digest or len(place.points) != len(found):
+            raise ApiError(errors.BAD_REQUEST, "the page token belongs to another request")
+        return place
+
+    # Replay --------------------------------------------------------------------------------------
+
+    async def plan(self, shards: Sequence[Shard], request: ReplayPlanRequest) -> ReplayPlan:
+        """Pin the range in every shard and cut it; INVALID_FIELD for sequences without a shard."""
+        if request.from_seq or request.to_seq:
+            raise shard_needed(len(shards))
+        found = concerned(shards, request.subject)
+        pinned = [(shard, shard.applied_seq) for shard in found if shard.applied_seq]
+        total = sum(shard.machine.counters.messages for shard, _ in pinned)
+        splits: list[ReplaySplit] = []
+        for shard, to_seq in pinned:
+            part = request.splits * shard.machine.counters.messages // max(total, 1)
+            asked = msgspec.structs.replace(request, to_seq=to_seq, splits=max(part, 1))
+            splits += (await self._replayer.plan(shard, asked)).splits
+        return ReplayPlan(shards[0].name, incarnation_of(shards), splits)
+
+
+class _LastPlace(msgspec.Struct, array_like=True):
+    """Which shard's page is next: ``points`` are their last sequences as of the first page."""
+
+    request: bytes
+    points: Annotated[list[_Seq], msgspec.Meta(max_length=SHARDS_MAX)]
+    at: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
+    token: str
+
+
+def with_shards(shard: Shard, messages: list[StoredMessage]) -> list[StoredMessage]:
+    """Messages of ``shard``, which say so when their stream has several."""
+    if shard.machine.record is None or shard.machine.config.shards == 1:
+        return messages
+    part = shard.machine.part
+    return [
+        StoredMessage(one.seq, one.subject, one.time_ns, one.headers, one.payload, part)
+        for one in messages
+    ]
+
+
+def with_shard(shard: Shard, message: StoredMessage) -> StoredMessage:
+    """A message of ``shard``, as :func:`with_shards` has several."""
+    return with_shards(shard, [message])[0]
+
+
+class _Run:
+    """One shard in a merge: messages read ahead, and where they come from."""
+
+    def __init__(self, reader: Reader, shard: Shard, next_seq: int, asked: RangeRequest) -> None:
+        self.next_seq = max(next_seq, shard.machine.counters.first_seq)
+        """Behind what was taken and what was looked through in vain."""
+        self._reader = reader
+        self._shard = shard
+        self._asked = asked
+        self._end_seq = shard.applied_seq + 1
+        self._read_to = self.next_seq
+        self._ahead: list[StoredMessage] = []
+
+    async def head(self) -> StoredMessage | None:
+        """The next message, not taken yet; None at the end."""
+        while not self._ahead and self._read_to < self._end_seq:
+            asked = msgspec.structs.replace(
+                self._asked, from_seq=self._read_to, start_time_ns=0, wait_ns=0
+            )
+            messages, next_seq = await self._reader.collect(self._shard, asked)
+            if next_seq <= self._read_to and not messages:
+                break
+            self._read_to = next_seq
+            inside = [one for one in messages if one.seq < self._end_seq]
+            self._ahead = with_shards(self._shard, inside)[::-1]
+        if self._ahead:
+            return self._ahead[-1]
+        self.next_seq = max(self.next_seq, min(self._read_to, self._end_seq))
+        return None
+
+    def take(self) -> StoredMessage:
+        """Take the message that :meth:`head` showed."""
+        message = self._ahead.pop()
+        self.next_seq = message.seq + 1
+        return message
+
+
+class _Merge:
+    """One pass over all shards from ``begin`` on, by (time, shard)."""
+
+    def __init__(
+        self, reader: Reader, shards: Sequence[Shard], begin: Cursor, request: RangeRequest
+    ) -> None:
+        self._request = request
+        self._begin = begin
+        self._concerned = {shard.machine.part for shard in concerned(shards, request.subject)}
+        count = len(self._concerned)
+        asked = msgspec.structs.replace(
+            request,
+            limit=min(request.limit, max(2 * request.limit // count, _READ_MESSAGES_MIN)),
+            max_bytes=max(request.max_bytes // count, _READ_BYTES_MIN),
+        )
+        self._runs = [
+            _Run(reader, shard, next_seq, asked)
+            for shard, next_seq in zip(shards, begin.next_seqs, strict=True)
+        ]
+
+    async def read(self) -> list[StoredMessage]:
+        """Messages up to the request's limits."""
+        heads: list[tuple[int, int]] = []
+        for part in sorted(self._concerned):
+            await self._push(heads, part)
+        messages: list[StoredMessage] = []
+        size = 0
+        while heads and len(messages) < self._request.limit:
+            part = heads[0][1]
+            message = await self._runs[part].head()
+            assert message is not None
+            size += message_size(message.headers, len(message.payload))
+            if messages and size > self._request.max_bytes:
+                break
+            heapq.heappop(heads)
+            messages.append(self._runs[part].take())
+            await self._push(heads, part)
+        return messages
+
+    async def _push(self, heads: list[tuple[int, int]], part: int) -> None:
+        message = await self._runs[part].head()
+        if message is not None:
+            heapq.heappush(heads, (message.time_ns, part))
+
+    def cursor(self) -> Cursor:
+        """Where the next pass begins."""
+        return Cursor(self._begin.incarnation, [run.next_seq for run in self._runs])
+
+
+@contextmanager
+def _watched(shards: Sequence[Shard]) -> Iterator[asyncio.Event]:
+    """An event that is set whenever one of ``shards`` changes."""
+    changed = asyncio.Event()
+    for shard in shards:
+        shard.listeners.add(changed.set)
+    try:
+        yield changed
+    finally:
+        for shard in shards:
+            shard.listeners.discard(changed.set)
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True

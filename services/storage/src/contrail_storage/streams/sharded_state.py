@@ -1,0 +1,107 @@
+"""What several shards are together: which one is meant, what they hold in all, what to purge."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.cursors import Cursor, read_cursor
+from contrail_common.errors import ApiError, FieldProblem
+from contrail_common.model import DataLoss, StreamState
+from contrail_common.partition import shard_of_filter
+from contrail_storage.core.meta_machine import StreamEntry
+from contrail_storage.replica.shard import Shard
+
+
+def shard_of_part(entry: StreamEntry, part: int | None) -> int:
+    """The id of the stream's shard numbered ``part``; INVALID_FIELD when it is not one of them."""
+    if part is None:
+        raise shard_needed(entry.shards)
+    if not 0 <= part < entry.shards:
+        few = f"0 to {entry.shards - 1}" if entry.shards > 1 else "only shard 0"
+        raise _bad("shard", f"the stream has {'shards ' if entry.shards > 1 else ''}{few}")
+    return entry.shard + part
+
+
+def shard_needed(shards: int, why: str = "because each shard has its own sequences") -> ApiError:
+    """The refusal of what can be asked of one shard only."""
+    return _bad("shard", f"the stream has {shards} shards: give one, {why}")
+
+
+def _bad(field: str, message: str) -> ApiError:
+    problem = FieldProblem(field, message)
+    return ApiError(errors.INVALID_FIELD, f"{field}: {message}", [problem], applied=False)
+
+
+def incarnation_of(shards: Sequence[Shard]) -> str:
+    """The incarnation of the stream of ``shards`` (STREAM_NOT_FOUND)."""
+    record = shards[0].machine.record
+    if record is None:
+        raise ApiError(errors.STREAM_NOT_FOUND)
+    return record.incarnation
+
+
+def own_cursor(text: str, shards: Sequence[Shard]) -> Cursor:
+    """The cursor of the stream of ``shards`` given out as ``text``; INVALID_FIELD for another."""
+    try:
+        cursor = read_cursor(text)
+    except ValueError as error:
+        raise bad_cursor(str(error)) from None
+    if cursor.incarnation != incarnation_of(shards) or len(cursor.next_seqs) != len(shards):
+        raise bad_cursor("belongs to another stream, or to this stream before it was re-created")
+    return cursor
+
+
+def bad_cursor(message: str) -> ApiError:
+    """The refusal of a cursor."""
+    return _bad("cursor", message)
+
+
+def sum_states(states: Sequence[StreamState]) -> StreamState:
+    """The state of a stream from those of its shards.
+
+    What can be counted is summed; of sequences and times it has the lowest first and the highest
+    last one. All shards have the same consumers.
+    """
+    first = [state.first_ts_ns for state in states if state.first_ts_ns]
+    return StreamState(
+        messages=sum(state.messages for state in states),
+        bytes=sum(state.bytes for state in states),
+        first_seq=min(state.first_seq for state in states),
+        first_ts_ns=min(first, default=0),
+        last_seq=max(state.last_seq for state in states),
+        last_ts_ns=max(state.last_ts_ns for state in states),
+        num_subjects=sum(state.num_subjects for state in states),
+        num_deleted=sum(state.num_deleted for state in states),
+        consumer_count=min(state.consumer_count for state in states),
+    )
+
+
+def sum_losses(losses: Sequence[DataLoss | None]) -> DataLoss | None:
+    """The newest accepted damage of a stream from that of its shards.
+
+    Ranges of sequences are of one shard, so that none are told.
+    """
+    there = [loss for loss in losses if loss is not None]
+    if not there:
+        return None
+    newest = max(there, key=lambda loss: loss.accepted_ns)
+    messages = sum(loss.messages for loss in there if loss.accepted_ns == newest.accepted_ns)
+    return msgspec.structs.replace(newest, messages=messages, ranges=[])
+
+
+def concerned(shards: Sequence[Shard], subject: str) -> list[Shard]:
+    """Those of a stream's shards that can have messages of the filter ``subject`` ("": any)."""
+    config = shards[0].config
+    part = shard_of_filter(subject or ">", config.shards, config.shard_by)
+    return list(shards) if part is None else [shards[part]]
+
+
+def check_purge(shards: Sequence[Shard], subject: str, up_to_seq: int, keep: int) -> list[Shard]:
+    """The shards that a purge of the whole stream is about; refused where it needs a shard."""
+    if up_to_seq:
+        raise shard_needed(len(shards))
+    found = concerned(shards, subject)
+    if keep and len(found) > 1:
+        raise shard_needed(len(shards), "because messages of different shards have no common order")
+    return found

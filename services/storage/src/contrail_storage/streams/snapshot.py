@@ -1,0 +1,151 @@
+"""Snapshots: a stream with its consumers as an archive, streamed while the stream goes on.
+
+The archive is read from one view of the store. Whatever one entry changes is in the store at once
+or not at all, so a view shows every row and block as of one applied index, however long reading
+takes; publishes, merges and removals go on behind it and wait for nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.columns.blocks import BlockCorruptError, MessageColumns, decode_block
+from contrail_common.errors import ApiError
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.archive.format import ArchiveWriter
+from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.stream.restoring import block_record, state_records
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.reading.answering import read_failed
+from contrail_storage.replica.shard import Shard
+from contrail_storage.seal.content import ContentOpener
+from contrail_storage.store.block_codecs import BLOCK_CODECS
+from contrail_storage.store.rocks_store import (
+    StoreCorruptError,
+    StoreFailedError,
+    StoreScanCutError,
+)
+from contrail_storage.store.split_store import SplitStore
+
+SNAPSHOTS_MAX: Final = 8
+"""Each keeps files of the store, and a copy of the stream's subjects and ids while it runs."""
+_CHUNK_BYTES: Final = 256 * 1024
+
+
+class Snapshotter:
+    """Streams archives of shards."""
+
+    def __init__(self, store: SplitStore, opener: ContentOpener) -> None:
+        self._store = store
+        self._opener = opener
+        self._open = 0
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a snapshot is being read."""
+        return self._open > 0
+
+    def stream(self, shards: Sequence[Shard], *, consumers: bool) -> AsyncIterator[bytes]:
+        """The archive of what is written of a stream when it is first read, in chunks; OVERLOADED.
+
+        What cannot be read back cuts it: it lacks its end record then.
+        """
+        if self._open >= SNAPSHOTS_MAX:
+            raise ApiError(
+                errors.OVERLOADED,
+                "too many snapshots are being read",
+                retry_after_s=5,
+                applied=False,
+            )
+        numbers = [shard.machine.shard for shard in shards]
+        return self._stream(numbers, consumers=consumers)
+
+    async def _stream(self, numbers: list[int], *, consumers: bool) -> AsyncIterator[bytes]:
+        self._open += 1
+        chunks = self._chunks(numbers, consumers=consumers)
+        step: asyncio.Future[bytes | None] | None = None
+        try:
+            while True:
+                step = asyncio.ensure_future(asyncio.to_thread(next, chunks, None))
+                chunk = await asyncio.shield(step)
+                if chunk is None:
+                    return
+                yield chunk
+        except (BlockCorruptError, StoreCorruptError) as error:
+            raise ApiError(errors.DATA_LOST, f"cannot be read back: {error}") from error
+        except StoreFailedError as error:
+            raise read_failed(error) from error
+        except StoreScanCutError as error:
+            raise ApiError(errors.OVERLOADED, f"aborted by an erasure: {error}") from error
+        finally:
+            if step is not None:
+                await asyncio.wait([step])  # a thread may be at it, though nobody waits any more
+            chunks.close()
+            self._open -= 1
+
+    def _chunks(self, numbers: list[int], *, consumers: bool) -> Generator[bytes, None, None]:
+        """Blocks; the pieces of the archive, joined to chunks."""
+        held: list[bytes] = []
+        size = 0
+        for piece in self._pieces(numbers, consumers=consumers):
+            held.append(piece)
+            size += len(piece)
+            if size >= _CHUNK_BYTES:
+                yield b"".join(held)
+                held, size = [], 0
+        yield b"".join(held)
+
+    def _pieces(self, numbers: list[int], *, consumers: bool) -> Iterator[bytes]:
+        writer = ArchiveWriter()
+        with self._store.view() as view:
+
+            def scan(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+                return view.scan(prefix, keys.prefix_end(prefix))
+
+            first: StreamMachine | None = None
+            for number in numbers:
+                machine = StreamMachine.load(number, _NoFacts(), scan)
+                if machine.record is None:
+                    raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
+                if first is None:
+                    first = machine
+                    yield writer.start()
+                _agree(first, machine)
+                deadlines = scan(keys.shard_key(keys.DEADLINE, number))
+                for record in state_records(machine, deadlines, consumers=consumers):
+                    yield writer.record(record)
+                for _, stored in scan(keys.shard_key(keys.BLOCK, number)):
+                    block = block_record(machine, decode_block(stored, BLOCK_CODECS), self._opened)
+                    if block is not None:
+                        yield writer.record(block)
+        yield writer.end()
+
+    def _opened(self, columns: MessageColumns) -> MessageColumns:
+        plain, gone = self._opener.columns(columns)
+        if gone:
+            raise StoreScanCutError("subject keys were destroyed")
+        return plain
+
+
+def _agree(first: StreamMachine, machine: StreamMachine) -> None:
+    """Leave out what a change that is under way has not brought to all shards of a stream.
+
+    The first shard decides. A consumer that began at a cursor is a socket's own and goes with it.
+    """
+    assert first.record is not None
+    assert machine.record is not None
+    machine.record.config = first.record.config
+    machine.consumers = {
+        number: consumer
+        for number, consumer in machine.consumers.items()
+        if consumer.config.name in first.consumer_ids and not consumer.config.opt_start_cursor
+    }
+
+
+class _NoFacts:
+    """A machine that applies nothing asks for no facts."""
+
+    def facts_at(self, seq: int) -> MessageFacts:
+        """Never asked."""
+        raise LookupError(f"no facts of sequence {seq}")

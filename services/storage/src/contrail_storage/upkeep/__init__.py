@@ -1,0 +1,1 @@
+"""Work beside requests: age, checkpoints, room on the disk, erasures, the scrub."""

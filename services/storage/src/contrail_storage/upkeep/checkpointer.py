@@ -1,0 +1,133 @@
+"""Checkpoints of a node: flush the store, prove it with the second record, drop the log below."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.whole_steps import whole
+from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
+from contrail_storage.store.rocks_store import StoreError
+from contrail_storage.upkeep.backoff import Backoff
+from contrail_storage.wal.node_log import LogFailedError, LogRottenError, NodeLog
+
+_LOOK_S: Final = 1.0
+_RETRY_MAX_S: Final = 30.0
+UntilWritten = Callable[[Mapping[int, int]], Awaitable[None]]
+Machines = Callable[[], Mapping[int, StreamMachine]]
+_log = structlog.get_logger("contrail.checkpoint")
+
+
+class DataLostError(Exception):
+    """What was found at open is not what was stored: the node must not serve it.
+
+    ``store_is_whole``: only the log, or the proof itself, is damaged.
+    """
+
+    def __init__(self, reason: str, *, store_is_whole: bool = False) -> None:
+        super().__init__(reason)
+        self.store_is_whole = store_is_whole
+
+
+def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, ShardMark]:
+    """What is to be proven of the shards of ``group``."""
+    return {
+        number: ShardMark(
+            group,
+            machine.counters.last_seq,
+            machine.counters.messages,
+            machine.counters.digest.to_bytes(4, "big"),
+        )
+        for number, machine in machines.items()
+        if machine.exists
+    }
+
+
+async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitable[None]]) -> None:
+    """Take a checkpoint whenever it is due, which is looked at each second."""
+    backoff = Backoff(_LOOK_S, _RETRY_MAX_S)
+    while True:
+        await asyncio.sleep(max(_LOOK_S, backoff.pause_s))
+        if is_due():
+            try:
+                await checkpoint()
+                backoff.succeeded()
+            except (OSError, StoreError, LogRottenError) as error:
+                # The log is kept until a later one succeeds: a full disk heals by itself.
+                if backoff.failed(str(error)):
+                    _log.warning("checkpoint_failed", error=str(error))
+
+
+class Checkpointer:
+    """Takes checkpoints while the node runs and compares with the last one at open."""
+
+    def __init__(self, store: CheckpointStore, files: Files, data_dir: Path, group: int) -> None:
+        self._checkpoint = Checkpoint(store, data_dir / "checkpoints", files)
+        self._group = group
+        self._lock = asyncio.Lock()
+
+    def verify(
+        self, log: NodeLog, applied: Mapping[int, int], machines: Mapping[int, StreamMachine]
+    ) -> None:
+        """Raise DataLostError when the store or the log holds less than was proven before."""
+        bases = {number: group.base_index for number, group in log.recovery.groups.items()}
+        marks = marks_of(machines, self._group)
+        findings = self._checkpoint.verify(applied, marks, bases)
+        if findings:
+            reasons = "; ".join(finding.reason for finding in findings)
+            raise DataLostError(
+                f"stored data is missing or changed: {reasons}",
+                store_is_whole=not self._checkpoint.store_findings(applied, marks),
+            )
+
+    async def run(
+        self,
+        log: NodeLog,
+        machines: Machines,
+        applied: Callable[[], Mapping[int, int]],
+        until_written: UntilWritten,
+    ) -> None:
+        """Flush what is applied now and drop the log below it.
+
+        ``applied`` gives the indexes that ``machines`` stand at; ``until_written`` waits until
+        the store holds them.
+        """
+        async with self._lock:
+            await self._take(log, machines, applied, until_written, None)
+
+    async def cut(
+        self,
+        log: NodeLog,
+        machines: Machines,
+        applied: Callable[[], Mapping[int, int]],
+        until_written: UntilWritten,
+    ) -> None:
+        """Flush, and drop every segment of the log that stands now, with nothing carried forward.
+
+        Raises LogFailedError when one of them has to stay.
+        """
+        async with self._lock:
+            left, ends = await whole(log.rotate)
+            await until_written(ends)
+            await self._take(log, machines, applied, until_written, 0)
+            if log.first_segment <= left:
+                raise LogFailedError("an older segment of the log is still needed")
+
+    async def _take(
+        self,
+        log: NodeLog,
+        machines: Machines,
+        applied: Callable[[], Mapping[int, int]],
+        until_written: UntilWritten,
+        keep_bytes: int | None,
+    ) -> None:
+        # Asked here: another one may have come while it waited, and the store been opened again.
+        marks, noted = marks_of(machines(), self._group), dict(applied())
+        await until_written(noted)
+        await whole(lambda: self._checkpoint.take(noted, marks))
+        freed = await whole(lambda: log.drop_segments(noted, keep_bytes=keep_bytes))
+        _log.info("checkpoint", applied=noted, log_bytes_freed=freed)

@@ -1,0 +1,257 @@
+"""Room of deleted messages: dead blocks go, mostly dead ones are written again without them.
+
+Where messages lie in blocks is each replica's own affair, so nothing of this is logged. It goes
+through the store's writer like a merge, in order with everything else, and follows the pages of
+deleted sequences that changed: a stream from which nothing is deleted costs nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from contrail_common.columns.blocks import Block
+from contrail_storage.core.deleted import PAGE
+from contrail_storage.core.stream.emptying import Live, between_live, emptied
+from contrail_storage.replica.applier import Applier
+from contrail_storage.replica.shard import Shard, volatile_first
+from contrail_storage.replica.store_writer import RewriteJob
+from contrail_storage.store.block_store import (
+    UNREADABLE,
+    BlockSpan,
+    BlockStore,
+)
+from contrail_storage.store.rocks_store import StoreClosedError, StoreFailedError
+from contrail_storage.upkeep.backoff import Backoff
+
+_PAUSE_BLOCKS: Final = 64
+_RETRY_MAX_S: Final = 60.0
+_WRITTEN_TOGETHER: Final = 32
+"""Blocks that stand in memory at most until they are written."""
+_log = structlog.get_logger("contrail.compact")
+
+
+@dataclass(slots=True, frozen=True)
+class RoomBounds:
+    """How often what was deleted is looked at, and how many bytes a second are read for it."""
+
+    tick_s: float = 0.5
+    bytes_s: int = 16 << 20
+
+
+@dataclass(slots=True)
+class CompactCounts:
+    """What was done since the start."""
+
+    dropped: int = 0
+    rewritten: int = 0
+    freed_bytes: int = 0
+
+
+class _Alive(NamedTuple):
+    """A block of the directory and which of its messages are live."""
+
+    span: BlockSpan
+    live: Live
+
+    @property
+    def messages(self) -> int:
+        return int(np.count_nonzero(self.live))
+
+
+class Compactor:
+    """Makes room in the shards."""
+
+    def __init__(
+        self,
+        shards: Callable[[], list[Shard]],
+        blocks: BlockStore,
+        applier: Applier,
+        bounds: RoomBounds,
+    ) -> None:
+        self.counts = CompactCounts()
+        self._shards = shards
+        self._blocks = blocks
+        self._applier = applier
+        self._bounds = bounds
+
+    async def run(self) -> None:
+        """Make room until cancelled."""
+        backoff = Backoff(self._bounds.tick_s, _RETRY_MAX_S)
+        while True:
+            await asyncio.sleep(self._bounds.tick_s)
+            try:
+                await self.tick()
+            except StoreClosedError:
+                return
+            except StoreFailedError as error:
+                # Usual while the disk fails, and over once the store was opened again.
+                if backoff.failed(str(error)):
+                    _log.warning("compaction_put_off", error=str(error))
+                await asyncio.sleep(backoff.pause_s)
+            except Exception as error:
+                # Not a reason to end a node that serves: the store is larger than it need be.
+                if backoff.failed(repr(error)):
+                    _log.exception("compaction_failed")
+                await asyncio.sleep(backoff.pause_s)
+            else:
+                backoff.succeeded()
+
+    async def tick(self) -> None:
+        """Look at everything that was deleted since the last time."""
+        for shard in volatile_first(self._shards()):  # which a disk that fails does not concern
+            if shard.machine.exists and not shard.damaged and shard.machine.deleted.touched:
+                await self._compact(shard)
+
+    async def _compact(self, shard: Shard) -> None:
+        touched = shard.machine.deleted.touched
+        pages, seq = sorted(touched), 0
+        for looked, page in enumerate(pages):
+            if looked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
+                await asyncio.sleep(0)
+            touched.discard(page)
+            seq = max(seq, page * PAGE)
+            while (found := self._find(shard, seq)) and found.span.base_seq < (page + 1) * PAGE:
+                settled = found.span.end_seq <= self._settled_below(shard)
+                try:
+                    made = settled and await self._make_room(shard, found)
+                except StoreFailedError:
+                    touched.update(pages[looked:])
+                    raise
+                if not made:
+                    touched.add(page)  # to be looked at again
+                    break
+                seq = found.span.end_seq
+            if not shard.machine.exists or shard.damaged:
+                return
+
+    def _find(self, shard: Shard, seq: int) -> _Alive | None:
+        """The first block that ends above ``seq``."""
+        machine = shard.machine
+        if not machine.exists or shard.damaged:
+            return None
+        directory = self._blocks.directory(machine.shard)
+        position = directory.position(seq)
+        if position >= len(directory):
+            return None
+        span = directory.span(position)
+        live = machine.deleted.live_mask(span.base_seq, span.count)
+        if live is None:
+            live = np.ones(span.count, np.bool_)
+        live[: max(machine.counters.first_seq - span.base_seq, 0)] = False
+        return _Alive(span, live)
+
+    def _settled_below(self, shard: Shard) -> int:
+        """Blocks that end here or below are applied, wait for no merge, and are not the last.
+
+        The last one stays whole, so that the directory ends where the stream does.
+        """
+        directory = self._blocks.directory(shard.machine.shard)
+        runs = [run.base_seqs[0] for run in shard.small_runs.values()]
+        last = directory.span(len(directory) - 1).base_seq
+        return min(last, shard.applied_seq + 1, *runs)
+
+    async def _make_room(self, shard: Shard, found: _Alive) -> bool:
+        """Drop or cut a block if that is worth it; False when it changed meanwhile."""
+        span, number = found.span, shard.machine.shard
+        live = found.messages
+        if not live:
+            if self._applier.rewrite(number, span, []) is not None:
+                self.counts.dropped += 1
+                self.counts.freed_bytes += span.bytes
+            return True
+        known = self._emptied(number, span)
+        if 2 * (span.count - live - known) < span.count - known:
+            return True
+        block = await self._load(shard, span)
+        if block is None:
+            return False
+        left = await asyncio.to_thread(between_live, block, found.live)
+        self._replace(shard, found, block, left)
+        await asyncio.sleep(span.bytes / self._bounds.bytes_s)
+        return True
+
+    def _emptied(self, number: int, span: BlockSpan) -> int:
+        directory = self._blocks.directory(number)
+        return directory.emptied(directory.position(span.base_seq))
+
+    async def _load(self, shard: Shard, span: BlockSpan) -> Block | None:
+        """The block, or None when it no longer stands; one that does not read back stops it."""
+        number = shard.machine.shard
+        block = self._blocks.recall(number, span.base_seq)
+        if block is None or block.count != span.count:
+            try:
+                [block] = await asyncio.to_thread(self._blocks.load_many, number, [span.base_seq])
+            except UNREADABLE as error:
+                if shard.machine.exists and self._blocks.directory(number).holds(span):
+                    shard.damaged = f"block {span.base_seq}: {error}"
+                    shard.notify()
+                return None
+        return block if block.base_seq == span.base_seq and block.count == span.count else None
+
+    def _replace(
+        self, shard: Shard, found: _Alive, block: Block, left: list[Block]
+    ) -> RewriteJob | None:
+        """Put what is left of a block in its place, if it still stands and there was any content.
+
+        What is as large as it was has lost nothing: see ``emptied``.
+        """
+        number, span = shard.machine.shard, found.span
+        if not shard.machine.exists:
+            return None
+        directory = self._blocks.directory(number)
+        if left[0].count == block.count and left[0].stored_bytes == block.stored_bytes:
+            directory.note_emptied(span, span.count - found.messages)
+            return None
+        job = self._applier.rewrite(number, span, left)
+        for _, part in job.blocks if job is not None else ():
+            at = part.base_seq - span.base_seq
+            live = int(np.count_nonzero(found.live[at : at + part.count]))
+            directory.note_emptied(part, part.count - live)
+        if job is not None:
+            self.counts.rewritten += 1
+            self.counts.freed_bytes += max(span.bytes - job.bytes, 0)
+        return job
+
+    # Everything at once --------------------------------------------------------------------------
+
+    async def empty(self, shard: Shard) -> bool:
+        """Take all content of messages that are gone by now out of all blocks of the shard.
+
+        Blocks stay where they are, those that wait for a merge too. True when it is all written;
+        False when some block cannot be read back.
+        """
+        jobs: list[RewriteJob] = []
+        seq = looked = 0
+        while (found := self._find(shard, seq)) is not None:
+            looked += 1
+            if looked % _PAUSE_BLOCKS == 0:
+                await asyncio.sleep(0)
+            seq = found.span.base_seq
+            gone = found.span.count - found.messages
+            if gone == self._emptied(shard.machine.shard, found.span):
+                seq = found.span.end_seq
+                continue
+            block = await self._load(shard, found.span)
+            if block is None:
+                await asyncio.sleep(0)
+                continue
+            fresh = await asyncio.to_thread(emptied, block, found.live)
+            job = self._replace(shard, found, block, [fresh])
+            if job is not None:
+                jobs.append(job)
+            if len(jobs) == _WRITTEN_TOGETHER:
+                await _all_written(jobs)
+        await _all_written(jobs)
+        return not shard.damaged
+
+
+async def _all_written(jobs: list[RewriteJob]) -> None:
+    for job in jobs:
+        await job.written.wait()
+        if job.lost:
+            raise StoreFailedError("the store failed before rewritten blocks were stored")
+    jobs.clear()

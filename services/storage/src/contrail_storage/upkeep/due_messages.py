@@ -1,0 +1,337 @@
+"""What is due in a shard by TTL or age, found by the leader and removed by proposed commands.
+
+Deadlines are read from the store, ages from the blocks: of streams where age is more than the
+removal of the oldest, because some messages stay whatever their age or because subjects leave
+markers. Beside the messages a command needs to know what becomes of their subjects, see ``Expire``.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrail_common import errors, model
+from contrail_common.columns.blocks import BLOCK_MESSAGES_MAX, Block
+from contrail_common.columns.header_columns import AnyHeaders, UniformHeaders
+from contrail_common.errors import ApiError
+from contrail_common.model import Headers
+from contrail_common.texts import I64Array
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Removed
+from contrail_storage.core.stream.deadlines import NO_DEADLINE, first_outside
+from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.shard import Shard
+from contrail_storage.replica.shard_logs import ShardLog
+from contrail_storage.store.block_store import BlockStore
+from contrail_storage.store.rocks_store import StoreCorruptError
+
+_MESSAGES_MAX: Final = 4_096
+_ROWS_MAX: Final = 4_096
+_BLOCKS_MAX: Final = 64
+"""What one command removes, drops and makes ``apply`` look into; markers fill a block at most."""
+_SLICES_MAX: Final = 64
+"""Of one shard, before it is the next one's turn."""
+_PAUSE_BLOCKS: Final = 32
+_MARKER_REASON: Final = model.MARKER_REASON.lower()
+_KV_OPERATION: Final = model.KV_OPERATION.lower()
+_UNMARKED: Final = (["DEL"], ["PURGE"])
+
+Part = tuple[Block, NDArray[np.int64]]
+"""Positions of messages in a block, ascending."""
+Scan = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Deadline rows that are due: their keys and sequences; ``next_ns`` is that of the next row."""
+
+    keys: list[tuple[int, int]]
+    seqs: list[I64Array]
+    next_ns: int
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Live messages that are due; ``open`` are subjects that lose their newest and have others.
+
+    ``marking`` leave a marker when they are the last of their subject.
+    """
+
+    seqs: I64Array
+    open: I64Array
+    marking: I64Array
+
+
+class DueMessages:
+    """Removes what is due from shards that this node leads."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        shard_log: ShardLog,
+        blocks: BlockStore,
+        scan: Scan,
+        until_written: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``until_written`` waits until the store that ``scan`` reads holds what is applied now."""
+        self._reader = reader
+        self._shard_log = shard_log
+        self._blocks = blocks
+        self._scan = scan
+        self._until_written = until_written
+
+    async def remove(self, shard: Shard, now_ns: int) -> None:
+        """Remove what is due at ``now_ns``, in slices; a long backlog leaves others their turn."""
+        for _ in range(_SLICES_MAX):
+            if shard.damaged or not shard.machine.exists:
+                return
+            if shard.machine.config.sealed:
+                return
+            by_row = shard.machine.deadlines.earliest_ns <= now_ns
+            if not by_row and not (ages_singly(shard) and await self._age_is_due(shard, now_ns)):
+                return
+            async with shard.removal:
+                take = self._remove_rows if by_row else self._remove_aged
+                if not await take(shard, now_ns):
+                    return
+
+    # By TTL --------------------------------------------------------------------------------------
+
+    async def _remove_rows(self, shard: Shard, now_ns: int) -> bool:
+        """Remove a slice of what passed its deadline; whether to look again."""
+        machine = shard.machine
+        if not machine.exists:
+            return False
+        deadlines = machine.deadlines
+        from_ns = deadlines.earliest_ns
+        deadlines.begin_look()
+        await self._until_written()
+        rows = await asyncio.to_thread(self._due_rows, shard, from_ns, now_ns)
+        self._keep_few_blocks(machine.shard, rows)
+        if rows.keys:
+            seqs = np.unique(np.concatenate(rows.seqs))
+            await self._propose(shard, await self._parts(shard, seqs), rows.keys)
+        deadlines.end_look(rows.next_ns)
+        return machine.exists
+
+    def _due_rows(self, shard: Shard, from_ns: int, now_ns: int) -> _Rows:
+        number = shard.machine.shard
+        start = keys.deadline_key(number, from_ns, 0)
+        stop = keys.prefix_end(keys.shard_key(keys.DEADLINE, number))
+        found = _Rows([], [], NO_DEADLINE)
+        room = _messages_max(shard)
+        try:
+            for key, row in self._scan(start, stop):
+                deadline_ns, first_seq = keys.deadline_of(key)
+                room -= len(row) // 8
+                full = found.keys and (room < 0 or len(found.keys) >= _ROWS_MAX)
+                if deadline_ns > now_ns or full:
+                    found.next_ns = deadline_ns
+                    break
+                found.keys.append((deadline_ns, first_seq))
+                found.seqs.append(np.frombuffer(row, np.int64))
+        except StoreCorruptError as error:
+            shard.damaged = f"its deadlines: {error}"
+            raise ApiError(errors.DATA_LOST, shard.damaged) from error
+        return found
+
+    def _keep_few_blocks(self, number: int, rows: _Rows) -> None:
+        """Leave rows for later whose messages would make a command look into many blocks."""
+        directory = self._blocks.directory(number)
+        seen: set[int] = set()
+        for at, (deadline_ns, first_seq) in enumerate(rows.keys):
+            seen.add(directory.position(first_seq))
+            if len(seen) > _BLOCKS_MAX:
+                rows.next_ns = deadline_ns
+                del rows.keys[at:], rows.seqs[at:]
+                return
+
+    async def _parts(self, shard: Shard, seqs: I64Array) -> list[Part]:
+        """The blocks that hold ``seqs`` (ascending), as far as they are still there."""
+        parts: list[Part] = []
+        at = 0
+        while at < len(seqs):
+            block = await self._reader.block_at(shard, int(seqs[at]))
+            if block is None:
+                break
+            stop = int(np.searchsorted(seqs, block.last_seq, side="right"))
+            positions = seqs[at:stop] - block.base_seq
+            parts.append((block, positions[positions >= 0]))
+            at = stop
+        return parts
+
+    # By age --------------------------------------------------------------------------------------
+
+    async def _age_is_due(self, shard: Shard, now_ns: int) -> bool:
+        """Whether the oldest message that ages is past ``max_age``."""
+        machine = shard.machine
+        max_age_ns = machine.config.max_age_ns
+        if not max_age_ns or shard.stay_below > shard.applied_seq:
+            return False
+        seq, time_ns = shard.oldest
+        if not machine.is_live(seq) or seq < shard.stay_below:
+            from_seq = max(shard.stay_below, machine.counters.first_seq)
+            seq = first_outside((machine.deleted, machine.exempt), from_seq, shard.applied_seq)
+            shard.stay_below = seq
+            block = await self._reader.block_at(shard, seq) if seq <= shard.applied_seq else None
+            if block is None or block.base_seq > seq:
+                return False
+            time_ns = int(block.times_ns[seq - block.base_seq])
+            shard.oldest = seq, time_ns
+        return time_ns <= now_ns - max_age_ns
+
+    async def _remove_aged(self, shard: Shard, now_ns: int) -> bool:
+        """Remove a slice of what is past ``max_age``; whether to look again."""
+        if not shard.machine.exists:
+            return False
+        limit_ns = now_ns - shard.machine.config.max_age_ns
+        room = _messages_max(shard)
+        parts: list[Part] = []
+        seq = shard.oldest[0]
+        while room and seq <= shard.applied_seq and len(parts) < _BLOCKS_MAX:
+            block = await self._reader.block_at(shard, seq)
+            if block is None or not shard.machine.exists:
+                break
+            applied = min(block.count, shard.applied_seq + 1 - block.base_seq)
+            old = int(np.searchsorted(block.times_ns[:applied], limit_ns, side="right"))
+            positions = _ageing(shard, block, max(seq - block.base_seq, 0), old)[:room]
+            parts.append((block, positions))
+            room -= len(positions)
+            seq = block.base_seq + (old if room else int(positions[-1]) + 1)
+            if old < block.count:
+                break
+        removed = await self._propose(shard, parts, [])
+        if not removed.count or removed.more:
+            return False
+        shard.stay_below = max(shard.stay_below, seq)
+        return True
+
+    # Both ----------------------------------------------------------------------------------------
+
+    async def _propose(
+        self, shard: Shard, parts: list[Part], rows: list[tuple[int, int]]
+    ) -> Removed:
+        if not shard.machine.exists:
+            return Removed(0)
+        choice = _choose(self._reader, shard, parts)
+        if not len(choice.seqs) and not rows:
+            return Removed(0)
+        previous = await self._previous(shard, choice)
+        command = cmd.Expire(
+            choice.seqs.tobytes(),
+            np.array(rows, np.int64).tobytes(),
+            previous,
+            choice.marking.tobytes(),
+        )
+        result = await self._shard_log.command(shard.machine.shard, command)
+        shard.notify()  # where a consumer's pending messages went there is room
+        return result if isinstance(result, Removed) else Removed(0)
+
+    async def _previous(self, shard: Shard, choice: _Choice) -> dict[int, int]:
+        """The newest live message of each open subject that is not chosen; one pass backwards."""
+        machine = shard.machine
+        found: dict[int, int] = {}
+        wanted = choice.open
+        seq = int(choice.seqs[-1]) if len(choice.seqs) else 0
+        looked = 0
+        while len(wanted := _still_open(shard, wanted, seq)):
+            looked += 1
+            if looked % _PAUSE_BLOCKS == 0:
+                await asyncio.sleep(0)
+            block = await self._reader.block_at(shard, seq)
+            if block is None or block.base_seq > seq or not machine.exists:
+                break
+            below = block.subject_ids[: seq + 1 - block.base_seq]
+            positions = np.flatnonzero(np.isin(below, wanted))
+            seqs = positions + block.base_seq
+            older = (seqs >= machine.counters.first_seq) & machine.deleted.are_live(seqs)
+            positions = positions[older & ~np.isin(seqs, choice.seqs)]
+            backwards = positions[::-1]
+            sids, newest = np.unique(block.subject_ids[backwards], return_index=True)
+            found |= zip(sids.tolist(), (backwards[newest] + block.base_seq).tolist(), strict=True)
+            wanted = wanted[~np.isin(wanted, sids)]
+            seq = block.base_seq - 1
+        return found
+
+
+def ages_singly(shard: Shard) -> bool:
+    """Whether age takes away more, or other, than the oldest messages and nothing else."""
+    machine = shard.machine
+    return machine.exempt.total > 0 or machine.config.subject_delete_marker_ttl_ns > 0
+
+
+def _ageing(shard: Shard, block: Block, low: int, stop: int) -> NDArray[np.int64]:
+    """Positions of a block from ``low`` up to ``stop`` whose messages age takes away."""
+    machine = shard.machine
+    positions = np.arange(low, max(stop, low))
+    seqs = positions + block.base_seq
+    ageing: NDArray[np.int64] = positions[
+        machine.deleted.are_live(seqs) & machine.exempt.are_live(seqs)
+    ]
+    return ageing
+
+
+def _messages_max(shard: Shard) -> int:
+    marks = shard.machine.config.subject_delete_marker_ttl_ns > 0
+    return BLOCK_MESSAGES_MAX if marks else _MESSAGES_MAX
+
+
+def _still_open(shard: Shard, sids: I64Array, seq: int) -> I64Array:
+    """Those of the subjects that have messages, and may have one up to ``seq``."""
+    table = shard.machine.subjects
+    at = table.numbered.places(sids)
+    inside = (at >= 0) & (at < table.size)
+    sids, at = sids[inside], at[inside]
+    oldest = np.maximum(table.first[at], shard.machine.counters.first_seq)
+    return sids[(table.counts[at] > 0) & (oldest <= seq)]
+
+
+def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
+    """What of ``parts`` is live now, and what it means for the subjects."""
+    machine = shard.machine
+    nothing = np.zeros(0, np.int64)
+    kept: list[tuple[I64Array, I64Array]] = [(nothing, nothing)]
+    for block, positions in parts:
+        seqs = positions + block.base_seq
+        live = (seqs >= machine.counters.first_seq) & machine.deleted.are_live(seqs)
+        kept.append((seqs[live], block.subject_ids[positions[live]].astype(np.int64)))
+    seqs, sids = (np.concatenate(each) for each in zip(*kept, strict=True))
+    table = machine.subjects
+    sids, counts = np.unique(sids, return_counts=True)
+    at = table.numbered.places(sids)
+    goes = np.isin(table.last[at], seqs)
+    marking = nothing
+    if machine.config.subject_delete_marker_ttl_ns > 0:
+        marking = _marking(reader, shard, parts, table.last[at[goes]])
+    return _Choice(seqs, sids[goes & (table.counts[at] > counts)], marking)
+
+
+def _marking(reader: Reader, shard: Shard, parts: list[Part], newest: I64Array) -> I64Array:
+    """Those of the messages ``newest`` that are no markers themselves, ascending."""
+    found: list[int] = []
+    for block, positions in parts:
+        chosen = positions[np.isin(positions + block.base_seq, newest)]
+        headers = reader.opened(shard, block, chosen.tolist()).headers
+        if headers is not None and _may_be_markers(headers):
+            chosen = np.array(
+                [at for at in chosen.tolist() if not _is_marker(headers.message(at) or {})],
+                np.int64,
+            )
+        found += (chosen + block.base_seq).tolist()
+    return np.array(found, np.int64)
+
+
+def _may_be_markers(headers: AnyHeaders) -> bool:
+    names = headers.names.heap if isinstance(headers, UniformHeaders) else headers.names
+    lowered = names.lower()
+    return _MARKER_REASON.encode() in lowered or _KV_OPERATION.encode() in lowered
+
+
+def _is_marker(headers: Headers) -> bool:
+    """Whether a message says itself that its subject has nothing any more (as buckets do)."""
+    asked = {name.lower(): values[:1] for name, values in headers.items()}
+    return _MARKER_REASON in asked or asked.get(_KV_OPERATION) in _UNMARKED

@@ -1,0 +1,366 @@
+"""Erasing: messages are deleted at once, then their bytes leave every file of the node.
+
+A request deletes, and records a receipt. The eraser works on all receipts that wait, in one cycle:
+content of dead messages leaves the blocks of their shards, the log goes on in a new segment, the
+store is flushed, all older segments go, and the tables that hold the shards' blocks and names are
+written anew. Only then a receipt is done. Whatever fails leaves it pending, to be tried again after
+a pause that grows; a block that cannot be read back is not tried again while its stream is damaged.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final, Protocol
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_link.contract import ERASE_SEQS_MAX, ErasureReceipt, ReplicaErasure
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.erasures import Erasure, ErasureLedger
+from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.results import Done, Removed
+from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.shard import Shard, check_removal
+from contrail_storage.replica.shard_logs import ShardLog
+from contrail_storage.store.rocks_store import StoreClosedError, StoreError
+from contrail_storage.streams.manager import StreamManager, expect
+from contrail_storage.upkeep.backoff import Backoff
+from contrail_storage.upkeep.compactor import Compactor
+from contrail_storage.upkeep.shredding import Shredder
+from contrail_storage.wal.node_log import LogRottenError
+
+_TOGETHER: Final = 128
+"""Messages that one entry deletes at most: ``apply`` stays short."""
+_FINISHED_TOGETHER: Final = 256
+_CUT_S: Final = 60.0
+_RETRY_S: Final = 1.0
+_RETRY_MAX_S: Final = 60.0
+_OLD_S: Final = 3_600.0
+_LOOK_S: Final = 1.0
+"""How often receipts of damaged streams are looked at: the stream may have been deleted."""
+_RANGES_MAX: Final = 32
+"""Shards that are written anew one by one; of more, everything between the first and the last."""
+_CONTENT_KINDS: Final = (keys.BLOCK, keys.COUNTERS, keys.SUBJECT_NAME)
+"""Rows that hold payloads, headers or names of subjects."""
+_log = structlog.get_logger("contrail.erase")
+
+
+@dataclass(slots=True, frozen=True)
+class EraseBounds:
+    """How long an open scan, a snapshot above all, may keep files that are to go."""
+
+    patience_s: float = 30.0
+
+
+@dataclass(slots=True)
+class EraseCounts:
+    """What was done since the start."""
+
+    done: int = 0
+    cycles: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+
+class RewritableStore(Protocol):
+    """What is needed of the store."""
+
+    def rewrite(self, ranges: Sequence[tuple[bytes, bytes]], patience_s: float) -> None:
+        """Write the files of ``ranges`` anew, with what is current in them alone."""
+        ...
+
+
+class Erasures:
+    """Takes requests to erase, and answers for their receipts."""
+
+    def __init__(
+        self,
+        node_id: str,
+        ledger: ErasureLedger,
+        streams: StreamManager,
+        reader: Reader,
+        meta_log: Proposer,
+        shard_log: ShardLog,
+        clock_ns: Callable[[], int],
+        shredder: Shredder,
+    ) -> None:
+        self._shredder = shredder
+        self.asked = asyncio.Event()
+        self.reasons: dict[str, str] = {}
+        """Why receipts are still pending on this node, by id, once something has failed."""
+        self._changed = asyncio.Event()
+        self._node_id = node_id
+        self._ledger = ledger
+        self._streams = streams
+        self._reader = reader
+        self._meta_log = meta_log
+        self._shard_log = shard_log
+        self._clock_ns = clock_ns
+
+    async def erase(self, shards: list[Shard], seqs: list[int], subject: str) -> ErasureReceipt:
+        """Delete from ``shards`` of a stream, and record the receipt; see ``StorageLink.erase``.
+
+        Sequences are those of one shard.
+        """
+        first, name = shards[0], shards[0].name
+        check_removal(first, by_subject=not seqs)
+        if self._ledger.is_full:
+            raise ApiError(errors.ERASURE_LIMIT, retry_after_s=1, applied=False)
+        shredded = False
+        if seqs:
+            wanted = sorted(set(seqs))
+            await self._delete(first, wanted)
+            messages = len(wanted)
+        else:
+            async with self._shredder.shredded(shards, subject) as shredded:
+                messages = await self._streams.purge(shards, subject, 0, 0, shredded=shredded)
+        erasure_id = secrets.token_hex(16)
+        record = cmd.RecordErasure(
+            erasure_id,
+            name,
+            tuple(shard.machine.shard for shard in shards),
+            messages,
+            [self._node_id],
+            self._clock_ns(),
+            shredded,
+        )
+        try:
+            expect(await self._meta_log.command(cmd.META_SHARD, record), Done)
+        except ApiError as error:
+            # The messages are deleted already.
+            raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
+        self.asked.set()
+        return self._receipt(erasure_id)
+
+    async def _delete(self, shard: Shard, seqs: list[int]) -> None:
+        """Delete those of ``seqs`` (ascending) that are still there."""
+        if len(seqs) > ERASE_SEQS_MAX:
+            raise ApiError(
+                errors.INVALID_FIELD,
+                f"a request must not list more than {ERASE_SEQS_MAX} sequences",
+            )
+        last_seq = shard.applied_seq
+        if seqs[0] < 1 or seqs[-1] > last_seq:
+            wrong = seqs[0] if seqs[0] < 1 else seqs[-1]
+            raise ApiError(
+                errors.SEQUENCE_NOT_FOUND, f"sequence {wrong} has never existed", applied=False
+            )
+        async with shard.removal:
+            # From the newest on, so that the message before is always one that is still there.
+            rest = seqs[::-1]
+            begun = False
+            while rest:
+                some, rest = rest[:_TOGETHER], rest[_TOGETHER:]
+                try:
+                    begun |= await self._delete_together(shard, some)
+                except ApiError as error:
+                    if begun:
+                        raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
+                    raise
+        shard.notify()
+
+    async def _delete_together(self, shard: Shard, seqs: list[int]) -> bool:
+        """Delete ``seqs`` (descending) with one entry, about; True when any was there."""
+        number = shard.machine.shard
+        live = [seq for seq in seqs if shard.machine.is_live(seq)]
+        previous = [await self._reader.previous_of_subject(shard, seq) for seq in live]
+        found = await asyncio.gather(
+            *[
+                self._shard_log.command(number, cmd.DeleteMessage(seq, before))
+                for seq, before in zip(live, previous, strict=True)
+            ],
+            return_exceptions=True,
+        )
+        for result in found:
+            if isinstance(result, BaseException):
+                raise ApiError(errors.OUTCOME_UNKNOWN, str(result)) from result
+            # One that a limit took meanwhile is gone all the same.
+            if getattr(result, "code", 0) != errors.SEQUENCE_NOT_FOUND.code:
+                expect(result, Removed)
+        return bool(live)
+
+    async def receipt(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
+        """A receipt, once it is done or ``wait_ns`` have passed (ERASURE_NOT_FOUND)."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_ns / 1e9):
+                while self._receipt(erasure_id).status != "done":
+                    await self._changed.wait()
+        return self._receipt(erasure_id)
+
+    def _receipt(self, erasure_id: str) -> ErasureReceipt:
+        found = self._ledger.receipts.get(erasure_id)
+        if found is None:
+            raise ApiError(errors.ERASURE_NOT_FOUND, f"there is no erasure {erasure_id}")
+        replicas = [
+            ReplicaErasure(
+                self._streams.node if node == self._node_id else node,
+                "done" if done_ns else "pending",
+                "" if done_ns else self._reason(node, erasure_id),
+            )
+            for node, done_ns in found.replicas.items()
+        ]
+        return ErasureReceipt(
+            erasure_id,
+            "done" if found.done_ns else "pending",
+            found.messages,
+            replicas,
+            found.shredded,
+        )
+
+    def _reason(self, node: str, erasure_id: str) -> str:
+        return self.reasons.get(erasure_id, "") if node == self._node_id else ""
+
+    def pending(self) -> list[Erasure]:
+        """What this node has still to do."""
+        return self._ledger.pending(self._node_id)
+
+    async def finish(self, erasures: Sequence[Erasure]) -> None:
+        """This node is done with ``erasures``; without any only old receipts go."""
+        ids = [one.erasure_id for one in erasures]
+        for start in range(0, max(len(ids), 1), _FINISHED_TOGETHER):
+            some = ids[start : start + _FINISHED_TOGETHER]
+            finish = cmd.FinishErasures(some, self._node_id, self._clock_ns())
+            expect(await self._meta_log.command(cmd.META_SHARD, finish), Done)
+        for erasure_id in ids:
+            self.reasons.pop(erasure_id, None)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def forget_old(self) -> None:
+        """Let go of receipts that have been done for long."""
+        if self._ledger.has_old(self._clock_ns()):
+            await self.finish([])
+
+
+class Eraser:
+    """Does what receipts promise."""
+
+    def __init__(
+        self,
+        erasures: Erasures,
+        shards: Mapping[int, Shard],
+        compactor: Compactor,
+        cut_log: Callable[[], Awaitable[None]],
+        store: RewritableStore,
+        bounds: EraseBounds,
+        reopened: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``reopened`` is how often the store lost what it had not flushed."""
+        self._reopened = reopened
+        self.counts = EraseCounts()
+        self.erasures = erasures
+        self._shards = shards
+        self._compactor = compactor
+        self._cut_log = cut_log
+        self._store = store
+        self._bounds = bounds
+        self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
+        self._stuck: set[str] = set()
+        """Receipts of which all was done but for blocks that cannot be read back."""
+
+    async def run(self) -> None:
+        """Work on what is pending until cancelled."""
+        asked = self.erasures.asked
+        while True:
+            try:
+                if self._workable():
+                    await self.cycle()
+                    self._backoff.succeeded()
+                    continue
+                await self.erasures.forget_old()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asked.wait(), _LOOK_S if self._stuck else _OLD_S)
+                asked.clear()
+            except StoreClosedError:
+                return
+            except (OSError, StoreError, LogRottenError, ApiError) as error:
+                if self._put_off(str(error)):
+                    _log.warning("erasure_put_off", error=str(error))
+                await asyncio.sleep(self._backoff.pause_s)
+            except Exception as error:
+                # Not a reason to end a node that serves: the receipts stay pending.
+                if self._put_off(repr(error)):
+                    _log.exception("erasure_failed")
+                await asyncio.sleep(self._backoff.pause_s)
+
+    def _put_off(self, reason: str) -> bool:
+        """Note a failure; whether it is to be logged."""
+        self.counts.failed += 1
+        waiting = (one.erasure_id for one in self._workable())
+        self.erasures.reasons |= dict.fromkeys(waiting, reason)
+        return self._backoff.failed(reason)
+
+    def _workable(self) -> list[Erasure]:
+        """What is pending, without what is stuck in streams that are still damaged."""
+        pending = self.erasures.pending()
+        self._stuck.intersection_update(one.erasure_id for one in pending)
+        return [
+            one
+            for one in pending
+            if one.erasure_id not in self._stuck or not any(map(self._damage, one.shards))
+        ]
+
+    def _damage(self, number: int) -> str:
+        """What is wrong with a shard, if it is there and damaged."""
+        shard = self._shards.get(number)
+        if shard is None or not shard.machine.exists or not shard.damaged:
+            return ""
+        return f"stream {shard.name} is damaged: {shard.damaged}"
+
+    async def cycle(self) -> None:
+        """Do what all receipts promise that can be worked on now, together."""
+        begun = perf_counter()
+        pending = self._workable()
+        reopened = self._reopened()
+        numbers = sorted({number for one in pending for number in one.shards})
+        left = {number for number in numbers if not await self._empty(number)}
+        stored = [number for number in numbers if not is_volatile(number)]
+        if stored:  # no file ever held anything of the others
+            async with asyncio.timeout(_CUT_S):
+                await self._cut_log()
+            await asyncio.to_thread(self._store.rewrite, _ranges(stored), self._bounds.patience_s)
+        if self._reopened() != reopened:
+            raise StoreError("the store was reopened in the meantime")
+        done = [one for one in pending if left.isdisjoint(one.shards)]
+        if done:
+            await self.erasures.finish(done)
+        self.counts.done += len(done)
+        self.counts.cycles += 1
+        self.counts.seconds += perf_counter() - begun
+        for one in pending:
+            if not left.isdisjoint(one.shards):
+                self._note_stuck(one)
+
+    def _note_stuck(self, erasure: Erasure) -> None:
+        """Try a receipt no more while its stream is damaged, and say so once."""
+        reason = "; ".join(filter(None, map(self._damage, erasure.shards)))
+        self.counts.failed += 1
+        self._stuck.add(erasure.erasure_id)
+        self.erasures.reasons[erasure.erasure_id] = reason
+        _log.warning("erasure_put_off", erasure=erasure.erasure_id, error=reason)
+
+    async def _empty(self, number: int) -> bool:
+        """Take the content of dead messages out of a shard's blocks; False when it cannot be."""
+        shard = self._shards.get(number)
+        if shard is None or not shard.machine.exists:
+            return True  # nothing of it is current
+        return await self._compactor.empty(shard)
+
+
+def _ranges(shards: list[int]) -> list[tuple[bytes, bytes]]:
+    """The keys under which content of ``shards`` (ascending, at least one) lies or lay."""
+    spans = [(number, number) for number in shards]
+    if len(spans) > _RANGES_MAX:
+        spans = [(shards[0], shards[-1])]
+    return [
+        (keys.shard_key(kind, first), keys.prefix_end(keys.shard_key(kind, last)))
+        for kind in _CONTENT_KINDS
+        for first, last in spans
+    ]

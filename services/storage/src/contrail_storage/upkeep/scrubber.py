@@ -1,0 +1,206 @@
+"""Background scrub: everything stored is read again now and then, so that rot is found early.
+
+What was damaged without anybody reading it would be found when it is needed, perhaps when the last
+good copy elsewhere is gone. A damaged shard stops, and says so, as when a reader meets the damage.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol
+
+import numpy as np
+import structlog
+
+from contrail_common.columns.blocks import Block
+from contrail_storage.core import key_layout as keys
+from contrail_storage.replica.shard import Shard
+from contrail_storage.seal.content import ContentBrokenError, ContentOpener
+from contrail_storage.store.block_store import UNREADABLE, BlockSpan, BlockStore
+from contrail_storage.store.rocks_store import (
+    StoreClosedError,
+    StoreCorruptError,
+    StoreFailedError,
+    StoreScanCutError,
+)
+
+CHUNK_BYTES: Final = 1 << 20
+CHUNK_ROWS: Final = 2_000
+_RETRY_S: Final = 60.0
+_log = structlog.get_logger("contrail.scrub")
+
+
+class RowSource(Protocol):
+    """What is needed of the store to read rows."""
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) from ``start`` up to, not including, ``stop``."""
+        ...
+
+
+@dataclass(slots=True)
+class ScrubCounts:
+    """What was read since the start."""
+
+    rounds: int = 0
+    blocks: int = 0
+    bytes: int = 0
+    damaged: int = 0
+    """Blocks and kinds of rows that did not read back."""
+
+
+class Scrubber:
+    """Reads all blocks and rows of the shards, ``bytes_s`` a second, then rests ``pause_s``."""
+
+    def __init__(
+        self,
+        shards: Callable[[], list[Shard]],
+        blocks: BlockStore,
+        rows: RowSource,
+        opener: ContentOpener,
+        *,
+        bytes_s: int,
+        pause_s: float,
+    ) -> None:
+        self._opener = opener
+        self.counts = ScrubCounts()
+        self._shards = shards
+        self._blocks = blocks
+        self._rows = rows
+        self._bytes_s = bytes_s
+        self._pause_s = pause_s
+
+    async def run(self) -> None:
+        """Scrub until cancelled."""
+        while True:
+            await asyncio.sleep(self._pause_s)
+            try:
+                await self.round()
+            except StoreClosedError:
+                return
+            except Exception:
+                # Not a reason to end a node that serves: what reads will say what is wrong.
+                _log.exception("scrub_failed")
+                await asyncio.sleep(_RETRY_S)
+
+    async def round(self) -> None:
+        """Read everything once."""
+        for shard in self._shards():
+            try:
+                if not shard.damaged:
+                    await self._scrub_blocks(shard)
+                if not shard.damaged and shard.machine.exists:
+                    await self._scrub_rows(shard)
+            except StoreFailedError as error:
+                # It may be readable the next time; the streams behind it are not to wait for it.
+                _log.warning("scrub_put_off", stream=shard.name, error=str(error))
+        self.counts.rounds += 1
+
+    async def _scrub_blocks(self, shard: Shard) -> None:
+        seq = 0
+        while spans := self._next_spans(shard, seq):
+            size = sum(span.bytes for span in spans)
+            broken = await asyncio.to_thread(self._broken, shard.machine.shard, spans)
+            for span, why, block in broken:
+                if self._stands(shard, span) and (block is None or self._matters(shard, block)):
+                    self._report(shard, f"block {span.base_seq}: {why}")
+                    return
+            self.counts.blocks += len(spans)
+            await self._pace(size)
+            seq = spans[-1].end_seq
+
+    def _next_spans(self, shard: Shard, seq: int) -> list[BlockSpan]:
+        """The blocks from ``seq`` on that make a chunk."""
+        if not shard.machine.exists:
+            return []
+        directory = self._blocks.directory(shard.machine.shard)
+        spans: list[BlockSpan] = []
+        size = 0
+        for position in range(directory.position(seq), len(directory)):
+            spans.append(directory.span(position))
+            size += spans[-1].bytes
+            if size >= CHUNK_BYTES:
+                break
+        return spans
+
+    def _broken(
+        self, number: int, spans: list[BlockSpan]
+    ) -> list[tuple[BlockSpan, str, Block | None]]:
+        """Those of ``spans`` that do not read back, each with the reason; in a thread.
+
+        A block is named where it is only that something in it does not open.
+        """
+        broken: list[tuple[BlockSpan, str, Block | None]] = []
+        for span in spans:
+            try:
+                (block,) = self._blocks.load_many(number, [span.base_seq])
+            except UNREADABLE as error:
+                broken.append((span, str(error), None))
+                continue
+            if not _is_of(block, span):
+                reason = f"it has sequences {block.base_seq} to {block.last_seq}"
+                broken.append((span, reason, None))
+                continue
+            try:
+                self._opener.columns(block.columns)
+            except ContentBrokenError as error:
+                broken.append((span, str(error), block))
+        return broken
+
+    def _matters(self, shard: Shard, block: Block) -> bool:
+        """Whether it is a live message of ``block`` that does not open."""
+        live = np.ones(block.count, np.bool_)
+        live[: max(shard.machine.counters.first_seq - block.base_seq, 0)] = False
+        known = shard.machine.deleted.live_mask(block.base_seq, block.count)
+        wanted = live if known is None else live & known
+        try:
+            self._opener.columns(block.columns, np.flatnonzero(wanted).tolist())
+        except ContentBrokenError:
+            return True
+        return False
+
+    def _stands(self, shard: Shard, span: BlockSpan) -> bool:
+        """Whether the directory still names the block: it may have been merged or removed."""
+        if not shard.machine.exists:
+            return False
+        directory = self._blocks.directory(shard.machine.shard)
+        position = directory.position(span.base_seq)
+        return position < len(directory) and directory.span(position) == span
+
+    async def _scrub_rows(self, shard: Shard) -> None:
+        number = shard.machine.shard
+        for kind in keys.SHARD_KINDS:
+            if kind == keys.BLOCK:
+                continue
+            prefix = keys.shard_key(kind, number)
+            rows = self._rows.scan(prefix, keys.prefix_end(prefix))
+            try:
+                while size := await asyncio.to_thread(_read, rows):
+                    await self._pace(size)
+            except StoreScanCutError:
+                return  # the rest is read the next time
+            except StoreCorruptError as error:
+                if shard.machine.exists:
+                    self._report(shard, f"rows of kind {kind.decode()}: {error}")
+                    return
+
+    def _report(self, shard: Shard, why: str) -> None:
+        self.counts.damaged += 1
+        shard.damaged = why
+        shard.notify()
+        _log.critical("scrub_found_damage", stream=shard.name, reason=why)
+
+    async def _pace(self, size: int) -> None:
+        self.counts.bytes += size
+        await asyncio.sleep(size / self._bytes_s)
+
+
+def _is_of(block: Block, span: BlockSpan) -> bool:
+    # A block that grew by a merge meanwhile begins where this one did.
+    return block.base_seq == span.base_seq and block.last_seq + 1 >= span.end_seq
+
+
+def _read(rows: Iterator[tuple[bytes, bytes]]) -> int:
+    """Read some rows; answers their bytes, 0 at the end."""
+    return sum(len(key) + len(value) for key, value in islice(rows, CHUNK_ROWS))

@@ -1,0 +1,275 @@
+"""Destroying the keys of subjects: when one is erased, and when it has no messages any more.
+
+An erasure destroys keys before it deletes anything, so a crash may leave messages that nothing can
+open. Until they are removed they are read as what they are: erased. What a destroyed key leaves to
+do stands in the file of keys, and every start finishes it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.subjects import is_wildcard
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.replica.content_sealing import refusal, seals
+from contrail_storage.replica.shard import Shard
+from contrail_storage.replica.shard_logs import ShardLog
+from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME, SubjectKeysDamagedError
+from contrail_storage.seal.subject_keys import SubjectKeys
+from contrail_storage.upkeep.backoff import Backoff
+
+_TOGETHER: Final = 1_024
+"""Subjects that are looked up before others have their turn."""
+TICK_S: Final = 1.0
+SWEEP_S: Final = 30.0
+_RETRY_MAX_S: Final = 60.0
+_log = structlog.get_logger("contrail.subject_keys")
+
+
+class Streams(Protocol):
+    """What is needed of the streams."""
+
+    def shard_numbers(self) -> list[int]:
+        """Numbers of the shards of listed streams."""
+        ...
+
+    def taken_numbers(self) -> set[int]:
+        """Numbers of the shards of all streams, be they half made, restored, or being removed."""
+        ...
+
+    async def purge(
+        self,
+        shards: list[Shard],
+        subject: str,
+        up_to_seq: int,
+        keep: int,
+        *,
+        shredded: bool = False,
+    ) -> int:
+        """Remove messages of a subject below a sequence."""
+        ...
+
+
+class Snapshots(Protocol):
+    """What is needed of who reads snapshots."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether one is being read."""
+        ...
+
+
+def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
+    """Stop shards that have had sealed messages where the file of keys is missing or damaged."""
+    if keys.broken:
+        _log.warning("subject_keys_broken", slots=keys.broken)
+    if keys.exists:
+        return
+    reason = keys.trouble or (
+        f"{SUBJECT_KEYS_NAME} is missing; without it no subject key can be used"
+    )
+    for shard in shards:
+        machine = shard.machine
+        if seals(shard) and machine.counters.last_seq >= machine.config.first_seq:
+            shard.damaged = reason
+            _log.critical("subject_keys_lost", stream=shard.name, reason=reason)
+
+
+class Shredder:
+    """Destroys keys of subjects, and removes what they leave."""
+
+    def __init__(
+        self,
+        keys: SubjectKeys,
+        streams: Streams,
+        shards: Mapping[int, Shard],
+        shard_log: ShardLog,
+        snapshots: Snapshots,
+    ) -> None:
+        self._keys = keys
+        self._streams = streams
+        self._shards = shards
+        self._shard_log = shard_log
+        self._snapshots = snapshots
+        self._busy: set[int] = set()
+        """Slots of erasures under way."""
+        self._stuck: set[int] = set()
+        """Slots whose shards were damaged when their keys were destroyed again."""
+        self._mending = Backoff(TICK_S, _RETRY_MAX_S)
+        self._mend_at_s = 0.0
+        """When :meth:`mend` is worth another try, by the loop's clock."""
+        self._swept: dict[int, tuple[int, float]] = {}
+        """Of each shard how many messages had gone, and when, as it was last looked at."""
+
+    # Erasing -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def shredded(self, shards: Sequence[Shard], pattern: str) -> AsyncIterator[bool]:
+        """Destroy the keys of matching subjects; what they sealed is to be removed inside.
+
+        Gives whether the shards have subject keys. Raises OUTCOME_UNKNOWN once keys are destroyed:
+        what is left to do is done later then.
+        """
+        if not seals(shards[0]):
+            yield False
+            return
+        slots: list[int] = []
+        try:
+            for shard in shards:
+                retired = await self._retire(shard, pattern)
+                slots += retired
+                await self._shred(shard, pattern, retired)
+            yield True
+            if slots:
+                await asyncio.to_thread(self._keys.finish, slots)
+        except (ApiError, OSError, SubjectKeysDamagedError) as error:
+            if slots:
+                detail = f"subject keys may have been destroyed: {error}"
+                raise ApiError(errors.OUTCOME_UNKNOWN, detail) from error
+            if isinstance(error, ApiError):
+                raise
+            raise refusal(error) from error
+        finally:
+            self._busy.difference_update(slots)
+
+    async def _retire(self, shard: Shard, pattern: str) -> list[int]:
+        """Slots of matching subjects, with whose keys nothing is sealed from now on."""
+        names = [pattern]
+        if is_wildcard(pattern):
+            names = [name for _, name in SubjectFilter((pattern,)).subjects(shard.machine.subjects)]
+        slots = await asyncio.to_thread(self._keys.retire, shard.machine.shard, names)
+        self._busy.update(slots)
+        return slots
+
+    async def _shred(self, shard: Shard, pattern: str, slots: list[int]) -> None:
+        if slots:
+            await self._barrier(shard)  # what was sealed with these keys is applied now
+            below_seq = shard.machine.counters.last_seq + 1
+            await asyncio.to_thread(self._keys.destroy, slots, below_seq)
+        if is_wildcard(pattern):
+            # Also keys of subjects that have no messages any more, whose names nobody knows.
+            for _ in range(2):
+                await self._sweep(shard)
+
+    async def _barrier(self, shard: Shard) -> None:
+        """Wait until all is applied that was proposed for a shard."""
+        await self._shard_log.command(shard.machine.shard, cmd.PurgeSubjects([], 0, 0))
+
+    async def mend(self) -> None:
+        """Remove what is left of keys that were destroyed."""
+        now_s = asyncio.get_running_loop().time()
+        damaged = {number for number, shard in self._shards.items() if shard.damaged}
+        left = {
+            at: one
+            for at, one in self._keys.remains.items()
+            if at not in self._busy and not (at in self._stuck and one.shard in damaged)
+        }
+        if not left or now_s < self._mend_at_s:
+            return
+        try:
+            await asyncio.to_thread(self._keys.destroy_again)
+            for number in {one.shard for one in left.values()}:
+                slots = [at for at, one in left.items() if one.shard == number]
+                shard = self._shards.get(number)
+                if shard is not None and seals(shard):
+                    if shard.damaged:
+                        self._stuck.update(slots)
+                        continue
+                    await self._remove(shard, slots)
+                await asyncio.to_thread(self._keys.finish, slots)
+                self._stuck.difference_update(slots)
+            self._mending.succeeded()
+        except (ApiError, OSError, SubjectKeysDamagedError) as error:
+            if self._mending.failed(str(error)):
+                _log.warning("shredding_put_off", error=str(error))
+            self._mend_at_s = now_s + self._mending.pause_s
+
+    async def _remove(self, shard: Shard, slots: list[int]) -> None:
+        """Purge the subjects that the destroyed keys in ``slots`` were of."""
+        machine = shard.machine
+        names = [name for _, name in machine.subjects.live()]
+        for some in _batches(names):
+            for below_seq, subject in self._keys.remains_of(machine.shard, some, slots):
+                if below_seq:
+                    await self._streams.purge([shard], subject, below_seq, 0, shredded=True)
+            await asyncio.sleep(0)
+
+    # Subjects without messages -------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Destroy keys that nothing needs any more, until cancelled."""
+        backoff = Backoff(TICK_S, _RETRY_MAX_S)
+        while True:
+            await asyncio.sleep(max(TICK_S, backoff.pause_s))
+            try:
+                await self.tick()
+                backoff.succeeded()
+            except (ApiError, OSError, SubjectKeysDamagedError) as error:
+                if backoff.failed(str(error)):
+                    _log.warning("keys_not_swept", error=str(error))
+            except Exception as error:
+                # Not a reason to end a node that serves: the keys are destroyed later.
+                if backoff.failed(repr(error)):
+                    _log.exception("sweep_failed")
+
+    async def tick(self, sweep_s: float = SWEEP_S) -> None:
+        """One look at all shards that have keys."""
+        await self.mend()
+        keyed = self._keys.live()
+        if not keyed:
+            return
+        listed, taken = set(self._streams.shard_numbers()), self._streams.taken_numbers()
+        now_s = asyncio.get_running_loop().time()
+        for number in keyed:
+            if number not in taken:
+                await self._destroy(self._keys.slots_of_shard(number))
+                self._swept.pop(number, None)
+            elif number in listed and not self._snapshots.is_reading:
+                shard = self._shards[number]
+                gone = shard.machine.counters.last_seq - shard.machine.counters.messages
+                seen, at_s = self._swept.get(number, (-1, now_s - sweep_s))
+                if seen != gone and now_s - at_s >= sweep_s and not shard.damaged:
+                    more = await self._sweep(shard)
+                    self._swept[number] = (-1 if more else gone, now_s)
+
+    async def _sweep(self, shard: Shard) -> bool:
+        """Destroy keys of subjects that had no messages the last time, and have none now.
+
+        Those found now are only noted: what they have sealed may not be applied yet. Whether there
+        are any.
+        """
+        if not self._keys.exists:
+            return False
+        number = shard.machine.shard
+        noted = self._keys.condemned(self._keys.slots_of_shard(number))
+        if noted:
+            await self._barrier(shard)
+        names = [name for _, name in shard.machine.subjects.live()]
+        needed: set[int] = set()
+        for some in _batches(names):
+            needed |= self._keys.slots_of_subjects(number, some)
+            await asyncio.sleep(0)
+        idle = set(self._keys.slots_of_shard(number)) - needed
+        doomed = self._keys.condemned(idle.intersection(noted))
+        idle.difference_update(doomed)
+        self._keys.condemn(idle)
+        await self._destroy(doomed)
+        return bool(idle)
+
+    async def _destroy(self, slots: list[int]) -> None:
+        """Destroy keys of which no message is left."""
+        if slots:
+            self._keys.retire_slots(slots)
+            await asyncio.to_thread(self._keys.destroy, slots, 0)
+            await asyncio.to_thread(self._keys.finish, slots)
+
+
+def _batches(names: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(names), _TOGETHER):
+        yield names[start : start + _TOGETHER]

@@ -1,0 +1,37 @@
+"""Tickets that were used: each is good once, whichever process it is shown to."""
+
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_link.ticket_use import TICKET_NS
+
+USED_MAX: Final = 100_000
+_KEPT_NS: Final = 2 * TICKET_NS
+"""Longer than a ticket lasts, as clocks of other machines are not quite ours."""
+
+
+class UsedTickets:
+    """Numbers of tickets that were used, in memory, until none of them lasts any more."""
+
+    def __init__(self, started_ns: int) -> None:
+        self._started_ns = started_ns
+        self._used: dict[bytes, int] = {}
+        """Numbers and when they came, in that order."""
+
+    def use(self, nonce: bytes, expires_ns: int, now_ns: int) -> bool:
+        """Whether a ticket is used for the first time; OVERLOADED.
+
+        One that was given out before this process began may have been used then, and is refused.
+        """
+        while self._used:
+            oldest, came_ns = next(iter(self._used.items()))
+            if now_ns - came_ns < _KEPT_NS:
+                break
+            del self._used[oldest]
+        if nonce in self._used or expires_ns - TICKET_NS < self._started_ns:
+            return False
+        if len(self._used) >= USED_MAX:
+            raise ApiError(errors.OVERLOADED, "too many tickets were used recently", applied=False)
+        self._used[nonce] = now_ns
+        return True
