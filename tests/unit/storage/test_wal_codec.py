@@ -140,7 +140,7 @@ def test_sound_batch_with_a_hole_in_a_group_is_rot() -> None:
     body = BASE + entry(2, b"no first")
     found = read_back(codec.batch_header(SALT, 1, body) + body)
     assert found.recovery.rot is not None
-    assert "from entry 0 to 2" in found.recovery.rot.reason
+    assert "from entry 0 to entry 2" in found.recovery.rot.reason
 
 
 def test_hard_state_keeps_term_and_vote() -> None:

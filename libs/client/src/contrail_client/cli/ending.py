@@ -28,7 +28,7 @@ NOT_FOUND: Final = 3
 INTERRUPTED: Final = 130
 
 _FIELDS: Final = frozenset(StreamConfig.__annotations__) | frozenset(ConsumerConfig.__annotations__)
-_UNKNOWN_FIELD: Final = ("unknown field", "Extra inputs")
+_UNKNOWN_FIELD: Final = "unknown field"
 """What the server says of a field that does not exist."""
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -174,7 +174,7 @@ def failure_of(error: Exception) -> Failure:
 
 def _with_suggestion(field: FieldError) -> FieldError:
     name = field.pointer.rpartition("/")[2]
-    if name in _FIELDS or not any(each in field.message for each in _UNKNOWN_FIELD):
+    if name in _FIELDS or _UNKNOWN_FIELD not in field.message:
         return field
     return FieldError(field.pointer, field.message + did_you_mean(name, _FIELDS))
 

@@ -244,5 +244,7 @@ def _pointer(location: tuple[str | int, ...]) -> str:
 
 
 def _message(found: Any) -> str:
+    if found["type"] == "extra_forbidden":
+        return "unknown field"
     message: str = found["msg"]
     return message.removeprefix("Value error, ")
