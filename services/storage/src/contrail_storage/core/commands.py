@@ -1,7 +1,7 @@
-"""The replicated commands: what stands in the log, and the entry that carries them.
+"""The replicated commands, and the log entry that contains them.
 
-A command carries no sequence numbers of its own making: ``apply`` gives those. Every expectation,
-limit and duplicate is decided there too, so a command may be refused when its turn comes.
+A command assigns no sequence numbers: ``apply`` does. ``apply`` also decides every expectation,
+limit and duplicate, so it may refuse a command.
 """
 
 import builtins
@@ -25,7 +25,7 @@ from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core.dedupe import ID_BYTES
 
 REASON_MAX: Final = 1_000
-"""Characters that are kept of what was found."""
+"""Characters of the description of a damage that are kept."""
 
 
 RANGES_MAX: Final = 100
@@ -49,10 +49,10 @@ class Append(msgspec.Struct, tag=1, array_like=True):
     """Messages for one stream shard, in columns.
 
     ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them; ``ids``
-    holds a 16-byte hash per message (zeros: none) or is None when no message has an id;
-    ``expected`` is keyed by the message's position, and so is ``rollups``: what a message replaces,
-    all earlier ones of its subject or of the stream (then it is the first here), and ``ttls``, in
-    ns or TTL_NEVER. ``atomic``: all messages or none.
+    has a 16-byte hash per message (zeros: none), or is None when no message has an id.
+    ``expected``, ``rollups`` and ``ttls`` are keyed by the message's position. A roll-up replaces
+    all earlier messages of its subject, or of the stream; then it is the first message here. TTLs
+    are in ns, or TTL_NEVER. ``atomic``: store all messages or none.
     """
 
     subjects: list[str]
@@ -82,11 +82,11 @@ class Append(msgspec.Struct, tag=1, array_like=True):
 
 
 class Precondition(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """What must hold for a configuration to be put in place, decided when the command is applied.
+    """The condition for putting a configuration, checked when the command is applied.
 
-    ``create`` refuses to replace a different configuration, ``update`` to make what is not there.
-    ``version`` is the one that must stand (If-Match; 0 for any), ``absent`` that none may stand
-    (If-None-Match: *).
+    ``create`` refuses to replace a different configuration, ``update`` to create a missing one.
+    ``version`` is the required current version (If-Match; 0 for any). ``absent``: there must be no
+    configuration (If-None-Match: *).
     """
 
     create: bool = False
@@ -96,11 +96,11 @@ class Precondition(msgspec.Struct, array_like=True, frozen=True, omit_defaults=T
 
 
 class ConfigureStream(msgspec.Struct, tag=2, array_like=True):
-    """Create the shard's stream, or replace its configuration (then the identity is kept).
+    """Create the shard's stream, or replace its configuration and keep its identity.
 
-    ``part`` says which of the stream's shards this one becomes. The shards behind the first take
-    over its ``version``; 0 gives the next. Without ``given``, as earlier versions logged it and for
-    the shards behind the first, the command does either, whatever stands.
+    ``part`` is the number of this shard in the stream. The shards after the first take over its
+    ``version``; 0 means the next version. Without ``given`` the command creates or replaces
+    unconditionally: earlier versions logged it so, and the shards after the first get it so.
     """
 
     config: StreamConfig
@@ -112,14 +112,14 @@ class ConfigureStream(msgspec.Struct, tag=2, array_like=True):
 
     @property
     def may_create(self) -> bool:
-        """Whether it makes a stream where there is none."""
+        """Whether the command may create a stream."""
         return self.given is None or not self.given.update
 
 
 class DropStream(msgspec.Struct, tag=3, array_like=True, omit_defaults=True):
-    """Remove everything of the shard.
+    """Remove everything in the shard.
 
-    Only of the stream with this ``incarnation`` ("": any) and this ``version`` (None: any).
+    Only if its stream has this ``incarnation`` ("": any) and this ``version`` (None: any).
     """
 
     incarnation: str = ""
@@ -129,7 +129,7 @@ class DropStream(msgspec.Struct, tag=3, array_like=True, omit_defaults=True):
 class Trim(msgspec.Struct, tag=4, array_like=True, omit_defaults=True):
     """Remove messages below ``to_seq``; at most ``messages_max`` of them in this entry.
 
-    The newest ``keep`` messages of the stream stay, as of when the command is applied.
+    The newest ``keep`` messages of the stream stay, counted when the command is applied.
     """
 
     to_seq: int
@@ -144,17 +144,17 @@ class ExpireAge(msgspec.Struct, tag=5, array_like=True):
 
 
 class Expire(msgspec.Struct, tag=17, array_like=True):
-    """Remove messages that are due, wherever they lie: ``seqs`` (i64, ascending).
+    """Remove messages that are due, anywhere in the stream: ``seqs`` (i64, ascending).
 
-    ``rows`` are the deadlines that passed, as pairs of deadline and first sequence (i64 each);
-    their rows go, whatever became of the messages. Without any the messages are due by
-    ``max_age``. ``previous`` is, by number of a subject whose newest message is one of them, the
-    newest older one that is none (missing: none). ``marking`` (i64, some of ``seqs``) are newest
-    messages that leave a marker when they are the last of their subject.
+    ``rows`` are the deadlines that passed, as pairs of deadline and first sequence (i64 each).
+    Their rows are removed even if the messages are gone already. Without rows the messages are due
+    by ``max_age``. ``previous`` is for subjects whose newest message is one of ``seqs``: by subject
+    number, the newest message that remains (missing: none). ``marking`` (i64, some of ``seqs``)
+    are newest messages that leave a marker when they are the last of their subject.
 
-    The leader finds these, and lets no other removal of its own choice pass meanwhile. Limits take
-    the oldest messages away, which changes nothing here: where older messages remain, the newest of
-    them does; and of a subject with a newer message ``previous`` is not used.
+    The leader finds all these, and proposes no other removal meanwhile. Limits may still remove the
+    oldest messages. That is harmless: as long as older messages remain, so does the newest of
+    them; and for a subject with a newer message ``previous`` is not used.
     """
 
     seqs: bytes
@@ -180,7 +180,7 @@ class Expire(msgspec.Struct, tag=17, array_like=True):
 class DeleteMessage(msgspec.Struct, tag=6, array_like=True):
     """Remove one message. ``previous_seq`` is the last older live message of its subject (0: none).
 
-    The leader finds ``previous_seq`` and lets no other removal of the shard pass meanwhile.
+    The leader finds ``previous_seq`` and proposes no other removal in the shard meanwhile.
     """
 
     seq: int
@@ -188,11 +188,11 @@ class DeleteMessage(msgspec.Struct, tag=6, array_like=True):
 
 
 class PurgeSubjects(msgspec.Struct, tag=14, array_like=True, omit_defaults=True):
-    """Remove what ``subjects`` have below ``to_seq``; at most ``messages_max`` in this entry.
+    """Remove messages of ``subjects`` below ``to_seq``; at most ``messages_max`` in this entry.
 
-    The newest ``keep`` of their messages stay, as of when the command is applied. ``shredded``: the
-    keys that open them are destroyed, so they go although the stream was sealed or closed to
-    purges meanwhile.
+    The newest ``keep`` of them stay, counted when the command is applied. ``shredded``: their keys
+    are destroyed, so they are removed even if the stream was sealed, or purges were denied,
+    meanwhile.
     """
 
     subjects: list[str]
@@ -203,17 +203,17 @@ class PurgeSubjects(msgspec.Struct, tag=14, array_like=True, omit_defaults=True)
 
 
 class FinishRollup(msgspec.Struct, tag=15, array_like=True):
-    """Remove what a roll-up of ``subject`` replaced; at most ``messages_max`` in this entry."""
+    """Remove messages that a roll-up of ``subject`` replaced; up to ``messages_max`` per entry."""
 
     subject: str
     messages_max: int
 
 
 class PutConsumer(msgspec.Struct, tag=7, array_like=True):
-    """Create a consumer starting at ``start_seq`` (0: behind the last message), or update it.
+    """Create a consumer that starts at ``start_seq`` (0: after the last message), or update it.
 
-    Up to ``pinned_end`` it gets nothing but what is ``pinned`` (``core.pinned``), if anything is.
-    Without ``given``, as earlier versions logged it, the command does either, whatever stands.
+    With ``pinned`` (``core.pinned``), it gets only these messages up to ``pinned_end``. Without
+    ``given``, as earlier versions logged it, the command creates or updates unconditionally.
     """
 
     config: ConsumerConfig
@@ -240,7 +240,7 @@ class Deliver(msgspec.Struct, tag=9, array_like=True):
 
 
 class Advance(msgspec.Struct, tag=13, array_like=True):
-    """How far a consumer that acknowledges nothing was given messages, in all.
+    """The position of a consumer with ack policy ``none``, in total and not as an increment.
 
     ``consumer_seq`` and ``stream_seq`` are of its last delivery, ``position`` the next to consider.
     """
@@ -255,7 +255,7 @@ class Advance(msgspec.Struct, tag=13, array_like=True):
 class Acknowledge(msgspec.Struct, tag=10, array_like=True):
     """Acknowledgements: plain acks by sequence, and the other kinds with their delay.
 
-    ``reasons`` are those that clients gave for a term, by sequence.
+    ``reasons`` has the texts that clients gave for a ``term``, by sequence.
     """
 
     consumer_id: int
@@ -274,7 +274,7 @@ class Exhaust(msgspec.Struct, tag=11, array_like=True):
 
 
 class EnforceLimits(msgspec.Struct, tag=12, array_like=True):
-    """Remove what lies over lowered limits; at most about ``messages_max`` in this entry."""
+    """Remove messages over lowered limits; at most about ``messages_max`` in this entry."""
 
     messages_max: int
 
@@ -282,10 +282,9 @@ class EnforceLimits(msgspec.Struct, tag=12, array_like=True):
 class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The stream itself, as of the last sequence: identity, configuration, counters.
 
-    ``next_subject`` and ``next_consumer`` are the numbers that are given next; ``replaced`` are
-    roll-ups that are not finished, and from ``keep_from`` up to ``keep_to`` there may be messages
-    that no consumer needs. ``part`` is the shard, of a stream that has several. ``loss`` is damage
-    of the stream that was accepted.
+    ``next_subject`` and ``next_consumer`` are the next numbers to assign. ``replaced`` has roll-ups
+    that are not finished. From ``keep_from`` up to ``keep_to`` there may be messages that no
+    consumer needs. ``part`` is the number of the shard in its stream. ``loss`` is accepted damage.
     """
 
     config: StreamConfig
@@ -309,9 +308,9 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class RestorePart(msgspec.Struct, tag=40, array_like=True):
-    """Records of an archive (``core.archive``), for a shard whose stream is still to be made.
+    """Records of an archive (``core.archive``), for a shard whose stream does not exist yet.
 
-    Blocks are stored with ``compression``, which the stream is going to have.
+    Blocks are stored with ``compression``, the setting of the stream that will be created.
     """
 
     records: list[tuple[int, bytes]]
@@ -319,7 +318,7 @@ class RestorePart(msgspec.Struct, tag=40, array_like=True):
 
 
 class FinishRestore(msgspec.Struct, tag=41, array_like=True):
-    """All parts are there: make the stream, with an identity of its own."""
+    """All parts are applied: create the stream, with a new identity."""
 
     header: ArchiveHeader
 
@@ -338,11 +337,11 @@ class ReserveStream(msgspec.Struct, tag=20, array_like=True):
 
 
 class ListStream(msgspec.Struct, tag=21, array_like=True):
-    """Meta: the reserved stream is made (or its subjects changed) and is to be listed.
+    """Meta: list the reserved stream, which exists by now, or change its subjects.
 
-    ``config`` is that of a stream in memory, from which a restart makes it anew. ``incarnation`` is
-    the stream that is meant, here and below ("": whichever has the name, as earlier versions logged
-    it): one that is being removed, or was made anew, is left as it is.
+    ``config`` is for a stream in memory: a restart creates it again from that. ``incarnation``,
+    here and below, identifies the stream ("": any of the name, as earlier versions logged it). A
+    stream that is being removed, or was created again, is not changed.
     """
 
     name: str
@@ -352,9 +351,9 @@ class ListStream(msgspec.Struct, tag=21, array_like=True):
 
 
 class RenewStream(msgspec.Struct, tag=29, array_like=True):
-    """Meta: what a listed stream in memory held is lost; it gets a new shard id and identity.
+    """Meta: the content of a listed stream in memory is lost; it gets new shard ids and identity.
 
-    ``lost`` is the incarnation that is lost ("": whichever it is).
+    ``lost`` is the incarnation that is lost ("": any).
     """
 
     name: str
@@ -377,19 +376,20 @@ class ReleaseStream(msgspec.Struct, tag=23, array_like=True, omit_defaults=True)
 
 
 class KeepInterest(msgspec.Struct, tag=16, array_like=True):
-    """Remove what no consumer needs any more, where a slice is noted to be looked through.
+    """Remove messages that no consumer needs any more, within the range noted for that.
 
-    At most ``messages_max`` messages are looked at in this entry.
+    Checks at most ``messages_max`` messages in this entry.
     """
 
     messages_max: int
 
 
 class AcceptLoss(msgspec.Struct, tag=63, array_like=True):
-    """What was stored of a shard is damaged, and the rest of it is to be served.
+    """Accept the damage of a shard and serve the rest of it.
 
-    ``ranges`` of sequences, ``messages`` in all, are known to be lost. ``unknown``: what came last
-    may be, and its sequences are given anew. From here on it is another ``incarnation``.
+    ``ranges`` of sequences, with ``messages`` messages in all, are known to be lost. ``unknown``:
+    the last messages may be lost too, and their sequences may be used again. The stream gets the
+    new ``incarnation``.
     """
 
     incarnation: str
@@ -400,7 +400,7 @@ class AcceptLoss(msgspec.Struct, tag=63, array_like=True):
 
 
 class PlaceStream(msgspec.Struct, tag=64, array_like=True):
-    """Meta: a stream stands in ``shards`` numbers from ``shard`` on, whatever was known of it."""
+    """Meta: set a stream to ``shards`` shard ids from ``shard`` on, replacing what was known."""
 
     name: str
     subjects: tuple[str, ...]
@@ -416,7 +416,7 @@ class SkipNumbers(msgspec.Struct, tag=65, array_like=True):
 
 
 class RecordErasure(msgspec.Struct, tag=50, array_like=True):
-    """Meta: messages of ``shards`` are gone, and are to leave the files of ``nodes``.
+    """Meta: messages of ``shards`` were erased, and ``nodes`` must remove them from their files.
 
     ``shredded``: the keys that sealed them were destroyed.
     """
@@ -431,7 +431,7 @@ class RecordErasure(msgspec.Struct, tag=50, array_like=True):
 
 
 class FinishErasures(msgspec.Struct, tag=51, array_like=True):
-    """Meta: the bytes of some erasures are in no file of ``node`` any more."""
+    """Meta: ``node`` has removed the bytes of some erasures from all its files."""
 
     erasure_ids: list[str]
     node: str
@@ -494,10 +494,10 @@ def encode_command(command: Command) -> msgspec.Raw:
 
 
 def encode_parts(time_ns: int, commands: Sequence[tuple[int, Command | msgspec.Raw]]) -> bytes:
-    """What :func:`encode_entry` gives, of commands that may be encoded already."""
+    """As :func:`encode_entry`, for commands that may be encoded already."""
     return _encoder.encode((time_ns, commands))
 
 
 def decode_entry(data: bytes) -> Entry:
-    """The entry logged as ``data`` (msgspec.DecodeError when it is none)."""
+    """The entry logged as ``data``. Raises msgspec.DecodeError if it is not one."""
     return _decoder.decode(data)

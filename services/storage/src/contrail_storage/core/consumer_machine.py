@@ -1,8 +1,8 @@
 """One consumer's replicated state: position, pending deliveries, floors (JetStream's rules).
 
-The leader chooses what to deliver and proposes it; this machine records deliveries and takes
-acknowledgements, the same on every replica. Deadlines are log times; whether one has passed is the
-leader's business until it proposes the redelivery.
+The leader chooses what to deliver and proposes it. This machine records deliveries and
+acknowledgements, the same on every replica. Deadlines are log times; only the leader checks whether
+one has passed, and then proposes the redelivery.
 """
 
 from collections import deque
@@ -25,13 +25,16 @@ from contrail_storage.core.results import Writes
 _FOLD_BYTES_MIN: Final = 16 * 1024
 _FOLD_ROWS: Final = 64
 _SETTLED_MAX: Final = 1_024
-"""Settled sequences that are kept among those pending, beyond as many as these."""
+"""Settled sequences that ``_ascending`` may keep, on top of as many as are pending."""
 
 _NOWHERE: Final = SequencePair(0, 0)
 
 
 class Pending(msgspec.Struct, array_like=True, gc=False):
-    """One unacknowledged delivery: ``consumer_seq`` of its first, ``attempts`` made, deadline."""
+    """One unacknowledged message: ``consumer_seq`` of its first delivery, ``attempts``, deadline.
+
+    The deadline is a log time.
+    """
 
     consumer_seq: int
     attempts: int
@@ -45,7 +48,7 @@ class Trimmed(msgspec.Struct, tag=30, array_like=True):
 
 
 class GoneOne(msgspec.Struct, tag=31, array_like=True):
-    """Delta of earlier versions, which is only read: the message ``seq`` left the stream."""
+    """Delta of earlier versions, never written any more: the message ``seq`` left the stream."""
 
     seq: int
 
@@ -94,7 +97,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def ack_wait_ns(config: ConsumerConfig, attempt: int) -> int:
-    """How long delivery number ``attempt`` may stay unacknowledged (backoff goes first)."""
+    """Time in which delivery number ``attempt`` must be acknowledged; backoff overrides ack wait.
+
+    Attempts beyond the backoff list use its last element.
+    """
     backoff = config.backoff_ns
     if not backoff:
         return config.ack_wait_ns
@@ -102,7 +108,7 @@ def ack_wait_ns(config: ConsumerConfig, attempt: int) -> int:
 
 
 def allows_more(old: ConsumerConfig, new: ConsumerConfig) -> bool:
-    """Whether ``new`` has more deliveries of a message than ``old``; below 1 there is no limit."""
+    """Whether ``new`` allows more deliveries of a message than ``old``; below 1 means no limit."""
     return old.max_deliver > 0 and not 0 < new.max_deliver <= old.max_deliver
 
 
@@ -122,14 +128,18 @@ class ConsumerMachine:
     pending: dict[int, Pending] = field(default_factory=dict)
     acked_ahead: set[int] = field(default_factory=set)
     pinned: Pinned | None = None
-    """What it is to get first, until it has come behind that."""
+    """Messages to deliver before normal delivery starts; None once ``next_seq`` is after them."""
     given_up: GivenUp = field(default_factory=GivenUp)
-    """Of the messages that are left: those whose last allowed delivery ran out."""
+    """Messages still in the stream whose last allowed delivery ran out."""
     _deltas: int = 0
+    """Delta rows since the snapshot row; the next one gets the number after it."""
     _delta_bytes: int = 0
     _snapshot_bytes: int = 0
     _ascending: deque[int] | None = None
-    """What is pending, and some of what was, from the lowest on; None: not known, no state."""
+    """All pending sequences and some settled ones, ascending; None: to be built again.
+
+    Derived from ``pending``, so it is no part of the state.
+    """
 
     @classmethod
     def create(
@@ -141,14 +151,20 @@ class ConsumerMachine:
         time_ns: int,
         version: int,
     ) -> "ConsumerMachine":
-        """A new consumer that begins at ``start_seq``; ``version`` no other of its name has had."""
+        """A new consumer that starts at ``start_seq``.
+
+        No earlier consumer of its name had this ``version``.
+        """
         before = SequencePair(0, start_seq - 1, 0)
         return cls(shard, consumer_id, config, time_ns, start_seq, version, 1, before, before)
 
     # Changes -------------------------------------------------------------------------------------
 
     def change(self, change: Change, time_ns: int, writes: Writes) -> list[int]:
-        """Take a change and write it down; the sequences answered are those that were settled."""
+        """Apply a change and write it; return the sequences that it settled.
+
+        Writes a delta row, or a snapshot once the deltas outgrow the last one.
+        """
         settled = self._take(change, time_ns, writes.advisories)
         if self.pinned is not None and self.next_seq >= self.pinned.end_seq:
             self._unpin(writes)
@@ -190,13 +206,13 @@ class ConsumerMachine:
         return settled
 
     def _deliver(self, deliver: Deliver, time_ns: int) -> list[int]:
-        """Record deliveries; those that need no ack are settled."""
+        """Record deliveries; return the sequences that need no ack and are settled at once."""
         settled: list[int] = []
         consumer_seq = self.delivered.consumer_seq
         stream_seq = self.delivered.stream_seq
         explicit = self.config.ack_policy != "none"
         for seq in deliver.seqs:
-            # Every delivery that was sent has its number, also one that was settled meanwhile.
+            # Every delivery that was sent has a number, even if its message was settled meanwhile.
             consumer_seq += 1
             stream_seq = max(stream_seq, seq)
             pending = self.pending.get(seq)
@@ -214,10 +230,10 @@ class ConsumerMachine:
         return settled
 
     def awaited(self, seqs: Mapping[int, object], top_seq: int) -> set[int]:
-        """Those of ``seqs`` (the highest is ``top_seq``) that it still needs.
+        """Those of ``seqs`` that the consumer still needs; ``top_seq`` is the highest of them.
 
-        They are pending or yet to be delivered, or it gave up on them. Whether its filter matches
-        them is not for a consumer to know.
+        It needs a message that is pending, not delivered yet, or given up. The filter is not
+        checked here: the caller does that.
         """
         found = {seq for seq in seqs if seq in self.pending}
         if self.given_up:
@@ -230,7 +246,7 @@ class ConsumerMachine:
         return found
 
     def _move_on(self, advance: Advance, time_ns: int) -> None:
-        # In all, not in addition: one that was taken for lost does no harm when it is sent again.
+        # The command has totals, not increments: applying it twice does no harm.
         self.delivered = SequencePair(
             max(self.delivered.consumer_seq, advance.consumer_seq),
             max(self.delivered.stream_seq, advance.stream_seq),
@@ -243,8 +259,8 @@ class ConsumerMachine:
         self.version += 1
         if allows_more(old, config):
             self.given_up.clear()
-        # JetStream lets a changed ack_wait hold for what is pending already, as if it had been so
-        # when the delivery, or a delayed nak of it, was made.
+        # As in JetStream, a changed ack_wait also applies to pending messages, as if it had been
+        # set before the delivery, or before a delayed nak of it.
         for item in self.pending.values():
             change_ns = ack_wait_ns(config, item.attempts) - ack_wait_ns(old, item.attempts)
             item.deadline_ns = min(item.deadline_ns + change_ns, INT64_MAX)
@@ -256,7 +272,8 @@ class ConsumerMachine:
 
     def _exhaust(self, seq: int, told: list[Advisory]) -> None:
         pending = self.pending.pop(seq, None)
-        # What the stream no longer holds is given up too, whatever deliveries were left to it.
+        # The leader also exhausts messages that left the stream: these are dropped without an
+        # advisory when they had deliveries left.
         if pending is not None and 0 < self.config.max_deliver <= pending.attempts:
             told.append(self._advisory("max_deliver", seq, pending))
             self.given_up.add(seq)
@@ -296,11 +313,11 @@ class ConsumerMachine:
         self._settle(seq, settled)
 
     def _settle(self, seq: int, settled: list[int]) -> None:
-        # A late ack of what was given up on settles it as well (so it does with JetStream).
+        # A late ack of a message that was given up settles it too, as in JetStream.
         delivered = self.pending.pop(seq, None) is not None or self.given_up.discard(seq)
         if seq >= self.next_seq:
-            # The command of this delivery, or of one before it, was lost with its leader: what the
-            # client has settled is not to come again all the same.
+            # The command that recorded this delivery was lost with its leader. The message must
+            # not be delivered again, because the client has settled it.
             self.acked_ahead.add(seq)
             delivered = True
         if delivered:
@@ -330,10 +347,10 @@ class ConsumerMachine:
                 ascending.append(seq)
 
     def _lowest(self) -> int:
-        """The lowest sequence that is pending; something is.
+        """The lowest pending sequence; there must be one.
 
-        Deliveries ascend, so it moves up by what was settled: to look through all that is pending
-        with each ack would cost 20 us a thousand.
+        Deliveries ascend, so a queue of them only loses settled sequences at its front. Searching
+        all pending messages at each ack would cost 20 us per thousand.
         """
         ascending = self._ascending
         if ascending is None or len(ascending) > 2 * len(self.pending) + _SETTLED_MAX:
@@ -357,7 +374,7 @@ class ConsumerMachine:
     # Persistence ---------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """The whole state; what is pending is shared with the machine."""
+        """The whole state; the ``pending`` dict is shared with the machine, not copied."""
         return Snapshot(
             self.config,
             self.created_ns,
@@ -373,7 +390,7 @@ class ConsumerMachine:
         )
 
     def write_snapshot(self, writes: Writes) -> None:
-        """Write the whole state and drop the deltas that led to it."""
+        """Write the whole state and delete the delta rows before it."""
         row = _encode(self.snapshot())
         self._drop_deltas(writes)
         writes.put(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id), row)
@@ -385,7 +402,7 @@ class ConsumerMachine:
         self._deltas = self._delta_bytes = 0
 
     def pin(self, pinned: Pinned, writes: Writes) -> None:
-        """Have the consumer get these first; the snapshot is for the caller to write."""
+        """Deliver these messages first; the caller writes the snapshot."""
         self.pinned = pinned
         for number, row in enumerate(pinned.rows()):
             writes.put(keys.pinned_key(self.shard, self.consumer_id, number), row)
@@ -406,7 +423,7 @@ class ConsumerMachine:
     def load(
         cls, shard: int, consumer_id: int, row: bytes, pinned: Iterable[bytes] = ()
     ) -> "ConsumerMachine":
-        """The consumer as its rows hold it; deltas follow through :meth:`replay`."""
+        """Build the consumer from its snapshot row; apply its deltas with :meth:`replay`."""
         stored = _snapshots.decode(row)
         return cls(
             shard,
@@ -426,7 +443,7 @@ class ConsumerMachine:
         )
 
     def replay(self, row: bytes) -> None:
-        """Take up one delta row."""
+        """Apply one stored delta row, in order."""
         delta = _deltas.decode(row)
         self._take(delta.change, delta.time_ns, [])
         self._deltas += 1

@@ -1,14 +1,13 @@
-"""The duplicate window: which message ids were stored lately, and under which sequence.
+"""The duplicate window: the message ids stored recently, and the sequence of each.
 
-Ids come hashed (128 bit, keyed per stream); 96 bits of each are kept, with the sequence, in the
-order in which the messages were stored, and are found through chains from a table of hashes. Most
-ids are new: a word of bits for each chain shows that at one look. That is 33 to 42 bytes an id. Ids
-are looked up and added a whole append at a time.
+Ids arrive hashed (128 bits, keyed per stream). The window keeps 96 bits of each and its sequence,
+in the order in which the messages were stored. A hash table with chains finds them. Most ids are
+new: a word of filter bits for each chain shows that without a walk. An id takes 33 to 42 bytes.
+Lookups and additions handle the ids of a whole append at once.
 
-An id is expired exactly when its message's log time is at least a window ago; since sequences and
-times ascend together, that is one comparison with a sequence, and what is expired goes by the
-segment. JetStream's rule holds: an id outlives its message (delete, purge, ack) until the window
-ends.
+An id expires exactly when the log time of its message is at least a window ago. Sequences and times
+ascend together, so the check is one comparison with a sequence, and memory is freed a segment at a
+time. As in JetStream, an id outlives its message (delete, purge, ack) until the window ends.
 """
 
 import mmap
@@ -30,7 +29,7 @@ NO_ID: Final = bytes(ID_BYTES)
 _WHOLE: Final = np.dtype((np.void, ID_BYTES))
 _SEGMENT_MIN: Final = 1_024
 _MOVED_MAX: Final = 32_768
-"""Ids that one append may move to another segment: that keeps ``apply`` short."""
+"""Ids that one append may move to another segment; the limit keeps ``apply`` short."""
 _LARGE_BYTES: Final = 1 << 20
 _PATTERN_BITS: Final = 12
 _PATTERN_ONES: Final = 6
@@ -41,11 +40,11 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 def _patterns() -> U64Array:
-    """Words with few bits set, every which way: what an id leaves in the filter of a segment."""
+    """Words with a few pseudo-random bits set; an id sets one of them in a segment's filter."""
     numbers = np.arange(1 << _PATTERN_BITS, dtype=np.uint64)
     words = np.zeros(len(numbers), np.uint64)
     for _ in range(_PATTERN_ONES):
-        # Steps of a linear congruential generator (Knuth's MMIX); its high bits are the good ones.
+        # A linear congruential generator (Knuth's MMIX); its high bits are the most random.
         numbers = numbers * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
         words |= np.uint64(1) << (numbers >> np.uint64(58))
     return words
@@ -56,7 +55,10 @@ _PATTERNS: Final = _patterns()
 
 @dataclass(slots=True, frozen=True, eq=False)
 class IdHashes:
-    """Hashes of ids (16 bytes each), and of each what is kept and what it leaves in a filter."""
+    """Hashes of ids (16 bytes each) in columns: the bits that are kept, and the filter pattern.
+
+    ``low`` has the first 64 bits of each, ``high`` the last 32.
+    """
 
     ids: bytes
     low: U64Array
@@ -65,19 +67,19 @@ class IdHashes:
 
     @classmethod
     def of(cls, ids: bytes) -> "IdHashes":
-        """The hashes that stand in ``ids``."""
+        """Split ``ids``, the concatenated hashes, into columns."""
         low = np.frombuffer(ids, np.uint64)[::2].copy()
-        # A pattern comes of other bits than the bucket.
+        # The pattern uses the high bits, since the bucket uses the low ones.
         numbers = (low >> np.uint64(64 - _PATTERN_BITS)).view(np.int64)
         return cls(ids, low, np.frombuffer(ids, np.uint32)[3::4].copy(), _PATTERNS[numbers])
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of hashes."""
         return len(self.low)
 
     def at(self, positions: NDArray[np.intp]) -> "IdHashes":
-        """The hashes at ``positions`` alone."""
+        """Only the hashes at ``positions``."""
         return IdHashes.of(np.frombuffer(self.ids, _WHOLE)[positions].tobytes())
 
     def since(self, start: int) -> "IdHashes":
@@ -89,14 +91,14 @@ class IdHashes:
         )
 
     def present(self) -> NDArray[np.bool_]:
-        """Which of them stand for an id, that is, differ from NO_ID."""
+        """A mask: true where there is an id, that is, where the hash differs from NO_ID."""
         found: NDArray[np.bool_] = self.low != 0
         if not found.all():
             found |= np.frombuffer(self.ids, np.uint64)[1::2] != 0
         return found
 
     def repeat(self) -> bool:
-        """Whether some id seems to come twice: half of each is compared."""
+        """Whether some id seems to occur twice: only the first half of each is compared."""
         halves = np.sort(self.low)
         if not (halves[1:] == halves[:-1]).any():
             return False
@@ -105,7 +107,7 @@ class IdHashes:
 
 
 def _ids_of(low: U64Array, high: U32Array) -> bytes:
-    """Ids of which the same is kept."""
+    """Rebuild ids from the bits that are kept; the other bits are zero."""
     words = np.empty((len(low), 2), np.uint64)
     words[:, 0] = low
     words[:, 1] = high.astype(np.uint64) << np.uint64(32)
@@ -113,10 +115,10 @@ def _ids_of(low: U64Array, high: U32Array) -> bytes:
 
 
 def _zeros(count: int, kind: type[Number]) -> NDArray[Number]:
-    """Zeros that take memory as they are touched, a small page at a time.
+    """Zeros that take memory when they are first used, one small page at a time.
 
-    For large arrays numpy asks for huge pages, each of which is cleared as a whole when it is first
-    touched: the first ids of a large segment would take 100 ms.
+    For large arrays numpy asks for huge pages, and the kernel clears each as a whole at its first
+    use: adding the first ids to a large segment would take 100 ms.
     """
     size = count * np.dtype(kind).itemsize
     if size < _LARGE_BYTES:
@@ -125,13 +127,13 @@ def _zeros(count: int, kind: type[Number]) -> NDArray[Number]:
 
 
 class _Segment:
-    """Ids in the order they came, up to ``capacity`` of them.
+    """Ids in the order in which they were added, up to ``capacity`` of them.
 
-    ``heads`` holds for each hash bucket the position of its newest id, ``links`` for each id that
-    of the next older one of its bucket. Positions begin at 1; 0 ends a chain. ``filter`` holds for
-    each bucket the patterns of its ids, one over the other: an id whose pattern is not in it does
-    not stand here. Of ids that do not, one in 20,000 passes when the segment is full (a word has
-    1.3 ids then at the most).
+    ``heads`` has the position of the newest id of each hash bucket. ``links`` has, for each id, the
+    position of the next older one of its bucket. Positions begin at 1; 0 ends a chain. ``filter``
+    has the union of the patterns of each bucket's ids: an id whose pattern is not in it is not in
+    the segment. When the segment is full, one in 20,000 absent ids passes the filter (a word then
+    has 1.3 ids at most).
     """
 
     __slots__ = ("capacity", "filter", "heads", "high", "links", "low", "mask", "seqs", "used")
@@ -149,7 +151,7 @@ class _Segment:
         self.seqs = _zeros(capacity + 1, np.int64)
 
     def find(self, hashes: IdHashes, found: I64Array) -> None:
-        """Raise ``found`` to the sequences of those hashes that stand here."""
+        """Raise ``found`` to the sequences of those hashes that are in this segment."""
         buckets = hashes.low.view(np.int64) & self.mask
         passed = (self.filter[buckets] & hashes.patterns) == hashes.patterns
         asked = passed.nonzero()[0]
@@ -161,14 +163,14 @@ class _Segment:
             if same.any():
                 same &= self.high[at] == hashes.high[asked]
                 hit = asked[same]
-                # An expired id may have been stored again: the newer sequence counts.
+                # An expired id may have been stored again: the newer sequence wins.
                 found[hit] = np.maximum(found[hit], self.seqs[at[same]])
             at = self.links[at]
             more = at != 0
             at, asked = at[more], asked[more]
 
     def add(self, hashes: IdHashes, seqs: I64Array) -> int:
-        """Add as many ids, all different, as there is room for; answers how many."""
+        """Add the first ids, as many as fit; return how many. The ids must all be different."""
         count = min(len(seqs), self.capacity - self.used)
         start = self.used + 1
         self.used += count
@@ -181,28 +183,28 @@ class _Segment:
             self.links[at] = self.heads[buckets]
             self.heads[buckets] = at
             self.filter[buckets] |= patterns
-            # Of several in one bucket the last is its head now, and its pattern in the filter; the
-            # others follow in later rounds.
+            # Of several ids in one bucket, only the last is in `heads` and in the filter now. The
+            # others follow in the next rounds.
             left = (self.heads[buckets] != at).nonzero()[0]
             at, buckets, patterns = at[left], buckets[left], patterns[left]
         return count
 
     def first_from(self, seq: int) -> int:
-        """Position of the first id with ``seq`` or a later sequence; behind the last for none."""
+        """Position of the first id with ``seq`` or a later sequence; ``used + 1`` without one."""
         return 1 + int(np.searchsorted(self.seqs[1 : self.used + 1], seq))
 
     def rest(self, start: int) -> tuple[bytes, I64Array]:
-        """Ids and their sequences from position ``start`` on; of an id only what is kept."""
+        """Ids and their sequences from position ``start`` on; bits that are not kept are zero."""
         return self.part(start, self.used + 1)
 
     def part(self, start: int, stop: int) -> tuple[bytes, I64Array]:
-        """Ids and their sequences from position ``start`` up to ``stop``, as :meth:`rest`."""
+        """Ids and their sequences from position ``start`` to before ``stop``, as :meth:`rest`."""
         kept = slice(start, stop)
         return _ids_of(self.low[kept], self.high[kept]), self.seqs[kept]
 
 
 class _Mark(NamedTuple):
-    """What is known of the ids of one entry: their log time, number and last sequence."""
+    """The ids of one entry: their log time, count and last sequence, and the row (``entry``)."""
 
     time_ns: int
     ids: int
@@ -215,15 +217,16 @@ class DedupeWindow:
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self._segments: list[_Segment] = []
-        self._marks: deque[_Mark] = deque()
-        self._live = 0
-        self._floor_seq = 1
+        self._segments: list[_Segment] = []  # oldest first; may hold expired ids at its start
+        self._marks: deque[_Mark] = deque()  # one for each entry that has not expired, in order
+        self._live = 0  # ids that have not expired: the sum over `_marks`
+        self._floor_seq = 1  # ids of messages below this sequence have expired
+        # The row of the newest entry, which a second append of the same entry extends.
         self._open_ids = b""
         self._open_seqs = b""
 
     def __len__(self) -> int:
-        """Ids in memory, those not yet let go of included."""
+        """Ids in memory; expired ones count until their segment is dropped."""
         return sum(segment.used for segment in self._segments)
 
     def expire(self, now_ns: int, window_ns: int, writes: Writes) -> None:
@@ -239,7 +242,7 @@ class DedupeWindow:
             self._floor_seq = gone.last_seq + 1
         while self._segments and self._segments[0].seqs[self._segments[0].used] < self._floor_seq:
             del self._segments[0]
-        # Restored entries share a row: it stands until the last of them has expired.
+        # Restored entries share a row, which stays until the last of them has expired.
         shared = bool(marks) and marks[0].entry == last_index
         writes.delete_range(
             keys.large_key(keys.DEDUPE, self.shard, first_index),
@@ -247,7 +250,7 @@ class DedupeWindow:
         )
 
     def find(self, hashes: IdHashes) -> I64Array:
-        """Sequences that the ids were stored under within the window; 0 for those that were not."""
+        """The sequence of each id within the window (i64 per hash); 0 where there is none."""
         found = np.zeros(hashes.count, np.int64)
         for segment in self._segments:
             segment.find(hashes, found)
@@ -258,14 +261,14 @@ class DedupeWindow:
     def add(
         self, hashes: IdHashes, seqs: I64Array, time_ns: int, index: int, writes: Writes
     ) -> None:
-        """Remember ids, all different and none in the window, of messages just stored (>= 1).
+        """Remember the ids of messages just stored: at least one, all different, none known yet.
 
-        All ids of an entry become one row.
+        All ids of an entry are written as one row.
         """
         ids, marks = hashes.ids, self._marks
         self._remember(hashes, seqs)
         if marks and marks[-1].entry == index:
-            # A second append of the same entry: both stand in the row of the entry.
+            # A second append of the same entry extends the row of the entry.
             self._open_ids += ids
             self._open_seqs += seqs.tobytes()
             marks.pop()
@@ -287,14 +290,14 @@ class DedupeWindow:
             start += self._segments[-1].add(hashes.since(start), seqs[start:])
 
     def _extend(self) -> None:
-        """Begin a segment with room for as many ids as the window holds now.
+        """Start a segment with a capacity for as many ids as the window holds now.
 
-        So a window that neither grows nor shrinks has two of them.
+        So a window of constant size has two segments.
         """
         if len(self) > _MOVED_MAX:
             self._segments.append(_Segment(max(_SEGMENT_MIN, self._live)))
             return
-        # Every segment is asked for every id: the small ones of a growing window are joined.
+        # Every lookup asks every segment, so a small window that grows is kept in one segment.
         fresh = _Segment(max(_SEGMENT_MIN, 2 * self._live))
         for segment in self._segments:
             ids, seqs = segment.rest(segment.first_from(self._floor_seq))
@@ -302,7 +305,7 @@ class DedupeWindow:
         self._segments = [fresh]
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take up the window from its rows, given as (key, value) in key order."""
+        """Load the window from its rows, given as (key, value) in key order."""
         for key, row in rows:
             at = 0
             while at < len(row):
@@ -320,8 +323,8 @@ class DedupeWindow:
     # Archives ------------------------------------------------------------------------------------
 
     def runs(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """Log time, ids and sequences of each entry, oldest first; of an id only what is kept."""
-        at = len(self) - self._live  # what is expired stands before the rest
+        """Log time, ids and sequences of each entry, oldest first; bits not kept are zero."""
+        at = len(self) - self._live  # expired ids come before the others
         for mark in self._marks:
             parts = list(self._between(at, at + mark.ids))
             ids = b"".join([each for each, _ in parts])
@@ -329,7 +332,7 @@ class DedupeWindow:
             at += mark.ids
 
     def _between(self, low: int, high: int) -> Iterator[tuple[bytes, I64Array]]:
-        """What stands from position ``low`` of all segments up to ``high``."""
+        """Ids and sequences from ``low`` to before ``high``, counted over all segments from 0."""
         for segment in self._segments:
             start, stop = max(low, 0), min(high, segment.used)
             if start < stop:
@@ -337,7 +340,7 @@ class DedupeWindow:
             low, high = low - segment.used, high - segment.used
 
     def restore(self, runs: list[tuple[int, bytes, bytes]], index: int, writes: Writes) -> None:
-        """Take up entries of another window, newer than all that stand here; once an index."""
+        """Add entries of another window, all newer than those here; at most once per log index."""
         row: list[bytes] = []
         for time_ns, ids, packed in runs:
             seqs = np.frombuffer(packed, np.int64)

@@ -1,7 +1,7 @@
 """Deleted sequences inside a stream, as bitmaps of fixed ranges of sequences.
 
-The ranges are pages of 4,096 sequences and not blocks, because how messages lie in blocks is each
-replica's own affair. In memory and in the store a page is 512 bytes.
+The ranges are pages of 4,096 sequences and not blocks, because each replica cuts its blocks in its
+own way. A page takes 512 bytes in memory and in the store.
 """
 
 from collections.abc import Iterable
@@ -20,14 +20,14 @@ from contrail_storage.core.results import Writes
 PAGE: Final = 4_096
 _TOP_BIT: Final = 0x80
 _NEAR: Final = 4
-"""Sequences that are looked at one by one before a whole page is."""
+"""Sequences to check one by one before a whole page is decoded."""
 _PAGES_MAX: Final = 1_024
-"""Pages that one listing of ranges looks at."""
+"""Pages that one call of ``ranges`` checks."""
 
 
 @cache
 def _full(size: int) -> bytes:
-    """The page of a range of ``size`` sequences all of which are deleted: one object for all."""
+    """The bitmap of ``size`` deleted sequences; cached, so that full pages share one object."""
     return b"\xff" * (size // 8)
 
 
@@ -36,10 +36,10 @@ Marks = NDArray[np.bool_]
 
 
 class DeletedSet:
-    """Sequences deleted between the first and the last kept one."""
+    """The deleted sequences between the first and the last sequence of the stream."""
 
     kind: ClassVar[bytes] = keys.DELETED
-    """Of the rows."""
+    """Kind of the rows in the store."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
@@ -47,7 +47,7 @@ class DeletedSet:
         self._counts: dict[int, int] = {}
         self.total = 0
         self.touched: set[int] = set()
-        """Pages with marks that nobody who makes room has looked at; no part of the state."""
+        """Pages with new marks that the compactor has not checked yet; no part of the state."""
 
     def __contains__(self, seq: int) -> bool:
         page = self._pages.get(seq // PAGE)
@@ -108,9 +108,9 @@ class DeletedSet:
         return total
 
     def next_live(self, seq: int, stop_seq: int = INT64_MAX) -> int:
-        """The first sequence from ``seq`` on that is not deleted; none is looked for behind a stop.
+        """The first sequence from ``seq`` on that is not deleted.
 
-        Then the answer is at least ``stop_seq``.
+        The search ends at ``stop_seq``; the answer is then at least that.
         """
         for near in range(seq, min(seq + _NEAR, stop_seq)):
             if near not in self:
@@ -124,7 +124,7 @@ class DeletedSet:
         return seq
 
     def previous_live(self, seq: int) -> int:
-        """The last sequence up to ``seq`` that is not deleted; what was trimmed counts as live."""
+        """The last sequence up to ``seq`` that is not deleted; trimmed sequences count as live."""
         while (count := self._counts.get(seq // PAGE)) is not None:
             if count < PAGE:
                 live = np.flatnonzero(~self._marks(seq // PAGE)[: seq % PAGE + 1])
@@ -138,8 +138,8 @@ class DeletedSet:
     ) -> tuple[list[tuple[int, int]], int | None]:
         """Runs of deleted sequences in ``from_seq`` .. ``to_seq`` (inclusive), ``limit`` at most.
 
-        As (first, last), ascending, and where to go on (None at the end). So that a call has an
-        end, it looks at a limited number of pages: a run may be cut there.
+        Returns pairs (first, last), ascending, and the sequence to continue at (None at the end).
+        A call checks a limited number of pages: a run may be cut there.
         """
         wanted = range(from_seq // PAGE, to_seq // PAGE + 1)
         numbers = nsmallest(_PAGES_MAX + 1, (page for page in self._pages if page in wanted))
@@ -188,7 +188,7 @@ class DeletedSet:
         return live
 
     def trim(self, first_seq: int, writes: Writes) -> None:
-        """Forget what lies below the new first sequence."""
+        """Forget the sequences below the new first sequence."""
         for number in [number for number in self._pages if number * PAGE < first_seq]:
             if (number + 1) * PAGE <= first_seq:
                 self.total -= self._counts.pop(number)
@@ -199,7 +199,7 @@ class DeletedSet:
             self._clear_below(number, first_seq - number * PAGE)
 
     def _clear_below(self, number: int, at: int) -> None:
-        # Each ack in order does this: it is done to the bytes, arrays would cost ten times as much.
+        # Each ack in order runs this, so it works on bytes: arrays would take ten times as long.
         page = self._pages[number]
         whole, bits = divmod(at, 8)
         kept = bytes(whole) + bytes((page[whole] & 0xFF >> bits,)) + page[whole + 1 :]
@@ -217,7 +217,7 @@ class DeletedSet:
         writes.delete_range(prefix, keys.prefix_end(prefix))
 
     def load(self, rows: Iterable[tuple[bytes, bytes]], first_seq: int) -> None:
-        """Take up the pages; marks below ``first_seq`` were trimmed without a write."""
+        """Load the pages; marks below ``first_seq`` were trimmed without a write."""
         for key, row in rows:
             self._take_up(keys.last_number(key, 8), bytes(row))
         self.trim(first_seq, Writes())
@@ -233,7 +233,7 @@ class DeletedSet:
         return sorted(self._pages.items())
 
     def restore(self, pages: list[tuple[int, bytes]], writes: Writes) -> None:
-        """Take up pages of another set, none of which stands here."""
+        """Add pages of another set; none of them is here yet."""
         for number, page in pages:
             self._take_up(number, page)
             writes.put(keys.large_key(self.kind, self.shard, number), page)

@@ -1,8 +1,8 @@
-"""Receipts of erasures: what is to leave the files of the nodes, and on which of them it has.
+"""Receipts of erasures: the shards whose deleted bytes must leave all files, and the nodes done.
 
-Part of the meta machine, so a receipt outlives its stream. A receipt names neither subjects nor
-sequences: by the time it is recorded the messages are gone from the stream, and what is gone leaves
-the files of its shards altogether.
+They are part of the meta machine, so a receipt outlives its stream. A receipt has neither subjects
+nor sequences: when it is recorded, the messages are already removed from the stream, and the nodes
+remove all deleted bytes of the shards from their files.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from contrail_storage.core.results import Done, Refused, Result, Writes
 
 RECEIPTS_MAX: Final = 10_000
 KEPT_NS: Final = 7 * 24 * 3_600 * 1_000_000_000
-"""How long a receipt that is done can be asked for."""
+"""Time for which a finished receipt is kept."""
 
 
 class Erasure(msgspec.Struct, array_like=True, frozen=True):
-    """One receipt; ``replicas`` are nodes with the time when they were done (0: not yet).
+    """One receipt; ``replicas`` has for each node the time when it finished (0: not yet).
 
     ``shredded``: the keys of the messages were destroyed before.
     """
@@ -35,7 +35,7 @@ class Erasure(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def done_ns(self) -> int:
-        """When the last node was done; 0 while one is not."""
+        """Time when the last node finished; 0 before that."""
         return max(self.replicas.values()) if all(self.replicas.values()) else 0
 
 
@@ -49,16 +49,16 @@ class ErasureLedger:
 
     @property
     def is_full(self) -> bool:
-        """Whether no receipt can come: there are as many, and none of them is done."""
+        """Whether no receipt can be added: the maximum is reached, and none is finished."""
         receipts = self.receipts
         return len(receipts) >= RECEIPTS_MAX and not any(one.done_ns for one in receipts.values())
 
     def pending(self, node_id: str) -> list[Erasure]:
-        """What a node has still to do, oldest first."""
+        """The receipts that a node has not finished, oldest first."""
         return [one for one in self.receipts.values() if one.replicas.get(node_id) == 0]
 
     def has_old(self, now_ns: int) -> bool:
-        """Whether a receipt has been done for so long that it is to go."""
+        """Whether a receipt was finished so long ago that it can be removed."""
         return any(0 < one.done_ns <= now_ns - KEPT_NS for one in self.receipts.values())
 
     def apply(self, command: cmd.RecordErasure | cmd.FinishErasures, writes: Writes) -> Result:
@@ -68,7 +68,7 @@ class ErasureLedger:
         return self.finish(command, writes)
 
     def record(self, command: cmd.RecordErasure, writes: Writes) -> Result:
-        """Take up a receipt; the oldest that is done makes room for it where there is none."""
+        """Add a receipt; at the maximum, it replaces the oldest finished one."""
         self._forget_old(command.time_ns, writes)
         if command.erasure_id in self.receipts:
             return Done(changed=False)
@@ -94,7 +94,7 @@ class ErasureLedger:
         return Done()
 
     def finish(self, command: cmd.FinishErasures, writes: Writes) -> Result:
-        """A node is done with some of them."""
+        """Note that a node has finished some receipts."""
         for erasure_id in command.erasure_ids:
             known = self.receipts.get(erasure_id)
             if known is not None and known.replicas.get(command.node) == 0:
@@ -121,7 +121,7 @@ class ErasureLedger:
         return keys.large_key(keys.ERASURE, cmd.META_SHARD, number)
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take up the receipts from their rows, given as (key, value) in key order."""
+        """Load the receipts from their rows, given as (key, value) in key order."""
         for key, value in rows:
             erasure = msgspec.msgpack.decode(value, type=Erasure)
             self.receipts[erasure.erasure_id] = erasure

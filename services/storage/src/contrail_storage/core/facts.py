@@ -1,8 +1,8 @@
 """Facts about stored messages that ``apply`` needs, and the port through which it asks for them.
 
-A machine keeps nothing per message. When a limit or a delete takes messages away it must know their
-subjects, sizes and times; these are in the blocks, the same on every replica, so asking keeps
-``apply`` deterministic. The shell answers from memory for messages not yet written.
+A machine keeps no state per message. When a limit or a delete removes messages, it needs their
+subjects, sizes and times. These are in the blocks and are the same on every replica, so ``apply``
+stays deterministic. For messages that are not written yet, the port answers from memory.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from contrail_common.columns.blocks import Block
 from contrail_common.texts import I64Array, U32Array
 
 Live = NDArray[np.bool_]
-"""Which of the messages of some facts are live."""
+"""A mask over the messages of some facts: true where the message is live."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class MessageFacts:
 
     @property
     def end_seq(self) -> int:
-        """The sequence behind the last message."""
+        """The sequence after the last message."""
         return self.base_seq + len(self.sizes)
 
 
@@ -51,7 +51,7 @@ def oldest_in(
 ) -> NDArray[np.intp]:
     """Positions in ``found`` of the oldest live messages of ``sids``, at most ``most`` in all.
 
-    Of each no more than is ``left`` for it, which is counted down.
+    At most ``left`` of each subject; the call decreases ``left`` by the messages found.
     """
     place = np.minimum(np.searchsorted(sids, found), len(sids) - 1)
     wanted = (sids[place] == found) & (left[place] > 0)

@@ -1,8 +1,8 @@
-"""Messages that a consumer gave up on, and which stay in the stream for somebody to look at.
+"""Messages that a consumer gave up on; they stay in the stream so that they can be inspected.
 
-On a stream with retention ``interest`` they are kept although nothing is pending of them any more,
-whatever other consumers acknowledge (JetStream keeps them by its redelivered state). They go by
-limits, purges and deletes, with their consumer, and when more deliveries are allowed than before.
+A stream with retention ``interest`` keeps them although they are not pending any more, whatever
+other consumers acknowledge (JetStream keeps them by its redelivered state). They are removed by
+limits, purges and deletes, with their consumer, and when ``max_deliver`` is raised.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ PAGE: Final = 1_024
 class GivenUp:
     """Sequences, a bit each, in pages of 1,024: at most about 200 bytes for each page in use.
 
-    ``_pages`` holds no page without a bit, and no sequence lies below ``_low_seq``.
+    ``_pages`` has no empty page, and no sequence is below ``_low_seq``.
     """
 
     def __init__(self, pages: Iterable[tuple[int, bytes]] = ()) -> None:
@@ -41,7 +41,7 @@ class GivenUp:
         self._low_seq = min(self._low_seq, seq)
 
     def discard(self, seq: int) -> bool:
-        """Forget a sequence; answers whether it was noted."""
+        """Remove a sequence; return whether it was in the set."""
         if seq not in self:
             return False
         number, at = divmod(seq, PAGE)
@@ -51,7 +51,7 @@ class GivenUp:
         return True
 
     def trim(self, first_seq: int) -> None:
-        """Forget what lies below ``first_seq``."""
+        """Remove the sequences below ``first_seq``."""
         if first_seq <= self._low_seq:
             return
         self._low_seq = first_seq
@@ -74,7 +74,7 @@ class GivenUp:
         ]
 
     def take_up(self, pages: Iterable[tuple[int, bytes]]) -> None:
-        """Note what :meth:`pages` listed, none of which is noted yet."""
+        """Add the pages that :meth:`pages` listed; none of their sequences is here yet."""
         for number, row in pages:
             bits = int.from_bytes(row, "little")
             if bits:
@@ -83,7 +83,7 @@ class GivenUp:
 
 
 def pages_are_sound(pages: list[tuple[int, bytes]], last_seq: int) -> bool:
-    """Whether pages from outside ascend and are of sequences from 1 to ``last_seq``."""
+    """Whether untrusted pages ascend and have only sequences from 1 to ``last_seq``."""
     numbers = [number for number, _ in pages]
     ascend = all(low < high for low, high in zip([-1, *numbers], numbers, strict=False))
     return ascend and all(

@@ -1,12 +1,12 @@
-"""Keys of the store: ``u8 kind | u32 shard | ...``, big-endian: in order of shard and number.
+"""Keys of the store: ``u8 kind | u32 shard | ...``, big-endian: ordered by shard and number.
 
-A shard whose number has the bit ``VOLATILE`` has its rows in memory, never in a file.
+The rows of a shard whose number has the bit ``VOLATILE`` are in memory, never in a file.
 
-| kind | key behind the shard | value |
+| kind | key after the shard | value |
 |---|---|---|
 | ``A`` | - (the u32 is the group) | applied index and term |
 | ``B`` | u64 base sequence | block |
-| ``I`` | u64 base sequence | index row of the block; empty: gone from its page |
+| ``I`` | u64 base sequence | index row of the block; empty: removed from its page |
 | ``G`` | u64 first sequence covered | page of index rows |
 | ``M`` | - | stream record: configuration and identity |
 | ``S`` | - | counters |
@@ -14,13 +14,13 @@ A shard whose number has the bit ``VOLATILE`` has its rows in memory, never in a
 | ``P`` / ``p`` | u32 page / u64 index | subject state: page / delta |
 | ``D`` | u64 index | message ids of one entry |
 | ``T`` | u64 page | deleted sequences of one page |
-| ``V`` | u64 page | sequences of one page that no age removes |
+| ``V`` | u64 page | sequences of one page that ``max_age`` does not remove |
 | ``X`` | u64 deadline, u64 first sequence | sequences that are due then (i64 each) |
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
-| ``F`` | u32 consumer, u32 number | consumer: what it is to get first |
-| ``W`` | - | damage that was accepted |
-| ``H`` | - | why the shard stands still: what it needed of old messages does not read back |
+| ``F`` | u32 consumer, u32 number | consumer: messages to deliver first |
+| ``W`` | - | accepted damage |
+| ``H`` | - | why the shard has stopped: it needed old messages that cannot be read |
 | ``K`` | - | second record (checkpoint) |
 """
 
@@ -66,7 +66,7 @@ SHARD_KINDS: Final = (
     LOSS,
     STOPPED,
 )
-"""All kinds that hold state of one shard."""
+"""All kinds of rows that belong to one shard."""
 
 _U32: Final = struct.Struct(">cI")
 _U32_U32: Final = struct.Struct(">cII")
@@ -77,16 +77,16 @@ _U32_U32_U64: Final = struct.Struct(">cIIQ")
 
 
 VOLATILE: Final = 1 << 31
-"""This bit of the number of a shard or a group says that it lives in memory alone."""
+"""The bit in the number of a shard or group that is kept only in memory."""
 
 
 def is_volatile(number: int) -> bool:
-    """Whether the shard or group with ``number`` lives in memory alone."""
+    """Whether the shard or group with ``number`` is kept only in memory."""
     return number >= VOLATILE
 
 
 def shard_key(kind: bytes, shard: int) -> bytes:
-    """Key of the one row of ``kind`` that a shard has, and the prefix of the rest."""
+    """Key of a shard's only row of ``kind``; the prefix, for kinds with more rows."""
     return _U32.pack(kind, shard)
 
 
@@ -106,7 +106,7 @@ def consumer_delta_key(shard: int, consumer_id: int, number: int) -> bytes:
 
 
 def deadline_key(shard: int, deadline_ns: int, first_seq: int) -> bytes:
-    """Key of messages of one append, the first with ``first_seq``, that share a deadline."""
+    """Key of the messages of one append that share a deadline; the first has ``first_seq``."""
     return _U32_U64_U64.pack(DEADLINE, shard, deadline_ns, first_seq)
 
 
@@ -117,7 +117,7 @@ def deadline_of(key: bytes) -> tuple[int, int]:
 
 
 def pinned_key(shard: int, consumer_id: int, number: int) -> bytes:
-    """Key of the ``number``-th row of what a consumer is to get first."""
+    """Key of the ``number``-th row of the messages that a consumer gets first."""
     return _U32_U32_U32.pack(PINNED, shard, consumer_id, number)
 
 

@@ -1,8 +1,8 @@
-"""Log time: never backwards, and not led astray by steps of the wall clock.
+"""Log time: it never goes backwards, and does not follow steps of the wall clock.
 
-It follows the boot-time clock and is slewed toward a wall clock that is ahead of it by at most one
-millisecond a second. While it is ahead of the wall clock itself, it runs at half speed, so that the
-wall clock comes up to it and every deadline still passes.
+It follows the boot-time clock. If the wall clock is ahead, log time gains at most one millisecond a
+second on it. If the wall clock is behind, log time runs at half speed, so that the wall clock
+catches up and every deadline still passes.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ class LogClock:
     def __init__(self, time_ns: int, boot_ns: int) -> None:
         self._time_ns = time_ns
         self._steady_ns = time_ns
-        """Where log time would be, had the wall clock never been behind it: it may catch up."""
+        """Log time without the slow phases: where it returns to if the wall clock does."""
         self._boot_ns = boot_ns
 
     def read(self, wall_ns: int, boot_ns: int) -> int:
@@ -34,14 +34,14 @@ class LogClock:
         slowed_ns = self._time_ns + elapsed // SLOWED_DIVISOR
         self._time_ns = max(slowed_ns, min(self._steady_ns, wall_ns))
         if slowed_ns <= wall_ns < self._steady_ns:
-            self._steady_ns = self._time_ns  # the wall clock stayed behind: it is believed
+            self._steady_ns = self._time_ns  # the wall clock stayed behind, so it is trusted
         return self._time_ns
 
 
 class ClockRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """That log time stood at ``log_ns`` when the machine had been up for ``boot_ns``.
+    """A reading: log time was ``log_ns`` when the machine had been up for ``boot_ns``.
 
-    ``boot_id`` tells one start of the machine from another; empty where it has no name.
+    ``boot_id`` identifies the start of the machine; empty where the system has none.
     """
 
     boot_id: str
@@ -49,13 +49,13 @@ class ClockRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_ns: int
 
     def known_ns(self, boot_id: str, boot_ns: int) -> int:
-        """The latest time that is known to have come."""
+        """The latest time that is known to have passed."""
         same = bool(boot_id) and boot_id == self.boot_id and boot_ns >= self.boot_ns
         return self.log_ns + (boot_ns - self.boot_ns if same else 0)
 
 
 def doubt(known_ns: int, wall_ns: int, jump_max_ns: int) -> str:
-    """Why the wall clock isn't taken at the start of a node; empty when it is."""
+    """Why a starting node refuses the wall clock; empty if it accepts it."""
     ahead_ns = wall_ns - known_ns
     if ahead_ns <= jump_max_ns:
         return ""

@@ -1,10 +1,11 @@
 """The meta machine: stream names, the subjects they hold, and shard ids (never used again).
 
-A stream is reserved, made in its shard's log, then listed. A removal begins in the first shard's
-log, which decides it, then unlists, drops the other shards and releases. A crash in between leaves
-a reservation, or a name without its shard, for the leader to finish.
+A stream is reserved, created in the log of its shard, then listed. A removal is decided in the log
+of the first shard; then the stream is unlisted, the other shards are dropped, and the name is
+released. A crash in between leaves a reservation, or a name without its shard; the leader finishes
+that.
 
-Of a stream in memory the configuration is kept here too: a restart makes it anew, in another shard.
+The configuration of a stream in memory is kept here too: a restart creates it again in a new shard.
 """
 
 from collections.abc import Iterable
@@ -25,13 +26,13 @@ Stage = Literal["reserved", "listed", "unlisted"]
 
 _COUNTER = 0
 STREAMS_MAX = 10_000
-"""Streams, and shards of all of them: each is looked at a few times a second."""
+"""Limit of all shards together, and so of streams: each is checked a few times a second."""
 
 
 class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
-    """What meta knows of one stream: ``shard`` is the first of ``shards`` ids in a row.
+    """The meta entry of one stream; ``shard`` is the first of ``shards`` consecutive ids.
 
-    ``config`` is that of a stream in memory, once it is listed.
+    ``config`` is set for a stream in memory once it is listed.
     """
 
     name: str
@@ -57,11 +58,11 @@ class MetaMachine:
         self.changes = 0
         """Counts applied commands, so that a router knows when its cache is stale."""
         self.next_shard = 1
-        """Every number below was given to a shard."""
-        self._shard_count = 0
+        """The next shard id; lower ids are never used again."""
+        self._shard_count = 0  # shards of all entries in `streams`
 
     def apply(self, command: cmd.Command, writes: Writes) -> Result:
-        """Take one command; changes go into ``writes``."""
+        """Apply one command; changes go into ``writes``."""
         self.changes += 1
         match command:
             case cmd.ReserveStream():
@@ -119,7 +120,7 @@ class MetaMachine:
         return Reserved(shard)
 
     def _take_numbers(self, count: int, *, volatile: bool, writes: Writes) -> int:
-        """The first of ``count`` numbers in a row that nothing had before."""
+        """Take ``count`` consecutive new shard ids; return the first."""
         shard = self.next_shard
         self.next_shard += count
         writes.put(self._key(_COUNTER), self.next_shard.to_bytes(4, "big"))
@@ -151,7 +152,7 @@ class MetaMachine:
         return Done(changed=listed != entry)
 
     def _make_up(self, command: cmd.PlaceStream | cmd.SkipNumbers, writes: Writes) -> Result:
-        """Take up what is known of streams whose commands were lost."""
+        """Restore entries of streams whose commands were lost by damage."""
         if isinstance(command, cmd.SkipNumbers):
             self._take_numbers(command.count, volatile=False, writes=writes)
             return Done()
@@ -200,13 +201,13 @@ class MetaMachine:
         return keys.small_key(keys.STREAM, cmd.META_SHARD, number)
 
     def take_over(self, other: "MetaMachine") -> None:
-        """Become what ``other`` is."""
+        """Take over the state of ``other``."""
         self.streams, self.erasures = other.streams, other.erasures
         self.changes += 1
         self.next_shard, self._shard_count = other.next_shard, other._shard_count
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take up the state from its rows, given as (key, value)."""
+        """Load the state from its rows, given as (key, value)."""
         for key, value in rows:
             if keys.last_number(key, 4) == _COUNTER:
                 self.next_shard = int.from_bytes(value, "big")

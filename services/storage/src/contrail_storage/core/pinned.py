@@ -1,7 +1,7 @@
-"""What a consumer begins with that gets the last message of each subject first.
+"""The first messages of a consumer that starts with the last message of each subject.
 
-The list is made when the consumer is: the newest message of each matching subject as of then, by
-sequence. Behind the last sequence of that moment the consumer goes on as any other does.
+The list is made when the consumer is created: the newest message of each matching subject at that
+moment, by sequence. After the last sequence of that moment the consumer continues normally.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from contrail_common.texts import I64Array, U32Array
 
 SUBJECTS_MAX: Final = 100_000
-"""Subjects that one list may have: 1.2 MB."""
+"""Subjects that one list may have; it then takes 1.2 MB."""
 ROW: Final = 8_192
 """Sequences of one stored row."""
 _ENTRY_BYTES: Final = 12
@@ -22,7 +22,7 @@ _ENTRY_BYTES: Final = 12
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Pinned:
-    """Sequences (ascending) and subject numbers of the messages; ``end_seq`` lies behind all."""
+    """Sequences (ascending) and subject numbers of the messages; ``end_seq`` is after them all."""
 
     seqs: I64Array
     sids: U32Array
@@ -30,7 +30,7 @@ class Pinned:
 
     @classmethod
     def decode(cls, data: bytes, end_seq: int) -> "Pinned | None":
-        """What :meth:`encode` has made, None when it can't have."""
+        """The list that :meth:`encode` encoded; None if ``data`` is not one."""
         count, rest = divmod(len(data), _ENTRY_BYTES)
         if rest or not 0 < count <= SUBJECTS_MAX:
             return None
@@ -41,18 +41,18 @@ class Pinned:
         return cls(seqs, sids, end_seq)
 
     def encode(self) -> bytes:
-        """All of it but ``end_seq``: i64 sequence[n], u32 number[n]."""
+        """The list without ``end_seq``: i64 sequence[n], u32 number[n]."""
         return self.seqs.tobytes() + self.sids.tobytes()
 
     def rows(self) -> Iterator[bytes]:
-        """The same in parts."""
+        """The encoded list in parts, one for each row."""
         for start in range(0, len(self.seqs), ROW):
             part = slice(start, start + ROW)
             yield self.seqs[part].tobytes() + self.sids[part].tobytes()
 
     @classmethod
     def of_rows(cls, rows: Iterable[bytes], end_seq: int) -> "Pinned | None":
-        """The list of its parts, None when there are none."""
+        """Build the list from its rows; None when there are none."""
         seqs, sids = [], []
         for row in rows:
             count = len(row) // _ENTRY_BYTES
@@ -61,13 +61,13 @@ class Pinned:
         return cls(np.concatenate(seqs), np.concatenate(sids), end_seq) if seqs else None
 
     def mask(self, seqs: I64Array) -> NDArray[np.bool_]:
-        """Which of ``seqs`` are in the list, or behind all of it."""
+        """A mask of the ``seqs`` that are in the list, or at or after ``end_seq``."""
         place = np.minimum(np.searchsorted(self.seqs, seqs), len(self.seqs) - 1)
         found: NDArray[np.bool_] = (self.seqs[place] == seqs) | (seqs >= self.end_seq)
         return found
 
     def next(self, seq: int) -> int:
-        """The first sequence from ``seq`` on that is in the list, or behind all of it."""
+        """The first sequence from ``seq`` on that is in the list, or at or after ``end_seq``."""
         place = int(np.searchsorted(self.seqs, seq))
         return int(self.seqs[place]) if place < len(self.seqs) else max(seq, self.end_seq)
 

@@ -1,4 +1,4 @@
-"""Whether what a caller expects of a stream's or a consumer's configuration holds."""
+"""Checking a caller's precondition on the configuration of a stream or a consumer."""
 
 from contrail_common import errors
 from contrail_common.errors import ErrorSpec
@@ -9,10 +9,10 @@ from contrail_storage.core.results import Refused
 def refusal(
     given: Precondition, version: int | None, exists: ErrorSpec, missing: ErrorSpec, *, same: bool
 ) -> Refused | None:
-    """Why a configuration may not be put where ``version`` stands (None: nothing does).
+    """Why a configuration may not be put; ``version`` is the current one (None: there is none).
 
-    ``same``: what stands is the very configuration; otherwise ``create`` refuses with ``exists``.
-    ``update`` refuses with ``missing`` where nothing stands.
+    ``same``: the current configuration is equal; if not, ``create`` refuses with ``exists``.
+    ``update`` refuses with ``missing`` if there is none.
     """
     if version is None and given.version is not None:
         return Refused(errors.PRECONDITION_FAILED.code, "it does not exist")

@@ -1,4 +1,4 @@
-"""What ``apply`` answers: a result per command, rows to write, and effects for the leader."""
+"""The results of ``apply``: a result per command, rows to write, and effects for the leader."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -19,8 +19,8 @@ Row = (
 class Refused:
     """A refusal: an error code of the registry and a sentence.
 
-    That of a configuration has the whole ``problem``: its field, and which of the errors that share
-    a code. ``seq`` is the message that it is about, where the answer can tell more of it.
+    For a configuration, ``problem`` has the field, and tells apart errors that share a code.
+    ``seq`` is the message concerned, if the answer can say more about it.
     """
 
     code: int
@@ -30,7 +30,7 @@ class Refused:
 
     @classmethod
     def of(cls, problem: RetentionProblem) -> "Refused":
-        """The refusal of a configuration that cannot be."""
+        """The refusal of an invalid configuration."""
         return cls(problem.spec.code, problem.message, problem)
 
 
@@ -38,9 +38,9 @@ class Refused:
 class Appended:
     """Outcome of an append of ``count`` messages.
 
-    Without ``exceptions`` message i got sequence ``first_seq + i``. Otherwise ``exceptions`` maps
-    the positions that were refused or were duplicates (then the original sequence), and the rest
-    got consecutive sequences from ``first_seq`` on.
+    Without ``exceptions``, message i got sequence ``first_seq + i``. Otherwise ``exceptions`` maps
+    the position of each refused message to its refusal, and of each duplicate to the original
+    sequence; the other messages got consecutive sequences from ``first_seq`` on.
     """
 
     first_seq: int
@@ -50,7 +50,7 @@ class Appended:
 
 @dataclass(slots=True, frozen=True)
 class Removed:
-    """Messages that a removal took away; ``more`` asks for a continuation entry."""
+    """Number of messages removed; ``more`` asks for another entry to continue."""
 
     count: int
     more: bool = False
@@ -95,10 +95,10 @@ class Mark(NamedTuple):
 class Writes:
     """Everything that one entry changes in the store: rows, new blocks, and heads to drop.
 
-    ``trimmed`` maps a shard to its first kept sequence; blocks wholly below it may go.
-    ``reached`` maps it to its last sequence when that is of a message that nobody wanted to have.
-    ``advisories`` are not stored: what the last command did that others may want to know. Those of
-    a shard do not name its stream.
+    ``trimmed`` maps a shard to its first kept sequence; blocks that end below it may be removed.
+    ``reached`` maps a shard to its last sequence if that message was not stored (no interest).
+    ``advisories`` are not stored: they are the events of the last command. Those of a shard do not
+    name its stream.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Writes:
     advisories: list[Advisory] = field(default_factory=list)
 
     def mark(self, shard: int) -> Mark:
-        """Where the writes stand now, before a command for ``shard``."""
+        """A mark before a command for ``shard``, to roll back to."""
         return Mark(
             shard,
             len(self.rows),
@@ -119,7 +119,7 @@ class Writes:
         )
 
     def roll_back(self, mark: Mark) -> None:
-        """Forget what was added since ``mark``, which was all for its shard."""
+        """Drop everything added since ``mark``; all of it must be for the mark's shard."""
         del self.rows[mark.rows :], self.blocks[mark.blocks :]
         for sequences, before in ((self.trimmed, mark.trimmed), (self.reached, mark.reached)):
             sequences.pop(mark.shard, None)

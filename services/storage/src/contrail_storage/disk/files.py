@@ -1,7 +1,7 @@
 """The port through which the log and the small node files reach the disk.
 
-A test takes the place of the disk by subclassing `Files`: it can drop what was not synced,
-stop at any call, or let a call fail.
+A test replaces the disk by subclassing `Files`: it can drop unsynced bytes, stop at any call, or
+make a call fail.
 """
 
 import os
@@ -62,9 +62,9 @@ class Files:
     def create(self, path: Path, *, ahead_bytes: int = 0) -> AppendHandle:
         """Open a new, empty file for appending; FileExistsError when there is one already.
 
-        With `ahead_bytes`, small writes go into zeros that were written so far ahead of them: a
-        sync then has no metadata to write. `close` takes off what was not used; a process that is
-        killed, or a failure, leaves it behind.
+        With `ahead_bytes`, small writes overwrite zeros that were written in advance, so that a
+        sync has no metadata to write. `close` cuts unused zeros off; they remain after a failure,
+        or if the process is killed.
         """
         return _AppendFile(path, ahead_bytes)
 
@@ -128,7 +128,7 @@ class _AppendFile:
             self._make_room()
 
     def _make_room(self) -> None:
-        # Without it the next writes take longer, that is all: a full disk is theirs to report.
+        # Without space in advance the next writes are only slower; they report a full disk.
         with suppress(OSError):
             self._room_end = self._end + os.pwrite(self._descriptor, self._ahead, self._end)
 
@@ -137,7 +137,7 @@ class _AppendFile:
         self._synced_end = self._end
 
     def close(self) -> None:
-        # What failed is left as it is. Zeros behind the end are passed over by whoever reads.
+        # After a failure the file is left as it is: readers skip zeros at the end.
         if self._room_end > self._end == self._synced_end:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._end)

@@ -1,4 +1,4 @@
-"""The lock of a node's folder, held while anybody reads what it will change."""
+"""The lock of a node's folder, held by a process that reads in order to change it."""
 
 import fcntl
 import os
@@ -33,5 +33,5 @@ class FolderLock:
                 os.close(descriptor)
 
     def __del__(self) -> None:
-        """Whoever drops a node that was never started lets go of its folder."""
+        """Release the folder of a node that was never started."""
         self.release()

@@ -1,4 +1,4 @@
-"""Blocking work in a thread that is never left behind."""
+"""Blocking work in a thread that a cancelled task never leaves running."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 async def whole(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread; whoever is cancelled meanwhile still waits until it has ended.
+    """Run ``work`` in a thread; a caller that is cancelled still waits until it has ended.
 
-    For work that changes files of the folder or runs under a lock: a node that stops cancels its
-    tasks and then lets go of the folder, and no thread may outlive that.
+    Use it for work that changes files of the folder or holds a lock: a node that stops cancels its
+    tasks and then releases the folder, and no thread may outlive that.
     """
     step = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -1,7 +1,7 @@
-"""The data keys of a node: made, kept wrapped in one small file, used, wrapped anew.
+"""The data keys of a node: creating, using and rewrapping them; one small file has them wrapped.
 
-Each start of the process seals with a data key of its own, begun when the first value is sealed.
-It is in the file, synced, before anything sealed with it can be.
+Each process seals with a data key of its own, created when it seals the first value. The key is
+in the file and synced before anything that it sealed can be stored.
 """
 
 import itertools
@@ -130,10 +130,10 @@ class Keyring:
             raise SealBrokenError("encrypted bytes were modified or moved") from None
 
     def rotate(self, node_key: bytes) -> bool:
-        """Wrap all data keys by `node_key`, in one change of the file, and begin another data key.
+        """Wrap all data keys by `node_key`, in one change of the file, and start a new data key.
 
-        False when `node_key` is the current one: then nothing changes. Blocks. After an OSError
-        all goes on as before; which of the two node keys the file is under is then not certain.
+        Returns False, without any change, if `node_key` is the current one. Blocks. After an
+        OSError the keyring works as before, but the file may be under either node key.
         """
         with self._lock:
             if node_key == self._node_key:
@@ -147,9 +147,9 @@ class Keyring:
             return True
 
     def close(self) -> None:
-        """Wait for a change of the file that is under way, and make no other. Blocks.
+        """Wait for a running change of the file, and allow no other. Blocks.
 
-        To be called before the folder's lock is let go: its next holder may change the file.
+        Call it before the folder's lock is released: the next holder may change the file.
         """
         with self._lock:
             self._closed = True

@@ -1,10 +1,10 @@
-"""A key for each subject of the streams that want it: made, found, and destroyed.
+"""Subject keys: creating, finding and destroying one key per subject, for streams that use them.
 
-Of a key one copy exists, in a slot of the node's file of subject keys; ciphers of some thousand
-keys are kept in memory while they are in use. Of each slot memory knows the state, the generation,
-the shard and where its mark is found: 21 bytes, up to a quarter more while the columns grow. A
-message names its key by slot and generation, and the generation of a slot goes up with each use, so
-a destroyed key is told apart from one that is missing.
+Only one copy of a key exists, in a slot of the node's key file. The ciphers of a few thousand
+recently used keys are cached in memory. Memory holds 21 bytes for each slot (state, generation,
+shard, and an index of marks), up to a quarter more while the columns grow. A message names its key
+by slot and generation. Each use of a slot raises its generation, so a destroyed key can be
+distinguished from a missing one.
 """
 
 import os
@@ -39,22 +39,22 @@ from contrail_storage.seal.key_file import (
 from contrail_storage.seal.mark_index import MarkIndex, prefix_of
 
 SLOTS_MAX: Final = 1 << 24
-"""2 GiB of file, and about 400 MB of memory."""
+"""Keys that a node can have: 2 GiB of file, and about 400 MB of memory."""
 CIPHERS_MAX: Final = 8_192
 _SLOT_MASK: Final = 0xFFFFFFFF
 _GROWTH: Final = 4
 _LOCKED_MAX: Final = 64
-"""Slots that are made before whoever looks for a key has a turn."""
+"""Slots that are added before the lock is released, so that lookups of keys can run."""
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class SubjectKeysFullError(Exception):
-    """There are as many subject keys as a node can have."""
+    """The node has as many subject keys as it can have."""
 
 
 class SubjectKey(NamedTuple):
-    """A key that is in use; ``name`` is its id as bytes, which every message is sealed to."""
+    """A key that is in use; ``name`` is its id as bytes, to which every message is bound."""
 
     id: int
     name: bytes
@@ -62,7 +62,7 @@ class SubjectKey(NamedTuple):
 
 
 class Remains(NamedTuple):
-    """What a destroyed key leaves to do: messages below a sequence, of the subject with a mark."""
+    """Work left by a destroyed key: remove a subject's messages below a sequence, by its mark."""
 
     shard: int
     mark: bytes
@@ -70,7 +70,7 @@ class Remains(NamedTuple):
 
 
 class _Recent(Generic[K, V]):
-    """The values used last, at most two times ``most``."""
+    """A cache of the values used last, at most twice ``most``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -95,7 +95,7 @@ class _Recent(Generic[K, V]):
 
 
 class SubjectKeys:
-    """The subject keys of a folder. Thread-safe; what is said to block writes and syncs."""
+    """The subject keys of a folder. Thread-safe; methods that block write and sync the file."""
 
     def __init__(
         self,
@@ -106,31 +106,33 @@ class SubjectKeys:
         ciphers_max: int = CIPHERS_MAX,
     ) -> None:
         self.trouble = ""
-        """Why the file cannot be used, if it is there and cannot."""
+        """Why the file cannot be used, if it exists and cannot; else empty."""
         self.broken = 0
-        """Slots that the start found broken: nothing opens what keys in them sealed."""
+        """Broken slots at the start: messages sealed with their keys cannot be opened."""
         self.remains: dict[int, Remains] = {}
-        """What is left to do of destroyed keys, by slot."""
+        """Work left by destroyed keys, by slot."""
         self._files = files
         self._directory = directory
-        self._sealer = sealer
+        self._sealer = sealer  # seals the keys in the file; None: the folder is plain
         self._slots_max = slots_max
-        self._file: KeyFile | None = None
+        self._file: KeyFile | None = None  # None: no file yet, closed, or in `trouble`
+        # Columns with one element per slot; `_lock`. They may be longer than `_count`.
         self._states = np.zeros(0, np.uint8)
-        self._generations = np.zeros(0, np.uint32)
+        self._generations = np.zeros(0, np.uint32)  # of the slot's last use; never decreases
         self._shards = np.zeros(0, np.uint32)
-        self._count = 0
-        self._live: Counter[int] = Counter()
-        self._free: list[int] = []
-        self._index = MarkIndex()
-        self._retired: set[int] = set()
-        self._condemned: set[int] = set()
+        self._count = 0  # slots in the file, used or free
+        self._live: Counter[int] = Counter()  # live keys by shard
+        self._free: list[int] = []  # slots that can have a new key
+        self._index = MarkIndex()  # live slots by mark
+        self._retired: set[int] = set()  # slots whose keys open and do not seal any more
+        self._condemned: set[int] = set()  # slots to destroy unless they seal before that
+        # Caches; `_lock`. A key that is retired, condemned or destroyed must leave `_sealing`.
         self._sealing: _Recent[tuple[int, str], SubjectKey] = _Recent(ciphers_max)
         self._opening: _Recent[int, SubjectKey] = _Recent(ciphers_max)
         self._lock = threading.RLock()
-        """Of what is in memory; held for no write."""
+        """For all that is in memory; never held during a write."""
         self._changing = threading.Lock()
-        """Of who writes."""
+        """For writes to the file; taken before `_lock`."""
 
     # Loading -------------------------------------------------------------------------------------
 
@@ -140,9 +142,9 @@ class SubjectKeys:
         return self._file is not None
 
     def load(self) -> None:
-        """Read the file, if there is one, and finish destroying what was. Blocks.
+        """Read the file, if there is one, and finish a destruction that was interrupted. Blocks.
 
-        Raises OSError; of a damaged file ``trouble`` tells.
+        Raises OSError. A damaged file is no error here: ``trouble`` says what is wrong.
         """
         try:
             self._file = KeyFile.open(self._files, self._directory, self._sealer)
@@ -197,7 +199,7 @@ class SubjectKeys:
     # Finding -------------------------------------------------------------------------------------
 
     def sealing(self, shard: int, subject: str) -> SubjectKey | None:
-        """The key that seals for a subject now; None when it has none. Reads the file at times.
+        """The key that seals for a subject now; None if it has none. May read the file.
 
         Raises SubjectKeysDamagedError.
         """
@@ -215,9 +217,9 @@ class SubjectKeys:
         return None
 
     def opening(self, key_id: int) -> SubjectKey | None:
-        """The key with an id; None when it was destroyed. Reads the file at times.
+        """The key with an id; None when it was destroyed. May read the file.
 
-        Raises SubjectKeysDamagedError when the key should be there and is not.
+        Raises SubjectKeysDamagedError when the key should exist and does not.
         """
         key = self._opening.get(key_id)
         if key is not None:
@@ -232,7 +234,7 @@ class SubjectKeys:
             return self._cipher(number, generation)
 
     def gone(self, key_ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of the keys, if any (0), were destroyed."""
+        """A mask of the keys that were destroyed; the id 0 stands for no key."""
         gone = np.zeros(len(key_ids), np.bool_)
         numbers = (key_ids & np.uint64(_SLOT_MASK)).astype(np.int64)
         with self._lock:
@@ -286,9 +288,9 @@ class SubjectKeys:
     # Making --------------------------------------------------------------------------------------
 
     def make(self, wanted: Iterable[tuple[int, str]]) -> None:
-        """Make keys for subjects of shards that have none, durable on return. Blocks.
+        """Create keys for the (shard, subject) pairs without one; durable on return. Blocks.
 
-        Raises OSError, SubjectKeysFullError or SubjectKeysDamagedError; then none is made.
+        Raises OSError, SubjectKeysFullError or SubjectKeysDamagedError; then no key is created.
         """
         wanted = list(wanted)
         made: list[tuple[int, Slot]] = []
@@ -337,7 +339,7 @@ class SubjectKeys:
     # Destroying ----------------------------------------------------------------------------------
 
     def retire(self, shard: int, subjects: Iterable[str]) -> list[int]:
-        """The slots of subjects, whose keys open from now on but seal no more."""
+        """Return the slots of subjects; from now on their keys open and do not seal."""
         if self._file is None:
             return []
         found: list[int] = []
@@ -349,7 +351,7 @@ class SubjectKeys:
         return found
 
     def retire_slots(self, slots: Iterable[int]) -> None:
-        """Nothing is sealed any more with the keys in ``slots``."""
+        """Stop sealing with the keys in ``slots``."""
         with self._lock:
             self._retired.update(slots)
             self._sealing.clear()
@@ -357,8 +359,8 @@ class SubjectKeys:
     def destroy(self, slots: Sequence[int], below_seq: int) -> None:
         """Destroy keys: on return no copy of them is left. Blocks.
 
-        What they leave, messages below ``below_seq``, stands in ``remains`` until ``finish``. From
-        the call on they open nothing; after an OSError ``destroy_again`` makes it durable.
+        Their messages below ``below_seq`` are listed in ``remains`` until ``finish``. The keys open
+        nothing as soon as this is called. After an OSError, call ``destroy_again``.
         """
         file = self._needed()
         with self._changing:
@@ -372,7 +374,7 @@ class SubjectKeys:
                 self._overwrite(file, doomed)
 
     def destroy_again(self) -> None:
-        """Make durable what a failed ``destroy`` may have left in between. Blocks."""
+        """Complete, durably, the destruction that a failed ``destroy`` may have left. Blocks."""
         with self._changing:
             doomed = [
                 Doomed(at, int(self._generations[at]), one.shard, one.below_seq, one.mark)
@@ -400,7 +402,7 @@ class SubjectKeys:
             ]
         )
         file.sync()
-        # The next sync takes this along: until then the journal says what is already so.
+        # The next sync makes this durable too. A journal that remains is harmless: it is done.
         file.write_journal([])
 
     def _give_up(self, one: Doomed) -> None:
@@ -415,7 +417,10 @@ class SubjectKeys:
         self.remains[one.slot] = Remains(one.shard, one.mark, one.below_seq)
 
     def finish(self, slots: Iterable[int]) -> None:
-        """Nothing is left of the messages: the slots may have other keys. Blocks; OSError."""
+        """Free the slots once their messages are gone, so that they can have other keys.
+
+        Blocks. Raises OSError.
+        """
         file = self._needed()
         with self._changing:
             freed = sorted(number for number in slots if number in self.remains)
@@ -429,7 +434,7 @@ class SubjectKeys:
     # Subjects without messages -------------------------------------------------------------------
 
     def live(self) -> Mapping[int, int]:
-        """How many keys the subjects of each shard have."""
+        """Number of live keys of each shard."""
         return {shard: count for shard, count in list(self._live.items()) if count}
 
     def slots_of_shard(self, shard: int) -> list[int]:
@@ -440,14 +445,14 @@ class SubjectKeys:
             return found
 
     def slots_of_subjects(self, shard: int, subjects: Sequence[str]) -> set[int]:
-        """The slots that subjects of a shard may have."""
+        """The slots that subjects of a shard may have, found by their marks' prefixes."""
         with self._lock:
             return self._index.find_many(
                 [prefix_of(self._mark(shard, subject)) for subject in subjects]
             )
 
     def condemn(self, slots: Iterable[int]) -> None:
-        """Note slots that may be destroyed unless they seal something before that."""
+        """Note slots to be destroyed, unless they seal something before that."""
         with self._lock:
             self._condemned.update(slots)
             self._sealing.clear()
@@ -460,7 +465,7 @@ class SubjectKeys:
     def remains_of(
         self, shard: int, subjects: Iterable[str], slots: Iterable[int]
     ) -> list[tuple[int, str]]:
-        """What destroyed ``slots`` leave to do of some subjects: (below_seq, subject)."""
+        """The work that destroyed ``slots`` left for some subjects: (below_seq, subject)."""
         below: dict[bytes, int] = {}
         for number in slots:
             one = self.remains.get(number)

@@ -1,8 +1,8 @@
-"""Where a shard's blocks are: the directory in memory, the cache, and reads by sequence.
+"""The blocks of a shard: the directory in memory, the cache, and reads by sequence.
 
-The directory holds about 32 bytes a block and is rebuilt at start from its pages, without touching
-a block. A block is in the directory as soon as its entry is applied; until the writer has
-stored it, its body is held here, so that ``apply`` and the writer's merges always find it.
+The directory takes about 32 bytes per block. A start rebuilds it from its pages and reads no block.
+A block is in the directory as soon as its entry is applied. Until the writer has stored it, its
+body stays in memory here, so that ``apply`` and the writer's merges always find it.
 """
 
 import threading
@@ -34,33 +34,33 @@ from contrail_storage.store.directory_pages import (
 from contrail_storage.store.rocks_store import StoreCorruptError
 
 CACHE_BYTES: Final = 128 << 20
-"""Of decoded blocks; the store's own cache has none of them."""
+"""Bytes of decoded blocks in the cache; the store's own cache keeps none of them."""
 
 _CACHED_OVERHEAD: Final = 512
 _COMPACT_FROM: Final = 1_024
 
 
 class BlockSource(Protocol):
-    """What is needed of the store to read blocks."""
+    """The part of the store that is needed to read blocks."""
 
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values under ``keys``, None where there is none.
+        """Return the values under ``keys``, None where there is none.
 
-        The store's own cache keeps none of them: what is read again is in that of decoded blocks.
+        The store's own cache does not keep them: the cache of decoded blocks serves later reads.
         """
         ...
 
     def get_unverified(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As :meth:`get_once`, past the store's own checksums."""
+        """As :meth:`get_once`, without checking the store's own checksums."""
         ...
 
 
 class BlockMissingError(Exception):
-    """A block that the directory names is not in the store."""
+    """A block that the directory lists is not in the store."""
 
 
 UNREADABLE: Final = (BlockCorruptError, BlockMissingError, StoreCorruptError)
-"""What says that stored messages cannot be read back."""
+"""The errors that mean that stored messages cannot be read back."""
 
 _Stored = bytes | StoreCorruptError | None
 """A value of the store, None where there is none, or why it cannot be read."""
@@ -70,7 +70,7 @@ _Stored = bytes | StoreCorruptError | None
 class BlockSpan:
     """A block of the directory: its sequences, bytes and the time of its last message.
 
-    The bytes are those that it takes in memory: before a codec has made it smaller.
+    The bytes are those in memory, before compression.
     """
 
     base_seq: int
@@ -80,32 +80,34 @@ class BlockSpan:
 
     @property
     def end_seq(self) -> int:
-        """The sequence behind the last message."""
+        """The sequence after the last message."""
         return self.base_seq + self.count
 
 
 class Directory:
     """The blocks of one shard in order of sequence.
 
-    Between two blocks sequences may be missing: none of them is live.
+    Sequences may be missing between two blocks: none of them is live.
     """
 
     def __init__(self, page_blocks: int = PAGE_BLOCKS) -> None:
+        # One element per block in each column, in the order of the first sequences.
         self._bases = array("Q")
         self._counts = array("I")
         self._sizes = array("I")
         self._times = array("q")
         self._emptied = array("I")
+        # The elements before this one are dropped; the columns are cut from time to time.
         self._start = 0
         self.pages = PageRanges(page_blocks)
-        """What of it is stored in pages; their changes are noted as the directory changes."""
+        """The ranges that are stored in pages; notes which pages a change makes stale."""
 
     def __len__(self) -> int:
         return len(self._bases) - self._start
 
     @property
     def end_seq(self) -> int:
-        """The sequence behind the last message of all blocks; 0 without any."""
+        """The sequence after the last message of all blocks; 0 without any."""
         return self.span(len(self) - 1).end_seq if len(self) else 0
 
     def span(self, position: int) -> BlockSpan:
@@ -118,7 +120,7 @@ class Directory:
         return self._bases[self._start + position]
 
     def last_times_ns(self, base_seqs: Iterable[int]) -> list[int]:
-        """The times of the last messages of the blocks that begin there; -1 where none does."""
+        """The last time of each block that begins at one of ``base_seqs``; -1 without a block."""
         places = [(base, bisect_left(self._bases, base, self._start)) for base in base_seqs]
         return [
             self._times[at] if at < len(self._bases) and self._bases[at] == base else -1
@@ -126,14 +128,17 @@ class Directory:
         ]
 
     def position(self, seq: int) -> int:
-        """Position of the first block that ends above ``seq``; ``len`` when there is none."""
+        """Position of the first block that ends after ``seq``; ``len`` when there is none."""
         at = bisect_right(self._bases, seq, self._start) - 1
         if at < self._start or seq >= self._bases[at] + self._counts[at]:
             at += 1
         return at - self._start
 
     def run_from(self, position: int, blocks_max: int, bytes_max: int) -> list[int]:
-        """Base sequences of the block at ``position`` and those behind it, within the bounds."""
+        """Base sequences of the block at ``position`` and those after it, within the bounds.
+
+        The first block is always included.
+        """
         bases: list[int] = []
         size = 0
         for at in range(self._start + position, len(self._bases)):
@@ -146,9 +151,9 @@ class Directory:
     def extents_from(
         self, seq: int, high_seq: int, messages_max: int, bytes_max: int
     ) -> list[tuple[int, int]]:
-        """First sequence and count of blocks from ``seq`` on up to ``high_seq``, in the bounds.
+        """First sequence and count of the blocks from ``seq`` to ``high_seq``, within the bounds.
 
-        A block that is larger than the bounds comes alone.
+        A first block that is larger than the bounds is returned alone.
         """
         extents: list[tuple[int, int]] = []
         messages = size = 0
@@ -166,16 +171,16 @@ class Directory:
         return bisect_right(self._bases, seq, self._start) - 1 - self._start
 
     def emptied(self, position: int) -> int:
-        """How many messages of the block are known to have no content any more."""
+        """Number of messages of the block that are known to have no content any more."""
         return self._emptied[self._start + position]
 
     def note_emptied(self, span: BlockSpan, messages: int) -> None:
-        """So many messages of the block, if it still stands, are known to have no content."""
+        """Note how many messages of the block have no content, if the block is still here."""
         if self.holds(span):
             self._emptied[self._start + self.position(span.base_seq)] = messages
 
     def holds(self, span: BlockSpan) -> bool:
-        """Whether this very block stands here."""
+        """Whether exactly this block is in the directory."""
         position = self.position(span.base_seq)
         return position < len(self) and self.span(position) == span
 
@@ -192,11 +197,11 @@ class Directory:
         self._emptied.append(0)
 
     def is_paged(self, base_seq: int) -> bool:
-        """Whether a page may list the block that stands or stood at ``base_seq``."""
+        """Whether a page may list the block at ``base_seq``, present or past."""
         return base_seq < self.pages.stop
 
     def take_up(self, stored: StoredDirectory) -> None:
-        """Become what is stored; for an empty directory."""
+        """Load the stored directory; this one must be empty."""
         spans = stored.spans
         self.pages = stored.ranges
         for column, name in (
@@ -209,7 +214,10 @@ class Directory:
         self._emptied.frombytes(bytes(self._emptied.itemsize * len(spans)))
 
     def take_due_pages(self) -> list[PageRange]:
-        """Pages that are to be stored anew or for the first time; they count as stored then."""
+        """Return the pages to store, for the first time or again; they count as stored then.
+
+        A new page begins only when two pages of blocks wait, since recent blocks still change.
+        """
         first_seq = self._bases[self._start] if len(self) else self.pages.stop
         due = self.pages.take_stale(first_seq)
         at = self._start + self.position(self.pages.stop)
@@ -219,7 +227,7 @@ class Directory:
         return due
 
     def drop_below(self, seq: int) -> list[int]:
-        """Forget the blocks that lie wholly below ``seq``; answers their base sequences."""
+        """Forget the blocks that end at or below ``seq``; return their base sequences."""
         dropped: list[int] = []
         while self._start < len(self._bases):
             at = self._start
@@ -238,7 +246,7 @@ class Directory:
         return self._bases, self._counts, self._sizes, self._times, self._emptied
 
     def cut(self, base_seq: int, spans: Sequence[BlockSpan]) -> None:
-        """Put ``spans``, maybe none, in the place of the block with ``base_seq``, which stands."""
+        """Replace the block with ``base_seq``, which must be here, by ``spans`` (maybe none)."""
         at = self._start + self.position(base_seq)
         self.pages.note(base_seq, 1 + len(spans))
         for column, values in zip(
@@ -255,7 +263,7 @@ class Directory:
             column[at : at + 1] = array(column.typecode, values)
 
     def replace(self, base_seqs: Sequence[int], merged: BlockSpan) -> bool:
-        """Put ``merged`` in the place of the adjoining blocks ``base_seqs``, if all still stand."""
+        """Replace the adjacent blocks ``base_seqs`` by ``merged``; False if one is not here."""
         at = bisect_left(self._bases, base_seqs[0], self._start)
         if self._bases[at : at + len(base_seqs)] != array("Q", base_seqs):
             return False
@@ -271,7 +279,7 @@ class Directory:
         return True
 
     def totals(self, first: int, last: int) -> tuple[int, int]:
-        """Messages and bytes of the blocks from position ``first`` up to ``last``."""
+        """Messages and bytes of the blocks from position ``first`` to before ``last``."""
         low, high = self._start + first, self._start + last
         return sum(self._counts[low:high]), sum(self._sizes[low:high])
 
@@ -289,7 +297,7 @@ def index_row(span: BlockSpan) -> bytes:
 class BlockStore:
     """Directories of all shards, the bodies not yet written, and a cache of decoded blocks.
 
-    Directories change on the event loop only; :meth:`load` may be called from any thread.
+    Only the event loop changes directories; :meth:`load` may be called from any thread.
     """
 
     def __init__(
@@ -301,52 +309,55 @@ class BlockStore:
         self.directories: dict[int, Directory] = {}
         self._source = source
         self._page_blocks = page_blocks
+        # Keys are (shard, base sequence). The event loop writes this dict, any thread reads it.
         self._unwritten: dict[tuple[int, int], Block] = {}
+        # Decoded blocks with their sizes, least recently used first; under `_lock`.
         self._cache: OrderedDict[tuple[int, int], tuple[Block, int]] = OrderedDict()
         self._cache_bytes_max = cache_bytes
-        self._cache_bytes = 0
+        self._cache_bytes = 0  # the sum of the sizes in `_cache`; under `_lock`
+        # Counts replaced blocks: a read that saw it change must not put its result in the cache.
         self._discards = 0
         self._lock = threading.Lock()
 
     def directory(self, shard: int) -> Directory:
         """The shard's directory, empty for a new one."""
         found = self.directories.get(shard)
-        if found is None:  # to make one just to ask would cost as much as a small read
+        if found is None:  # no `setdefault`: making a directory costs as much as a small read
             found = self.directories[shard] = Directory(self._page_blocks)
         return found
 
     def load_directory(self, shard: int, pages: Rows, rows: Rows) -> None:
-        """Take up a directory from its pages and its index rows."""
+        """Load a directory from its pages and its index rows."""
         self.directory(shard).take_up(StoredDirectory(pages, rows, self._page_blocks))
 
     def add(self, shard: int, block: Block) -> BlockSpan:
-        """A block just appended: it is readable from memory until :meth:`written`."""
+        """Add a block that was just appended; memory serves it until :meth:`written`."""
         span = span_of(block)
         self.directory(shard).append(span)
         self._unwritten[shard, block.base_seq] = block
         return span
 
     def written(self, shard: int, block: Block) -> None:
-        """The block is in the store now; it stays in the cache while it is recent."""
+        """Note that the block is in the store; move it to the cache."""
         if self._unwritten.get((shard, block.base_seq)) is block:
             del self._unwritten[shard, block.base_seq]
         self._remember((shard, block.base_seq), block, replace=True)
 
     def overlay(self, shard: int, block: Block) -> None:
-        """Answer ``block`` for its base sequence from memory until it is written."""
+        """Serve ``block`` from memory for its base sequence until it is written."""
         self._discards += 1
         self._unwritten[shard, block.base_seq] = block
 
     def overlay_joined(self, shard: int, parts: Iterable[Block], joined: Block) -> None:
-        """Answer ``joined`` in the place of its ``parts``, none of which is going to be written."""
+        """Serve ``joined`` instead of its ``parts``, none of which will be written."""
         for part in parts:
             del self._unwritten[shard, part.base_seq]
         self._unwritten[shard, joined.base_seq] = joined
 
     def take_over(self, fresh: "BlockStore", keeps: Callable[[int], bool]) -> None:
-        """Show what ``fresh`` does in the place of all shards but those that it ``keeps``.
+        """Take all shards from ``fresh``, except those for which ``keeps`` is true.
 
-        The same messages may lie in other blocks there.
+        In ``fresh`` the same messages may be in other blocks.
         """
         with self._lock:
             self._discards += 1
@@ -358,21 +369,21 @@ class BlockStore:
         self.directories = directories | fresh.directories
 
     def discard(self, shard: int, base_seq: int) -> None:
-        """The block goes, or another one comes in its place: what was read of it is void."""
+        """Remove the block from the cache: it was removed or replaced."""
         with self._lock:
             self._discards += 1
             cached = self._cache.pop((shard, base_seq), None)
             self._cache_bytes -= cached[1] if cached is not None else 0
 
     def forget(self, shard: int) -> None:
-        """The shard is dropped."""
+        """Forget a shard that was dropped: its directory and its cached blocks."""
         self.directories.pop(shard, None)
         with self._lock:
             for key in [key for key in self._cache if key[0] == shard]:
                 self._cache_bytes -= self._cache.pop(key)[1]
 
     def load(self, shard: int, base_seq: int) -> Block:
-        """The block with ``base_seq``: from memory, else from the store (blocking).
+        """Return the block with ``base_seq`` from memory, else from the store (blocking).
 
         Raises one of UNREADABLE, or the store's error.
         """
@@ -382,14 +393,14 @@ class BlockStore:
             discards = self._discards
             (data,) = self._source.get_once([keys.large_key(keys.BLOCK, shard, base_seq)])
             block = _decoded(shard, base_seq, data)
-            if discards == self._discards:  # otherwise it may have been replaced meanwhile
+            if discards == self._discards:  # otherwise the block may have been replaced meanwhile
                 self._remember(key, block, replace=False)
         return block
 
     def load_run(self, shard: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]) -> Block:
-        """The first of the blocks; the others are read along, for those that come next.
+        """Return the first of the blocks; read the others into the cache for the next calls.
 
-        As :meth:`load_each`; raises what is wrong with the first.
+        As :meth:`load_each`, but raises the error of the first block.
         """
         first = self.load_each(shard, base_seqs, last_times_ns)[0]
         if isinstance(first, Exception):
@@ -399,11 +410,11 @@ class BlockStore:
     def load_each(
         self, shard: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]
     ) -> list[Block | Exception]:
-        """The blocks, each by itself: one of UNREADABLE stands for what cannot be read.
+        """Return each block, or one of UNREADABLE in the place of a block that cannot be read.
 
-        They are read with their own checksums alone; what does not end at its time, as the
-        directory has it, is read again with those of the store. Blocks; raises the store's other
-        errors.
+        The first read checks only the blocks' own checksums. A block that fails, or whose last time
+        differs from the directory's, is read again with the store's checksums. Blocks; raises the
+        store's other errors.
         """
         discards = self._discards
         found: list[Block | Exception] = list(self._unverified(shard, base_seqs))
@@ -455,7 +466,7 @@ class BlockStore:
         return self._recall((shard, base_seq))
 
     def load_many(self, shard: int, base_seqs: Sequence[int]) -> list[Block]:
-        """Blocks for a scan, which passes by the cache (blocking; errors as :meth:`load`)."""
+        """Return blocks for a scan, which bypasses the cache (blocking; errors as :meth:`load`)."""
         found = {base: self._unwritten.get((shard, base)) for base in base_seqs}
         missing = [base for base, block in found.items() if block is None]
         values = self._source.get_once(
@@ -468,13 +479,13 @@ class BlockStore:
         return [block for block in found.values() if block is not None]
 
     def view_surely(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
-        """As :meth:`load_many`, for scans that pass on most of what they see as it is."""
+        """As :meth:`load_many`, but as views, for scans that copy most bytes unchanged."""
         return self._views(shard, base_seqs, self._source.get_once)
 
     def view_many(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
-        """As :meth:`view_surely`, with the checksums of blocks alone.
+        """As :meth:`view_surely`, but only the blocks' own checksums are checked.
 
-        A table that rotted may lead to no block or to another one: compare what is in it.
+        A damaged table may lead to no block or to the wrong one: the caller compares the content.
         """
         return self._views(shard, base_seqs, self._source.get_unverified)
 
@@ -513,7 +524,7 @@ class BlockStore:
         size = block.stored_bytes + _CACHED_OVERHEAD
         with self._lock:
             if not replace and (key in self._cache or key in self._unwritten):
-                return  # merged while it was read: what stands there holds more
+                return  # merged while it was read: the block that is there has more messages
             previous = self._cache.pop(key, None)
             if previous is not None:
                 self._cache_bytes -= previous[1]
@@ -533,7 +544,7 @@ def _decoded(shard: int, base_seq: int, data: _Stored) -> Block:
 
 
 class ShardFacts:
-    """The facts port of one shard's machine, over the block store."""
+    """The facts port of one shard's machine; reads from the block store."""
 
     def __init__(self, blocks: BlockStore, shard: int) -> None:
         self._blocks = blocks

@@ -1,6 +1,6 @@
-"""The second record: proof, kept outside RocksDB, of what RocksDB must still hold.
+"""The checkpoint record: proof, kept outside RocksDB, of the state that RocksDB must still have.
 
-A database that lost files can open without a word and show an older state. So before each
+A database that lost files can open without an error and show an older state. So before each
 explicit flush a numbered row goes into RocksDB, and after the flush the same record goes into a
 small synced file. At open the newest file must find its row unchanged in RocksDB, the applied
 indexes at or above the recorded ones, and a write-ahead log that continues where they end.
@@ -47,7 +47,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that should be there is not: memberships and shards that cannot be trusted."""
+    """Missing data: the memberships and shards that cannot be trusted."""
 
     reason: str
     groups: frozenset[int]

@@ -1,7 +1,7 @@
-"""The rows of streams in memory: what `RocksStore` is for the others, with no file behind it.
+"""The rows of streams in memory, with the interface of `RocksStore` and without files.
 
-The rows of one kind and shard are a table, and a range lies within one table. Room is counted with
-what a row takes besides its bytes, and with what open views keep of rows that have changed since.
+The rows of one kind and shard form a table, and a range is within one table. The size includes the
+overhead of each row, and the old values that open views keep of rows that have changed.
 """
 
 import threading
@@ -180,7 +180,7 @@ class MemoryView:
             insort(self._keys, key)
             self.size_bytes += ROW_OVERHEAD + len(old or b"")
         elif goes and self._old[key] is None:
-            # It came and went while the view is open: nothing is to be kept of it.
+            # The row was added and removed while the view is open: the view never shows it.
             del self._old[key]
             del self._keys[bisect_left(self._keys, key)]
             self.size_bytes -= ROW_OVERHEAD

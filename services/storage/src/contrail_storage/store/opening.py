@@ -125,7 +125,7 @@ def rocks_options(options: StoreOptions) -> Options:
     rocks.set_bytes_per_sync(MIB)
     rocks.set_keep_log_file_num(2)
     rocks.set_max_log_file_size(4 * MIB)
-    # Written once by a flush, and by no compaction: those move what names them.
+    # A flush writes a value to a blob file once; compactions only rewrite the references.
     rocks.set_enable_blob_files(True)
     rocks.set_min_blob_size(options.apart_bytes_min)
     # Blocks come compressed, or encrypted and incompressible, from above.

@@ -1,8 +1,8 @@
-"""Writing files of the store anew, so that nothing is left of what was overwritten or deleted.
+"""Rewriting files of the store, so that overwritten and deleted bytes are gone from the disk.
 
-Tables are written anew by compactions. A file of values apart from the tables (`blob_files`) stays
-as long as any table names one of its values; so the values in it that are current are put once
-more, under their own keys, and once the tables have forgotten the older ones the file goes.
+Compactions rewrite tables. A blob file (`blob_files`) stays as long as a table refers to one of its
+values. So its current values are written again under their own keys; when the tables have dropped
+the older references, RocksDB removes the file.
 """
 
 import time
@@ -57,11 +57,11 @@ class Database(Protocol):
 
 
 class Rewriter:
-    """Writes files of one open database anew; one thread at a time.
+    """Rewrites files of one open database; one thread at a time.
 
-    ``compact`` compacts a range down to its last level, also what is there alone; ``put_again``
-    puts the current values of keys once more and flushes them; ``check_open`` raises when the store
-    is to be closed.
+    ``compact`` compacts a range including its last level, even if only that has files;
+    ``put_again`` writes the current values of keys again and flushes them; ``check_open`` raises
+    when the store is closing.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Rewriter:
         return sum(one.size for one in chosen)
 
     def press(self, free_bytes: int) -> int:
-        """Write the one file anew that gives back most, if the rest of it fits; answers its bytes.
+        """Rewrite the file that frees most, if its current values fit; return its bytes.
 
-        What was deleted leaves the tables first, where they fit, so that the store knows of it.
+        Tables are compacted first, where they fit, so that the store knows the unneeded bytes.
         """
         if sum(one["size"] for one in self._database.live_files()) < free_bytes:
             self._compact(b"", b"\xff" * 32)

@@ -1,8 +1,8 @@
-"""The node's RocksDB: one family, large values apart, no log of its own, errors in our own words.
+"""The node's RocksDB: one column family, large values in blob files, no log of its own.
 
-Durability is the write-ahead log's business: what is written here may be lost until `flush` has
-returned, but never in part. There is one column family because a flush covers one family only,
-and without RocksDB's own log a crash would then leave two families at different points.
+The write-ahead log makes entries durable. Writes to this store may be lost until `flush` has
+returned, but never in part. There is one column family because a flush covers only one: without
+RocksDB's own log, a crash would leave two families at different points.
 """
 
 import os
@@ -95,24 +95,26 @@ _PROPERTIES: Final = {
 
 
 class RocksStore:
-    """Ordered bytes to bytes. All methods may be called from any thread."""
+    """An ordered map of bytes to bytes. All methods may be called from any thread."""
 
     def __init__(self, database: Rdict) -> None:
+        # The open database and two handles of it; None once closed or suspended. Under `_gate`.
         self._database: Rdict | None = database
-        self._passing_by: Rdict | None = passing_by(database)
-        self._unverified: Rdict | None = passing_by(database, verified=False)
+        self._passing_by: Rdict | None = passing_by(database)  # reads bypass the cache
+        self._unverified: Rdict | None = passing_by(database, verified=False)  # and checksums
+        # How it was opened for reading only; None once it can be written.
         self._reading: tuple[Path, StoreOptions, ReadingFolder] | None = None
         self._write_options = WriteOptions()
         # The published stub calls this a method; it is a property.
         setattr(self._write_options, "disable_wal", True)  # noqa: B010
         self._write_options.no_slowdown = True
-        self._writing = threading.Lock()
-        self._rewriting = threading.Lock()
-        self._gate = threading.Condition()
-        self._users = 0
-        self._closing = False
-        self._suspended = False
-        self._scans: set[_Scan] = set()
+        self._writing = threading.Lock()  # one batch at a time, so that put-again sees current rows
+        self._rewriting = threading.Lock()  # one `rewrite` or `reclaim` at a time
+        self._gate = threading.Condition()  # guards the fields below; signals `_users` == 0
+        self._users = 0  # calls that use the database now; it is closed at 0 only
+        self._closing = False  # `close` was called: every call raises; never unset
+        self._suspended = False  # between `suspend` and `take_over`: every call raises
+        self._scans: set[_Scan] = set()  # open scans, whose iterators a close takes away
 
     @classmethod
     def open(cls, path: Path, options: StoreOptions | None = None) -> Self:
@@ -131,10 +133,10 @@ class RocksStore:
     def open_reading(
         cls, path: Path, options: StoreOptions | None = None, *, with_gaps: bool = False
     ) -> Self:
-        """Open a store without changing a file, until :meth:`begin_writing`; a new one is made.
+        """Open a store without changing a file until :meth:`begin_writing`; create a missing one.
 
-        Takes no lock. Errors as those of :meth:`open`; a store ``with_gaps`` may lack files of
-        values, each of which is then a StoreCorruptError when it is read.
+        Takes no lock. Errors as those of :meth:`open`. With ``with_gaps``, files of values may be
+        missing: reading a value of such a file raises StoreCorruptError.
         """
         options = options or StoreOptions()
         if not (path / _CURRENT).exists():
@@ -148,9 +150,9 @@ class RocksStore:
         return store
 
     def begin_writing(self) -> None:
-        """Take the lock and go on as :meth:`open` does; for the one thread that knows the store.
+        """Take the lock and allow writes, as after :meth:`open`. No other thread may use the store.
 
-        Errors as those of `open`; the store is open for reading still, then.
+        Errors as those of `open`; the store then stays open for reading.
         """
         if self._reading is None:
             return
@@ -175,9 +177,9 @@ class RocksStore:
         self._unverified = passing_by(database, verified=False)
 
     def suspend(self) -> None:
-        """Close the store that does not work any more; `take_over` is to follow. May be repeated.
+        """Close a store that failed, until `take_over`. May be repeated.
 
-        Until then every call raises StoreFailedError, and open scans are cut.
+        Until then every call raises StoreFailedError, and open scans are ended.
         """
         with self._gate:
             self._suspended = True
@@ -188,7 +190,7 @@ class RocksStore:
                 scan.cut, scan.rows = True, None
             self._scans.clear()
         if database is not None:
-            with suppress(Exception):  # what cannot be written any more was given up
+            with suppress(Exception):  # the log has everything that could not be written
                 database.close()
         self._stop_reading()
 
@@ -198,7 +200,7 @@ class RocksStore:
             reading[2].remove()
 
     def take_over(self, other: "RocksStore") -> None:
-        """Go on, after `suspend`, with what ``other`` has open, which nobody else uses."""
+        """Continue, after `suspend`, with the database of ``other``, which nobody else uses."""
         with self._gate:
             self._database, other._database = other._database, None
             self._passing_by, other._passing_by = other._passing_by, None
@@ -208,9 +210,9 @@ class RocksStore:
 
     @staticmethod
     def clone(path: Path, target: Path) -> None:
-        """Make a copy of a store that nobody has open; what never changes is linked.
+        """Copy a store that nobody has open; files that never change are linked.
 
-        Where they cannot be they are copied, durably as the rest. Raises OSError.
+        Where links are impossible, files are copied durably. Raises OSError.
         """
         target.mkdir(parents=True)
         for file in path.iterdir():
@@ -224,11 +226,11 @@ class RocksStore:
 
     @staticmethod
     def repair(path: Path) -> None:
-        """Make a store openable that is not: with the tables that are whole, without the others.
+        """Make a damaged store openable: keep the sound tables and drop the others.
 
-        Rows of those are missing then, and older ones may stand in their place; values that were
-        apart from the tables do not read back (StoreCorruptError), and their files are lost once
-        the store is opened for writing. Raises StoreError.
+        Rows of dropped tables are missing, and older rows may appear instead. Values in blob files
+        cannot be read (StoreCorruptError), and these files are lost when the store is opened for
+        writing. Raises StoreError.
         """
         with _own_errors():
             Rdict.repair(str(path), rocks_options(StoreOptions()))
@@ -265,16 +267,16 @@ class RocksStore:
             return found
 
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `get_many`, of values that are not worth a place in the cache."""
+        """As `get_many`, but the values are not kept in the cache."""
         with self._using():
             assert self._passing_by is not None
             found: list[bytes | None] = self._passing_by.get(list(keys))  # type: ignore[assignment]
             return found
 
     def get_unverified(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `get_once`, past RocksDB's checksums too: for values that have their own.
+        """As `get_once`, without RocksDB's checksums: for values with their own.
 
-        Where a file rotted the value is any, or None, or an error.
+        In a damaged file the result may be any value, None, or an error.
         """
         with self._using():
             assert self._unverified is not None
@@ -291,9 +293,9 @@ class RocksStore:
 
     @contextmanager
     def view(self) -> Iterator["StoreView"]:
-        """The store as it is now, for several scans; one thread at a time may use it.
+        """Yield a view of the store as it is now, for several scans by one thread at a time.
 
-        While it is open the store keeps the files that it shows.
+        While it is open, the store keeps the files that it shows.
         """
         scan = _Scan()
         with self._using() as database:
@@ -319,11 +321,11 @@ class RocksStore:
             database.flush(True)
 
     def rewrite(self, ranges: Sequence[tuple[bytes, bytes]], patience_s: float) -> None:
-        """Write all files anew that hold keys of ``ranges``, with what is current in them alone.
+        """Rewrite all files that have keys of ``ranges``, so that they have current rows only.
 
-        On return nothing that was overwritten or deleted there before the last `flush` is in any
-        file. Scans that keep old files have ``patience_s`` to end, then they are ended. Blocks.
-        Raises StoreFailedError when some file stays, StoreCorruptError when one is damaged.
+        On return no file has anything that was overwritten or deleted there before the last
+        `flush`. Scans that keep old files are ended after ``patience_s``. Blocks. Raises
+        StoreFailedError when an old file remains, StoreCorruptError when one is damaged.
         """
         with self._rewriting, self._using() as database:
             rewriter = self._rewriter(database)
@@ -332,11 +334,11 @@ class RocksStore:
             rewriter.wait_for_removals()
 
     def reclaim(self, *, pressing: bool = False) -> int:
-        """Write a few files anew of which most is not needed, or that are many and small.
+        """Rewrite a few files that are mostly unneeded, or small and many; return their bytes.
 
-        Answers their bytes. When it is ``pressing`` what was deleted leaves the tables first, so
-        that it shows, and one file is written at a time. Nothing is done while `rewrite` is under
-        way. Blocks; errors as those of `rewrite`.
+        With ``pressing``, deleted rows first leave the tables, so that the unneeded bytes are
+        known, and one file is rewritten at a time. Does nothing while `rewrite` runs. Blocks;
+        errors as those of `rewrite`.
         """
         if not self._rewriting.acquire(blocking=False):
             return 0
@@ -403,7 +405,7 @@ class RocksStore:
             scan.rows = None
 
     def owed_bytes(self, compaction_max: int) -> int:
-        """Bytes that are still to be flushed, and at most ``compaction_max`` to be compacted."""
+        """Bytes waiting to be flushed, plus at most ``compaction_max`` waiting for compaction."""
         with self._using() as database:
             unflushed, compaction = (
                 database.property_int_value(_PROPERTIES[name]) or 0
@@ -421,7 +423,7 @@ class RocksStore:
             }
 
     def close(self) -> None:
-        """Wait for the calls under way, end open scans and close the store. May be repeated."""
+        """Wait for running calls, end open scans and close the store. May be repeated."""
         with self._gate:
             self._closing = True
             self._gate.wait_for(lambda: self._users == 0)
@@ -479,7 +481,7 @@ class RocksStore:
                 chunk.append(row)
                 size += len(row[1]) if isinstance(row, tuple) else 0
                 rows.next()
-            # An iterator that meets a damaged block just ends; only its status tells.
+            # An iterator that meets a damaged block just ends; only its status has the error.
             rows.status()
             return chunk
 
@@ -503,14 +505,14 @@ class RocksStore:
 
 
 class _Scan:
-    """The iterator of one scan, which `RocksStore.close` can take away."""
+    """The iterator of one scan; `RocksStore.close` can take it away."""
 
     def __init__(self) -> None:
         self.rows: RdictIter | None = None
         self.cut = False
 
     def open_rows(self) -> RdictIter:
-        """The iterator; StoreClosedError or StoreScanCutError when it was taken away."""
+        """The iterator. Raises StoreClosedError or StoreScanCutError if it was taken away."""
         if self.cut:
             raise StoreScanCutError("the scan kept files that had to go")
         if self.rows is None:
@@ -546,7 +548,7 @@ def _own_errors() -> Iterator[None]:
     except DbClosedError as error:
         raise StoreClosedError(str(error)) from error
     except Exception as error:
-        # The binding raises plain Exception; only the text says what happened.
+        # The binding raises plain Exception; only its text says what happened.
         raise _own_error(str(error)) from error
 
 

@@ -1,19 +1,19 @@
 """Bytes of the write-ahead log: WAL batches, and the records inside them.
 
-A segment is a row of WAL batches and nothing else::
+A segment is a sequence of WAL batches and nothing else::
 
     batch  = salt 8 B | number u64 | body length u32 | version u8 | 0 0 0 | crc32c u32 | body
     body   = record*
     record = kind u8 | group u32 | index u64 | term u64 | data length u32 | data
 
-All integers are little-endian. The CRC covers the header before it and the body. The salt is
-random per segment and known from the segment's name: it marks where a batch may start when the
-bytes before are damaged, and no message can imitate a batch without knowing it.
+All integers are little-endian. The CRC covers the header before it and the body. Each segment has
+a random salt, which is part of its name. It marks where a batch may start after damaged bytes, and
+no message can imitate a batch without knowing it.
 
-In an encrypted log the version is 2 and the data of every record is a sealed frame, also where
-there is none. Bound to it are the batch's salt and number, the record's position in the batch and
-its header: what was moved does not open. The CRC is over what is written, so a torn tail and rot
-are told apart without a key.
+In an encrypted log the version is 2, and the data of every record is a sealed frame, even when it
+is empty. The frame is bound to the batch's salt and number, the record's position in the batch and
+its header: a frame that was moved does not open. The CRC covers the sealed bytes, so a torn tail
+can be distinguished from rot without a key.
 """
 
 import struct
@@ -52,12 +52,12 @@ _WITH_DATA: Final = frozenset({RecordKind.ENTRY, RecordKind.HARD_STATE})
 
 @dataclass(slots=True)
 class Record:
-    """One decoded record; `data` is a view into the segment and dies with it.
+    """One decoded record; `data` is a view into the segment and valid as long as that.
 
     ENTRY adds the next entry. HARD_STATE sets term and vote (`data`: the voted node's id, empty
-    for none). TRUNCATE cuts from `index` on, behind an entry of `term`. BASE says the log ends at
-    (`index`, `term`): a log that holds that entry is cut behind it, any other becomes empty and
-    starts behind it.
+    for none). TRUNCATE cuts the log from `index` on; the entry before has `term`. BASE says that
+    the log ends at (`index`, `term`): a log that has this entry is cut after it, any other becomes
+    empty and continues after it.
     """
 
     kind: RecordKind
@@ -77,14 +77,14 @@ class Batch(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """What seals the records of one batch, and where that batch stands."""
+    """The sealer of one batch's records, and the identity of that batch."""
 
     sealer: Sealer
     salt: bytes
     number: int
 
     def place(self, position: int, header: bytes | memoryview) -> bytes:
-        """What the data of the record at ``position`` is bound to."""
+        """The bytes that the data of the record at ``position`` is bound to."""
         return _PLACE.pack(self.salt, self.number, position) + header
 
 
@@ -93,11 +93,11 @@ class MalformedRecordError(ValueError):
 
 
 class UnsupportedVersionError(ValueError):
-    """The log was written by a newer release; reading on could cut good data."""
+    """A newer release wrote the log; reading on could cut good data."""
 
 
 def batch_header(salt: bytes, number: int, *body: bytes, sealed: bool = False) -> bytes:
-    """Return the bytes that go before `body`, given in parts, to make it WAL batch `number`."""
+    """Return the header of WAL batch `number`; its body is given in parts."""
     version = SEALED_VERSION if sealed else PLAIN_VERSION
     head = _BATCH.pack(salt, number, sum(map(len, body)), version)
     crc = crc32c(head)
@@ -107,7 +107,7 @@ def batch_header(salt: bytes, number: int, *body: bytes, sealed: bool = False) -
 
 
 def record_header(kind: RecordKind, group: int, index: int, term: int, data_length: int) -> bytes:
-    """Return the bytes that go before a record's data."""
+    """Return the header of a record; its data follows."""
     return _RECORD.pack(kind, group, index, term, data_length)
 
 
@@ -146,7 +146,7 @@ def read_batch(segment: memoryview, offset: int, salt: bytes) -> Batch | None:
 
 
 def find_batch(data: bytes, start: int, salt: bytes) -> int | None:
-    """Return the offset of the first sound batch at or behind `start`, or None."""
+    """Return the offset of the first sound batch at or after `start`, or None."""
     view = memoryview(data)
     offset = data.find(salt, start)
     while offset >= 0:
@@ -168,9 +168,9 @@ def sealed_body(body: bytes, seal: Seal) -> bytes:
 
 
 def records(body: memoryview, seal: Seal | None = None) -> Iterator[Record]:
-    """Yield the records of a batch, opened by `seal` when they are sealed.
+    """Yield the records of a batch; `seal` opens them when they are sealed.
 
-    Raises MalformedRecordError at the first that is not sound.
+    Raises MalformedRecordError at the first record that is not sound.
     """
     for position, (record, header) in enumerate(_framed(body)):
         if seal is not None:
@@ -185,7 +185,7 @@ def records(body: memoryview, seal: Seal | None = None) -> Iterator[Record]:
 
 
 def _framed(body: memoryview) -> Iterator[tuple[Record, memoryview]]:
-    """The records as they lie there, and the bytes of their headers."""
+    """Yield the records as stored, without opening them, and the bytes of their headers."""
     offset, size = 0, len(body)
     while offset < size:
         data_start = offset + RECORD_HEADER_BYTES

@@ -1,4 +1,4 @@
-"""What bounds a log, and what it counts."""
+"""The bounds and the counters of a log."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,10 +12,11 @@ _MIB: Final = 1 << 20
 class LogOptions:
     """Bounds of the log, in bytes and seconds.
 
-    `queue_bytes` bounds what waits for the disk, `keep_bytes` the tail kept for followers,
-    `carry_bytes` what is copied forward for quiet groups at once. After `idle_s` without work an
-    empty batch is written, so that rot in the last acknowledged batch is told from a torn tail.
-    `ahead_bytes` is the room that small writes find made.
+    `queue_bytes` bounds the records that wait for the disk, `keep_bytes` the tail kept for
+    followers, `carry_bytes` the entries of quiet groups that are copied forward at once. After
+    `idle_s` without work the log writes an empty batch: then damage to the last acknowledged batch
+    is recognised as rot and not as a torn tail. `ahead_bytes` is the space that a segment file has
+    written in advance, so that the sync of a small write is short.
     """
 
     segment_bytes: int = 64 * _MIB
@@ -28,7 +29,7 @@ class LogOptions:
 
 @dataclass(slots=True)
 class LogStats:
-    """Counters for metrics; written by the writer thread, read anywhere."""
+    """Counters for metrics; the writer thread writes them, any thread may read them."""
 
     syncs: Timings = field(default_factory=Timings)
     batches_written: int = 0

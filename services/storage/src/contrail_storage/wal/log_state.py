@@ -1,4 +1,4 @@
-"""What a log keeps of each group, and of records on their way to the disk."""
+"""The state that a log keeps for each group, and the records on their way to the disk."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ OnDurable = Callable[[int, int], None]
 
 
 class Mark(NamedTuple):
-    """Where a group's log stands after its first `position` records."""
+    """End of a group's log after its first `position` records, with the term and vote then."""
 
     position: int
     last_index: int
@@ -22,7 +22,7 @@ NOTHING: Final = Mark(0, 0, 0, 0, None)
 
 @dataclass(slots=True)
 class LogGroup:
-    """The log of one group: where it ends, and up to where it is durable."""
+    """The log of one group: its end, and the part of it that is `durable`."""
 
     position: int = 0
     last_index: int = 0
@@ -33,13 +33,13 @@ class LogGroup:
     on_durable: OnDurable | None = None
 
     def mark(self) -> Mark:
-        """Where it ends now."""
+        """The current end of the log."""
         return Mark(self.position, self.last_index, self.last_term, self.term, self.voted_for)
 
 
 @dataclass(slots=True)
 class LogBatch:
-    """Records on their way to the disk; `highest` holds the top entry index of each group."""
+    """Records on their way to the disk; `highest` has the highest entry index of each group."""
 
     parts: list[bytes] = field(default_factory=list)
     highest: dict[int, int] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""Which segment of the log is the newest: its name, in a small file beside the segments.
+"""The name of the newest segment of the log, in a small file next to the segments.
 
-The segments follow each other, so that one that vanishes between others is missed, and so is one
-whose entries the store needs. But where the newest vanishes as a whole, what is left is a sound log
-that ends earlier. The file is written when a segment's name and first batch are durable, before any
-entry is: so it never names one that a power cut may take back.
+Segments are numbered, so a segment that is missing between others is noticed, and so is one whose
+entries the store needs. Without the newest segment, however, the rest is a sound log that ends
+earlier. The file is written after the segment's name and first batch are durable, and before any
+entry is. So it never names a segment that a power failure may undo.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,16 @@ NEWEST_NAME: Final = "newest"
 
 
 def note_newest(files: Files, directory: Path, segment: Segment) -> None:
-    """Record durably that `segment` is there with its first batch. Raises OSError."""
+    """Record durably that `segment` exists with its first batch. Raises OSError."""
     write_node_file(files, directory / NEWEST_NAME, segment.name.encode())
 
 
 def missing_newest(files: Files, directory: Path, segments: Sequence[Segment]) -> str:
-    """Name of the newest segment recorded if it is not among `segments`, empty if it is.
+    """Return the recorded name of the newest segment if `segments` lacks it, else "".
 
-    A later one than the recorded may be there: a crash came before it was. Empty also for a log of
-    before there was such a file. Raises NodeFileDamagedError or OSError.
+    There may be a newer segment than the recorded one, after a crash before it was recorded. The
+    log of an older release has no such file: the answer is "". Raises NodeFileDamagedError or
+    OSError.
     """
     try:
         name = read_node_file(files, directory / NEWEST_NAME).decode(errors="replace")

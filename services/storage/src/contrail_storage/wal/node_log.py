@@ -1,7 +1,7 @@
 """The node's write-ahead log: one file sequence, one writer thread, all Raft groups of the node.
 
-The event loop appends records; the writer thread takes everything that waits as one WAL batch,
-writes it and syncs it, and tells the loop once per batch. What arrives meanwhile is the next
+The event loop appends records. The writer thread takes all waiting records as one WAL batch, writes
+and syncs it, and notifies the loop once per batch. Records that arrive meanwhile form the next
 batch (group commit).
 """
 
@@ -29,23 +29,23 @@ _APART_BYTES: Final = 16 << 10
 
 
 class LogFailedError(OSError):
-    """A write or sync failed; nothing is taken until `NodeLog.recover` has returned."""
+    """A write or sync failed; the log takes no records until `NodeLog.recover` has returned."""
 
 
 class LogFullError(Exception):
-    """The queue to the disk is at its bound; nothing was appended."""
+    """The queue to the disk is full (`LogOptions.queue_bytes`); nothing was appended."""
 
 
 class LogRottenError(Exception):
-    """Batches that were durable once cannot be read; the log does not go on behind them."""
+    """Batches that were durable cannot be read any more; the log cannot be used after them."""
 
 
 class NodeLog:
     """Write-ahead log of one node. Open it, `attach` the groups, then `start` it.
 
-    Appending is for one thread (the event loop); `recover`, `drop_segments` and `close` block and
-    may be called from another. A position counts the records of one group: a record is durable
-    once the position its append returned has been reported.
+    Only one thread (the event loop) appends. `recover`, `drop_segments` and `close` block and may
+    run in another thread. A position counts the records of one group: a record is durable when the
+    position that its append returned has been reported.
     """
 
     def __init__(
@@ -61,24 +61,24 @@ class NodeLog:
         self._directory = directory
         self._files = files
         self._options = options
-        self._segments = segments
-        self._sealer = sealer
-        self._doubtful: tuple[Segment, bytes] | None = None
-        self._next_batch = 1
-        self._next_segment = segments[-1].number + 1 if segments else 1
-        self._groups: dict[int, LogGroup] = {}
-        self._handle: AppendHandle | None = None
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._progress = threading.Condition(self._lock)
-        self._retention = threading.Lock()
-        self._waiting = LogBatch()
-        self._in_flight_bytes = 0
-        self._needs_successor = False
-        self._failure: Exception | None = None
-        self._refusing = False
-        self._leave = 0
-        self._closing = False
+        self._segments = segments  # oldest first; only the last is written. The list: _lock
+        self._sealer = sealer  # of an encrypted log
+        self._doubtful: tuple[Segment, bytes] | None = None  # to write again; before `start`
+        self._next_batch = 1  # number of the next batch; writer thread
+        self._next_segment = segments[-1].number + 1 if segments else 1  # numbers never repeat
+        self._groups: dict[int, LogGroup] = {}  # _lock; `durable` never passes `position`
+        self._handle: AppendHandle | None = None  # the last segment's file; writer thread
+        self._lock = threading.Lock()  # never held during a write or sync
+        self._work = threading.Condition(self._lock)  # wakes the writer thread
+        self._progress = threading.Condition(self._lock)  # a batch is durable, or has failed
+        self._retention = threading.Lock()  # one read-back or drop at a time; before _lock
+        self._waiting = LogBatch()  # records not yet taken by the writer thread; _lock
+        self._in_flight_bytes = 0  # size of the batch being written; _lock
+        self._needs_successor = False  # the last batch has records: an empty one is due; _lock
+        self._failure: Exception | None = None  # set by the writer thread, cleared by `recover`
+        self._refusing = False  # the loop knows of the failure: appends raise; event loop
+        self._leave = 0  # segments up to this number take no more batches; see `rotate`; _lock
+        self._closing = False  # the writer thread ends when nothing waits; _lock
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._on_failure: Callable[[Exception], None] | None = None
         self._thread = threading.Thread(target=self._run, name="contrail-wal", daemon=True)
@@ -94,12 +94,12 @@ class NodeLog:
         sealer: Sealer | None = None,
         begin: bool = True,
     ) -> Self:
-        """Read the log of a node and, with `begin` and unless it is rotten, `begin_segment`.
+        """Read the log of a node; with `begin`, and unless it is rotten, call `begin_segment`.
 
-        The caller holds the lock of the node's data; `keep_from` are the applied indexes that
-        the store holds per group. With `recovery.rot` set the log cannot be started. With `sealer`
-        it is an encrypted one. Raises OSError, NodeFileDamagedError, and UnsupportedVersionError
-        for a newer release's log.
+        The caller holds the lock of the data folder. `keep_from` has the applied index of each
+        group in the store. A log with `recovery.rot` cannot be started. `sealer` is for an
+        encrypted log. Raises OSError, NodeFileDamagedError, and UnsupportedVersionError for the log
+        of a newer release.
         """
         files = files or Files()
         files.make_directory(directory)
@@ -124,9 +124,9 @@ class NodeLog:
             self._groups[number] = LogGroup(0, *mark[1:], durable=mark)
 
     def begin_segment(self) -> None:
-        """Write the last segment again, without a torn tail, and go on in a new one.
+        """Write the last segment again, without its torn tail, and continue in a new segment.
 
-        This is the first change of the files. Raises OSError: the log is not open then; call again.
+        This is the first change of the files. After an OSError the log is not open; call again.
         """
         if self._doubtful is not None:
             self._write_again(*self._doubtful)
@@ -138,11 +138,11 @@ class NodeLog:
             raise
 
     def _write_again(self, segment: Segment, sound: bytes) -> None:
-        """Replace the last segment by a synced copy of what was read from it.
+        """Replace the last segment by a synced copy of the bytes that were read from it.
 
-        A killed process may have left bytes there that it never synced, or whose sync failed. After
-        a failed sync the kernel counts the pages as written, and the next sync of that file answers
-        that all is well. Only bytes written anew can be synced and relied upon.
+        A killed process may have left bytes that it never synced, or whose sync failed. After a
+        failed sync the kernel counts the pages as written, and the next sync of that file reports
+        success. Only bytes that are written again can be synced reliably.
         """
         path = self._directory / segment.name
         copy = path.with_name(f"{segment.name}.new")
@@ -159,11 +159,11 @@ class NodeLog:
         segment.size = len(sound)
 
     def attach(self, group: int, on_durable: OnDurable) -> RecoveredGroup:
-        """Return what the log held for a group, once; from then on report its durable records.
+        """Return the group's recovered log, once, and report its durable records from now on.
 
-        `on_durable(position, index)` runs on the loop after each WAL batch that held records of
-        the group; `index` is the end of the group's log at that position. Raises LogFailedError
-        after a failure, until `recover`.
+        `on_durable(position, index)` runs on the event loop after each WAL batch with records of
+        the group; `index` is the last index of the group's log at that position. Raises
+        LogFailedError after a failure, until `recover`.
         """
         with self._lock:
             if self._failure is not None:
@@ -178,7 +178,7 @@ class NodeLog:
         return self.recovery.groups.pop(group, None) or RecoveredGroup()
 
     def detach(self, group: int) -> None:
-        """Stop reporting to a group that has ended; its log stays."""
+        """Stop reporting to a group that has ended; its log is kept."""
         with self._lock:
             self._groups[group].on_durable = None
 
@@ -190,7 +190,7 @@ class NodeLog:
     ) -> None:
         """Start the writer thread.
 
-        `call_soon` takes a callback to the event loop from another thread
+        `call_soon` schedules a callback on the event loop from another thread
         (`loop.call_soon_threadsafe`). `on_failure(error)` runs on the loop, once per failure.
         Raises LogRottenError when damage was found.
         """
@@ -211,7 +211,7 @@ class NodeLog:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes appended and not yet durable."""
+        """Bytes that are appended and not durable yet."""
         return self._waiting.size + self._in_flight_bytes
 
     def has_room(self, size: int) -> bool:
@@ -219,10 +219,10 @@ class NodeLog:
         return self.queued_bytes + size <= self._options.queue_bytes
 
     def append(self, group: int, index: int, term: int, data: bytes) -> int:
-        """Add the next entry of a group's log; return the record's position.
+        """Add the next entry of a group's log; return the position of its record.
 
-        Raises LogFullError at the queue's bound (an entry without data always fits),
-        LogFailedError after a reported failure, ValueError for any other index than the next.
+        Raises LogFullError when the queue is full (an entry without data always fits),
+        LogFailedError after a reported failure, ValueError unless `index` is the next one.
         """
         size = len(data)
         with self._lock:
@@ -249,7 +249,7 @@ class NodeLog:
             return self._enqueue(group, state, codec.hard_state_record(group, term, voted_for))
 
     def truncate(self, group: int, from_index: int, last_term: int) -> int:
-        """Cut a group's log from `from_index` on; what then is its last entry has `last_term`."""
+        """Cut a group's log from `from_index` on; the entry before that has `last_term`."""
         with self._lock:
             state = self._writable(group)
             state.last_index, state.last_term = from_index - 1, last_term
@@ -277,7 +277,7 @@ class NodeLog:
 
     def _advance(self, state: LogGroup) -> int:
         if self._failure is not None:
-            # Not yet reported: lost like everything that waited when the write failed.
+            # The loop does not know of the failure yet: this record is lost with the waiting ones.
             self._waiting = LogBatch()
         state.position += 1
         self._work.notify()
@@ -308,7 +308,7 @@ class NodeLog:
         return batch, {group: self._groups[group].mark() for group in batch.highest}
 
     def _write(self, batch: LogBatch, marks: dict[int, Mark]) -> None:
-        """Write one batch and sync it (the log's own thread), then report what is durable."""
+        """Write and sync one batch, then report what is durable. Runs in the writer thread."""
         if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
         self._put(self._segments[-1], batch.parts)
@@ -330,7 +330,7 @@ class NodeLog:
             body = b"".join(parts)
             parts = [codec.sealed_body(body, codec.Seal(sealer, segment.salt, self._next_batch))]
         elif sum(map(len, parts)) < len(parts) * _APART_BYTES:
-            parts = [b"".join(parts)]  # a system call with many small parts costs more than a copy
+            parts = [b"".join(parts)]  # a write of many small parts costs more than a copy
         header = codec.batch_header(
             segment.salt, self._next_batch, *parts, sealed=sealer is not None
         )
@@ -348,7 +348,7 @@ class NodeLog:
         stats.size_bytes += size
 
     def _open_segment(self) -> None:
-        """Go on in a new segment whose first batch says where every group's log stands."""
+        """Continue in a new segment whose first batch has the end of every group's log."""
         self._close_handle()
         segment = new_segment(self._next_segment, self._next_batch)
         self._next_segment += 1
@@ -361,8 +361,8 @@ class NodeLog:
         ]
         path = self._directory / segment.name
         self._handle = self._files.create(path, ahead_bytes=self._options.ahead_bytes)
-        # Listed before it is sound: if the next call fails, the file is dropped with the others
-        # of its age and can't stay behind to look like a damaged part of the log.
+        # Listed before its first batch is durable: if the next call fails, the file is dropped with
+        # its neighbours. An unlisted leftover would later look like a damaged part of the log.
         with self._lock:
             self._segments.append(segment)
         self._files.sync_directory(self._directory)
@@ -378,7 +378,7 @@ class NodeLog:
 
     def _tell(self, callback: Callable[[], None]) -> None:
         assert self._call_soon is not None
-        with suppress(RuntimeError):  # The loop has ended; nobody is left to be told.
+        with suppress(RuntimeError):  # the event loop has ended: nobody waits for the report
             self._call_soon(callback)
 
     def _report_durable(self, marks: dict[int, Mark]) -> None:
@@ -408,17 +408,17 @@ class NodeLog:
             self._handle = None
 
     def recover(self) -> None:
-        """After a failure: cut every group's log to what is durable and go on in a new segment.
+        """After a failure, cut every group's log to its durable end and open a new segment.
 
-        The failed file is never touched again. Blocks. Raises LogFailedError while the disk still
-        refuses; call again later. Call it only after `on_failure` has run.
+        The failed file is never written again. Blocks. Raises LogFailedError while the disk still
+        fails; call again later. Call it only after `on_failure` has run.
         """
         if not self._refusing:
             return
         with self._lock:
             for state in self._groups.values():
                 durable = state.durable
-                # A term once seen is kept: going back in it would be a second vote.
+                # Term and vote are kept even if not durable: forgetting them allows a second vote.
                 state.durable = durable._replace(
                     position=state.position, term=state.term, voted_for=state.voted_for
                 )
@@ -435,9 +435,9 @@ class NodeLog:
             self._work.notify()
 
     def read_back(self, keep_from: Mapping[int, int]) -> dict[int, RecoveredGroup]:
-        """What the files hold now above `keep_from`, as at a start. Blocks.
+        """Read the entries above `keep_from` from the files, as at a start. Blocks.
 
-        Nobody may append meanwhile. Raises OSError; LogRottenError for damage.
+        Nobody may append meanwhile. Raises OSError, LogRottenError, or LogFailedError if busy.
         """
         with self._retention:
             with self._lock:
@@ -454,12 +454,12 @@ class NodeLog:
         return found.groups
 
     def drop_segments(self, applied: Mapping[int, int], *, keep_bytes: int | None = None) -> int:
-        """Remove the oldest segments that hold nothing above `applied`; return the bytes freed.
+        """Remove the oldest segments without entries above `applied`; return the bytes freed.
 
-        `applied` are indexes noted before a RocksDB flush that has returned. The newest
-        `keep_bytes` stay. Entries of groups with nothing new are copied forward first, so that a
-        quiet group pins no old segment. Blocks. Raises OSError, or LogRottenError when an old
-        segment has become unreadable; segments then merely stay.
+        Read the indexes in `applied` before a RocksDB flush, and call this after it. The newest
+        `keep_bytes` stay. Entries of quiet groups are copied forward first, so that such a group
+        does not keep old segments. Blocks. Raises OSError, or LogRottenError when an old segment
+        has become unreadable; then the segments stay.
         """
         keep = self._options.keep_bytes if keep_bytes is None else keep_bytes
         with self._retention:
@@ -479,7 +479,7 @@ class NodeLog:
         return freed
 
     def bytes_above(self, applied: Mapping[int, int]) -> int:
-        """Size of the segments that hold anything above `applied`."""
+        """Bytes of the segments that have an entry above `applied`."""
         with self._lock:
             segments = list(self._segments)
         return sum(one.size for one in segments if self._blockers([one], applied))
@@ -488,10 +488,10 @@ class NodeLog:
         return self._segments[-1].number <= self._leave
 
     def rotate(self) -> tuple[int, dict[int, int]]:
-        """Leave the open segment for a new one, whatever its size.
+        """Close the open segment whatever its size, and continue in a new one.
 
-        Answers its number, and the last index of each group that may stand in it or in an older
-        one. Blocks. Raises LogFailedError.
+        Return its number, and the last index of each group up to its end. Blocks. Raises
+        LogFailedError.
         """
         with self._lock:
             left = self._leave = self._segments[-1].number
@@ -531,7 +531,7 @@ class NodeLog:
             }
 
     def _carry_forward(self, blockers: set[int], applied: Mapping[int, int]) -> None:
-        """Write the live entries of quiet groups again, at the end, and let go of the old ones."""
+        """Write the live entries of quiet groups again at the end, and release the old copies."""
         with self._lock:
             segments = list(self._segments)
             keep_from = {group: state.last_index for group, state in self._groups.items()}
@@ -584,13 +584,13 @@ class NodeLog:
         )
 
     def _remove(self, segment: Segment) -> None:
-        # Synced one by one: a hole in the sequence would look like a lost segment.
-        with suppress(FileNotFoundError):  # gone already, when the sync behind it failed before
+        # Synced one by one: a gap in the numbers would look like a lost segment.
+        with suppress(FileNotFoundError):  # removed earlier, but the sync after it failed
             self._files.unlink(self._directory / segment.name)
         self._files.sync_directory(self._directory)
 
     def close(self) -> None:
-        """Write what waits, stop the writer thread and close the file. Blocks."""
+        """Write the waiting records, stop the writer thread and close the file. Blocks."""
         with self._lock:
             self._closing = True
             self._work.notify()

@@ -1,10 +1,10 @@
-"""Reading the log back: what each group's log holds, and whether its end is torn or it is rotten.
+"""Reading the log back: the log of each group, and whether its end is torn or it is rotten.
 
-Batches are numbered over all segments and a batch is written only when the one before is durable.
-Hence a damaged batch with a sound one behind it was durable once and has rotted, while a damaged
-last one was never acknowledged and is cut. A segment's batches count up to the first batch of the
-next: after a failed write the log goes on in a new segment at the first batch that is not
-durable, so whatever the failed file holds behind that point is void.
+Batches are numbered over all segments, and a batch is written only when the one before is durable.
+So a damaged batch with a sound one after it was durable once and has rotted. A damaged last batch
+was never acknowledged and is cut. A segment is read up to the first batch of the next one: after a
+failed write the log continues in a new segment at the first batch that is not durable, and the rest
+of the failed file is void.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from contrail_storage.wal.segments import Segment
 
 @dataclass(slots=True)
 class RecoveredGroup:
-    """The durable log of one group: `entries` are (data, index, term) behind the base, in order."""
+    """The durable log of one group: `entries` are (data, index, term) after the base, in order."""
 
     term: int = 0
     voted_for: str | None = None
@@ -49,7 +49,7 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class Rot:
-    """A batch that was durable once cannot be read any more; nothing behind it is used."""
+    """A batch that was durable once cannot be read any more; nothing after it is used."""
 
     segment: str
     offset: int
@@ -61,7 +61,7 @@ class Rot:
 
 @dataclass(slots=True)
 class Recovery:
-    """What the log held when it was opened."""
+    """The content of the log when it was opened, and its damage."""
 
     groups: dict[int, RecoveredGroup] = field(default_factory=dict)
     torn_tail: TornTail | None = None
@@ -90,12 +90,11 @@ def replay(
     keep_from: Mapping[int, int],
     sealer: Sealer | None = None,
 ) -> Replayed:
-    """Read all segments, filling in each one's size and highest indexes; changes nothing on disk.
+    """Read all segments and set the size and highest indexes of each; change nothing on disk.
 
-    Entries at or below `keep_from[group]` are checked and passed over, so that they never pile
-    up in memory; the group's base then stands at the last of them. `sealer` is that of an
-    encrypted log, which no plain batch belongs to. Raises OSError, and UnsupportedVersionError for
-    a log of a newer release.
+    Entries at or below `keep_from[group]` are checked and not kept in memory; the last of them
+    becomes the group's base. `sealer` is for an encrypted log, in which a plain batch is damage.
+    Raises OSError, and UnsupportedVersionError for the log of a newer release.
     """
     reader = _Reader(keep_from, sealer)
     result = Replayed(reader.recovery, next_batch=segments[0].first_batch if segments else 1)
@@ -112,7 +111,7 @@ def replay(
             break
         if is_last:
             result.sound = data[:end]
-            torn = data[end:].rstrip(b"\0")  # zeros: room made ahead
+            torn = data[end:].rstrip(b"\0")  # zeros are space that was written in advance
             if torn:
                 reader.recovery.torn_tail = TornTail(segment.name, len(torn))
     return result
@@ -126,7 +125,10 @@ class _Reader:
         self._keep_from = keep_from
 
     def read_segment(self, segment: Segment, data: bytes, limit: int | None) -> tuple[int, int]:
-        """Apply a segment's batches below `limit`; return its sound end and the next number."""
+        """Apply a segment's batches below `limit`.
+
+        Return the offset after its last sound batch, and the number of the next batch.
+        """
         view = memoryview(data)
         offset, self.next_batch = 0, segment.first_batch
         while limit is None or self.next_batch < limit:
@@ -194,7 +196,7 @@ def _cut(group: RecoveredGroup, record: Record) -> None:
         raise MalformedRecordError("no log has an entry 0 to cut")
     kept = record.index - group.base_index - 1
     if kept < 0:
-        # The entries up to there were passed over, or stood in a segment dropped since.
+        # The entries up to there were not kept, or were in a segment that has been dropped.
         group.base_index, group.base_term = record.index - 1, record.term
     del group.entries[max(kept, 0) :]
 

@@ -1,7 +1,7 @@
-"""Segment files of the log: their names and what the log remembers of each.
+"""Segment files of the log: their names, and what the log keeps in memory about each.
 
-The name carries the number of the first WAL batch and the salt, so nothing inside a damaged file
-is needed to judge it.
+The name contains the number of the first WAL batch and the salt, so a damaged file can be judged
+without reading anything inside it.
 """
 
 import os
@@ -21,8 +21,8 @@ _NAME: Final = re.compile(r"([0-9a-f]{12})-([0-9a-f]{16})-([0-9a-f]{16})\.wal")
 class Segment:
     """One file of the log.
 
-    `highest` is the highest entry index written per group: while one is above what RocksDB has
-    flushed, the file is needed.
+    `highest` has the highest entry index written per group. The file is needed while one of them is
+    above what RocksDB has flushed.
     """
 
     number: int
@@ -37,20 +37,20 @@ class Segment:
         return f"{self.number:012x}-{self.first_batch:016x}-{self.salt.hex()}{SUFFIX}"
 
     def note(self, group: int, index: int) -> None:
-        """Remember that entry `index` of a group stands here."""
+        """Note that the segment has entry `index` of a group."""
         if index > self.highest.get(group, 0):
             self.highest[group] = index
 
 
 def new_segment(number: int, first_batch: int) -> Segment:
-    """Return a segment not yet on disk, with a salt nobody can guess."""
+    """Return a segment that is not on disk yet, with a random salt."""
     return Segment(number, first_batch, os.urandom(SALT_BYTES))
 
 
 def list_segments(files: Files, directory: Path) -> list[Segment]:
     """Return the segments in a directory in order of their numbers.
 
-    Raises ValueError for a name that looks like a segment and is none.
+    Raises ValueError for a name that ends like a segment's but is not one.
     """
     found = []
     for name in files.list_names(directory):

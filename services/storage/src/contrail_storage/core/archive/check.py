@@ -1,7 +1,7 @@
-"""Whether an archive describes a stream: what restoring relies on, looked at record by record.
+"""Checking that an archive describes a stream, record by record, before it is restored.
 
-Checksums tell of damage; this tells of archives that were made up. A machine believes its own rows,
-so nothing gets into it that its own commands could not have left behind.
+Checksums find damage; these checks find archives that were forged. A machine trusts its own rows,
+so a restore must only write state that its commands could have produced.
 """
 
 import struct
@@ -47,7 +47,7 @@ HASH_KEY_BYTES: Final = 32
 _SEQ_MAX: Final = 1 << 62
 _NUMBER_MAX: Final = 0xFFFF_FFFF
 _GIVEN_MAX: Final = 1 << 31
-"""Of numbers that are counted on: above it there is room for as many again."""
+"""Highest next number that an archive may have; above it half of the 32 bits is still free."""
 _SUBJECT_ROW_BYTES: Final = 24
 
 
@@ -61,29 +61,30 @@ def _need(condition: bool, what: str) -> None:
 
 
 class ArchiveCheck:
-    """Takes the records of one archive in order; ArchiveError at the first that cannot be.
+    """Takes the records of one shard's archive in order; ArchiveError at the first invalid one.
 
-    A configuration that this server would not take is an ApiError with the field's name.
+    A configuration that this server would refuse is an ApiError with the field's name.
     """
 
     def __init__(self) -> None:
         self.header: ArchiveHeader
-        self._deleted = DeletedSet(0)
-        self._names: set[str] = set()
-        self._numbers: list[I64Array] = [np.zeros(0, np.int64)]
+        self._deleted = DeletedSet(0)  # complete before the first EXEMPT record
+        self._names: set[str] = set()  # of all subjects so far: each occurs once
+        self._numbers: list[I64Array] = [np.zeros(0, np.int64)]  # subject numbers, ascending
+        # First and last sequence and count of the subjects, parallel to `_numbers`.
         self._rows: list[tuple[I64Array, I64Array, I64Array]] = []
-        self._next_subject = 0
-        self._page = self._exempt_page = -1
-        self._deadline = (0, 0)
-        self._id_seq = self._id_time_ns = 0
-        self._consumers: dict[str, ConsumerConfig] = {}
-        self._consumer = 0
-        self._pending: set[int] = set()
-        self._given_up_page = -1
-        self._blocks: _Blocks | None = None
+        self._next_subject = 0  # subject numbers ascend: the next is at least this
+        self._page = self._exempt_page = -1  # the last page numbers; the next are higher
+        self._deadline = (0, 0)  # the last deadline with its first sequence; the next is later
+        self._id_seq = self._id_time_ns = 0  # of the last message id; the next are not lower
+        self._consumers: dict[str, ConsumerConfig] = {}  # by name; each occurs once
+        self._consumer = 0  # number of the last consumer, to which PENDING records belong
+        self._pending: set[int] = set()  # pending sequences of that consumer: each occurs once
+        self._given_up_page = -1  # the last page number of its given-up messages
+        self._blocks: _Blocks | None = None  # made by the first block, or by `finish`
 
     def take(self, record: Record) -> None:
-        """Look at the next record."""
+        """Check the next record."""
         kind, payload = record
         match kind:
             case archive.HEADER:
@@ -169,7 +170,7 @@ class ArchiveCheck:
         self._deleted.restore(deleted.pages, Writes())
 
     def _check_pages(self, pages: list[tuple[int, bytes]], last: int, what: str) -> int:
-        """Pages in order behind the number ``last``; answers the last of them."""
+        """Check that pages ascend after the number ``last``; return the last number."""
         low, high = self.header.first_seq // PAGE, self.header.last_seq // PAGE
         for number, page in pages:
             _need(max(last + 1, low) <= number <= high, what)
@@ -196,7 +197,7 @@ class ArchiveCheck:
             self._deadline = key
 
     def _need_live(self, seqs: I64Array, what: str) -> None:
-        """Sequences (ascending) of live messages."""
+        """Check that the sequences ascend, and that all are of live messages."""
         if not len(seqs):
             return
         first, last = int(seqs[0]), int(seqs[-1])
@@ -275,7 +276,7 @@ class ArchiveCheck:
 
 
 class _Blocks:
-    """The messages, held against what the other records say of them."""
+    """Compares the messages in the blocks with the other records of the archive."""
 
     def __init__(
         self,
@@ -295,7 +296,7 @@ class _Blocks:
         self._counts = np.zeros(len(numbers), np.int64)
 
     def take(self, block: Block) -> None:
-        """The next block."""
+        """Check the next block."""
         header = self._header
         self._pass_gap(block.base_seq, "a block does not follow the one before")
         _need(block.last_seq <= header.last_seq, "a block ends after the last sequence")
@@ -310,7 +311,7 @@ class _Blocks:
         self._count(block.subject_ids[at].astype(np.int64), at + block.base_seq)
 
     def _pass_gap(self, seq: int, what: str) -> None:
-        """Blocks of deleted messages alone may be missing."""
+        """Check that all sequences before ``seq`` that have no block are deleted."""
         _need(self._next_seq <= seq <= self._deleted.next_live(self._next_seq, seq), what)
         self._next_seq = seq
 
@@ -333,7 +334,7 @@ class _Blocks:
             return
         first, last, counts = (np.concatenate(each) for each in zip(*self._rows, strict=True))
         _need(bool((self._counts == counts).all()), "the number of messages of a subject")
-        # Below zero it is an upper bound, which the stream has yet to settle.
+        # A negative value is an upper bound: the last sequence of an unsettled subject.
         right = np.where(last < 0, self._last <= -last, self._last == last)
         _need(bool(right.all()), "the last message of a subject")
         _need(bool((self._first >= first).all()), "the first message of a subject")

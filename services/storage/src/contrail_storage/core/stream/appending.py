@@ -1,8 +1,8 @@
 """Appending messages: the checks of a publish in their fixed order, then the new block.
 
 Order (core rule): stream sealed, message size, expected stream, duplicate id, expected sequences
-and last id, TTL and roll-up rules, limits with the discard policy, store. A refused message uses no
-sequence and leaves no id.
+and last id, TTL and roll-up rules, limits with the discard policy, store. A refused message gets no
+sequence, and its id is not remembered.
 """
 
 from bisect import bisect_left
@@ -31,24 +31,25 @@ _CAPTURED_MAX = 65_536
 _T = TypeVar("_T")
 
 Verdicts = dict[int, Refused | int]
-"""What became of the messages, by position, that are not stored: refused, or a duplicate's seq."""
+"""By position, the messages that are not stored: a refusal, or the sequence of the original."""
 
 
 class Appender:
-    """Appends to one stream machine, whose state it works on."""
+    """Appends to one stream machine; changes its state directly."""
 
     def __init__(self, machine: "StreamMachine") -> None:
         self._machine = machine
+        # Whether the stream captures a subject; at most _CAPTURED_MAX of them.
         self._captured: dict[str, bool] = {}
 
     def forget_captured(self) -> None:
-        """The stream's subjects may have changed."""
+        """Clear the cache of captured subjects; call it when the stream's subjects may change."""
         self._captured.clear()
 
     def append(
         self, index: int, now_ns: int, command: Append, writes: Writes
     ) -> tuple[Appended, Block | None]:
-        """Store what passes the checks; answers the outcome and the new block, if any."""
+        """Store the messages that pass the checks; return the outcome and the new block, if any."""
         command = self._machine.expirer.raised(command)
         count = command.columns.count
         sizes = command.columns.sizes()
@@ -90,7 +91,7 @@ class Appender:
         return Appended(first_seq, count, verdicts or None), block
 
     def append_own(self, index: int, now_ns: int, command: Append, writes: Writes) -> None:
-        """Store messages of the service itself, which no check applies to; limits are kept."""
+        """Store messages of the server itself: no check applies, but limits are enforced."""
         machine = self._machine
         first_seq = machine.counters.last_seq + 1
         columns = command.columns
@@ -116,9 +117,9 @@ class Appender:
         now_ns: int,
         writes: Writes,
     ) -> None:
-        """Remove what the messages at the positions ``rollups`` replace, of each subject.
+        """Remove the messages that roll-ups replace; ``rollups`` is keyed by position.
 
-        What is unwanted replaces others too, although it is not stored itself.
+        An unwanted message replaces others too, although it is not stored itself.
         """
         newest = {int(numbers[at]): at for at in sorted(rollups) if numbers[at] >= 0}
         if not newest:
@@ -195,7 +196,7 @@ class Appender:
         return block
 
     def _number_all(self, command: Append, subject_index: U32Array, writes: Writes) -> U32Array:
-        """The subject number of each message, given now to new subjects."""
+        """The subject number of each message; new subjects get their number now."""
         used = np.zeros(len(command.subjects), np.bool_)
         used[subject_index] = True
         numbers = np.zeros(len(command.subjects), np.uint32)
@@ -222,9 +223,9 @@ class Appender:
         wanted: NDArray[np.bool_],
         writes: Writes,
     ) -> Block | None:
-        """Store the messages that are ``wanted``; the others have sequences and nothing else.
+        """Store the messages that are ``wanted``; the others get a sequence and are not stored.
 
-        The block reaches from the first of them to the last, with blanks in between.
+        The block spans the first to the last wanted message, with blanks in between.
         """
         machine = self._machine
         first_seq, count = machine.counters.last_seq + 1, columns.count
@@ -252,7 +253,7 @@ class Appender:
 
 
 def _refused_as_one(first_seq: int, count: int, verdicts: Verdicts) -> Appended:
-    """Nothing of an atomic batch is stored, for the reason of the first that could not be."""
+    """Refuse all messages of an atomic batch for the reason of the first that cannot be stored."""
     first = min(verdicts)
     refused = verdicts[first]
     if not isinstance(refused, Refused):
@@ -262,7 +263,7 @@ def _refused_as_one(first_seq: int, count: int, verdicts: Verdicts) -> Appended:
 
 
 def _stored(asked: dict[int, _T] | None, verdicts: Verdicts) -> dict[int, _T]:
-    """What is asked for, by the position among the messages that are stored."""
+    """Move ``asked`` from positions in the request to positions among the stored messages."""
     if not asked or not verdicts:
         return asked or {}
     refused = sorted(verdicts)
@@ -270,14 +271,14 @@ def _stored(asked: dict[int, _T] | None, verdicts: Verdicts) -> dict[int, _T]:
 
 
 def _without(count: int, verdicts: Verdicts) -> NDArray[np.bool_]:
-    """Which of ``count`` messages have no verdict."""
+    """A mask of ``count`` messages: true for those without a verdict."""
     kept = np.ones(count, np.bool_)
     kept[list(verdicts)] = False
     return kept
 
 
 class _Batch:
-    """The per-message checks of one append, in order; knows what its earlier messages changed."""
+    """The per-message checks of one append, in order; earlier messages affect later checks."""
 
     def __init__(
         self,
@@ -294,15 +295,21 @@ class _Batch:
         self._subject_index = subject_index
         self._first_seq = first_seq
         self._unwanted = unwanted
+        # How many messages were accepted so far: the next one gets `_first_seq + _accepted`.
         self._accepted = 0
+        # The last sequence that this batch gives to a message of the subject.
         self._stored: dict[str, int] = {}
+        # Built for the first message that a limit with discard new may refuse.
         self._filling: Filling | None = None
         self.new_ids: IdHashes | None = None
         self.new_id_seqs = np.zeros(0, np.int64)
         self.last_id = machine.counters.last_id
 
     def check(self, verdicts: Verdicts) -> None:
-        """Add to ``verdicts`` what must not be stored; finds the ids that are new."""
+        """Add to ``verdicts`` the messages that must not be stored; collect the new ids.
+
+        Messages are checked one by one only where one may depend on another.
+        """
         command, config = self._command, self._machine.config
         hashes = None if command.ids is None else IdHashes.of(command.ids)
         self._check_sizes(verdicts)
@@ -338,7 +345,7 @@ class _Batch:
                 )
 
     def _check_ids(self, hashes: IdHashes, verdicts: Verdicts) -> None:
-        """Look at the ids, all different, and at nothing else: all messages at once."""
+        """Check only the ids, which are all different: all messages at once."""
         known = self._machine.dedupe.find(hashes)
         if verdicts or known.any():
             stored = _without(hashes.count, verdicts)
@@ -384,7 +391,7 @@ class _Batch:
             self.new_id_seqs = np.fromiter(new.values(), np.int64, len(new))
 
     def _is_wanted(self, at: int) -> bool:
-        """Whether the message is stored once it is accepted."""
+        """Whether an accepted message is stored: some consumer's filter matches it."""
         return self._unwanted is None or not self._unwanted[at]
 
     def _verdict(
@@ -433,10 +440,10 @@ class _Batch:
         code, detail = errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID"
         if self.last_id == NO_ID:
             return Refused(code, f"{detail}: the last message has no id")
-        return Refused(code, detail, seq=last_seq)  # machines keep no id that could be told
+        return Refused(code, detail, seq=last_seq)  # the machine keeps hashes, not the id itself
 
     def _last_of(self, pattern: str) -> int:
-        """Last sequence of the subject or filter, counting this batch's earlier messages."""
+        """Last sequence of the subject or filter, including earlier messages of this batch."""
         subjects = self._machine.subjects
         if not is_wildcard(pattern):
             return self._stored.get(pattern) or subjects.last_seq(pattern)
@@ -449,7 +456,7 @@ class _Batch:
         )
 
     def _is_bound(self, pattern: str, last_seq: int) -> bool:
-        """Whether ``last_seq``, of a subject or filter, may be above its last message."""
+        """Whether ``last_seq`` is only an upper bound of the last sequence of ``pattern``."""
         table = self._machine.subjects
         if not table.unsettled or last_seq >= self._first_seq:
             return False

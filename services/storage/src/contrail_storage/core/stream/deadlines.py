@@ -1,8 +1,8 @@
-"""When messages are due, in rows; and which of them no age removes.
+"""Deadlines of messages, kept in rows, and the messages that ``max_age`` does not remove.
 
-A deadline is a row and not memory: ``shard | deadline | first sequence`` holds the sequences of one
-append that share a deadline. A message that goes otherwise leaves its row, which goes when it is
-due. In memory there is one number: no row has an earlier deadline.
+Deadlines are only in the store: the row ``shard | deadline | first sequence`` has the sequences of
+one append that share a deadline. If a message is removed earlier, its row stays until it is due.
+Memory holds one number: a lower bound of all deadlines.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class Deadlines:
 
     @property
     def earliest_ns(self) -> int:
-        """No row has an earlier deadline; NO_DEADLINE: there is none."""
+        """A lower bound of the deadlines of all rows; NO_DEADLINE without rows."""
         return min(self._seen_ns, self._fresh_ns)
 
     def add(self, deadline_ns: int, seqs: I64Array, writes: Writes) -> None:
@@ -54,11 +54,11 @@ class Deadlines:
         self._seen_ns = self._fresh_ns = NO_DEADLINE
 
     def begin_look(self) -> None:
-        """Somebody begins to look at the rows of what is appended so far."""
+        """Start a look at the rows; deadlines added from now on are tracked separately."""
         self._seen_ns, self._fresh_ns = self.earliest_ns, NO_DEADLINE
 
     def end_look(self, earliest_ns: int) -> None:
-        """Of the rows looked at the earliest that stays has this deadline (NO_DEADLINE: none)."""
+        """End a look: the earliest of its rows that stays has this deadline (or NO_DEADLINE)."""
         self._seen_ns = earliest_ns
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -74,7 +74,7 @@ class Deadlines:
 
 
 class ExemptSet(DeletedSet):
-    """Sequences of messages that were published to stay whatever ``max_age`` is."""
+    """Sequences of messages that were published with TTL ``never``: ``max_age`` keeps them."""
 
     kind: ClassVar[bytes] = keys.EXEMPT
 

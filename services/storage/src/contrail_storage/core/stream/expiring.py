@@ -1,9 +1,9 @@
-"""Messages that end by themselves: what a time to live becomes, and the removal of what is due.
+"""Expiry of messages: noting times to live, and removing the messages that are due.
 
-The rules are JetStream's (ADR-43): a message with a TTL goes at the end of it or of ``max_age``,
-whichever is first; one published with ``never`` stays whatever its age. On a stream with
-``subject_delete_marker_ttl`` a marker takes the place of a subject's last message that goes so; it
-has a TTL itself, and leaves no marker.
+The rules are JetStream's (ADR-43). A message with a TTL expires after it or after ``max_age``,
+whichever is first. A message with TTL ``never`` stays whatever its age. On a stream with
+``subject_delete_marker_ttl``, a marker replaces the last message of a subject that expires; the
+marker has a TTL itself, and leaves no marker.
 """
 
 from dataclasses import dataclass
@@ -46,11 +46,11 @@ class _Due:
 def raised_ttls(
     config: StreamConfig, columns: MessageColumns, ttls: dict[int, int] | None
 ) -> tuple[MessageColumns, dict[int, int] | None]:
-    """``columns`` and ``ttls`` with none below that of the stream's markers, headers told so.
+    """Raise TTLs below the stream's marker TTL to that, in ``ttls`` and in the headers.
 
-    Otherwise a marker could outlive what comes after it. With one message of a subject at most
-    there is nothing that it could outlive. What is sealed keeps its header: who sealed it has
-    raised it, unless the stream's configuration was changed behind that.
+    Otherwise a marker could outlive later messages. This is not needed with at most one message
+    per subject. Sealed content keeps its header: the TTL was raised before sealing, unless the
+    configuration changed since.
     """
     floor_ns = config.subject_delete_marker_ttl_ns
     if not ttls or floor_ns <= 0 or config.max_msgs_per_subject == 1:
@@ -107,10 +107,10 @@ class Expirer:
     # Removing ------------------------------------------------------------------------------------
 
     def expire(self, command: cmd.Expire, index: int, now_ns: int, writes: Writes) -> Result:
-        """Remove what is due of a command's messages, and store the markers that they leave.
+        """Remove the messages of the command, and store the markers that they leave.
 
-        Nothing happens when some are not due: the configuration changed since the leader looked.
-        ``more``: of some subject the newest message had to stay, and the leader is to look again.
+        Does nothing if one of them is not due: the configuration changed since the leader looked.
+        ``more``: the newest message of some subject had to stay; the leader must look again.
         """
         machine = self._machine
         if not command.is_sound():
@@ -164,8 +164,8 @@ class Expirer:
     def _newest(self, due: _Due, previous: dict[int, int]) -> tuple[dict[int, int], list[int]]:
         """New last sequences of subjects that lose theirs, and messages that must stay.
 
-        These are newest ones whose previous message went meanwhile: which one is the last of their
-        subject then is not known here.
+        A newest message must stay if its previous message was removed meanwhile: the new last
+        message of its subject is not known here.
         """
         machine = self._machine
         table = machine.subjects

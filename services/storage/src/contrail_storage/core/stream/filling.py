@@ -1,9 +1,9 @@
-"""Whether a stream with ``discard: new`` has room for the messages of an append, one by one.
+"""Whether a stream with ``discard: new`` can take the messages of an append, one by one.
 
-What a message replaces makes room for it: a roll-up all messages of its subject or of the stream,
-any other the oldest of a subject that has as many as it may. Only what makes the stream fuller, in
-messages or in bytes, is held against its limits. This is JetStream's rule for ``max_bytes``, where
-a message is taken if it is no larger than the one that goes.
+The messages that a message replaces are subtracted first: for a roll-up all messages of its subject
+or of the stream, else the oldest of a subject at its limit. A message is checked against a limit
+only if it makes the stream fuller, in messages or in bytes. This is JetStream's rule for
+``max_bytes``: a message is accepted if it is no larger than the one it replaces.
 """
 
 from collections import deque
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Held:
-    """Messages of a subject: ``old`` from before the append, and the sizes of those in it.
+    """Messages of a subject: ``old`` of them from before the append, and the sizes of its own.
 
-    ``old_sizes`` are of the oldest; the others are not known, or nobody needs to know them.
+    ``old_sizes`` has the sizes of the oldest only; the others are unknown or not needed.
     """
 
     old: int
@@ -36,12 +36,12 @@ class _Held:
         return self.old + len(self.own_sizes)
 
     def oldest(self, count: int) -> int:
-        """Bytes of the ``count`` oldest; what is not known counts as nothing."""
+        """Bytes of the ``count`` oldest; unknown sizes count as 0."""
         old = min(count, self.old)
         return sum(islice(self.old_sizes, old)) + sum(islice(self.own_sizes, count - old))
 
     def drop(self, count: int) -> None:
-        """The ``count`` oldest go."""
+        """Remove the ``count`` oldest."""
         old = min(count, self.old)
         self.old -= old
         for _ in range(min(old, len(self.old_sizes))):
@@ -63,7 +63,7 @@ class Filling:
         self._emptied = False
         self._sizes: dict[int, list[int]] = {}
         if 0 <= self._config.max_bytes < self._bytes + int(sizes.sum()):
-            # Sizes are in the blocks: they are looked up only where they may decide.
+            # Sizes are in the blocks, so they are read only if they may decide.
             self._sizes = self._replaced_sizes(command, subject_index)
 
     def _replaced_sizes(self, command: Append, subject_index: U32Array) -> dict[int, list[int]]:
@@ -83,7 +83,10 @@ class Filling:
         return self._machine.remover.sizes_of_oldest(quota) if quota else {}
 
     def take(self, subject: str, size: int, rollup: Rollup | None, *, stored: bool) -> str | None:
-        """Count a message, which is ``stored`` or only replaces others; or why there is no room."""
+        """Count a message; return None, or the limit that refuses it.
+
+        A message that is not ``stored`` only replaces others.
+        """
         config = self._config
         held = self._of(subject)
         goes = len(held) if rollup is not None else 0

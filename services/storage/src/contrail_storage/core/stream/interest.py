@@ -1,12 +1,13 @@
-"""Interest and workqueue: messages that go once the consumers have settled them.
+"""Retention ``interest`` and ``workqueue``: remove messages that the consumers have settled.
 
-A consumer still needs a message that its filter matches and that is pending with it, or is yet to
-be delivered and was not acknowledged ahead of that, or that ``max_deliver`` made it give up on
-(``core.given_up``). This is JetStream's ``needAck``, with one rule for all ack policies: above the
-floor of a consumer that acknowledges all lie only such messages.
+A consumer needs a message if its filter matches and one of these holds: the message is pending; it
+is not delivered yet and was not acknowledged early; or the consumer gave up on it because of
+``max_deliver`` (``core.given_up``). This is JetStream's ``needAck``, with one rule for all ack
+policies: all messages above the ack floor of a consumer with ack policy ``all`` are such messages.
 
-What is delivered and settled is looked at in the command that settles it. What a removed consumer,
-another filter or another retention leaves over is looked at by commands of its own, a slice each.
+The command that settles a message also checks whether the message can be removed. After a consumer
+was removed, or its filter or the retention changed, ``KeepInterest`` commands check the messages
+that may be left over, a slice in each command.
 """
 
 from collections.abc import Iterable
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
     from contrail_storage.core.stream.stream_machine import StreamMachine
 
 CHECKS_MAX: Final = 50_000
-"""Messages times consumers that one command looks at."""
+"""Messages times consumers that one command checks; the limit keeps ``apply`` short."""
 _VERDICTS_MAX: Final = 4_096
-"""Subjects that a consumer's verdicts are kept of."""
+"""Subjects for which a consumer's matches are cached."""
 _WANTED_MAX: Final = 65_536
-"""Subjects that are known to be wanted by some consumer, or by none."""
+"""Subjects for which it is cached whether some consumer's filter matches."""
 
 
 @dataclass(slots=True, frozen=True)
 class _Demand:
-    """The filters of all consumers, each once."""
+    """The distinct filters of all consumers; ``everything``: one of them matches all subjects."""
 
     everything: bool
     literals: frozenset[str]
@@ -61,28 +62,29 @@ class _Messages:
     sizes: I64Array
 
     def select(self, chosen: NDArray[np.bool_]) -> "_Messages":
-        """Some of them."""
+        """The messages where ``chosen`` is true."""
         return _Messages(self.seqs[chosen], self.sids[chosen], self.sizes[chosen])
 
 
 class Interest:
-    """What the consumers of one stream machine still need of its messages."""
+    """The messages that the consumers of one stream machine still need."""
 
     def __init__(self, machine: "StreamMachine") -> None:
         self._machine = machine
+        # The fields below are caches; `forget` clears what a change of a consumer makes wrong.
         self._demand: _Demand | None = None
-        self._covered: dict[str, bool] = {}
-        self._verdicts: dict[int, dict[int, bool]] = {}
-        self._rounds = 0
+        self._covered: dict[str, bool] = {}  # by subject: whether some filter matches
+        self._verdicts: dict[int, dict[int, bool]] = {}  # by consumer and subject number
+        self._rounds = 0  # `SubjectTable.rounds` of the numbers in `_verdicts`
 
     def forget(self, consumer_id: int) -> None:
-        """A consumer was made, went, or has other filters."""
+        """Clear the caches after a consumer was created or removed, or its filters changed."""
         self._demand = None
         self._covered.clear()
         self._verdicts.pop(consumer_id, None)
 
     def forget_all(self) -> None:
-        """The stream is gone, and its consumers with it."""
+        """Clear all caches after the stream was removed."""
         self._demand = None
         self._covered.clear()
         self._verdicts.clear()
@@ -90,7 +92,10 @@ class Interest:
     # Appending -----------------------------------------------------------------------------------
 
     def unwanted(self, subjects: list[str], subject_index: U32Array) -> NDArray[np.bool_] | None:
-        """Which messages no consumer's filter matches, so that they are not stored; None: none."""
+        """A mask of the messages that no consumer's filter matches; None if there are none.
+
+        Such messages are not stored.
+        """
         if self._machine.config.retention != "interest":
             return None
         demand = self._demand or self._gather()
@@ -127,7 +132,7 @@ class Interest:
         now_ns: int,
         writes: Writes,
     ) -> None:
-        """Remove what ``consumer`` has settled, unless others still need it."""
+        """Remove the messages ``seqs`` that ``consumer`` settled, unless others need them."""
         machine = self._machine
         live = sorted({seq for seq in seqs if machine.is_live(seq)})
         if not live:
@@ -143,14 +148,14 @@ class Interest:
         self._take_out(found, index, now_ns, writes)
 
     def passed(self, from_seq: int, consumer: ConsumerMachine, writes: Writes) -> None:
-        """A consumer without acks has come from ``from_seq`` to its position without telling how.
+        """Note messages to check after a consumer without acks moved on from ``from_seq``.
 
-        It was given messages while the stream had limits alone.
+        It got messages while the retention was ``limits``, so no command named them.
         """
         self.look_again(from_seq, consumer.next_seq, writes)
 
     def _known(self, seqs: I64Array) -> _Messages:
-        """The live messages ``seqs`` (ascending), one lookup for each run of the blocks."""
+        """The live messages ``seqs`` (ascending), with one facts lookup for each run of blocks."""
         if len(seqs) == 1:
             facts = self._machine.facts_at(int(seqs[0]))
             at = seqs - facts.base_seq
@@ -224,7 +229,10 @@ class Interest:
     # Looking again -------------------------------------------------------------------------------
 
     def look_again(self, from_seq: int, end_seq: int, writes: Writes) -> None:
-        """Have messages from ``from_seq`` up to ``end_seq`` looked at, whether they are needed."""
+        """Note the messages from ``from_seq`` to before ``end_seq`` to be checked later.
+
+        Only one range is noted: it grows to cover both, which may check more than necessary.
+        """
         counters = self._machine.counters
         from_seq = max(from_seq, counters.first_seq)
         end_seq = min(end_seq, counters.last_seq + 1)
@@ -236,27 +244,27 @@ class Interest:
         self._machine.write_counters(writes)
 
     def look_again_without(self, consumer: ConsumerMachine, writes: Writes) -> None:
-        """The needs of a consumer shrank: its filter changed, or it is gone."""
+        """Note messages to check after a consumer's filter changed, or it was removed."""
         machine = self._machine
         if machine.config.retention == "interest":
-            # What it has given up lies below its floor, too, and may be nobody's by now.
+            # Messages that it gave up on are below its floor, and perhaps nobody needs them now.
             from_seq = 0 if consumer.config.max_deliver > 0 else consumer.floor.stream_seq + 1
             self.look_again(from_seq, machine.counters.last_seq + 1, writes)
 
     def look_at_given_up(self, consumer: ConsumerMachine, writes: Writes) -> None:
-        """A consumer is about to let go of what it gave up on."""
+        """Note messages that a consumer gave up on, and is about to forget, to be checked."""
         if self._machine.config.retention == "interest" and consumer.given_up:
             given_up = list(consumer.given_up)
             self.look_again(given_up[0], given_up[-1] + 1, writes)
 
     @property
     def unlooked(self) -> bool:
-        """Whether some messages are to be looked at, or some subjects' last messages looked for."""
+        """Whether messages must be checked, or the last messages of subjects must be found."""
         counters = self._machine.counters
         return counters.keep_from < counters.keep_to or bool(self._machine.subjects.unsettled)
 
     def keep(self, command: cmd.KeepInterest, index: int, now_ns: int, writes: Writes) -> Removed:
-        """Look for last messages, for which somebody may wait, or remove what nobody needs."""
+        """Find last messages of subjects first, as a publish may wait; else check a slice."""
         machine, counters = self._machine, self._machine.counters
         removed = counters.messages
         if machine.subjects.unsettled:
@@ -285,7 +293,7 @@ class Interest:
         machine.write_counters(writes)
 
     def _slice(self, seq: int, end_seq: int, room: int) -> tuple[_Messages, int]:
-        """The first live messages from ``seq`` on, ``room`` at most, and where to go on."""
+        """The first live messages from ``seq`` on, at most ``room``, and the next sequence."""
         machine = self._machine
         stop_seq = min(end_seq, seq + SEARCH_SEQS)
         parts: list[I64Array] = [np.zeros(0, np.int64)]

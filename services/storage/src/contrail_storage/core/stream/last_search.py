@@ -1,7 +1,7 @@
-"""Finding the newest messages of subjects that lost theirs: one pass backwards over the blocks.
+"""Finding the newest messages of subjects that lost theirs, by reading the blocks backwards.
 
-The table's ``last`` of such a subject is where a search stands: no live message of the subject lies
-above it. So a search that was cut short goes on from there, in the next command.
+The table's ``last`` of such a subject is the progress of the search: no live message of the subject
+is above it. A search that reached its limit continues from there in the next command.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from contrail_storage.core.stream.stream_machine import StreamMachine
 
 APPLY_SEQS: Final = 20_000
-"""How many sequences a command looks through that has taken messages away."""
+"""Sequences that a command searches if it also removed messages."""
 ALONE_SEQS: Final = 100_000
-"""How many it looks through when that is its only business."""
+"""Sequences that a command searches if it does nothing else."""
 SUBJECTS_MAX: Final = 4_096
 """Subjects of one search."""
 

@@ -1,8 +1,8 @@
-"""Going on after damage that somebody has accepted, so that nothing old can be taken for new.
+"""Continuing a stream after an operator accepted damage, so that nothing old is taken for new.
 
-Sequences, log indexes, numbers of consumers and epochs may have been given out behind what is left.
-All of them go on far above: whatever a client kept from before names another incarnation, an epoch
-that is over, or a version that no longer stands.
+Sequences, log indexes, consumer numbers and epochs may have been used after the last ones that are
+left. All of them continue far above those. So a token, version or cursor that a client kept names
+another incarnation, an old epoch or a version that does not exist any more.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -33,7 +33,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 def accept_loss(
     machine: "StreamMachine", command: cmd.AcceptLoss, now_ns: int, writes: Writes
 ) -> Result:
-    """Make of what is left of a stream another incarnation, and keep in mind what happened."""
+    """Give the rest of a stream a new incarnation, and record the loss."""
     record = machine.record
     assert record is not None
     record.incarnation = command.incarnation
@@ -59,29 +59,31 @@ def accept_loss(
 
 
 class Recount:
-    """Counts a shard anew from the messages that can be read, given in order of sequence.
+    """Recounts a shard from the messages that can be read, given in order of sequence.
 
-    Not a command: it reads every message. What is left over is the state of a shard from which
-    the others were deleted.
+    Not a command: it reads every message. The result is the state of a shard from which the lost
+    messages were deleted.
     """
 
     def __init__(self, machine: "StreamMachine") -> None:
         size = machine.subjects.size
         texts = machine.subjects.numbered.texts
-        self._machine = machine
-        self._known = np.array([name is not None for name in texts], np.bool_)
-        self._counts = np.zeros(size, np.uint32)
-        self._first = np.zeros(size, np.int64)
-        self._last = np.zeros(size, np.int64)
+        self._machine = machine  # unchanged before `finish`
+        # By place in the subject table, one element per place:
+        self._known = np.array([name is not None for name in texts], np.bool_)  # it has a name
+        self._counts = np.zeros(size, np.uint32)  # messages kept so far
+        self._first = np.zeros(size, np.int64)  # first sequence kept; 0: none yet
+        self._last = np.zeros(size, np.int64)  # last sequence kept so far; 0: none yet
+        # Of the messages kept so far: their count, bytes and first sequence (0: none yet).
         self._messages = self._bytes = self._first_seq = 0
-        self._next_seq = machine.counters.first_seq
-        self._last_time_ns = machine.counters.last_time_ns
-        self._lost = 0
-        self._ranges: list[tuple[int, int]] = []
-        self._to_delete: list[I64Array] = []
+        self._next_seq = machine.counters.first_seq  # all sequences below have been judged
+        self._last_time_ns = machine.counters.last_time_ns  # never decreases
+        self._lost = 0  # messages lost so far
+        self._ranges: list[tuple[int, int]] = []  # lost (first, last), at most RANGES_MAX
+        self._to_delete: list[I64Array] = []  # lost sequences after `_first_seq`, ascending
 
     def take(self, facts: MessageFacts) -> None:
-        """The next run of messages."""
+        """Count the next run of messages; everything before it that was not given is lost."""
         self._pass(facts.base_seq)
         start = max(self._next_seq - facts.base_seq, 0)
         if start >= len(facts.sizes):
@@ -91,12 +93,12 @@ class Recount:
         live = self._machine.deleted.are_live(seqs)
         known = (at >= 0) & (at < len(self._known))
         known[known] = self._known[at[known]]
-        # The row of a subject knows of no message below its first: one that stands there was of
-        # another subject, whose number it has now.
+        # A subject has no message below its first one: such a message belonged to an earlier
+        # subject with the same number.
         kept = live & known
         kept[known] &= seqs[known] >= self._machine.subjects.first[at[known]]
         self._count(at[kept], seqs[kept])
-        # Before the first message that is kept they get marks that are trimmed away again.
+        # Some may be below the first kept message: `finish` trims their marks again.
         self._lose(seqs[live & ~kept])
         self._bytes += int(facts.sizes[start:][kept].sum())
         self._next_seq = facts.end_seq
@@ -108,13 +110,13 @@ class Recount:
         self._messages += len(seqs)
         self._first_seq = self._first_seq or int(seqs[0])
         fresh = self._counts[at] == 0
-        # Assignment with repeated indexes keeps the last value.
+        # Assignment with repeated indexes keeps the last value: reversed, that is the first one.
         self._first[at[fresh][::-1]] = seqs[fresh][::-1]
         self._last[at] = seqs
         np.add.at(self._counts, at, np.uint32(1))
 
     def _pass(self, end_seq: int) -> None:
-        """What lies below ``end_seq`` and was not given is lost, unless it was deleted."""
+        """Count the sequences up to ``end_seq`` as lost, unless they were deleted."""
         while self._next_seq < end_seq:
             stop = min(self._next_seq + _CHUNK, end_seq)
             seqs = np.arange(self._next_seq, stop)
@@ -126,13 +128,13 @@ class Recount:
             return
         self._lost += len(seqs)
         _add_ranges(self._ranges, seqs)
-        if self._first_seq:  # what lies below the first message needs no mark
+        if self._first_seq:  # sequences below the first message need no mark
             self._to_delete.append(seqs)
 
     def finish(self, last_seq: int, writes: Writes) -> tuple[int, list[tuple[int, int]]]:
-        """Write the state; answers how many messages were lost, and the first ranges of them.
+        """Write the state; return the number of lost messages, and their first ranges.
 
-        ``last_seq`` is the highest sequence that is known to have been given out.
+        ``last_seq`` is the highest sequence that is known to have been used.
         """
         machine, counters = self._machine, self._machine.counters
         last_seq = max(last_seq, counters.last_seq, self._next_seq - 1)

@@ -1,7 +1,7 @@
-"""Taking messages away: from the head of the stream by limits and age, anywhere by subject.
+"""Removing messages: from the head of the stream by limits and age, anywhere by subject.
 
-What a removal needs to know of a message is in the blocks, which every replica has cut in its own
-way. So nothing here ends where a block ends: a slice ends at a message, a search at a sequence.
+Removals read facts about messages from the blocks, which every replica cuts in its own way. So no
+step here may end at the end of a block: a slice ends at a message, a search at a sequence.
 """
 
 from collections.abc import Callable
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from contrail_storage.core.stream.stream_machine import StreamMachine
 
 Reach = Callable[[MessageFacts, Live | None], int]
-"""How many sequences from the head of the stream on a removal takes (beyond the facts: all)."""
+"""How many sequences a removal takes from the head of the stream (beyond the facts: all)."""
 
 SEARCH_SEQS: Final = 200_000
-"""How many sequences one command looks through for messages of some subjects."""
+"""Sequences that one command searches for messages of some subjects."""
 _SUBJECTS_MAX: Final = 4_096
 """Subjects whose messages one command removes."""
 REMOVED_MAX: Final = 20_000
-"""How many messages an append takes away by subject; the rest goes in entries of its own."""
+"""Messages that an append removes by subject; later entries remove the rest."""
 _COUNT_MAX: Final = 0xFFFF_FFFF
-"""No subject has more messages than its count can hold."""
+"""The highest count that the subject table can store."""
 
 
 @dataclass(slots=True)
 class _Chosen:
-    """Messages to remove, ascending; what is below ``searched_to`` was looked at.
+    """Messages to remove, ascending; the search covered everything below ``searched_to``.
 
-    ``first`` are lower bounds of what is left of each subject that was asked for.
+    ``first`` has a lower bound of the first remaining sequence of each requested subject.
     """
 
     seqs: I64Array
@@ -49,18 +49,18 @@ class _Chosen:
 
 
 class Remover:
-    """Removes from one stream machine, whose state it works on."""
+    """Removes messages from one stream machine; changes its state directly."""
 
     def __init__(self, machine: "StreamMachine") -> None:
         self._machine = machine
         self._head: MessageFacts | None = None
         self.subjects_over = False
-        """Whether some subject may have more messages than it is to have."""
+        """Whether some subject may have more messages than ``max_msgs_per_subject``."""
 
     # Limits --------------------------------------------------------------------------------------
 
     def keep_limits(self, sids: U32Array, index: int, now_ns: int, writes: Writes) -> None:
-        """Evict what lies over the limits after messages of ``sids`` were stored."""
+        """Remove messages over the limits after messages of the subjects ``sids`` were stored."""
         most = self._most_of_a_subject()
         if most is not None:
             self._keep_subject_limit(np.unique(sids), most, REMOVED_MAX, index, now_ns, writes)
@@ -70,7 +70,7 @@ class Remover:
     def enforce_limits(
         self, command: cmd.EnforceLimits, index: int, now_ns: int, writes: Writes
     ) -> Result:
-        """Evict a slice of what lies over the limits of the whole stream and of its subjects."""
+        """Remove a slice of the messages over the limits of the stream and of its subjects."""
         machine = self._machine
         removed = self._evict(command.messages_max, index, writes)
         most = self._most_of_a_subject()
@@ -92,7 +92,7 @@ class Remover:
         return Removed(removed, self.over_limits)
 
     def look_for_subjects_over(self) -> None:
-        """See whether some subject has more messages than it is to have."""
+        """Set ``subjects_over`` by checking the counts of all subjects."""
         most = self._most_of_a_subject()
         counts = self._machine.subjects.counts
         self.subjects_over = most is not None and bool((counts > most).any())
@@ -122,18 +122,18 @@ class Remover:
 
     @property
     def over_limits(self) -> bool:
-        """Whether the stream, which must exist, or a subject holds more than it is to hold."""
+        """Whether the stream, which must exist, or a subject exceeds a limit."""
         return self.subjects_over or self._over_limits()
 
     def _over_limits(self) -> bool:
-        # With discard new the limits refuse messages; they never take any away.
+        # With discard new the limits refuse new messages and never remove old ones.
         config, counters = self._machine.own_config, self._machine.counters
         return config.discard == "old" and (
             0 <= config.max_msgs < counters.messages or 0 <= config.max_bytes < counters.bytes
         )
 
     def _evict(self, messages_max: int, index: int, writes: Writes) -> int:
-        """Take the oldest messages that lie over the stream's limits; answers how many went."""
+        """Remove the oldest messages over the stream's limits; return how many."""
         config, counters = self._machine.own_config, self._machine.counters
         removed = 0
         if config.discard == "old" and 0 <= config.max_msgs < counters.messages:
@@ -153,7 +153,7 @@ class Remover:
     # The head of the stream ----------------------------------------------------------------------
 
     def _remove_head(self, reach: Reach, messages_max: int, index: int, writes: Writes) -> int:
-        """Take messages from the head as far as ``reach`` says, at most ``messages_max``."""
+        """Remove messages from the head as far as ``reach`` says, at most ``messages_max``."""
         machine = self._machine
         counters = machine.counters
         gone: list[U32Array] = []
@@ -188,7 +188,7 @@ class Remover:
     def _take_head(
         self, facts: MessageFacts, live: Live | None, take: int, messages_max: int
     ) -> U32Array:
-        """Count out ``take`` sequences, at most ``messages_max`` live; answers their subjects."""
+        """Remove ``take`` sequences, at most ``messages_max`` live; return their subjects."""
         counters = self._machine.counters
         if live is None:
             take = min(take, messages_max)
@@ -204,7 +204,7 @@ class Remover:
         return sids
 
     def _skip_deleted_head(self) -> None:
-        # The first sequence is that of a live message, or the one behind the last.
+        # Invariant: `first_seq` is a live message, or the sequence after the last.
         counters = self._machine.counters
         if counters.messages == 0:
             counters.first_seq = counters.last_seq + 1
@@ -212,13 +212,13 @@ class Remover:
             counters.first_seq = self._machine.deleted.next_live(counters.first_seq)
 
     def forget_head(self) -> None:
-        """The stream is gone: so are the facts of its head."""
+        """Clear the cached facts of the head after the stream was removed."""
         self._head = None
 
     def expire_age(self, command: cmd.ExpireAge, index: int, now_ns: int, writes: Writes) -> Result:
-        """Remove a slice of what is past ``max_age``, up to the first message that no age removes.
+        """Remove a slice of the messages past ``max_age``, up to the first one that is exempt.
 
-        Where removals leave markers it does nothing: that is for ``Expire``.
+        If removals leave markers it does nothing: ``Expire`` removes the messages then.
         """
         machine = self._machine
         if machine.config.max_age_ns <= 0 or machine.config.subject_delete_marker_ttl_ns > 0:
@@ -236,7 +236,7 @@ class Remover:
         return Removed(removed, self._reaches(expired))
 
     def trim(self, command: cmd.Trim, index: int, now_ns: int, writes: Writes) -> Result:
-        """Purge a slice of what lies below a sequence, or everything at once."""
+        """Purge a slice of the messages below a sequence, or all messages at once."""
         del now_ns
         machine = self._machine
         refused = self._purge_refused()
@@ -282,7 +282,7 @@ class Remover:
         return self._machine.counters.messages > 0 and reach(*self._head_facts()) > 0
 
     def purge_all(self, writes: Writes) -> int:
-        """Remove every message, however many; answers their number."""
+        """Remove all messages in one step, however many; return their number."""
         machine = self._machine
         counters = machine.counters
         removed = counters.messages
@@ -308,7 +308,7 @@ class Remover:
     ) -> None:
         """Remove the ``quota`` older messages of ``sids`` (ascending), those ``below`` a sequence.
 
-        What an append has no time for is noted, and finished by entries of its own.
+        Messages that one append cannot remove are noted; ``FinishRollup`` entries remove them.
         """
         machine = self._machine
         older = quota > 0
@@ -323,7 +323,7 @@ class Remover:
     def finish_rollup(
         self, command: cmd.FinishRollup, index: int, now_ns: int, writes: Writes
     ) -> Result:
-        """Remove a slice of what a roll-up has replaced."""
+        """Remove a slice of the messages that a roll-up replaced."""
         machine = self._machine
         to_seq = machine.counters.replaced.get(command.subject)
         if to_seq is None:
@@ -341,7 +341,7 @@ class Remover:
     def purge_subjects(
         self, command: cmd.PurgeSubjects, index: int, now_ns: int, writes: Writes
     ) -> Result:
-        """Purge a slice of what some subjects have below a sequence."""
+        """Purge a slice of the messages of some subjects below a sequence."""
         refused = None if command.shredded else self._purge_refused()
         if refused is not None:
             return refused
@@ -393,19 +393,19 @@ class Remover:
         writes: Writes,
         messages_max: int,
     ) -> int:
-        """Remove the ``quota`` oldest messages of each of ``sids`` (ascending); answers how many.
+        """Remove the ``quota`` oldest messages of each of ``sids`` (ascending); return how many.
 
-        Fewer, when there are more than ``messages_max`` or they lie too far apart: then the next
-        call goes on where this one ended.
+        It removes fewer if there are more than ``messages_max``, or if they are too far apart. The
+        next call then continues where this one ended.
         """
         chosen = self._oldest(sids, quota, self._machine.counters.last_seq + 1, messages_max)
         self._take(chosen, sids, index, now_ns, writes)
         return len(chosen.seqs)
 
     def sizes_of_oldest(self, quota: dict[int, int]) -> dict[int, list[int]]:
-        """Sizes of the oldest messages of some subjects, by number, as many as ``quota`` says.
+        """Sizes of the ``quota`` oldest messages of some subjects, by subject number.
 
-        Fewer where they lie too far apart for one command, as in :meth:`remove_oldest`.
+        Fewer if they are too far apart for one command, as in :meth:`remove_oldest`.
         """
         sids = np.array(sorted(quota), np.uint32)
         counts = np.array([quota[sid] for sid in sids.tolist()], np.int64)
@@ -427,7 +427,7 @@ class Remover:
         parts: list[tuple[I64Array, U32Array, I64Array]] = []
         room = messages_max
         while room > 0 and left.any():
-            # Where nothing is live there may be no block: facts are asked of live messages alone.
+            # Only live messages are sure to be in a block, so facts are requested only for them.
             seq = min(machine.deleted.next_live(seq, stop_seq), stop_seq)
             if seq == stop_seq:
                 break
@@ -445,7 +445,7 @@ class Remover:
                 )
                 room -= len(positions)
             seq = facts.base_seq + high if room > 0 else facts.base_seq + int(positions[-1]) + 1
-        # Of those that gave all they were to give something may be left before the end.
+        # A subject whose quota is met may have more messages before the end of the search.
         unsatisfied = left > 0
         first[unsatisfied] = np.maximum(first[unsatisfied], seq)
         if not unsatisfied.any():
@@ -492,7 +492,7 @@ class Remover:
         sid = int(facts.subject_ids[at])
         machine.subjects.remove_one(sid, seq, command.previous_seq, index, writes)
         if machine.config.retention != "limits":
-            # An ack may have taken the previous message away since the leader looked for it.
+            # An ack may have removed the previous message since the leader found it.
             self._check_last(sid, index, writes)
         self.gone(np.array([seq]), now_ns, writes)
         self._forget_replaced()
@@ -500,7 +500,7 @@ class Remover:
         return Removed(1)
 
     def _forget_replaced(self) -> None:
-        """Of a subject without messages nothing is left to replace, and its name goes with them."""
+        """Drop unfinished roll-ups of subjects that have no messages any more."""
         counters, known = self._machine.counters, self._machine.subjects.ids
         if counters.replaced:
             counters.replaced = {
@@ -525,9 +525,9 @@ class Remover:
         *,
         counted: bool,
     ) -> None:
-        """Remove live messages wherever they lie, ascending: number of subject and bytes of each.
+        """Remove live messages anywhere (ascending), given with subject number and bytes of each.
 
-        ``counted``: somebody may have counted them among what a consumer is to be given.
+        ``counted``: they may be included in the ``num_pending`` of a consumer.
         """
         machine = self._machine
         machine.counters.messages -= len(seqs)
@@ -546,7 +546,7 @@ class Remover:
         self._forget_replaced()
 
     def gone(self, seqs: I64Array, now_ns: int, writes: Writes) -> None:
-        """Messages were removed, wherever they lay: tell the consumers, and move the head."""
+        """After messages were removed anywhere: update the consumers, and move the head."""
         machine = self._machine
         counters = machine.counters
         machine.deletions += 1
@@ -562,7 +562,7 @@ class Remover:
             self.move_head(writes)
 
     def leave_out(self, seqs: I64Array, writes: Writes) -> None:
-        """Sequences just given to messages that are not stored count as deleted."""
+        """Mark sequences as deleted that were just assigned to messages that are not stored."""
         machine = self._machine
         if machine.counters.messages:
             machine.deleted.add_many(seqs, writes)
@@ -570,7 +570,7 @@ class Remover:
             self.move_head(writes)
 
     def move_head(self, writes: Writes) -> None:
-        """The first message went: the stream begins at the next that is live."""
+        """Move the first sequence to the next live message, after the first one was removed."""
         machine = self._machine
         self._skip_deleted_head()
         machine.deleted.trim(machine.counters.first_seq, writes)

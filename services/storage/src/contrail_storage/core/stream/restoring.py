@@ -1,7 +1,7 @@
-"""A stream machine out of its state into archive records, and back.
+"""Converting the state of a stream machine to archive records, and back.
 
-Restoring goes by parts, each an entry of the log, before the stream exists: the last command makes
-it. Whatever is behind a crash, rows of the store and log together are all parts so far.
+A restore applies parts, each an entry of the log, before the stream exists; the last command
+creates it. After a crash, the rows of the store and the log together have all parts so far.
 """
 
 from collections.abc import Callable, Iterable, Iterator

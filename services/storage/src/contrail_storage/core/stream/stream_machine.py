@@ -1,7 +1,7 @@
-"""The state machine of one stream shard: ``apply`` takes a command and says what became of it.
+"""The state machine of one stream shard: ``apply`` takes a command and returns its outcome.
 
 State per shard: configuration, counters, subject table, duplicate window, deleted set, consumers.
-Messages themselves leave as blocks; what is needed of old ones comes back through ``FactsPort``.
+Messages leave the machine as blocks. It asks ``FactsPort`` for facts about older messages.
 """
 
 import builtins
@@ -58,14 +58,14 @@ Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 """All (key, value) of the store under a key prefix, in key order."""
 
 Removal = Callable[[Any, int, int, Writes], Result]
-"""Takes a command that takes messages away, at a log index and a log time."""
+"""Applies a command that removes messages, at a log index and a log time."""
 
 FIRST_SEQ_MAX: Final = 1 << 62
-"""Leaves room for sequences within 64 bits, whatever comes."""
+"""Highest first sequence of a stream; sequences after it never exceed 64 bits."""
 
 
 class StreamRecord(msgspec.Struct, array_like=True):
-    """What of a stream changes only with its configuration; ``part``: which shard of it this is."""
+    """The state that changes only with the configuration; ``part`` is the shard, from 0."""
 
     config: StreamConfig
     incarnation: str
@@ -77,10 +77,10 @@ class StreamRecord(msgspec.Struct, array_like=True):
 
 
 class Counters(msgspec.Struct, array_like=True):
-    """What of a stream changes with every entry; ``digest`` chains the payloads ever appended.
+    """The state that changes with every entry; ``digest`` is a CRC over all payloads ever appended.
 
-    ``replaced`` are subjects whose messages below a sequence a roll-up has yet to take away. From
-    ``keep_from`` up to ``keep_to`` there may be messages that no consumer needs any more.
+    ``replaced`` maps a subject to a sequence: a roll-up has yet to remove its messages below that.
+    From ``keep_from`` up to ``keep_to`` there may be messages that no consumer needs any more.
     """
 
     first_seq: int
@@ -99,7 +99,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class StreamMachine:
-    """One stream shard. Built empty; a ``ConfigureStream`` command makes the stream."""
+    """One stream shard. It starts empty; a ``ConfigureStream`` command creates the stream."""
 
     def __init__(self, shard: int, facts: FactsPort) -> None:
         self.shard = shard
@@ -113,13 +113,14 @@ class StreamMachine:
         self.consumers: dict[int, ConsumerMachine] = {}
         self.consumer_ids: dict[str, int] = {}
         self.restored_with: Compression = "none"
-        """Of the stream that is being restored."""
+        """Compression of the stream that is being restored; unused once the stream exists."""
         self.loss: DataLoss | None = None
         self.deletions = 0
         """How often messages were deleted or purged since the machine was built."""
         self._facts = facts
-        self._fresh: list[MessageFacts] = []
-        self._fresh_index = 0
+        self._fresh: list[MessageFacts] = []  # of the entry being applied, not yet in the port
+        self._fresh_index = 0  # log index of the entry that `_fresh` belongs to
+        # A configuration and this shard's share of it: see `own_config`.
         self._shared: tuple[StreamConfig, StreamConfig] | None = None
         self._appender = Appender(self)
         self.remover = Remover(self)
@@ -140,11 +141,11 @@ class StreamMachine:
 
     @property
     def exists(self) -> bool:
-        """Whether the stream is made."""
+        """Whether the stream has been created."""
         return self.record is not None
 
     def holds_anything(self) -> bool:
-        """Whether there is a stream, or some part of one that is being restored."""
+        """Whether there is a stream, or a part of one that is being restored."""
         parts = self.subjects.ids, self.dedupe, self.deleted.pages(), self.consumers
         return self.exists or any(len(part) > 0 for part in parts)
 
@@ -156,12 +157,12 @@ class StreamMachine:
 
     @property
     def part(self) -> int:
-        """Which shard of its stream this is, from 0."""
+        """Number of this shard in its stream, from 0."""
         return 0 if self.record is None else self.record.part
 
     @property
     def own_config(self) -> StreamConfig:
-        """The configuration, with this shard's share of what the whole stream may hold."""
+        """The configuration, with this shard's share of ``max_msgs`` and ``max_bytes``."""
         config = self.config
         if config.shards <= 1:
             return config
@@ -176,11 +177,11 @@ class StreamMachine:
 
     @property
     def compression(self) -> Compression:
-        """What blocks are made smaller with, also those of a stream that is being restored."""
+        """Compression of new blocks, also for a stream that is being restored."""
         return self.restored_with if self.record is None else self.record.config.compression
 
     def state(self, *, timed: bool = True) -> StreamState:
-        """The counters as a public state; the time of the first message is read if ``timed``."""
+        """The counters as a public state; reads the time of the first message only if ``timed``."""
         counters = self.counters
         first_ts = 0
         if counters.messages and timed:
@@ -199,7 +200,7 @@ class StreamMachine:
         )
 
     def is_live(self, seq: int) -> bool:
-        """Whether ``seq`` is a message of the stream now."""
+        """Whether the stream has a message with sequence ``seq`` now."""
         counters = self.counters
         return counters.first_seq <= seq <= counters.last_seq and seq not in self.deleted
 
@@ -209,11 +210,11 @@ class StreamMachine:
         return None if consumer_id is None else self.consumers[consumer_id]
 
     def read_from(self, facts: FactsPort) -> None:
-        """Ask ``facts`` from now on."""
+        """Use ``facts`` as the facts port from now on."""
         self._facts = facts
 
     def facts_at(self, seq: int) -> MessageFacts:
-        """Facts of a run of messages holding ``seq``, those of this very entry included."""
+        """Facts of a run of messages that holds ``seq``; messages of the current entry count."""
         for facts in self._fresh:
             if facts.base_seq <= seq < facts.end_seq:
                 return facts
@@ -222,7 +223,7 @@ class StreamMachine:
     # Applying ------------------------------------------------------------------------------------
 
     def apply(self, index: int, time_ns: int, command: cmd.Command, writes: Writes) -> Result:
-        """Take one command at log ``index`` and ``time_ns``; all changes go into ``writes``."""
+        """Apply one command at log ``index`` and ``time_ns``; all changes go into ``writes``."""
         if isinstance(command, cmd.ConfigureStream):
             return self._configure(command, index, time_ns, writes)
         if isinstance(command, cmd.DropStream) and self.holds_anything():
@@ -232,10 +233,10 @@ class StreamMachine:
         if self.record is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         if index != self._fresh_index:
-            # The blocks of earlier entries are with the facts port by now.
+            # The facts port answers for the blocks of earlier entries by now.
             self._fresh.clear()
             self._fresh_index = index
-        # A shard's time never runs backwards, whatever stamped the entry.
+        # The time of a shard never goes backwards, whichever leader stamped the entry.
         now_ns = max(min(time_ns, INT64_MAX), self.counters.last_time_ns)
         self.dedupe.expire(now_ns, self.config.duplicate_window_ns, writes)
         result = self._dispatch(index, now_ns, command, writes)
@@ -279,7 +280,7 @@ class StreamMachine:
         return appended
 
     def remember(self, facts: MessageFacts) -> None:
-        """Keep the facts of messages of this very entry until it ends."""
+        """Keep the facts of messages of the current entry until the entry ends."""
         self._fresh.append(facts)
 
     def write_counters(self, writes: Writes) -> None:
@@ -310,8 +311,8 @@ class StreamMachine:
             return Refused(errors.STREAM_UPDATE_REFUSED.code, "retention change not permitted")
         self._appender.forget_captured()
         if self.record is None:
-            # Versions begin at the index and go up by one with an entry each, so that a stream made
-            # anew never has a version of the one before: an old If-Match can't hit it.
+            # Versions start at the log index and each entry adds at most one. So a re-created
+            # stream never has a version of its predecessor, and an old If-Match never matches it.
             self.record = StreamRecord(
                 config,
                 command.incarnation,
@@ -332,7 +333,7 @@ class StreamMachine:
             self.record.config = config
             self.record.version = command.version or self.record.version + 1
             self.remover.look_for_subjects_over()
-            if not self.part:  # what all shards do is told once
+            if not self.part:  # all shards apply this; only the first reports it
                 writes.advisories.append(Advisory(type="stream_action", action="modify"))
         self.write_record(writes)
         return Done()
@@ -342,7 +343,7 @@ class StreamMachine:
     ) -> Refused | None:
         record = self.record
         if record is not None and record.incarnation != command.incarnation:
-            # The stream that was meant is gone, and this is another.
+            # The caller meant an earlier stream of this name.
             return Refused(errors.STREAM_NOT_FOUND.code)
         version = None if record is None else record.version
         same = record is not None and record.config == command.config
@@ -400,7 +401,7 @@ class StreamMachine:
 
     def _finish_restore(self, header: ArchiveHeader, index: int, writes: Writes) -> Result:
         self.subjects.restore_next_id(header.next_subject, writes)
-        # The version is that of a stream made now: see _configure.
+        # The version starts at the index, as for a new stream: see _configure.
         self.record = StreamRecord(
             header.config,
             header.incarnation,
@@ -498,7 +499,7 @@ class StreamMachine:
             or retention_rules.collision(config, retention, others)
         )
         if problem is None and given is not None and existing is not None and not self.part:
-            # The first shard decides; what it has decided the others take over as it is.
+            # The first shard decides; the others take over its decision.
             problem = config_rules.consumer_update_problem(existing.config, config)
         return None if problem is None else Refused.of(problem)
 
@@ -517,7 +518,7 @@ class StreamMachine:
         return Done()
 
     def _tell_of(self, consumer: ConsumerMachine, action: AdvisoryAction, writes: Writes) -> None:
-        if not self.part:  # a consumer is on all shards, and told of once
+        if not self.part:  # a consumer is on all shards; only the first reports it
             writes.advisories.append(_consumer_action(consumer, action))
 
     def _change_consumer(
@@ -541,10 +542,10 @@ class StreamMachine:
     def forget_gone(
         self, consumer: ConsumerMachine, seqs: Iterable[int], now_ns: int, writes: Writes
     ) -> None:
-        """Take those of ``seqs`` off what is pending that are not in the stream.
+        """Remove those of ``seqs`` from pending that are not in the stream any more.
 
-        A delivery is recorded after it was sent. What was removed in between is nobody's to take
-        off later: its removal came before the record.
+        A delivery is recorded after it was sent. A message that was removed in between must leave
+        pending here: its removal is over, so no later command would do it.
         """
         gone = [seq for seq in seqs if seq in consumer.pending and not self.is_live(seq)]
         if gone:
@@ -560,7 +561,7 @@ class StreamMachine:
 
     @classmethod
     def load(cls, shard: int, facts: FactsPort, scan: Scan) -> "StreamMachine":
-        """The machine as its rows in the store hold it."""
+        """Build the machine from its rows in the store."""
         machine = cls(shard, facts)
 
         def rows(kind: bytes) -> Iterable[tuple[bytes, bytes]]:

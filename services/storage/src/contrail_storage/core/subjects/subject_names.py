@@ -1,7 +1,7 @@
-"""Names of subjects by number, with a place for each number: no more places than live subjects ask.
+"""Names of subjects by number, in slots ("places") whose count follows the live subjects.
 
-New numbers get the places behind each other. Of the numbers that outlived their neighbours a list
-is kept, so that one old subject does not keep places for all that came and went behind it.
+New numbers get consecutive slots. Old numbers that outlived their neighbours are kept in a list, so
+that one old subject does not need slots for all subjects that came and went after it.
 
 Numbers are u32 and come round again (``core.subjects.subject_table``). Inside, all are ranks: how
 far a number lies behind ``origin``, where the run of new numbers ends. So every new number has a
@@ -24,8 +24,8 @@ _MASK: Final = 0xFFFF_FFFF
 class SubjectNames(Sequence[str | None]):
     """Names from the number ``base`` on; None stands for a number without a place.
 
-    ``texts`` are the names in order of their places. Places stay what they are: only names are
-    added behind them. So whoever took this in another thread may go on using it.
+    ``texts`` are the names in order of their slots. Slots never change; names are only appended.
+    So another thread that holds this object may keep using it.
     """
 
     def __init__(

@@ -1,23 +1,22 @@
 """Subjects of a stream shard: name to number, and first, last and count of each.
 
-``count`` is exact, and so is ``last``, but for the subjects in ``unsettled``: theirs is an upper
-bound until somebody has looked for it (``core.stream.last_search``). ``first`` is a lower bound.
-Which message follows or precedes one that went away is in the blocks alone.
+``count`` is exact. ``last`` is exact except for the subjects in ``unsettled``: there it is an upper
+bound until a search finds it (``core.stream.last_search``). ``first`` is a lower bound. Only the
+blocks show which message comes before or after a removed one.
 
-In rows the ``last`` of an unsettled subject stands below zero.
+In rows the ``last`` of an unsettled subject is negative.
 
 A subject gets a number (sid) with its first message and keeps it while it has messages. Numbers
-ascend. Behind the last one (after 2^32 of them) they come round again, in runs of which no number
-is a live subject's: a number without a subject is in blocks of messages that are gone alone, which
-nobody asks for their subject. So the number of a live message means one subject for as long as the
-message lives, in every block, whenever that was written.
+ascend. After the last one (2^32) they wrap around, in runs without a number of a live subject. A
+number without a subject occurs in blocks only for removed messages, whose subject nobody reads. So
+the number of a live message means the same subject as long as the message lives, in every block.
 
-Memory: the name, one dict slot, and 32 bytes. A number has a place in the arrays
-(``core.subjects.subject_names``); when half of the places are dead they are laid out anew, so that
+Memory per subject: the name, one dict slot, and 32 bytes. A number has a slot in the arrays
+(``core.subjects.subject_names``). When half of the slots are dead the arrays are rebuilt, so that
 memory follows the live subjects, however far apart their numbers are.
 
-``names`` is only ever appended to or replaced, so a reader in another thread may go on using what
-it took (and ``base``): names of subjects that died meanwhile still stand.
+``names`` is only appended to or replaced, so a reader in another thread may keep using the object
+that it took (with ``base``): names of subjects that were removed meanwhile are still in it.
 """
 
 import struct
@@ -41,9 +40,9 @@ _DELTA_BYTES_MIN: Final = 1 << 20
 _DELTA_ROWS_MAX: Final = 4_096
 _PAGE_BYTES: Final = PAGE * 20
 _NEXT_ID_ROW: Final = 0xFFFF_FFFF
-"""Stands for a number in the key of the row that keeps the next number over a restart.
+"""The number in the key of the row that keeps the next number over a restart.
 
-The row has the next number, and behind the first run the end of its run: u32 each.
+The row has the next number, and in later runs also the end of its run: u32 each.
 """
 RUN: Final = 1_024
 """Later runs of numbers begin and end at multiples of this, so that pages lie in one run."""
@@ -63,13 +62,13 @@ class SubjectTable:
         self.last = np.zeros(PAGE, np.int64)
         self.counts = np.zeros(PAGE, np.uint32)
         self.unsettled: set[int] = set()
-        """Numbers of the subjects whose ``last`` is but an upper bound."""
+        """Numbers of the subjects whose ``last`` is only an upper bound."""
         self._dirty_pages: set[int] = set()
         self._delta_bytes = 0
         self._delta_rows = 0
         self._dead = 0
         self.rounds = 0
-        """How many runs of numbers began here: what is remembered by number holds within one."""
+        """How many runs of numbers began: a cache by number is valid only within one run."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -258,10 +257,10 @@ class SubjectTable:
     def take_out(
         self, sids: U32Array, seqs: I64Array, floor_seq: int, index: int, writes: Writes
     ) -> list[int]:
-        """Take messages away wherever they lie: a number and a sequence for each.
+        """Remove messages anywhere, given with a subject number and a sequence for each.
 
-        No live message is below ``floor_seq``. Answers the subjects that have lost their last
-        message and have others; they are unsettled from here on.
+        No live message is below ``floor_seq``. Returns the subjects that lost their last message
+        and have others; they are unsettled from now on.
         """
         at = self.numbered.places(sids)
         touched, counts = np.unique(at, return_counts=True)
