@@ -1,11 +1,12 @@
-"""What of a node's disk does not work, and how it goes on once it does. On the event loop.
+"""Failures of a node's disk, and how the node recovers from them. Runs on the event loop.
 
-Both the log and the store may fail, one by one or together. Meanwhile the durable groups do not
-lead, so nothing is proposed; reads go on, and streams in memory too. A failed log goes on in a new
-segment. A failed store is opened again and the log behind it is replayed (`rebuilding`): the one
-that failed answers reads until then, and a disk that is still full or broken is tried with pauses.
+The log and the store may fail, separately or together. Until they work again, the durable groups do
+not lead, so nothing is proposed to them; reads continue, and so do streams in memory. A failed log
+continues in a new segment. A failed store is opened again, and the log after it is replayed
+(`rebuilding`); meanwhile the failed store still answers reads. A disk that is still full or broken
+is tried again after pauses.
 
-A node whose folder cannot be written at the start is opened for reading, and heals the same way.
+A node whose folder cannot be written at the start is opened for reading, and recovers the same way.
 """
 
 import asyncio
@@ -47,43 +48,43 @@ _log = structlog.get_logger("contrail.healing")
 
 
 class Healing:
-    """Failures of the disk below one node."""
+    """Tracks and repairs failures of the disk below one node; used on the event loop only."""
 
     def __init__(self, node: "StorageNode") -> None:
         self._node = node
         self._log_failure = ""
         self._store_failure = ""
         self.reopened = 0
-        """How often the store was opened again: what only the failed one held is lost."""
+        """How often the store was opened again; writes only in the failed store are lost then."""
         self.closed = False
-        """The node stops: what fails now is left as it is."""
+        """Whether the node stops; then failures are not repaired."""
         self._pause_s = _PAUSE_S
         self._replayed = False
-        """Whether all that is stored can be read.
+        """Whether everything that is stored can be read.
 
-        Until then a log that fails ends the start, and a store that fails is left for later: what
-        the log holds is applied all the same, and stays in memory.
+        Before that, a failed log ends the start. A failed store is handled later: the log is
+        applied all the same, and its effects stay in memory.
         """
 
     @property
     def failure(self) -> str:
-        """Why the node takes no writes; empty when it does."""
+        """Why the node accepts no writes; empty when it does."""
         return self._log_failure or self._store_failure
 
     @property
     def store_failed(self) -> bool:
-        """Whether the store holds less than what is applied, until it is opened again."""
+        """Whether the store has less than what is applied, until it is opened again."""
         return bool(self._store_failure)
 
     @property
     def disk_full(self) -> bool:
-        """Whether no writes are taken because the disk is full."""
+        """Whether writes are refused because the disk is full."""
         return any(text in self.failure for text in _FULL)
 
     # The log -------------------------------------------------------------------------------------
 
     def log_failed(self, error: Exception) -> None:
-        """What was not durable has an unknown outcome; a new segment is tried until it works."""
+        """Fail entries that are not durable with an unknown outcome; retry with a new segment."""
         _log.error("log_failed", error=str(error))
         self._log_failure = f"the log failed: {error}"
         self._tell_if_full()
@@ -99,7 +100,7 @@ class Healing:
             except OSError as error:
                 _log.warning("log_recovery_failed", error=str(error))
                 if not self._replayed:
-                    # A start that waits serves nothing; the next one opens the folder for reading.
+                    # A waiting start serves nothing. The next start opens the folder for reading.
                     self._node.fail(f"the log failed and could not be recovered: {error}")
                     return
                 await asyncio.sleep(_LOG_PAUSE_S)
@@ -114,7 +115,7 @@ class Healing:
             self._node.tell("server_out_of_space")
 
     def _take_part(self) -> None:
-        """Lead again, once all of the disk works."""
+        """Let the groups lead again, once log and store work."""
         if not (self._log_failure or (self._store_failure and self._replayed)):
             for group in self._node.groups.values():
                 group.handle_log_recovered()
@@ -122,7 +123,7 @@ class Healing:
     # The store -----------------------------------------------------------------------------------
 
     def fail_store(self, error: Exception) -> None:
-        """The store refused a write or a flush: go on without it, and open it again."""
+        """Continue without the store after a failed write or flush, and open it again."""
         if self._store_failure:
             return
         self._note(error)
@@ -132,7 +133,7 @@ class Healing:
             self._give_up_store()
 
     def all_replayed(self) -> bool:
-        """All of the log is applied now; whether the store failed meanwhile, and heals from now."""
+        """Note that the whole log is applied. True if the store failed meanwhile; then heal it."""
         self._replayed = True
         if self.store_failed:
             self._give_up_store()
@@ -146,14 +147,14 @@ class Healing:
             self._node.spawn(self.reopen())
 
     def worked(self) -> None:
-        """The store has flushed everything: the next failure is a new one."""
+        """Reset the pause: the store has flushed everything, so the next failure is a new one."""
         self._pause_s = _PAUSE_S
 
     def _note(self, error: Exception) -> None:
         self._store_failure = f"the store cannot be written: {error}"
 
     async def reopen(self) -> None:
-        """Open the store again, as often as it takes, and go on."""
+        """Open the store again, with as many attempts as needed, and continue."""
         while True:
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
@@ -175,7 +176,7 @@ class Healing:
             await self._node.begin()
 
     async def _reopen(self) -> None:
-        """Open the store for writing, with all that is applied in it. Errors as of `rebuild`."""
+        """Open the store for writing, with everything applied. Raises the errors of `rebuild`."""
         node = self._node
         await whole(self._check_writable)
         if not node.begun:
@@ -186,13 +187,13 @@ class Healing:
         try:
             self._take_over(await self._rebuild(applied, writable=True))
         except (OSError, StoreError) as error:
-            with suppress(OSError, StoreError):  # then nothing can be read either, until it works
+            with suppress(OSError, StoreError):  # if this fails too, nothing can be read for now
                 self._take_over(await self._rebuild(applied, writable=False))
             raise error
         node.writer.go_on()
 
     def _check_writable(self) -> None:
-        """Raise OSError where the store could not be written to the end anyway. Blocks."""
+        """Raise OSError when the store could not be written completely anyway. Blocks."""
         folder = self._node.options.data_dir / STORE_NAME
         status = os.statvfs(folder)
         free, needed = status.f_bavail * status.f_frsize, self._node.log.stats.size_bytes
@@ -200,8 +201,8 @@ class Healing:
             try:
                 needed = self._unflushed_bytes()
             except (StoreCorruptError, StoreMissingError) as error:
-                # The failed store is open beside this look at it, and may have removed a file
-                # that was just listed. What is damaged shows once the store is opened alone.
+                # The failed store is still open and may have removed a file that was just listed.
+                # Real damage shows once the store is opened alone.
                 raise StoreFailedError(f"what the store lacks is not known yet: {error}") from error
         if free < needed + _SPARE_BYTES:
             raise OSError(
@@ -211,9 +212,9 @@ class Healing:
         _probe(folder / _PROBE_NAME)
 
     def _unflushed_bytes(self) -> int:
-        """Size of the log behind what the store's files hold. Blocks; errors as of `rebuild`.
+        """Size of the log after what the store's files have. Blocks; raises the `rebuild` errors.
 
-        A store that failed after a flush may hold much of the log, which no checkpoint cut.
+        A store that failed after a flush may have much of the log, which no checkpoint has cut.
         """
         node = self._node
         store = node.options.open_store(node.options.data_dir / STORE_NAME)
@@ -225,7 +226,7 @@ class Healing:
             store.close()
 
     async def _until_lost(self) -> None:
-        """Wait until nothing of before is on its way to the store."""
+        """Wait until no earlier job is on its way to the store."""
         writer = self._node.writer
         self._node.applier.flush()
         writer.failed = True
@@ -234,7 +235,7 @@ class Healing:
             await self._node.write_noted()
 
     async def _rebuild(self, applied: Mapping[int, int] | None, *, writable: bool) -> Rebuilt:
-        """As `rebuild`, in a thread, which is never left behind: when cancelled it gives up."""
+        """Run `rebuild` in a thread; when cancelled, make the thread give up and wait for it."""
         node, given_up = self._node, threading.Event()
         arguments = node.options, node.keyring, node.log, applied
         work = asyncio.ensure_future(
@@ -262,15 +263,15 @@ class Healing:
             raise
         node.raw_store.take_over(rebuilt.store)
         self.reopened += 1
-        if self._replayed:  # before that a start has nobody who holds a consumer
+        if self._replayed:  # before that, no client uses a consumer
             node.consumers.rebound()
 
     # A start that cannot write -------------------------------------------------------------------
 
     def try_to_write(self) -> None:
-        """All that is stored is known to be sound: from here on files are changed. Blocks.
+        """Begin to change files: everything stored is known to be sound. Blocks.
 
-        Where they cannot be, the log stays closed, and what the folder holds is for reading.
+        If files cannot be changed, the log stays closed, and the folder's contents can be read.
         """
         node = self._node
         held = bool(node.log.recovery.groups)
@@ -281,7 +282,7 @@ class Healing:
             raise
         except (OSError, StoreFailedError) as error:
             if not held:
-                raise  # a new folder: there is nothing to read
+                raise  # a new folder has nothing to read
             self._note(error)
 
     def _begin_log(self) -> None:
@@ -293,9 +294,9 @@ class Healing:
             node.log.begin_segment()
 
     async def start_reading(self) -> dict[int, int]:
-        """Show all that the store and the log hold, although nothing can be written.
+        """Show everything in the store and the log, although nothing can be written.
 
-        Answers where the groups stand. Raises OSError.
+        Returns the last index by group. Raises OSError.
         """
         node = self._node
         _log.error("started_read_only", error=self._store_failure)
@@ -305,14 +306,14 @@ class Healing:
         except (StoreError, LogRottenError) as error:
             raise OSError(str(error)) from error
         node.meta.take_over(rebuilt.meta)
-        node.applier.shards.clear()  # they stand where the store does, behind the log
+        node.applier.shards.clear()  # they have the state of the store, which is before the log's
         self._take_over(rebuilt)
         self._replayed = True
         return dict(rebuilt.ends)
 
 
 def _probe(path: Path) -> None:
-    """Write a file there, synced, and remove it."""
+    """Write and sync a file at ``path``, and remove it."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:

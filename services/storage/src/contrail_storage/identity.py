@@ -1,4 +1,4 @@
-"""Who a node is and what opens its data: read from the folder, or made in a new one."""
+"""The identity of a node and the keys of its data: read from the folder, or made in a new one."""
 
 import secrets
 from pathlib import Path
@@ -12,7 +12,7 @@ from contrail_storage.store.rocks_store import StoreCorruptError
 def identify(
     files: Files, directory: Path, node_keys: tuple[bytes, ...]
 ) -> tuple[NodeIdentity, Keyring | None]:
-    """The folder's identity and keyring (None: it is plain).
+    """Return the folder's identity and its keyring (None: not encrypted).
 
     Both are made in a new folder. Needs the lock of the node's data. Raises as `find_keyring` does.
     """
@@ -20,7 +20,7 @@ def identify(
     identity = load_identity(files, directory)
     if identity is None:
         if keyring is None and node_keys:
-            # Before the identity: that is what says for good whether the folder is encrypted.
+            # Before the identity, which records for good whether the folder is encrypted.
             keyring = Keyring.create(files, directory, node_keys[0])
         identity = NodeIdentity(f"n{secrets.token_hex(4)}", 1, encrypted=keyring is not None)
         save_identity(files, directory, identity)
@@ -28,9 +28,10 @@ def identify(
 
 
 def check_store_is_there(files: Files, directory: Path) -> None:
-    """Raise StoreCorruptError where the store of a folder with an identity is gone.
+    """Raise StoreCorruptError when a folder has an identity and no store.
 
-    The store is made before the identity, and one that is gone would be made anew, empty.
+    The store is made before the identity. Without this check, a lost store would be replaced by
+    an empty one.
     """
     current = directory / "store" / "CURRENT"
     if not current.exists() and load_identity(files, directory) is not None:

@@ -1,4 +1,4 @@
-"""The service link of one process: a direct call into the node."""
+"""The service link within one process: direct calls into the node."""
 
 import asyncio
 import time
@@ -78,18 +78,18 @@ class LocalLink:
         return _sound(self._node.applier.shards[entry.shard])
 
     def _parts(self, stream: str, part: int | None) -> list[Shard]:
-        """All shards of a stream, or the one that is named."""
+        """All shards of a stream, or the one numbered ``part``."""
         return [_sound(shard) for shard in self._node.streams.parts(stream, part)]
 
     def _check_writable(self, stream: str) -> None:
-        """Raise ApiError while a stream takes no changes."""
+        """Raise ApiError while a stream accepts no changes."""
         self._check_taking(self._node.streams.entry(stream))
 
     def _check_taking(self, entry: StreamEntry) -> None:
         self._node.check_serving(volatile=is_volatile(entry.shard))
 
     def _taking(self, entry: StreamEntry) -> Shard:
-        """The one shard of a stream, which takes changes now."""
+        """Return the only shard of a stream, if it accepts changes now."""
         shard = self._first(entry)
         self._check_taking(entry)
         return shard
@@ -100,13 +100,13 @@ class LocalLink:
     async def put_stream(
         self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
     ) -> tuple[StreamInfo, bool]:
-        """Create, find identical, or update."""
+        """Create a stream, find an identical one, or update it."""
         self._node.check_serving()
         return await self._node.streams.put(config, mode, if_match, if_none)
 
     @reads
     async def stream_info(self, name: str) -> StreamInfo:
-        """Configuration and state."""
+        """Configuration and state of a stream."""
         return self._node.streams.whole_info(self._parts(name, None))
 
     @reads
@@ -128,7 +128,7 @@ class LocalLink:
 
     @changes
     async def delete_stream(self, name: str, if_match: int | None = None) -> None:
-        """Remove a stream."""
+        """Remove a stream with everything in it."""
         self._node.check_serving()
         await self._node.streams.delete(name, if_match)
         self._node.consumers.close_gone()
@@ -137,7 +137,7 @@ class LocalLink:
     async def purge_stream(
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
     ) -> int:
-        """Remove messages, answer how many."""
+        """Remove messages, and return how many."""
         self._check_writable(name)
         streams = self._node.streams
         return await streams.purge(streams.parts(name, shard), subject, up_to_seq, keep)
@@ -151,7 +151,7 @@ class LocalLink:
         return stream
 
     async def stream_for_subject(self, subject: str) -> str:
-        """The stream that captures a subject."""
+        """The stream that captures ``subject``."""
         return self._captured_by(subject)
 
     async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
@@ -175,7 +175,7 @@ class LocalLink:
         future: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
 
         def answer(outcome: PublishOutcome) -> None:
-            if not future.done():  # whoever asked still waits
+            if not future.done():  # the caller still waits
                 future.set_result(outcome)
 
         publish(answer)
@@ -187,7 +187,7 @@ class LocalLink:
     def publish_batch_then(
         self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
     ) -> None:
-        """Store a batch; ``done`` gets the outcome."""
+        """Store a batch; ``done`` is called with the outcome."""
         entry = self._node.streams.entry(stream)
         if not batch.count:
             done(self._nothing(stream))
@@ -208,7 +208,7 @@ class LocalLink:
     def publish_then(
         self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
     ) -> None:
-        """Store messages (at least one); ``done`` gets the outcome."""
+        """Store messages (at least one); ``done`` is called with the outcome."""
         stream = stream or self._captured_by(messages[0].subject)
         entry = self._node.streams.entry(stream)
         if entry.shards > 1:
@@ -226,14 +226,14 @@ class LocalLink:
     def publish_each_then(
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
     ) -> None:
-        """Store each message where its subject goes: those of a stream as one batch."""
+        """Store each message in the stream of its subject; messages of a stream are one batch."""
         together: dict[str, list[int]] = {}
         for at, message in enumerate(messages):
             try:
                 entry = self._node.streams.entry(self._captured_by(message.subject))
                 if entry.shards == 1:
                     together.setdefault(entry.name, []).append(at)
-                else:  # a batch over shards may expect less than a message by itself
+                else:  # batches over several shards support fewer expectations than messages
                     self.publish_then(entry.name, [message], partial(done, [at]))
             except ApiError as error:
                 done([at], error)
@@ -282,7 +282,7 @@ class LocalLink:
 
     @reads
     async def read_range(self, request: RangeRequest) -> RangeResult:
-        """Messages in order, waiting for the first when asked to."""
+        """Messages in order; waits for the first if the request says so."""
         shards = self._parts(request.stream, request.shard)
         if len(shards) > 1:
             return await self._sharded.read_range(shards, request)
@@ -304,7 +304,7 @@ class LocalLink:
         return self._node.reader.deleted_ranges(self._shard(stream, shard), limit, token)
 
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
-        """How far this node is."""
+        """How far this node has applied the stream."""
         parts = self._parts(stream, shard)
         group = VOLATILE_GROUP if parts[0].volatile else SHARD_GROUP
         last_seq = max(one.applied_seq for one in parts)
@@ -322,7 +322,7 @@ class LocalLink:
 
     @changes
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
-        """Make one message unreadable."""
+        """Remove one message."""
         self._check_writable(stream)
         self._shard(stream, shard)
         await self._node.streams.delete_message(stream, seq, shard)
@@ -348,32 +348,32 @@ class LocalLink:
 
     @reads
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
-        """Stream the archive of a stream as it is now."""
+        """Stream the archive of the stream as of now."""
         shards = self._parts(stream, None)
         await self.deadline.wait(self._node.until_written())
         return self._node.snapshotter.stream(shards, consumers=consumers)
 
     @changes
     async def begin_restore(self, stream: str) -> str:
-        """Begin a restore; its token."""
+        """Begin a restore, and return its token."""
         self._node.check_serving()
         return await self._node.restores.begin(stream)
 
     @changes
     async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
-        """Take the next bytes of the archive."""
+        """Accept the next bytes of the archive."""
         self._node.check_serving()
         await self._node.restores.append(token, offset, piece)
 
     @changes
     async def commit_restore(self, token: str) -> StreamInfo:
-        """Make the stream."""
+        """Finish a restore, and create the stream."""
         self._node.check_serving()
         return await self._node.restores.commit(token)
 
     @changes
     async def abort_restore(self, token: str) -> None:
-        """Undo."""
+        """End a restore and remove what it has stored."""
         await self._node.restores.abort(token)
 
     # Consumers -----------------------------------------------------------------------------------
@@ -387,13 +387,13 @@ class LocalLink:
         if_match: int | None,
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
-        """Create, find identical, or update."""
+        """Create a consumer, find an identical one, or update it."""
         self._check_writable(stream)
         return await self._node.consumers.put(stream, config, mode, if_match, if_none)
 
     @reads
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
-        """Configuration and progress."""
+        """Configuration and progress of a consumer."""
         self._parts(stream, None)
         return await self.deadline.wait(self._node.consumers.info(stream, consumer))
 
@@ -423,7 +423,7 @@ class LocalLink:
 
     @reads
     async def pull(self, request: PullRequest) -> PullResult:
-        """Deliver up to a batch."""
+        """Deliver up to a batch of messages."""
         self._check_writable(request.stream)
         self._parts(request.stream, None)
         return await self.deadline.wait(self._node.consumers.pull(request), request.expires_ns)
@@ -431,7 +431,7 @@ class LocalLink:
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
-        """Take acknowledgements."""
+        """Accept acknowledgements; with ``sync``, wait until they are durable."""
         self._check_writable(stream)
         work = self._node.consumers.acknowledge(stream, consumer, items, sync)
         return await (self.deadline.change(work) if sync else work)
@@ -439,7 +439,7 @@ class LocalLink:
     # Advisories ----------------------------------------------------------------------------------
 
     async def read_events(self, request: EventsRequest) -> EventsResult:
-        """Advisories in order, waiting for the first when asked to."""
+        """Advisories in order; waits for the first if the request says so."""
         return await self._node.advisories.read(request)
 
     # Erasing -------------------------------------------------------------------------------------
@@ -448,32 +448,32 @@ class LocalLink:
     async def erase(
         self, stream: str, seqs: list[int], subject: str, shard: int | None = None
     ) -> ErasureReceipt:
-        """Delete messages, and have their bytes leave all files."""
+        """Delete messages, and have their bytes removed from all files."""
         self._node.check_serving()
         parts = [self._shard(stream, shard)] if seqs else self._parts(stream, shard)
         return await self._node.eraser.erasures.erase(parts, seqs, subject)
 
     async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
-        """A receipt, once it is done or the wait is over."""
+        """A receipt, once its erasure is complete or the wait ends."""
         return await self._node.eraser.erasures.receipt(erasure_id, wait_ns)
 
     async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
-        """Whether a ticket is used for the first time."""
+        """Whether a ticket is used for the first time. Remembers its use."""
         return self._used_tickets.use(nonce, expires_ns, time.time_ns())
 
     # Node ----------------------------------------------------------------------------------------
 
     def readiness(self) -> dict[str, str]:
-        """What is not ready, and why."""
+        """What is not ready, and why; empty when everything is ready."""
         return self._node.readiness()
 
     def metrics_text(self) -> str:
-        """The node's metrics."""
+        """The node's metrics as text."""
         return render_metrics(self._node)
 
 
 def _sound(shard: Shard) -> Shard:
-    """``shard`` unless it is damaged (DATA_LOST)."""
+    """Return ``shard`` unless it is damaged (DATA_LOST)."""
     if shard.damaged:
         raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
     return shard

@@ -1,4 +1,4 @@
-"""The node's own figures as Prometheus text, read from plain counters when they are asked for."""
+"""The node's metrics as Prometheus text, read from plain counters at each request."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -19,7 +19,7 @@ from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.subject_keys import SubjectKeys
 
 _STREAMS_MAX = _CONSUMERS_MAX = 1_000
-"""Streams and consumers with figures of their own."""
+"""Streams, and consumers, that have metrics of their own at most."""
 
 
 class _NodeCollector:
@@ -259,7 +259,7 @@ def _subject_key_metrics(keys: SubjectKeys) -> Iterable[Metric]:
 
 
 def _consumer_values(shard: Shard, name: str) -> dict[str, int]:
-    """A consumer's figures on one shard of its stream."""
+    """Return a consumer's values on one shard of its stream."""
     consumer = shard.machine.consumer(name)
     if consumer is None:
         return {}
@@ -277,7 +277,7 @@ def _histogram(name: str, text: str, timings: Timings) -> Metric:
 
 
 def render_metrics(node: StorageNode) -> str:
-    """Prometheus exposition text of ``node``."""
+    """Return the Prometheus exposition text of ``node``."""
     registry = CollectorRegistry()
     registry.register(_NodeCollector(node))
     return generate_latest(registry).decode()

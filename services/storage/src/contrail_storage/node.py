@@ -1,8 +1,8 @@
 """The storage node: opens log and store, recovers, runs the Raft groups and serves the link.
 
-Two groups of one member share the write-ahead log: the meta group and the group of all shards
-that are neither replicated nor in memory. Start: open the store (which locks the data), load
-machines at their applied indexes, let the groups replay what the log holds above, then lead.
+Two groups of one member share the write-ahead log: the meta group, and the group of all shards that
+are on disk. The start opens the store (which locks the data), loads the machines at their applied
+indexes, lets the groups replay the rest of the log, and then leads.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ _log = structlog.get_logger("contrail.node")
 
 
 class StorageNode:
-    """One storage node. Built by :meth:`open`, then :meth:`start` on the event loop."""
+    """One storage node, on the event loop. :meth:`open` builds it, :meth:`start` starts it."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class StorageNode:
         self.publish_timeout_s = options.publish_timeout_s
         self.keyring = keyring
         self.options = options
-        self._files = options.files or Files()
-        self._disk = store
+        self._files = options.files or Files()  # blocking: used in threads, or before the start
+        self._disk = store  # the store in the folder; `_store` adds the shards in memory
         self.memory = MemoryRoom(options.memory_max_bytes)
-        self._store = SplitStore(store, self.memory.store)
-        self._factory = groups
+        self._store = SplitStore(store, self.memory.store)  # written by the writer's thread too
+        self._factory = groups  # makes Raft groups
         self.meta = MetaMachine()
         self.blocks = BlockStore(self._store, page_blocks=options.page_blocks)
         self.writer = StoreWriter(
@@ -123,29 +123,29 @@ class StorageNode:
         self.snapshotter = Snapshotter(self._store, opener)
         self.log: NodeLog
         self.lock: FolderLock | None = None
-        """That of the folder, held until the node is closed."""
+        """The lock of the folder, held until the node is closed."""
         self.groups: dict[int, Group] = {}
-        self._proposers: dict[int, Proposer] = {}
+        self._proposers: dict[int, Proposer] = {}  # by group
         self.healing = Healing(self)
         self.begun = False
-        """Whether the log takes entries; not yet where the start could not write."""
-        self._defect = ""
+        """Whether the log accepts entries; not yet when the start could not write."""
+        self._defect = ""  # why the node has failed for good; empty when it has not
         self.fatal: asyncio.Future[str]
         self.timings = NodeTimings()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop
+        self._tasks: set[asyncio.Task[None]] = set()  # cancelled by `_end`
+        self._loop: asyncio.AbstractEventLoop  # set by `_start`; the writer's thread calls it
         self._ready = False
-        """Whether writes are taken, as far as the disk goes: not before the node has led."""
-        self._starting: asyncio.Task[None] | None = None
-        self._ended = False
-        self._leading = asyncio.Event()
-        self._write_seen = asyncio.Event()
+        """Whether writes are accepted, apart from failures; not before the node has led."""
+        self._starting: asyncio.Task[None] | None = None  # runs `start`
+        self._ended = False  # whether `close` was called
+        self._leading = asyncio.Event()  # set when all groups lead
+        self._write_seen = asyncio.Event()  # set when jobs are written, lost or fail
 
     # Opening -------------------------------------------------------------------------------------
 
     @classmethod
     def open(cls, options: NodeOptions, groups: GroupFactory) -> "StorageNode":
-        """Open and recover the data. Blocks. Raises DataLostError or OSError with a clear text."""
+        """Open and recover the data. Blocks. DataLostError and OSError explain what is wrong."""
         return open_node(
             options,
             lambda identity, store, keyring: cls(options, identity, store, groups, keyring),
@@ -153,12 +153,13 @@ class StorageNode:
 
     @property
     def parts(self) -> tuple[Store, Keyring | None]:
-        """The store on the disk, and the keyring of an encrypted folder."""
+        """The store on the disk, and the keyring of an encrypted folder (None: not encrypted)."""
         return self._disk, self.keyring
 
     def recover(self, files: Files) -> None:
-        """Load what the folder holds, without a change. Blocks; raises as `open_node` does."""
+        """Load the contents of the folder without changing it. Blocks; raises as `open_node`."""
         load_node(self._scan, self.meta, self.applier, self.blocks)
+        # Flushes the store and removes log segments.
         self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(
             self.options.data_dir / LOG_NAME,
@@ -184,9 +185,9 @@ class StorageNode:
     # Running -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start threads and groups, then `begin`; where nothing can be written, later.
+        """Start threads and groups, then `begin`; later if nothing can be written yet.
 
-        Raises OSError. Once it has failed, or was cancelled, nothing of the node is left.
+        Raises OSError. If it fails or is cancelled, the node is closed completely.
         """
         if self._ended:
             raise OSError("the node was stopped before it started")
@@ -216,7 +217,7 @@ class StorageNode:
         )
         self.meta_log = self._make_proposer(META_GROUP, self.groups[META_GROUP])
         self.shard_log = self._make_proposer(SHARD_GROUP, self.groups[SHARD_GROUP])
-        self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))
+        self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))  # shards in memory
         self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
         self.room = room_of(self)
@@ -238,7 +239,7 @@ class StorageNode:
         self.shredder = Shredder(
             self.subject_keys, self.streams, shards, self.shard_logs, self.snapshotter
         )
-        self._upkeep = upkeep = upkeep_of(self, clock, self._store)
+        self._upkeep = upkeep = upkeep_of(self, clock, self._store)  # run while the node leads
         self.scrubber, self.compactor, self.eraser, self._housekeeper = upkeep[:4]
         if self.log.is_open:
             await self.begin()
@@ -246,7 +247,7 @@ class StorageNode:
             self.spawn(self.healing.reopen())
 
     async def begin(self) -> None:
-        """Replay the log and lead. Where the store fails meanwhile, lead later. Raises OSError."""
+        """Replay the log and lead; lead later if the store fails meanwhile. Raises OSError."""
         self.begun = True
         self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
         for group in self.groups.values():
@@ -259,7 +260,7 @@ class StorageNode:
             await self._lead()
 
     async def _lead(self) -> None:
-        """Take writes, once this node leads, with half-made streams mended."""
+        """Wait until this node leads, finish half-made streams, and then accept writes."""
         await self._leading.wait()
         self.clock.begin_term(self.applier.last_entry_ns)
         await self.clock.keep()
@@ -273,7 +274,7 @@ class StorageNode:
         self._ready = True
 
     async def _replay(self) -> None:
-        """Drive the groups without pause until they lead and the log is replayed."""
+        """Drive the groups without a pause until they lead and the log is replayed."""
         leading = asyncio.ensure_future(self._leading.wait())
         either: set[asyncio.Future[Any]] = {leading, self.fatal}
         try:
@@ -289,7 +290,7 @@ class StorageNode:
             self._leading.clear()
 
     def _begin_volatile(self) -> None:
-        """Lead the shards in memory. Each start adds to the meta log, so its index tells lives."""
+        """Lead the shards in memory. The meta log's index identifies this start: each raises it."""
         self._volatile.begin(self.groups[META_GROUP].applied_index)
         self.applier.written_indexes[VOLATILE_GROUP] = self._volatile.applied_index
         self.groups[VOLATILE_GROUP] = self._volatile
@@ -316,7 +317,7 @@ class StorageNode:
             elif group_id == SHARD_GROUP:
                 self.consumers.new_term()
             if all(group.is_leader for group in self.groups.values()):
-                if self._leading.is_set():  # the first time `_lead` does
+                if self._leading.is_set():  # the first time, `_lead` mends
                     self.spawn(self._mend())
                 self._leading.set()
                 self.tell("domain_leader_elected")
@@ -333,7 +334,7 @@ class StorageNode:
 
     def _commit(self, group_id: int, entry: Committed) -> None:
         own = entry.context if isinstance(entry.context, EntryContext) else None
-        # No entry may be passed over: what follows would be built on another state.
+        # No entry may be skipped: later entries would be applied to a different state.
         if not self.fatal.done():
             begun = perf_counter()
             try:
@@ -348,7 +349,7 @@ class StorageNode:
             self._proposers[group_id].settled()
 
     async def _mend(self) -> None:
-        """Finish what a failed log left half done; should it fail again, the next term tries."""
+        """Finish what a failed log left half done. If this fails too, the next term tries again."""
         with suppress(ApiError, StoreError):
             await self.streams.mend_all()
             await self.consumers.mend_all()
@@ -365,24 +366,23 @@ class StorageNode:
         return proposer
 
     def log_time_ns(self) -> int:
-        """Log time that goes into entries now, in nanoseconds."""
-        # Entries replayed at the start may be stamped later than the wall clock stands now.
+        """Log time of a new entry, in nanoseconds: never earlier than that of a replayed one."""
         return max(self.clock.now(), self.applier.last_entry_ns)
 
     def _codec_of(self, number: int) -> BlockCodec | None:
         return self.applier.codec_of(number)
 
     def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
-        """Go over to another node key, the first; False when it is in use already. Blocks.
+        """Change to the first of ``node_keys``; False when it is in use already. Blocks.
 
-        After an OSError all goes on as before, but a restart may need either of the two keys.
+        After an OSError the old key stays in use, but a restart may need either of the two keys.
         """
         if self.keyring is None:
             raise ValueError("the node does not encrypt stored data")
         return self.keyring.rotate(node_keys[0])
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Have ``work`` done until the node stops; the node fails when it does."""
+        """Run ``work`` until the node stops. If it raises, the node fails."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -399,7 +399,7 @@ class StorageNode:
                 group.tick()
 
     async def checkpoint(self) -> None:
-        """Flush the store, so that the log below may be dropped. Raises OSError or StoreError."""
+        """Flush the store, so that the log before it can be removed. OSError or StoreError."""
         self.applier.store_pages()
         arguments = self.log, self._machines, self.applied, self._until_written
         with self._heeding_the_store():
@@ -407,7 +407,7 @@ class StorageNode:
         self.healing.worked()
 
     async def cut_log(self) -> None:
-        """Flush the store, and drop the whole log that stands now, and what was kept aside."""
+        """Flush the store, and remove the whole current log and the files that were kept aside."""
         await whole(lambda: drop_kept_aside(self.options.data_dir))
         arguments = self.log, self._machines, self.applied, self._until_written
         with self._heeding_the_store():
@@ -426,14 +426,14 @@ class StorageNode:
         return {number: group.applied_index for number, group in self.logged_groups.items()}
 
     async def until_written(self) -> None:
-        """Wait until the store holds all that is applied now (ApiError when it fails)."""
+        """Wait until the store has everything that is applied now (ApiError when it fails)."""
         try:
             await self._until_written({n: group.applied_index for n, group in self.groups.items()})
         except StoreFailedError as error:
             raise ApiError(errors.STORAGE_FAILED, str(error), retry_after_s=1) from error
 
     async def write_noted(self) -> None:
-        """Wait until something was written, or will not be."""
+        """Wait until jobs are written or lost."""
         self._write_seen.clear()
         await self._write_seen.wait()
 
@@ -447,17 +447,17 @@ class StorageNode:
             await self.write_noted()
 
     async def stop(self) -> None:
-        """Stop cleanly: groups, log, writer; flush, so that the next start has little to replay.
+        """Stop cleanly: groups, log, writer. Flush, so that the next start has little to replay.
 
-        What was taken before is applied first, as long as that takes no more than a grace time:
-        nobody waits for publishes without an ack, for acks and for the records of deliveries. May
-        be called at any time, and repeated; a start that is under way is cancelled.
+        Accepted requests are applied first, within a grace time: no caller waits for publishes
+        without an ack, for acks, or for the records of deliveries. It may be called at any time
+        and repeatedly. A start in progress is cancelled.
         """
         if self._starting is not None:
-            if not self._starting.cancelling():  # another one would cut short what ends it
+            if not self._starting.cancelling():  # a second cancel would interrupt its cleaning up
                 self._starting.cancel()
             await asyncio.wait([self._starting])
-        elif self._ended or not self.groups:  # or it was never started
+        elif self._ended or not self.groups:  # never started, or ended already
             await asyncio.to_thread(self.close)
         else:
             self._ready = False
@@ -468,7 +468,7 @@ class StorageNode:
             await self._end(flushed=True)
 
     async def _end(self, *, flushed: bool) -> None:
-        """End all that runs, and close all that is open."""
+        """Stop everything that runs, and close everything that is open."""
         self.healing.closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -491,11 +491,11 @@ class StorageNode:
                 await self.clock.keep()
             except (OSError, StoreError, LogRottenError) as error:
                 unflushed = str(error)
-        if unflushed:  # what was acknowledged is durable in the log
+        if unflushed:  # acknowledged messages are durable in the log
             _log.warning("stopped_without_flush", reason=unflushed)
 
     def close(self) -> None:
-        """Let go of the folder and of all that is open in it; nothing may run any more. Blocks."""
+        """Release the folder and close what is open in it; nothing may run any more. Blocks."""
         self._ended = True
         if self.keyring is not None:
             self.keyring.close()
@@ -545,13 +545,13 @@ class StorageNode:
         self.healing.fail_store(error)
 
     def fail(self, reason: str) -> None:
-        """Fail-stop: refuse everything and ask the owner to end the process."""
+        """Fail-stop: refuse all requests, and ask the owner to end the process."""
         self._defect = self._defect or reason
         self._ready = False
         self._write_seen.set()
         if not self.fatal.done():
             self.fatal.set_result(reason)
-            # Who waits for a commit is told that the outcome is unknown.
+            # Fail pending proposals with an unknown outcome.
             self._loop.call_soon(self._resign)
 
     def _resign(self) -> None:
@@ -564,18 +564,18 @@ class StorageNode:
         self._write_seen.set()
 
     def tell(self, kind: AdvisoryType) -> None:
-        """Advise of what happened to the node."""
+        """Report an event of the node."""
         advisory = Advisory(type=kind, server=self.options.name)
         self.advisories.tell([advisory], self.log_time_ns())
 
     @property
     def failure(self) -> str:
-        """Why no writes are taken; empty when they are."""
+        """Why no writes are accepted; empty when they are."""
         return self._defect or self.healing.failure
 
     @property
     def raw_store(self) -> RocksStore:
-        """The store on the disk, below what seals its values."""
+        """The store on the disk, below the layer that seals its values."""
         return self._disk.below if isinstance(self._disk, SealedStore) else self._disk
 
     @property
@@ -584,7 +584,7 @@ class StorageNode:
         return {number: self.groups[number] for number in _LOGGED}
 
     def check_serving(self, *, volatile: bool = False) -> None:
-        """Raise ApiError while the node takes no writes; those of shards in memory need no log."""
+        """Raise ApiError while writes are refused. Shards in memory (``volatile``) need no log."""
         unready = not self._ready or self.clock.doubt
         if unready or (self.failure and not (volatile and not self.fatal.done())):
             spec = errors.STORAGE_FULL if self.healing.disk_full else errors.STORAGE_FAILED
@@ -593,7 +593,7 @@ class StorageNode:
             raise ApiError(spec, self.failure or self.clock.doubt, retry_after_s=1, applied=False)
 
     def readiness(self) -> dict[str, str]:
-        """What is not ready, and why; empty when everything is."""
+        """What is not ready, and why; empty when everything is ready."""
         groups, shards = self.groups.values(), self.applier.shards.values()
         clock = {"clock": self.clock.doubt} if self.clock.doubt else {}
         logs = self._proposers.values()

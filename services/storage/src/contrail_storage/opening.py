@@ -1,6 +1,6 @@
-"""Opening a node's folder: it is locked, read as a whole, and only then changed.
+"""Opening a node's folder: lock it, read all of it, and only then change it.
 
-An opening that fails leaves the folder as it was and to whoever comes next.
+If opening fails, the folder is unchanged and unlocked.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from contrail_storage.node import StorageNode
 
 Make = Callable[[NodeIdentity, Store, Keyring | None], "StorageNode"]
-"""Makes the node of an identity over an open store; the keyring is that of an encrypted folder."""
+"""Makes a node from its identity and an open store; the keyring is None if not encrypted."""
 
 
 def open_node(options: NodeOptions, make: Make) -> "StorageNode":
-    """A node with all that its folder holds. Blocks; raises DataLostError or OSError."""
+    """Return a node with everything in its folder. Blocks; raises DataLostError or OSError."""
     try:
         return _open(options, make)
     except (NodeFileDamagedError, StoreCorruptError, StoreMissingError) as error:
@@ -57,7 +57,7 @@ def _open(options: NodeOptions, make: Make) -> "StorageNode":
 
 
 def _read(options: NodeOptions, make: Make, files: Files) -> "StorageNode":
-    """A node with all that is stored; raises what says that some of it is not as it was."""
+    """Return a node with everything stored; raises an error if a part of it is damaged."""
     find_keyring(files, options.data_dir, options.node_keys)
     check_store_is_there(files, options.data_dir)
     store = options.open_store(options.data_dir / STORE_NAME)

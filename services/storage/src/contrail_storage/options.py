@@ -1,4 +1,4 @@
-"""How a node is opened."""
+"""Options of opening a node."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ from contrail_storage.upkeep.erasing import EraseBounds
 from contrail_storage.wal import LogOptions
 
 _SEGMENT_BYTES: Final = 16 << 20
-"""Log segments are dropped whole: a restart replays little when they are small."""
+"""Log segments are removed as a whole, so small ones leave a restart little to replay."""
 
 
 @dataclass(slots=True, frozen=True)
 class NodeOptions:
-    """Where a node keeps its data, and bounds that tests make small.
+    """Where a node keeps its data, and limits that tests make small.
 
-    ``name`` is what people call the node, in answers as in logs; it may change from start to start.
-    ``node_keys`` (32 bytes each, the current one first) are those of an encrypted folder.
-    ``memory_max_bytes`` bounds what all streams in memory take. ``accept_data_loss`` opens a
+    ``name`` is the node's name in answers and logs; it may change from start to start.
+    ``node_keys`` (32 bytes each, the current one first) open an encrypted folder.
+    ``memory_max_bytes`` limits all streams in memory together. ``accept_data_loss`` opens a
     damaged folder with what can be read of it. ``publish_timeout_s`` is how long a caller waits
     for the log at most. ``clock_jump_max_ns`` is how far the wall clock may be ahead at a start:
     see `LogTime`.

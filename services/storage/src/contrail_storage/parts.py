@@ -1,4 +1,4 @@
-"""What a node does beside its requests: the parts, put together, and when a checkpoint is due."""
+"""The parts of a node that work in the background, and when a checkpoint is due."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Upkeep(NamedTuple):
-    """Parts that each have a ``run`` which never ends."""
+    """Background parts; the ``run`` of each never ends."""
 
     scrubber: Scrubber
     compactor: Compactor
@@ -27,7 +27,7 @@ class Upkeep(NamedTuple):
 
 
 def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
-    """The parts of ``node``, over its ``store``."""
+    """Make the background parts of ``node`` over its ``store``."""
     options = node.options
     scrubber = Scrubber(
         lambda: [shard for shard in node.streams.shards() if not shard.volatile],
@@ -69,7 +69,7 @@ def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
 
 
 def room_of(node: "StorageNode") -> DiskRoom:
-    """Room for the messages of ``node``."""
+    """Make the disk room of ``node``, which refuses messages when the disk is nearly full."""
 
     def waiting_bytes() -> int:
         queued = node.log.queued_bytes + node.shard_log.queued_bytes
@@ -85,11 +85,11 @@ def room_of(node: "StorageNode") -> DiskRoom:
 
 
 def is_checkpoint_due(node: "StorageNode") -> bool:
-    """Whether the log is large, or could give back room that messages need."""
+    """Whether the log is large, or cutting it would free disk space that messages need."""
     if node.failure:
         return False
     if node.room.short:
-        node.room.measure()  # what was deleted may have made room
+        node.room.measure()  # deletions may have freed space
     stats = node.log.stats
     large = stats.size_bytes >= node.options.checkpoint_bytes
     return large or (node.room.short and stats.segments > 1)

@@ -1,4 +1,4 @@
-"""What of a node is not ready, said by name."""
+"""The parts of a node that are not ready, by name."""
 
 from collections.abc import Collection
 
@@ -15,9 +15,9 @@ def problems_of(
     *,
     serves: bool,
 ) -> dict[str, str]:
-    """What is not ready, and why.
+    """Return what is not ready, and why.
 
-    ``failure`` is what ails the log or the store, ``logs`` are where requests wait for them.
+    ``failure`` is the problem of the log or the store; ``logs`` are the proposers.
     """
     stuck = [log.problem for log in logs if log.problem]
     problems: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Tickets that were used: each is good once, whichever process it is shown to."""
+"""Used tickets: each ticket can be used once, no matter in which process."""
 
 from typing import Final
 
@@ -8,21 +8,21 @@ from contrail_link.ticket_use import TICKET_NS
 
 USED_MAX: Final = 100_000
 _KEPT_NS: Final = 2 * TICKET_NS
-"""Longer than a ticket lasts, as clocks of other machines are not quite ours."""
+"""Longer than a ticket is valid, because the clocks of other machines differ from ours."""
 
 
 class UsedTickets:
-    """Numbers of tickets that were used, in memory, until none of them lasts any more."""
+    """Nonces of used tickets, kept in memory until the tickets have expired."""
 
     def __init__(self, started_ns: int) -> None:
         self._started_ns = started_ns
         self._used: dict[bytes, int] = {}
-        """Numbers and when they came, in that order."""
+        """By nonce, in order of use: when the ticket was used, in nanoseconds."""
 
     def use(self, nonce: bytes, expires_ns: int, now_ns: int) -> bool:
         """Whether a ticket is used for the first time; OVERLOADED.
 
-        One that was given out before this process began may have been used then, and is refused.
+        Tickets issued before this process began are refused: they may have been used then.
         """
         while self._used:
             oldest, came_ns = next(iter(self._used.items()))

@@ -1,4 +1,4 @@
-"""What one pull takes: messages one by one, or in columns, while they fit."""
+"""The messages of one pull: collected one by one, or in columns, while they fit."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MESSAGE_SIZE_HEADER: Final = "Nats-Msg-Size"
 
 
 def check_limits(config: ConsumerConfig, request: PullRequest) -> None:
-    """Raise PULL_LIMIT for a pull that asks for more than the consumer gives at once."""
+    """Raise PULL_LIMIT for a pull that asks for more than the consumer allows at once."""
     for limit, asked, what in (
         (config.max_batch, request.batch, "max_batch"),
         (config.max_expires_ns, request.expires_ns, "max_expires"),
@@ -34,7 +34,7 @@ def check_limits(config: ConsumerConfig, request: PullRequest) -> None:
 
 @dataclass(slots=True, frozen=True)
 class Chosen:
-    """A message chosen for delivery, and which attempt at it this is."""
+    """A message chosen for delivery, and the number of the attempt."""
 
     seq: int
     message: StoredMessage
@@ -42,12 +42,13 @@ class Chosen:
 
 
 class Batch:
-    """What a pull takes: at most ``batch`` messages and ``max_bytes``."""
+    """Collects the messages of a pull: at most ``batch`` messages and ``max_bytes``."""
 
     def __init__(self, request: PullRequest) -> None:
         self.chosen: list[Chosen] = []
         self.full = False
         self.too_large = 0
+        """Size of the first message if it alone exceeds ``max_bytes``, else 0."""
         self._room = request.batch
         self._bytes = 0
         self._bytes_max = request.max_bytes or PULL_BYTES_MAX
@@ -55,11 +56,11 @@ class Batch:
 
     @property
     def seqs(self) -> list[int]:
-        """Sequences of what was chosen."""
+        """Sequences of the chosen messages."""
         return [item.seq for item in self.chosen]
 
     def take(self, item: Chosen, size: int) -> bool:
-        """Take ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
+        """Add ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
         if self.full:
             return False
         first = not self.chosen
@@ -75,7 +76,7 @@ class Batch:
 
 
 class ColumnBatch:
-    """What a pull takes, as :class:`Batch` does, of a block at a time."""
+    """Collects the messages of a pull, as :class:`Batch` does, a block at a time."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class ColumnBatch:
         *,
         headers_only: bool,
     ) -> None:
-        """``opened`` answers the columns of a block with those at some positions not sealed."""
+        """``opened`` returns the columns of a block, with the given positions decrypted."""
         self._opened = opened
         self.count = 0
         self.last_seq = 0
@@ -101,7 +102,7 @@ class ColumnBatch:
         return self._room <= 0
 
     def take(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> int:
-        """Take the messages at ``positions`` of ``block`` while they fit; answers how many did."""
+        """Add messages at ``positions`` of ``block`` while they fit; return how many did."""
         wanted = positions[: self._room]
         if not len(wanted):
             return 0
@@ -138,7 +139,7 @@ class ColumnBatch:
         self.last_seq = int(seqs[-1])
 
     def deliveries(self, first_consumer_seq: int, num_pending: int) -> DeliveryColumns:
-        """What was taken, which is something; ``num_pending`` remain."""
+        """Return the collected messages (at least one); ``num_pending`` remain."""
         joined = join_deliveries(self._parts)
         joined.first_consumer_seq = first_consumer_seq
         joined.num_pending = num_pending
@@ -146,14 +147,13 @@ class ColumnBatch:
 
 
 def _columns_at(columns: MessageColumns, positions: NDArray[np.intp]) -> MessageColumns:
-    """The columns of the messages at ``positions``, which ascend (at least one)."""
+    """Return the columns of the messages at ``positions``, which ascend (at least one)."""
     if len(positions) == columns.count:
         return columns
     first, stop = int(positions[0]), int(positions[-1]) + 1
     if stop - first == len(positions):
         return columns.slice(first, stop)
-    # A payload for each: the bytes are copied as they are, where an index of them would be eight
-    # times as long.
+    # Each payload is copied by itself: an index of all their bytes would take eight times as much.
     offsets, heap = as_u32(columns.offsets), columns.payload
     starts, ends = offsets[positions].tolist(), offsets[positions + 1].tolist()
     payloads = [heap[begin:end] for begin, end in zip(starts, ends, strict=True)]
@@ -170,7 +170,7 @@ def _without_payloads(columns: MessageColumns) -> MessageColumns:
 
 
 def without_payload(message: StoredMessage) -> StoredMessage:
-    """What a consumer of headers alone gets of a message."""
+    """Return a message as a consumer with ``headers_only`` gets it."""
     headers = _with_size(message.headers, len(message.payload))
     return msgspec.structs.replace(message, headers=headers, payload=b"")
 

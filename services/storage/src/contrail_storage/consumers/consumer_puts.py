@@ -1,4 +1,4 @@
-"""What creating or updating a consumer asks first, be its stream of one shard or of several."""
+"""Checks before a consumer is created or updated, for streams with one or several shards."""
 
 import secrets
 from typing import Final
@@ -13,15 +13,15 @@ from contrail_storage.core.preconditions import refusal
 from contrail_storage.streams.manager import error_of
 
 ATTEMPTS: Final = 8
-"""How often a consumer that is deleted while it is changed is made anew."""
+"""How often a put starts again because the consumer is deleted meanwhile."""
 
 
 def is_settled(
     existing: ConsumerMachine | None, config: ConsumerConfig, given: Precondition
 ) -> bool:
-    """Whether nothing is left to do; ApiError for what the shard would refuse now.
+    """Whether the consumer exists as wanted; ApiError for what the shard would refuse now.
 
-    Only a shortcut: the shard decides when it applies the command.
+    This is only a shortcut: the shard decides when it applies the command.
     """
     same = existing is not None and existing.config == config
     version = None if existing is None else existing.version
@@ -33,7 +33,7 @@ def is_settled(
 
 
 def named(config: ConsumerConfig) -> ConsumerConfig:
-    """``config`` with a name."""
+    """Return ``config`` with a name, a random one if it has none."""
     if config.name:
         return config
     return msgspec.structs.replace(config, name=secrets.token_urlsafe(12).replace("-", "a"))

@@ -1,8 +1,8 @@
 """Delivery: the leader's side of the consumers of a shard.
 
-A desk per consumer chooses what to deliver on applied state plus its own proposed, not yet applied
-deliveries, so that two pulls never get the same message. Deliveries of plain consumers leave at
-once and are joined into one command; with ``max_deliver`` they leave after their commit.
+A desk per consumer chooses messages by the applied state and its own deliveries that are proposed
+and not applied yet, so two pulls never get the same message. Deliveries of plain consumers are sent
+at once and recorded together in one command. With ``max_deliver`` they are sent after their commit.
 """
 
 import asyncio
@@ -39,21 +39,19 @@ from contrail_storage.replica.shard import Shard, woken
 JOIN_S: Final = 0.005
 _JOIN_AGAIN_S: Final = 0.1
 DELIVERED_MAX: Final = 10_000
-"""Deliveries of one command, as many as a pull takes: what was refused for a while adds up."""
+"""Deliveries of one command: those of one pull. Refused commands can add up to more than that."""
 _LOOKED_AT: Final = 2_000
-"""Pending messages that are looked at in one go."""
+"""Pending messages that are checked in one step."""
 
 Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 
 
 @dataclass(slots=True, eq=False)
 class Desk:
-    """Deliveries of one consumer. ``position`` and ``consumer_seq`` run ahead of the machine.
+    """Chooses and records the deliveries of one consumer, on the event loop.
 
-    ``in_flight`` are the sequences chosen whose deliveries the machine does not have yet, and
-    ``waiters`` the pulls that wait, in the order they came. ``_held_back`` tells that the machine
-    was sent a position before the desk's own, ``_top_seq`` is the highest sequence that went out.
-    The machine's position is right behind that: other filters may want what these pass over.
+    ``position`` and ``consumer_seq`` run ahead of the machine, which has only what is applied. The
+    machine's position stops after ``_top_seq``: other filters may want what these pass over.
     """
 
     shard: Shard
@@ -64,24 +62,25 @@ class Desk:
     position: int = 0
     consumer_seq: int = 0
     in_flight: set[int] = field(default_factory=set)
-    waiters: deque[asyncio.Event] = field(default_factory=deque)
+    """Chosen sequences whose deliveries the machine does not have yet."""
+    waiters: deque[asyncio.Event] = field(default_factory=deque)  # waiting pulls, first come first
     deadlines: Redeliveries = field(init=False)
     last_active_s: float = 0.0
     closed: bool = False
-    _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
-    _joined: list[int] = field(default_factory=list)
-    _giving_up: "asyncio.Task[None] | None" = None
-    _held_back: bool = False
-    _top_seq: int = 0
-    _join_timer: asyncio.TimerHandle | None = None
-    _deadline_timer: asyncio.TimerHandle | None = None
-    _filter: SubjectFilter = field(init=False)
-    _filters: tuple[str, ...] = ()
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _count: int = 0
-    _counted_to: int = -1
-    _deletions: int = 0
-    _siblings: "tuple[Desk, ...]" = ()
+    _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)  # without an outcome yet
+    _joined: list[int] = field(default_factory=list)  # chosen, in order, and not proposed yet
+    _giving_up: "asyncio.Task[None] | None" = None  # runs `_give_up`; at most one at a time
+    _held_back: bool = False  # the last command had a position before the one that was reached
+    _top_seq: int = 0  # the highest sequence that was delivered, or is in flight
+    _join_timer: asyncio.TimerHandle | None = None  # due when ``_joined`` must be proposed
+    _deadline_timer: asyncio.TimerHandle | None = None  # due at the earliest deadline
+    _filter: SubjectFilter = field(init=False)  # made of ``_filters``
+    _filters: tuple[str, ...] = ()  # may lag behind the configuration, see `_take_filters`
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while choosing or counting
+    _count: int = 0  # matching live messages from ``position`` to ``_counted_to``
+    _counted_to: int = -1  # negative: ``_count`` is not valid
+    _deletions: int = 0  # the machine's ``deletions`` when ``_count`` was taken
+    _siblings: "tuple[Desk, ...]" = ()  # the other shards' desks of the consumer; share ``_lock``
 
     def __post_init__(self) -> None:
         self.position = self.consumer.next_seq
@@ -99,19 +98,19 @@ class Desk:
         self.last_active_s = asyncio.get_running_loop().time()
 
     def reconfigured(self) -> None:
-        """The consumer's configuration changed: its deadlines are taken anew."""
+        """Take the deadlines again: the consumer's configuration has changed."""
         self.deadlines.rebuild()
         self._due_anew()
 
     def _due_anew(self) -> None:
-        """Deadlines were taken; the first waiting pull may look."""
+        """The deadlines have changed: let the first waiting pull look."""
         self._arm_deadline()
         self.wake()
 
     def _take_filters(self) -> None:
-        """Go by the filters that the consumer has now; nobody may be choosing meanwhile.
+        """Use the filters that the consumer has now; the caller holds the lock.
 
-        Other filters look at everything again that lies behind the last delivery.
+        New filters look again at all messages after the last delivered one.
         """
         if self._filters != self.consumer.config.filter_subjects:
             self._filters = self.consumer.config.filter_subjects
@@ -121,12 +120,12 @@ class Desk:
             self.position = min(self.position, behind_last)
 
     def new_term(self) -> None:
-        """This node leads anew: commands given up for lost may have been applied all the same."""
+        """Begin a term as leader: commands that seemed lost may have been applied all the same."""
         self.consumer_seq = self.consumer.delivered.consumer_seq + len(self._joined)
         self.reconfigured()
 
     def close(self) -> None:
-        """The consumer or its stream is gone: waiting pulls end."""
+        """End the waiting pulls: the consumer or its stream is gone."""
         self.closed = True
         self.shard.listeners.discard(self.wake)
         self.deadlines.close()
@@ -138,19 +137,19 @@ class Desk:
     # Waiting -------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something changed that may give the first waiting pull a message."""
+        """Let the first waiting pull look again; all of them when the desk is closed."""
         for waiter in self.waiters:
             waiter.set()
             if not self.closed:
                 return
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Serve a pull: what there is now, or wait for the first message up to ``expires``."""
+        """Serve a pull with what is available, or wait up to ``expires`` for the first message."""
         check_limits(self.consumer.config, request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.expires_ns / 1e9
         self.touch()
-        # First come, first served: who asks while others wait goes behind them.
+        # First come, first served: a new pull queues after those that wait.
         queue_first = bool(self.waiters)
         waiter: asyncio.Event | None = None
         try:
@@ -199,33 +198,33 @@ class Desk:
     # Several shards ------------------------------------------------------------------------------
 
     def join(self, siblings: "tuple[Desk, ...]", lock: asyncio.Lock) -> None:
-        """Be one of the desks of a consumer of several shards: one chooses at a time."""
+        """Make this one of the desks of a consumer of several shards; one chooses at a time."""
         self._siblings, self._lock = siblings, lock
 
     def check(self, request: PullRequest) -> None:
-        """Raise ApiError for a pull that the consumer does not take."""
+        """Raise ApiError for a pull that the consumer does not accept."""
         check_limits(self.consumer.config, request)
         self._check_open()
 
     async def take(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
-        """What there is for a pull now, without waiting."""
+        """Deliver what is available now, without waiting."""
         return await self._deliver(request)
 
     def give_back(self, deliveries: list[Delivery]) -> None:
-        """Deliveries that were taken, but reached nobody, are for whoever pulls next."""
+        """Return undelivered messages to the queue: they are due again at once."""
         if deliveries and self.consumer.config.ack_policy != "none":
             self.flush()
             self._give_back([one.message.seq for one in deliveries])
 
     def wait(self, waiter: asyncio.Event) -> None:
-        """Set ``waiter``, which takes its place in line, when there may be something for it."""
+        """Queue ``waiter``, which is set when there may be messages for it."""
         self.waiters.append(waiter)
         self._arm_deadline()
 
     # Choosing ------------------------------------------------------------------------------------
 
     async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
-        """What there is for a pull now; from here on it is delivered."""
+        """Deliver what is available now."""
         async with self._lock:
             self._check_open()
             self._take_filters()
@@ -235,7 +234,7 @@ class Desk:
                 pending = await self._count_pending() if batch.chosen else 0
                 committed = self._record(batch.seqs)
             except BaseException:
-                # Also when the pull was cancelled: what it would have got is for the next one.
+                # A cancelled pull ends here too: its messages go to the next pull.
                 self._undo(batch.seqs)
                 raise
             deliveries = self._to_deliveries(batch.chosen, pending)
@@ -252,16 +251,16 @@ class Desk:
         return deliveries
 
     async def _choose(self, batch: Batch) -> None:
-        """Choose what is due again, then new messages; they are in flight from here on."""
+        """Choose messages that are due again, then new ones; all of them become in flight."""
         exhausted = await self._choose_again(batch)
         if exhausted:
             await asyncio.shield(self._exhaust(exhausted))
-        # Nothing may be awaited behind the last look at what is new, or a wake would be missed.
+        # Nothing may be awaited after the last look at new messages, or a wake would be missed.
         if not batch.full:
             await self._choose_new(batch)
 
     async def _choose_again(self, batch: Batch) -> list[int]:
-        """Choose expired deliveries again, ascending; answers those that had their last chance."""
+        """Choose expired deliveries, ascending; return those that have no attempt left."""
         exhausted: list[int] = []
         limit = self.consumer.config.max_deliver
         due = self.deadlines.take_due(self.log_time_ns(), self.in_flight)
@@ -280,7 +279,7 @@ class Desk:
             position = seq - block.base_seq
             message = self.reader.message(self.shard, block, position)
             if message is None:
-                continue  # it is being erased, and is removed from what is pending
+                continue  # the message is being erased, and will leave the pending ones
             chosen = Chosen(seq, message, pending.attempts + 1)
             if batch.take(chosen, int(block.sizes()[position])):
                 self.in_flight.add(seq)
@@ -298,7 +297,7 @@ class Desk:
         return len(self.consumer.pending) + len(self._fresh_in_flight())
 
     def _fresh_in_flight(self) -> set[int]:
-        """What is on its way for the first time, as far as the machine knows."""
+        """Sequences in flight that are not pending in the machine: first deliveries."""
         return self.in_flight.difference(self.consumer.pending)
 
     async def _choose_new(self, batch: Batch) -> None:
@@ -320,17 +319,17 @@ class Desk:
             room -= taken
 
     def _catch_up(self) -> int:
-        """The position, moved over what the machine is past and what the stream no longer has."""
+        """Move the position past settled and removed messages, and return it."""
         low = max(self.consumer.next_seq, self.shard.machine.counters.first_seq)
         if low > self.position:
             self.position = low
             self._counted_to = -1
-        if self.consumer.pinned is not None:  # what it jumps over was never counted
+        if self.consumer.pinned is not None:  # messages that it skips were never counted
             self.position = self.consumer.pinned.next(self.position)
         return self.position
 
     def _select(self, block: Block, from_seq: int) -> Found:
-        """What of ``block`` the consumer is to get."""
+        """Find the messages of ``block`` that the consumer gets."""
         found = self.reader.select(self.shard, block, from_seq, self._filter)
         pinned = self.consumer.pinned
         if pinned is None or block.base_seq >= pinned.end_seq:
@@ -339,7 +338,7 @@ class Desk:
         return Found(block, found.positions[chosen], found.next_seq)
 
     def _take_found(self, batch: Batch, found: Found, room: int) -> int | None:
-        """Take found messages while they fit; None when the batch ended inside the block."""
+        """Take messages while they fit; return how many, or None when the batch is complete."""
         taken = 0
         base_seq = found.block.base_seq
         sizes = found.block.sizes()
@@ -362,7 +361,7 @@ class Desk:
         return taken
 
     def _is_out(self, seq: int) -> bool:
-        """Whether a message from ``position`` on was delivered before an undo or a new term."""
+        """Whether a message at or after ``position`` is delivered, as after an undo or new term."""
         consumer = self.consumer
         return seq in consumer.acked_ahead or seq in consumer.pending or seq in self.in_flight
 
@@ -382,7 +381,7 @@ class Desk:
     # Recording -----------------------------------------------------------------------------------
 
     def _record(self, seqs: list[int]) -> "asyncio.Future[Result] | None":
-        """Have the deliveries recorded; a future is to be awaited before they are sent."""
+        """Have the deliveries recorded. If a future is returned, await it before sending them."""
         if not seqs:
             return None
         self._joined += seqs
@@ -392,7 +391,7 @@ class Desk:
         return None
 
     def _commits_first(self) -> bool:
-        """Whether deliveries are sent only once they are recorded."""
+        """Whether deliveries are recorded before they are sent."""
         return self.consumer.config.max_deliver > 0
 
     def _send_soon(self, delay_s: float) -> None:
@@ -401,11 +400,11 @@ class Desk:
             self._join_timer = loop.call_later(delay_s, self.flush)
 
     def flush(self) -> None:
-        """Propose joined deliveries now: what follows in the log relies on them."""
+        """Propose joined deliveries now, because later log entries rely on them."""
         try:
             self._send_joined()
         except ApiError:
-            # Refused for now, but the clients have them: they are recorded with the next ones.
+            # Refused for now. The clients have the messages, so the next command records them.
             if not self.shard.damaged:
                 self._send_soon(_JOIN_AGAIN_S)
 
@@ -419,10 +418,10 @@ class Desk:
         return future
 
     def _send(self, seqs: list[int]) -> "asyncio.Future[Result]":
-        """Propose the first of what is joined, which are ``seqs``."""
+        """Propose ``seqs``, which are the first of the joined deliveries."""
         consumer = self.consumer
-        # What the machine does not know yet must stay ahead of its position: if the command of
-        # those messages is lost and this one is not, they would be skipped.
+        # The machine's position must stay before messages that it does not know yet. Otherwise
+        # they would be skipped if their command is lost and this one is not.
         unknown = self._fresh_in_flight().difference(seqs)
         reached = min(self.position, self._top_seq + 1)
         position = min(reached, *unknown) if unknown else reached
@@ -434,12 +433,12 @@ class Desk:
         return future
 
     def track(self, proposed: "asyncio.Future[Result]") -> None:
-        """A change of the consumer is on its way."""
+        """Note that a change of the consumer is proposed."""
         self._proposed.add(proposed)
         proposed.add_done_callback(self._proposed.discard)
 
     async def settle(self) -> None:
-        """Wait until the consumer's state holds all that this desk sent and took so far."""
+        """Wait until the consumer's state has everything that this desk sent and received."""
         self.flush()
         if self._proposed:
             await asyncio.wait(set(self._proposed))
@@ -455,14 +454,14 @@ class Desk:
         if self._held_back and not self.in_flight:
             self._send_soon(JOIN_S)
         if not self.consumer.pending.keys() >= set(seqs):
-            self.wake()  # messages that went away before they were recorded leave room
+            self.wake()  # messages that were removed before they were recorded leave room
 
     def _undo(self, seqs: list[int]) -> None:
-        """Deliveries that were chosen but not recorded are to be chosen again."""
+        """Make deliveries that were chosen and not recorded available again."""
         self.in_flight.difference_update(seqs)
         self._joined = [seq for seq in self._joined if seq in self.in_flight]
         self._top_seq = max(self._given_seq(), self.consumer.delivered.stream_seq, *self.in_flight)
-        # The machine is past what was settled meanwhile; the rest it does not know yet.
+        # The machine's position is past messages that are settled; it does not know the others.
         fresh = [seq for seq in seqs if seq >= self.consumer.next_seq]
         if fresh:
             self.position = min(self.position, *fresh)
@@ -470,20 +469,20 @@ class Desk:
         self.reconfigured()
 
     def _given_seq(self) -> int:
-        """The highest sequence that went out and is neither in flight nor known to the machine."""
+        """The highest sequence that is sent, not in flight and unknown to the machine."""
         return 0
 
     def _give_back(self, seqs: list[int]) -> None:
-        """Deliveries that count, but reached nobody, are due again at once."""
+        """Make deliveries due again at once that count, but reached no client."""
         consumer = self.consumer
         naks: list[tuple[AckKind, int, int]] = [("nak", seq, 0) for seq in seqs]
-        with contextlib.suppress(ApiError):  # then they are due after ack_wait
+        with contextlib.suppress(ApiError):  # if refused, they are due after ack_wait
             given_back = self.propose(Acknowledge(consumer.consumer_id, consumer.epoch, [], naks))
             self.track(given_back)
             given_back.add_done_callback(lambda done: self.acknowledged(seqs, done))
 
     def acknowledged(self, postponed: list[int], done: "asyncio.Future[Result]") -> None:
-        """Acknowledgements were applied, or lost; the deadlines of ``postponed`` moved."""
+        """Acknowledgements were applied or lost; those of ``postponed`` moved deadlines."""
         if has_failed(done) or self.closed:
             return
         if postponed:
@@ -491,7 +490,7 @@ class Desk:
         self.wake()
 
     def postponed(self, seqs: list[int]) -> None:
-        """Deadlines of ``seqs`` moved (nak, in_progress)."""
+        """Note moved deadlines of ``seqs`` (nak, in_progress)."""
         self.deadlines.note(seqs)
         self._arm_deadline()
 
@@ -522,7 +521,7 @@ class Desk:
         self.wake()
 
     async def _give_up(self, limit: int) -> None:
-        """Let go of deliveries past their last chance although nobody pulls, a slice at a time."""
+        """Drop deliveries without attempts left although nobody pulls, a slice at a time."""
         seqs = list(self.consumer.pending)
         for start in range(0, len(seqs), _LOOKED_AT):
             some = seqs[start : start + _LOOKED_AT]
@@ -553,7 +552,7 @@ class Desk:
     # Counting ------------------------------------------------------------------------------------
 
     async def num_pending(self) -> int:
-        """Messages that match and were not yet delivered, as of what is applied."""
+        """Matching messages that are not delivered yet, as of the applied state."""
         async with self._lock:
             self._take_filters()
             return await self._count_pending()
@@ -563,7 +562,7 @@ class Desk:
         return await self._count_from(low) - self._count_out(low)
 
     def _count_out(self, low: int) -> int:
-        """Live messages from ``low`` on that are out already, see :meth:`_is_out`."""
+        """Count live messages from ``low`` on that are delivered already, see :meth:`_is_out`."""
         consumer = self.consumer
         out = {seq for seq in consumer.acked_ahead if seq >= low}
         if low <= self._top_seq:
@@ -571,7 +570,7 @@ class Desk:
         return sum(map(self.shard.machine.is_live, out))
 
     async def _count_from(self, low: int) -> int:
-        # Counted once, then kept up: new messages are added as they come, deliveries taken off.
+        # Counted once, then kept up to date: new messages are added, deliveries subtracted.
         machine, applied_seq = self.shard.machine, self.shard.applied_seq
         if self._filter.matches_all:
             return await self._count_in(low, applied_seq)
@@ -581,12 +580,12 @@ class Desk:
         else:
             begin = max(self._counted_to + 1, low)
             self._count += await self._count_in(begin, applied_seq)
-        if self.position == low:  # otherwise deliveries were undone meanwhile: count anew
+        if self.position == low:  # otherwise a delivery was undone meanwhile: count again
             self._counted_to = applied_seq
         return self._count
 
     async def _count_in(self, low: int, high: int) -> int:
-        """Live messages in ``low`` .. ``high`` that the consumer is to get."""
+        """Count live messages in ``low`` .. ``high`` that the consumer gets."""
         pinned = self.consumer.pinned
         if pinned is None or low >= pinned.end_seq:
             return await self.reader.count(self.shard, low, high, self._filter)

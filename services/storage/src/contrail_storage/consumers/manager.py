@@ -33,11 +33,11 @@ from contrail_storage.streams.sharded_state import bad_cursor
 _OK: Final = AckResult()
 REASONS_MAX: Final = 256
 REASON_CHARS_MAX: Final = 256
-"""Reasons are for people: what goes beyond these bounds of one request is not logged."""
+"""Reasons are for people to read: what exceeds these limits of a request is not logged."""
 
 
 class ConsumerManager:
-    """Consumers of this node's shards; a desk for each that was used since the start."""
+    """Consumers of this node's shards, with a desk for each one used since the start."""
 
     def __init__(
         self, streams: StreamManager, shard_log: ShardLog, reader: Reader, clock: LogTime
@@ -46,8 +46,10 @@ class ConsumerManager:
         self._shard_log = shard_log
         self._reader = reader
         self._clock = clock
+        # By shard number and consumer id.
         self._desks: dict[tuple[int, int], Desk] = {}
         self._bindings = Bindings()
+        # Held while a consumer on several shards is created, changed, removed or mended.
         self._lock = asyncio.Lock()
         self._sharded = ShardedConsumers(
             streams,
@@ -97,9 +99,9 @@ class ConsumerManager:
     async def _put(
         self, shard: Shard, config: ConsumerConfig, given: cmd.Precondition, *, is_there: bool
     ) -> ConsumerPut | None:
-        """Create or update; None when the consumer to be updated was deleted meanwhile."""
+        """Create or update; None when the consumer to update has been deleted meanwhile."""
         if is_there:
-            # Where to begin is not known of it: should it be gone by then, it is not made of this.
+            # This command has no start position, so it must not create a consumer that is gone.
             update = msgspec.structs.replace(given, update=True)
             command = cmd.PutConsumer(config, 0, given=update)
         else:
@@ -112,18 +114,18 @@ class ConsumerManager:
         consumer = shard.machine.consumers.get(put.consumer_id)
         if consumer is not None and not put.created:
             self._desk(shard, consumer).reconfigured()
-            with suppress(ApiError):  # the housekeeper goes on with it
+            with suppress(ApiError):  # the housekeeper continues it
                 await self._streams.keep_interest(shard)
         return put
 
     async def _creation(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
-        """The command that makes a consumer of a shard."""
+        """Return the command that creates a consumer of a shard."""
         if config.deliver_policy == "last_per_subject":
             return await self._pinned(shard, config)
         return cmd.PutConsumer(config, await self._start_seq(shard, config))
 
     async def _start_seq(self, shard: Shard, config: ConsumerConfig) -> int:
-        """Where the consumer begins; 0 is behind the last message when the command is applied."""
+        """The start sequence of a consumer; 0 means after the last message at the apply."""
         first_seq = shard.machine.counters.first_seq
         match config.deliver_policy:
             case "all":
@@ -133,7 +135,7 @@ class ConsumerManager:
             case "by_start_time":
                 return await self._reader.seq_of_time(shard, config.opt_start_time_ns)
             case "last":
-                await self._streams.settle_last(shard)  # until then it may be an upper bound
+                await self._streams.settle_last(shard)  # before, it may be an upper bound
                 table = shard.machine.subjects
                 found = SubjectFilter(config.filter_subjects).subjects(table)
                 return max((table.last_of(sid) for sid, _ in found), default=0)
@@ -141,8 +143,8 @@ class ConsumerManager:
                 return 0
 
     async def _pinned(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
-        """The command that makes a consumer of the last messages as they are now."""
-        await self._streams.settle_last(shard)  # until then some may be upper bounds
+        """Return the command that creates a consumer of the last messages as of now."""
+        await self._streams.settle_last(shard)  # before, some may be upper bounds
         table = shard.machine.subjects
         sids = SubjectFilter(config.filter_subjects).numbers(table)
         at = table.numbered.places(sids)
@@ -208,7 +210,7 @@ class ConsumerManager:
         await self._drop(shard, self._find(shard, name), if_match)
 
     async def _drop_of_all(self, stream: str, name: str, if_match: int | None) -> None:
-        """Remove a consumer from all shards of its stream; the first decides."""
+        """Remove a consumer from all shards of its stream; the first shard decides."""
         first, *others = self._sharded.with_consumer(self._streams.parts(stream), name)
         await self._drop(first, self._find(first, name), if_match)
         with begun():
@@ -219,7 +221,7 @@ class ConsumerManager:
         drop = cmd.DropConsumer(consumer.consumer_id, if_match)
         expect(await self._propose(shard, drop), Done)
         self._close((shard.machine.shard, consumer.consumer_id))
-        with suppress(ApiError):  # the housekeeper goes on with it
+        with suppress(ApiError):  # the housekeeper continues it
             await self._streams.keep_interest(shard)
 
     def _close(self, key: tuple[int, int]) -> None:
@@ -236,20 +238,20 @@ class ConsumerManager:
                 self._close(key)
 
     def flush(self) -> None:
-        """Propose what was delivered and is not recorded yet."""
+        """Propose deliveries that are not recorded yet."""
         for desk in self._desks.values():
             desk.flush()
 
     def new_term(self) -> None:
-        """This node leads the durable shards anew: what desks took for lost may be applied."""
+        """Begin a term as leader: commands that seemed lost to the desks may be applied."""
         loop = asyncio.get_running_loop()
         for desk in self._desks.values():
             if not desk.shard.volatile:
-                # Behind what tells the desk that its commands of the last term are lost.
+                # After the callbacks that tell the desk that its last commands are lost.
                 loop.call_soon(desk.new_term)
 
     def rebound(self) -> None:
-        """The machines of the durable shards were replaced by equal ones."""
+        """Use the new machines of the durable shards, which are equal to the old ones."""
         for key, desk in list(self._desks.items()):
             consumer = desk.shard.machine.consumers.get(key[1])
             if consumer is None:
@@ -260,11 +262,11 @@ class ConsumerManager:
                 desk.reconfigured()
 
     async def drop_inactive(self) -> None:
-        """Remove the consumers that nobody used for their ``inactive_threshold``."""
+        """Remove consumers that nobody has used for their ``inactive_threshold``."""
         now_s = asyncio.get_running_loop().time()
         for shard in volatile_first(self._streams.shards()):
             if shard.damaged or not shard.machine.exists:
-                continue  # it was removed while another one was looked at
+                continue  # removed while another shard was looked at
             if shard.machine.config.shards > 1:
                 await self._drop_inactive_of_all(shard, now_s)
                 continue
@@ -278,7 +280,7 @@ class ConsumerManager:
                     continue
                 idle_ns = (now_s - desk.last_active_s) * 1e9
                 if idle_ns > threshold_ns and consumer.pending:
-                    # Who holds a delivery is at work until its ack is due (JetStream's rule).
+                    # A client with a delivery is at work until its ack is due (JetStream's rule).
                     due_ns = max(item.deadline_ns for item in consumer.pending.values())
                     idle_ns = min(idle_ns, self._clock.now() - due_ns)
                 if idle_ns > threshold_ns and not desk.waiters:
@@ -286,12 +288,12 @@ class ConsumerManager:
                         await self._drop(shard, consumer, consumer.version)
 
     async def _drop_inactive_of_all(self, shard: Shard, now_s: float) -> None:
-        """The same on all shards of a stream, of which ``shard`` is one; done with the first."""
+        """Do the same for a stream with several shards, when ``shard`` is its first."""
         if any(part.damaged for part in self._streams.parts(shard.name)):
             return
         for name in [] if shard.machine.part else sorted(shard.machine.consumer_ids):
             async with self._lock:
-                # Not before the lock is held: somebody may be about to make it anew.
+                # Looked up under the lock: the consumer may be created again before that.
                 consumer = shard.machine.consumer(name)
                 if consumer is None or not shard.machine.exists:
                     continue
@@ -302,10 +304,10 @@ class ConsumerManager:
                         await self._drop_of_all(shard.name, name, consumer.version)
 
     async def mend_all(self) -> None:
-        """Finish or undo what a crash left half done of consumers on several shards."""
+        """Finish or undo changes of consumers on several shards that a crash interrupted."""
         async with self._lock:
             for name in self._streams.names():
-                with suppress(ApiError):  # then the next change of a consumer mends them
+                with suppress(ApiError):  # if it fails, the next change of a consumer mends them
                     await self._sharded.mend(self._streams.parts(name))
 
     def bind(self, stream: str, name: str) -> Binding:
@@ -344,7 +346,7 @@ class ConsumerManager:
         return await self._shard_log.command(shard.machine.shard, command)
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Deliver up to a batch."""
+        """Deliver up to a batch of messages."""
         if self._streams.entry(request.stream).shards > 1:
             return await self._sharded.desk(request.stream, request.consumer).pull(request)
         shard = self._streams.shard(request.stream)
@@ -354,7 +356,7 @@ class ConsumerManager:
     async def acknowledge(
         self, stream: str, name: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
-        """Take acknowledgements; see ``StorageLink.acknowledge``."""
+        """Accept acknowledgements; see ``StorageLink.acknowledge``."""
         if self._streams.entry(stream).shards > 1:
             return await self._sharded.acknowledge(stream, name, items, sync=sync)
         return await self._acknowledge(self._streams.shard(stream), name, items, sync=sync)
@@ -404,7 +406,7 @@ def _key(desk: Desk) -> tuple[int, int]:
 
 
 def desk_kind(config: ConsumerConfig) -> type[Desk]:
-    """The kind of desk for a consumer; its ack policy never changes."""
+    """The kind of desk for a consumer. It is fixed, as the ack policy never changes."""
     return UnackedDesk if config.ack_policy == "none" else Desk
 
 

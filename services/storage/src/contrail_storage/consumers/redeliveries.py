@@ -1,4 +1,4 @@
-"""When the pending deliveries of a consumer are due again."""
+"""The times at which the pending deliveries of a consumer are due again."""
 
 import asyncio
 import heapq
@@ -10,42 +10,43 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 
 _STALE_MAX: Final = 4_096
 DUE_MAX: Final = 10_000
-"""As many as a pull takes at most."""
+"""The most that one pull takes."""
 SLICE_MAX: Final = 8_192
-"""Pending messages that are taken in one turn of the loop: some milliseconds."""
+"""Pending messages that are read in one turn of the event loop; takes a few milliseconds."""
 
 
 class Redeliveries:
-    """Deadlines of what is pending, the earliest first.
+    """Deadlines of the pending messages, the earliest first.
 
-    Whatever was acknowledged or postponed leaves its deadline behind, until that is met or so many
-    are stale that all are taken anew.
+    A message that is acknowledged or postponed leaves a stale deadline in the heap. It goes when
+    it is reached, or when so many are stale that the heap is rebuilt.
     """
 
     def __init__(
         self, consumer: ConsumerMachine, on_taken: Callable[[], None] = lambda: None
     ) -> None:
-        """``on_taken`` is called behind each further slice of a `rebuild`."""
+        """``on_taken`` is called after each further slice of a `rebuild`."""
         self._consumer = consumer
         self._on_taken = on_taken
+        # (deadline, sequence), a heap. A pair is stale if the pending message has another deadline.
         self._heap: list[tuple[int, int]] = []
         self._left: deque[int] = deque()
-        """Sequences of a `rebuild` that are still to be looked at."""
+        """Sequences that a `rebuild` still has to read."""
         self._next_slice: asyncio.Handle | None = None
 
     def turn_to(self, consumer: ConsumerMachine) -> None:
-        """Go on with an equal machine; a `rebuild` is to follow."""
+        """Use an equal machine from now on; the caller must `rebuild` afterwards."""
         self._consumer = consumer
 
     def rebuild(self) -> None:
-        """Take all from the machine: at once what a slice holds, the rest in turns of the loop."""
+        """Read all deadlines again: the first slice now, the rest in later turns of the loop."""
         self.close()
         self._left.extend(self._consumer.pending)
         self._heap = self._slice()
         heapq.heapify(self._heap)
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop an unfinished `rebuild`."""
         self._left.clear()
         if self._next_slice is not None:
             self._next_slice.cancel()
@@ -65,7 +66,7 @@ class Redeliveries:
         self._on_taken()
 
     def note(self, seqs: Iterable[int]) -> None:
-        """The deadlines of ``seqs`` are others now."""
+        """Add the deadlines of ``seqs``, which have changed."""
         for seq in seqs:
             pending = self._consumer.pending.get(seq)
             if pending is not None:
@@ -74,10 +75,10 @@ class Redeliveries:
             self.rebuild()
 
     def take_due(self, now_ns: int, in_flight: Container[int], most: int = DUE_MAX) -> list[int]:
-        """Pending sequences whose deadline passed and that are not ``in_flight``, ascending.
+        """Return pending sequences that are due and not ``in_flight``, ascending.
 
-        No more than ``most``, those that were due first; whoever has no use for some of them gives
-        them back (:meth:`note`).
+        Returns at most ``most``, those that are due first. The caller gives unused ones back
+        (:meth:`note`).
         """
         due: set[int] = set()
         while len(due) < most and self._heap and self._heap[0][0] <= now_ns:
@@ -87,7 +88,7 @@ class Redeliveries:
         return sorted(due)
 
     def are_over(self, seqs: Iterable[int], limit: int, now_ns: int) -> list[int]:
-        """Those of ``seqs`` whose last delivery, the ``limit``-th, was not acknowledged in time."""
+        """Return those of ``seqs`` whose last delivery, the ``limit``-th, timed out."""
         pending = self._consumer.pending
         return [
             seq
@@ -98,11 +99,11 @@ class Redeliveries:
         ]
 
     def earliest_ns(self) -> int | None:
-        """When to look again, None for never. Nothing need be due then."""
+        """The time to look again, None for never. It may be of a stale deadline."""
         return self._heap[0][0] if self._heap else None
 
     def drop_stale(self) -> None:
-        """Let go of those before the first that stands."""
+        """Remove stale deadlines before the first valid one."""
         while self._heap and not self._stands(*self._heap[0]):
             heapq.heappop(self._heap)
 

@@ -1,8 +1,8 @@
-"""Consumers of streams with several shards: the same consumer on each, the first shard decides.
+"""Consumers of streams with several shards: each shard has the consumer, and the first decides.
 
-A consumer is there when the first shard has it, with the configuration that it has there. It is
-made on the first shard last, and changed and removed there first. So what a crash leaves on other
-shards is of a consumer that is not there, or not as it should be: it is dropped, or changed.
+A consumer exists when the first shard has it, with the configuration that it has there. It is
+created on the first shard last, and changed and removed there first. So a crash can only leave
+consumers on other shards that do not exist or are out of date. Mending drops or changes them.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ from contrail_storage.streams.manager import StreamManager, begun, expect
 from contrail_storage.streams.sharded_state import own_cursor
 
 _DESKS_MAX = 4_096
-"""So many desks may be kept that are of consumers long gone."""
+"""Desks that are kept at most before those of deleted consumers are dropped."""
 
 
 class Acknowledge(Protocol):
-    """Takes acknowledgements of one shard."""
+    """Accepts acknowledgements of one shard."""
 
     async def __call__(
         self, shard: Shard, name: str, items: list[AckItem], *, sync: bool
     ) -> list[AckResult]:
-        """As ``StorageLink.acknowledge``, on ``shard`` alone."""
+        """Acknowledge as ``StorageLink.acknowledge`` does, on ``shard`` only."""
         ...
 
 
 class ShardedConsumers:
-    """What the manager of consumers does on all shards of a stream together."""
+    """The part of the consumer manager that works on all shards of a stream together."""
 
     def __init__(
         self,
@@ -60,10 +60,11 @@ class ShardedConsumers:
         self._desk_of = desk_of
         self._creation = creation
         self._acknowledge = acknowledge
+        # By stream and consumer. A desk may be of a deleted consumer, see `desk`.
         self._desks: dict[tuple[str, str], ShardedDesk] = {}
 
     def desk(self, stream: str, name: str) -> ShardedDesk:
-        """The desk of a consumer (CONSUMER_NOT_FOUND)."""
+        """Return the desk of a consumer (CONSUMER_NOT_FOUND)."""
         desks = [self._desk_of(shard, name) for shard in self._streams.parts(stream)]
         known = self._desks.get((stream, name))
         if known is None or not known.is_of(desks):
@@ -81,7 +82,7 @@ class ShardedConsumers:
         config: ConsumerConfig,
         given: cmd.Precondition,
     ) -> tuple[ConsumerInfo, bool]:
-        """Create or update; see ``StorageLink.put_consumer``. One at a time."""
+        """Create or update; see ``StorageLink.put_consumer``. The caller allows one at a time."""
         shards = self._streams.parts(stream)
         await self.mend(shards)
         config = complete_consumer(config, shards[0].config.consumer_limits)
@@ -113,7 +114,7 @@ class ShardedConsumers:
             for shard, put in reversed(list(zip(shards, creations, strict=True))):
                 expect(await self._propose(shard, put), ConsumerPut)
         except ApiError:
-            with suppress(ApiError):  # then the next change or start undoes it
+            with suppress(ApiError):  # if this fails, the next change or start undoes it
                 await self.mend(shards)
             raise
         return await self.desk(shards[0].name, config.name).info()
@@ -121,7 +122,7 @@ class ShardedConsumers:
     async def _creations(
         self, shards: Sequence[Shard], config: ConsumerConfig
     ) -> list[cmd.PutConsumer]:
-        """The commands that make the consumer of each shard, where it is to begin there."""
+        """Return the command for each shard that creates the consumer at its start there."""
         if config.opt_start_cursor:
             cursor = own_cursor(config.opt_start_cursor, shards)
             first = [shard.machine.counters.first_seq for shard in shards]
@@ -136,14 +137,14 @@ class ShardedConsumers:
             raise ApiError(errors.SHARDED_UNSUPPORTED, message, [problem], applied=False)
         if config.deliver_policy != "last":
             return [await self._creation(shard, config) for shard in shards]
-        # The newest in the order of reads; in other shards it begins behind the last message.
+        # The newest message in the order of reads. Other shards begin after their last message.
         newest = [await self._newest(shard, config) for shard in shards]
         at = max(range(len(shards)), key=lambda one: (newest[one][0], one))
         starts = [newest[one][1] if one == at else 0 for one in range(len(shards))]
         return [cmd.PutConsumer(config, start_seq) for start_seq in starts]
 
     async def _newest(self, shard: Shard, config: ConsumerConfig) -> tuple[int, int]:
-        """Time and sequence of the newest message that matches; (0, 0) when there is none."""
+        """Time and sequence of the newest matching message; (0, 0) when there is none."""
         table = shard.machine.subjects
         found = SubjectFilter(config.filter_subjects).subjects(table)
         seq = max((table.last_of(sid) for sid, _ in found), default=0)
@@ -153,14 +154,14 @@ class ShardedConsumers:
         return int(block.times_ns[seq - block.base_seq]), seq
 
     def with_consumer(self, shards: Sequence[Shard], name: str) -> list[Shard]:
-        """The shards that have the consumer; CONSUMER_NOT_FOUND when the first has not."""
+        """Return the shards that have the consumer; CONSUMER_NOT_FOUND if the first has not."""
         if shards[0].machine.consumer(name) is None:
             detail = f"stream {shards[0].name} has no consumer {name}"
             raise ApiError(errors.CONSUMER_NOT_FOUND, detail, applied=False)
         return [shard for shard in shards if shard.machine.consumer(name) is not None]
 
     async def mend(self, shards: Sequence[Shard]) -> None:
-        """Bring the consumers of all shards to what the first one has."""
+        """Make the consumers of all shards the same as those of the first one."""
         first = shards[0].machine
         for shard in shards[1:]:
             for consumer in list(shard.machine.consumers.values()):
@@ -174,11 +175,11 @@ class ShardedConsumers:
                     expect(await self._propose(shard, put), ConsumerPut)
 
     def is_idle(self, stream: str, name: str, now_s: float, log_ns: int) -> bool:
-        """Whether nobody used the consumer for its ``inactive_threshold``, on any shard."""
+        """Whether nobody has used the consumer for its ``inactive_threshold``, on any shard."""
         try:
             desks = self.desk(stream, name).desks
         except ApiError:
-            return False  # half of it is there: whoever makes or removes it is at it
+            return False  # it is being created or removed right now
         config = desks[0].consumer.config
         threshold_ns = config.inactive_threshold_ns
         if not threshold_ns and not config.durable:
@@ -188,7 +189,7 @@ class ShardedConsumers:
         idle_ns = (now_s - max(desk.last_active_s for desk in desks)) * 1e9
         deadlines = [item.deadline_ns for desk in desks for item in desk.consumer.pending.values()]
         if idle_ns > threshold_ns and deadlines:
-            # Who holds a delivery is at work until its ack is due (JetStream's rule).
+            # A client with a delivery is at work until its ack is due (JetStream's rule).
             idle_ns = min(idle_ns, log_ns - max(deadlines))
         return idle_ns > threshold_ns
 
@@ -197,7 +198,7 @@ class ShardedConsumers:
     async def acknowledge(
         self, stream: str, name: str, items: list[AckItem], *, sync: bool
     ) -> list[AckResult]:
-        """Take acknowledgements, each on the shard that it names."""
+        """Accept acknowledgements, each on the shard that it names."""
         self.desk(stream, name).touch()
         shards = {shard.machine.shard: shard for shard in self._streams.parts(stream)}
         any_shard = next(iter(shards.values()))
@@ -206,7 +207,7 @@ class ShardedConsumers:
             of_shard.setdefault(item.shard, []).append(at)
         answers = await asyncio.gather(
             *(
-                # What is of no shard of the stream, any of them refuses.
+                # Any shard refuses a token that is of no shard of the stream.
                 self._acknowledge(
                     shards.get(number, any_shard), name, [items[at] for at in places], sync=sync
                 )

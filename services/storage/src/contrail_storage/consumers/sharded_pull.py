@@ -1,8 +1,8 @@
-"""Pulling from all shards of a stream as one consumer: a desk for each shard, one line of waiters.
+"""Pulling from all shards of a stream as one consumer: a desk for each shard, one queue of pulls.
 
-A waiting pull stands in line at every desk, in the same order, so whatever shard has something
-wakes the first. It then looks at all shards, beginning with another one each time. The desks choose
-one at a time, so that what is pending on all of them together stays within ``max_ack_pending``.
+A waiting pull is queued at every desk, in the same order, so whichever shard has messages wakes the
+first pull. The pull then looks at all shards, each time beginning with another one. One desk
+chooses at a time, so all desks together stay within ``max_ack_pending``.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ class ShardedDesk:
 
     def __init__(self, desks: Sequence[Desk]) -> None:
         self.desks = tuple(desks)
+        # Index of the desk that the next pull looks at first.
         self._first = 0
         lock = asyncio.Lock()
         for desk in self.desks:
@@ -42,19 +43,19 @@ class ShardedDesk:
         return len(self.desks) == len(desks) and all(mine is given for mine, given in pairs)
 
     def touch(self) -> None:
-        """A client used the consumer now."""
+        """Note that a client used the consumer now."""
         for desk in self.desks:
             desk.touch()
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """As ``Desk.pull``, over all shards."""
+        """Serve a pull as ``Desk.pull`` does, over all shards."""
         request = msgspec.structs.replace(request, columns=False)
         for desk in self.desks:
             desk.check(request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.expires_ns / 1e9
         self.touch()
-        # First come, first served: who asks while others wait goes behind them.
+        # First come, first served: a new pull queues after those that wait.
         queue_first = bool(self.desks[0].waiters)
         waiter: asyncio.Event | None = None
         found: list[Delivery] = []
@@ -73,7 +74,7 @@ class ShardedDesk:
                     desk.check(request)
             return await self._result(found)
         except BaseException:
-            # Also when the pull was cancelled: what it would have got is for the next one.
+            # A cancelled pull ends here too: its messages go to the next pull.
             for desk in self.desks:
                 part = desk.shard.machine.part
                 desk.give_back([one for one in found if one.message.shard == part])
@@ -93,12 +94,12 @@ class ShardedDesk:
         waiter = asyncio.Event()
         for desk in self.desks:
             desk.wait(waiter)
-        if look_again:  # what came between the look at a desk and here woke nobody
+        if look_again:  # messages that came after the look at their desk woke nobody
             waiter.set()
         return waiter
 
     async def _take(self, request: PullRequest, found: list[Delivery]) -> None:
-        """Put into ``found`` what there is in all shards, up to a batch."""
+        """Add available messages of all shards to ``found``, up to a batch."""
         size = 0
         too_small: ApiError | None = None
         begin, count = self._first, len(self.desks)
@@ -109,10 +110,10 @@ class ShardedDesk:
                 taken = await desk.take(_rest(request, found, size))
             except ApiError as error:
                 if error.spec is errors.PULL_TOO_SMALL:
-                    too_small = error  # of other shards there may be smaller ones
+                    too_small = error  # other shards may have smaller messages
                     continue
                 if found:
-                    break  # what was taken goes out; the next pull is told
+                    break  # send what was taken; the next pull gets the error
                 raise
             if isinstance(taken, DeliveryColumns):
                 taken = in_deliveries(taken)
@@ -162,7 +163,7 @@ class ShardedDesk:
 
 
 def _rest(request: PullRequest, found: list[Delivery], size: int) -> PullRequest:
-    """What is left of a pull when ``found`` was taken of it, ``size`` bytes."""
+    """Return the rest of a pull after ``found`` with ``size`` bytes was taken."""
     if not found:
         return request
     left = max((request.max_bytes or PULL_BYTES_MAX) - size, 1)
@@ -193,7 +194,7 @@ async def _shard_info(desk: Desk) -> ConsumerShardInfo:
 
 
 def _sum(pairs: Sequence[SequencePair]) -> SequencePair:
-    """Positions of all shards as one: consumer sequences add up, of the stream's the highest."""
+    """Add the positions of all shards: the sum of consumer sequences, the highest of others."""
     return SequencePair(
         sum(pair.consumer_seq for pair in pairs),
         max(pair.stream_seq for pair in pairs),

@@ -1,9 +1,9 @@
-"""The desk of a consumer that acknowledges nothing: what is given out is done with.
+"""The desk of a consumer without acknowledgements: a delivered message is settled.
 
-Nothing stays pending and nothing comes again, so messages are chosen a block at a time and stay in
-columns, and what is recorded is how far the consumer has come. A stream that keeps messages by
-interest lets go of them with the record of their delivery: there it does as other desks do, and
-sends what is recorded.
+Nothing is pending and nothing is delivered again. So messages are chosen a block at a time and stay
+in columns, and only the consumer's position is recorded. Streams with interest retention remove
+messages by the record of their delivery. There this desk works as others do, and records deliveries
+before it sends them.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from contrail_storage.replica.entries import has_failed
 
 @dataclass(slots=True, eq=False)
 class UnackedDesk(Desk):
-    """A desk without acknowledgements. ``_given`` is the position behind what was given out."""
+    """A desk without acknowledgements."""
 
-    _given: int = 0
-    _unrecorded: bool = False
+    _given: int = 0  # the position after the last delivered message
+    _unrecorded: bool = False  # whether ``_given`` is not proposed yet
 
     def new_term(self) -> None:
-        """This node leads anew: another may have given out more meanwhile."""
+        """Begin a term as leader: another node may have delivered more in the meantime."""
         self.consumer_seq = max(self.consumer_seq, self.consumer.delivered.consumer_seq)
         self._send_soon(JOIN_S)
         self.wake()
@@ -43,9 +43,9 @@ class UnackedDesk(Desk):
         return True
 
     def _settles(self) -> bool:
-        """Whether the stream lets go of what is given out, so that each message is recorded.
+        """Whether the stream removes delivered messages, so that each delivery is recorded.
 
-        Also when it did so until now, while deliveries from then are not recorded.
+        Also true when it did so until now and deliveries from that time are not recorded yet.
         """
         return self.shard.machine.config.retention == "interest" or bool(self.in_flight)
 
@@ -63,7 +63,7 @@ class UnackedDesk(Desk):
                 await self._choose_columns(batch)
                 pending = await self._count_pending() if batch.count else 0
             except BaseException:
-                # Also when the pull was cancelled: what it would have got is for the next one.
+                # A cancelled pull ends here too: its messages go to the next pull.
                 self.position = begun
                 self._counted_to = -1
                 self.wake()
@@ -78,7 +78,7 @@ class UnackedDesk(Desk):
         return found if request.columns else in_deliveries(found)
 
     async def _choose_columns(self, batch: ColumnBatch) -> None:
-        # Nothing may be awaited behind the last look at what is new, or a wake would be missed.
+        # Nothing may be awaited after the last look at new messages, or a wake would be missed.
         while not batch.full:
             position = self._catch_up()
             if position > self.shard.applied_seq:
@@ -87,16 +87,16 @@ class UnackedDesk(Desk):
             if block is None:
                 return
             self._check_open()
-            if self._catch_up() == position:  # otherwise messages went away meanwhile
+            if self._catch_up() == position:  # otherwise messages were removed meanwhile
                 found = self._select(block, position)
                 self._take_columns(batch, found)
 
     def _take_columns(self, batch: ColumnBatch, found: Found) -> None:
-        """Take found messages while they fit, and move on behind them."""
+        """Take messages while they fit, and move the position past them."""
         seqs = found.positions + found.block.base_seq
         fresh = found.positions
         settled = self.consumer.acked_ahead
-        if settled:  # acknowledged by its token, although that was not asked for
+        if settled:  # acknowledged by token, although the consumer needs no acknowledgements
             fresh = fresh[~np.isin(seqs, list(settled))]
         taken = batch.take(found.block, fresh, self.shard.machine.subjects)
         self.position = found.next_seq
@@ -144,6 +144,6 @@ class UnackedDesk(Desk):
 
     def _advanced(self, done: "asyncio.Future[Result]") -> None:
         if has_failed(done):
-            # The clients have them all the same: it is recorded with the next ones, or by the next
-            # term, since it may be that this node leads no longer.
+            # The clients have the messages. The position is recorded with the next deliveries, or
+            # by the next term if this node no longer leads.
             self._unrecorded = True

@@ -1,8 +1,8 @@
-"""What callers are told when the disk fails a read, or does not come back from a write.
+"""Answers to callers when the disk fails a read, or does not finish a write.
 
-A disk that hangs fails nothing: whoever waits for the log would wait for as long as it hangs. After
-``publish_timeout`` the outcome is unknown to the caller. What was taken is not taken back: it is
-stored, and the change made, when the disk goes on.
+A disk that hangs reports no error, so a caller would wait for the log for as long as it hangs.
+After ``publish_timeout`` the caller gets an unknown outcome. The accepted request is not withdrawn:
+it is stored or carried out when the disk continues.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _log: Final = structlog.get_logger("contrail.answers")
 
 
 class _Waiting:
-    """Who waits for the outcome of one publish; told once, of what comes first."""
+    """The caller of one publish; it gets one outcome, the first."""
 
     __slots__ = ("_all", "_done", "due_s")
 
@@ -36,12 +36,12 @@ class _Waiting:
         everyone[self] = None
 
     def __call__(self, outcome: PublishOutcome) -> None:
-        """Tell the outcome; one that comes too late is told to nobody."""
+        """Pass the outcome to the caller; a late one is dropped."""
         if self.leave():
             self._done(outcome)
 
     def leave(self) -> bool:
-        """Wait no longer; False when it has been told."""
+        """Stop waiting; False when the caller has an outcome already."""
         if self in self._all:
             del self._all[self]
             return True
@@ -49,25 +49,26 @@ class _Waiting:
 
 
 class AnswerDeadline:
-    """Ends waiting for the log after ``timeout_s``; used on one event loop."""
+    """Ends waits for the log after ``timeout_s``; used on one event loop."""
 
     def __init__(self, timeout_s: float, progress: Callable[[], Hashable]) -> None:
-        """``progress`` changes whenever the log takes anything."""
+        """``progress`` changes whenever the log applies anything."""
         self._timeout_s = timeout_s
         self._progress = progress
         self._waiting: dict[_Waiting, None] = {}
         """Publishes without an outcome, in the order in which they become overdue."""
+        # Due when the first of `_waiting` is overdue, or earlier; None while none waits.
         self._timer: asyncio.TimerHandle | None = None
         self._going_on: set[asyncio.Task[Any]] = set()
-        """Changes that nobody waits for any more; the task alone would be garbage."""
+        """Changes without a caller; the reference keeps their tasks from garbage collection."""
 
     @property
     def waiting(self) -> int:
-        """Publishes that have no outcome yet, and changes that go on without a caller."""
+        """Publishes without an outcome, and changes that continue without a caller."""
         return len(self._waiting) + len(self._going_on)
 
     def publish(self, done: Done, propose: Callable[[Done], None]) -> None:
-        """Have ``propose`` publish; ``done`` is called once, in time. Raises what it raises."""
+        """Publish by ``propose``; ``done`` is called once, in time. Raises its errors."""
         loop = asyncio.get_running_loop()
         one = _Waiting(self._waiting, done, loop.time() + self._timeout_s)
         if self._timer is None:
@@ -96,9 +97,9 @@ class AnswerDeadline:
         )
 
     async def change(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; OUTCOME_UNKNOWN when the log has stood still for the time.
+        """Return the result of ``work``; OUTCOME_UNKNOWN if the log stands still for the timeout.
 
-        A change of many steps takes as long as it needs while the log goes on.
+        A change of many steps takes as long as it needs while the log makes progress.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -120,9 +121,9 @@ class AnswerDeadline:
             _log.warning("late_change_failed", error=str(task.exception()))
 
     async def wait(self, work: Awaitable[T], wait_ns: int = 0) -> T:
-        """The result of what changes nothing, but may wait for the log; STORAGE_FAILED.
+        """Return the result of work that changes nothing but may wait for the log.
 
-        ``wait_ns`` is what the caller allows for on top.
+        Raises STORAGE_FAILED after the timeout plus ``wait_ns``, which the caller allows.
         """
         try:
             async with asyncio.timeout(self._timeout_s + wait_ns / NS_PER_S):
@@ -133,11 +134,11 @@ class AnswerDeadline:
 
 
 class Answering(Protocol):
-    """What has methods that change something."""
+    """An object with methods that change something."""
 
     @property
     def deadline(self) -> AnswerDeadline:
-        """How long their callers wait."""
+        """The time limit of their callers."""
         ...
 
 
@@ -148,7 +149,7 @@ A = TypeVar("A", bound=Answering)
 def reads(
     method: Callable[Concatenate[S, P], Awaitable[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """A method whose failed reads are STORAGE_READ_FAILED to the caller."""
+    """Make a failed read in ``method`` a STORAGE_READ_FAILED for the caller."""
 
     @wraps(method)
     async def answered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -163,7 +164,7 @@ def reads(
 def changes(
     method: Callable[Concatenate[A, P], Awaitable[T]],
 ) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
-    """As :func:`reads`, for a method that changes something: see :meth:`AnswerDeadline.change`."""
+    """As :func:`reads`, for methods that change something: see :meth:`AnswerDeadline.change`."""
     answered = reads(method)
 
     @wraps(method)
@@ -174,7 +175,7 @@ def changes(
 
 
 def read_failed(error: StoreFailedError) -> ApiError:
-    """What the caller is told of a read that failed; the log names the file."""
+    """Return the caller's error for a failed read; the log names the file."""
     _log.warning("read_failed", error=str(error))
     reason = str(error).rpartition(": ")[2]
     return ApiError(errors.STORAGE_READ_FAILED, f"the disk failed to read: {reason}")

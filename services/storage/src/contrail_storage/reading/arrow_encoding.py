@@ -22,7 +22,7 @@ _HEADERS_TYPE: Final = pa.map_(pa.string(), pa.list_(pa.string()))
 
 
 def schema_of(kind: Literal["contrail", "spark"], columns: Sequence[str]) -> pa.Schema:
-    """The schema of a replay with ``columns`` (empty: all), in their fixed order."""
+    """Return the schema of a replay with ``columns`` (empty: all), in their fixed order."""
     unit = "ns" if kind == "contrail" else "us"
     types = {
         "shard": pa.int32(),
@@ -37,7 +37,7 @@ def schema_of(kind: Literal["contrail", "spark"], columns: Sequence[str]) -> pa.
 
 
 class SubjectTexts:
-    """Subject ids as text, from a table's list of names, which only ever grows at its end."""
+    """Converts subject ids to text by a table's list of names, which only grows at its end."""
 
     def __init__(self) -> None:
         self._texts: tuple[Sequence[str | None], pa.Array] = ((), _strings([]))
@@ -57,12 +57,12 @@ class SubjectTexts:
 
 
 def _behind(sids: NDArray[np.uint32], base: int) -> NDArray[np.int64]:
-    """How far numbers are behind ``base``; they come round again."""
+    """The distance of subject numbers from ``base``; numbers wrap around."""
     return (sids.astype(np.int64) - base) & 0xFFFF_FFFF
 
 
 class BatchEncoder:
-    """Record batches of a schema, as messages of a stream; several threads may make them."""
+    """Encodes record batches of a schema as messages of a stream; for use by several threads."""
 
     def __init__(self, schema: pa.Schema, shard: int) -> None:
         self._shard = shard
@@ -72,11 +72,11 @@ class BatchEncoder:
         self._others = pa.schema(fields)
 
     def message(self, picked: Picked, names: Sequence[str | None], base: int) -> Chunk | Pieces:
-        """One record batch of the messages, in order; payloads are not copied."""
+        """Encode one record batch of the messages, in order; payloads are not copied."""
         arrays = [self._column(field, picked, names, base) for field in self._others]
         others = pa.RecordBatch.from_arrays(arrays, schema=self._others)
         if not self._with_data:
-            # As a stream's writer would write it, less its copies.
+            # The same bytes as from a stream's writer, without its copies.
             return memoryview(others.serialize())
         offsets, payloads = picked.payloads()
         return batch_with_payloads(others, picked.count, offsets.data, payloads)
@@ -105,7 +105,7 @@ def _strings(texts: Sequence[str | None]) -> pa.Array:
 
 
 def _array(kind: pa.DataType, values: NDArray[Any]) -> pa.Array:
-    # Not pa.array: that looks for pandas first, which costs a second where it is installed.
+    # Not pa.array: it imports pandas first, which takes a second if pandas is installed.
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 

@@ -1,7 +1,7 @@
-"""Record batches on the wire whose last column stays where it is.
+"""Arrow record batches on the wire, without copying their last column.
 
-A writer of Arrow streams copies every column into one message. Payloads are most of a replay, and
-lie in stored blocks: here the message's head counts them in, and they follow in pieces.
+A writer of Arrow streams copies every column into one message. Payloads are most of a replay and
+are in stored blocks. So here the message's head includes their size, and they follow in pieces.
 
 Layout (Arrow columnar format 1.5, encapsulated message and RecordBatch; FlatBuffers binary
 format): continuation mark, size of the metadata, metadata, body. The metadata that pyarrow writes
@@ -40,11 +40,11 @@ _HEAD: Final = struct.Struct(
     "HHHHH2x"  # 36: table of places of RecordBatch, with three fields
     "iIqII"  # 48: RecordBatch: back to its places; nodes, length, buffers; how many nodes
 )
-assert _HEAD.size == 9 * 8  # nodes behind it are aligned
+assert _HEAD.size == 9 * 8  # so that the nodes after it are aligned
 
 
 class _Parts(NamedTuple):
-    """What a message holds: field nodes and buffers as they are written, and the body."""
+    """The parts of a message: encoded field nodes, encoded buffers, and the body."""
 
     nodes: bytes
     buffers: bytes
@@ -54,9 +54,9 @@ class _Parts(NamedTuple):
 def batch_with_payloads(
     others: pa.RecordBatch, rows: int, offsets: memoryview, payloads: Sequence[Chunk]
 ) -> tuple[Chunk, ...]:
-    """A message with the columns of ``others`` and one of type binary behind them, in pieces.
+    """Return a message with the columns of ``others`` and a last binary column, in pieces.
 
-    ``offsets`` are i32[rows + 1] from 0 into ``payloads``, laid one behind the other.
+    ``offsets`` are i32[rows + 1], from 0, into the concatenated ``payloads``.
     """
     parts = _read(memoryview(others.serialize()))
     size = sum(map(len, payloads))
@@ -118,20 +118,20 @@ def _read(message: memoryview) -> _Parts:
 
 
 def _target(metadata: memoryview, at: int) -> int:
-    """Where the reference at ``at`` leads to."""
+    """Return the place that the reference at ``at`` leads to."""
     target: int = at + _U32.unpack_from(metadata, at)[0]
     return target
 
 
 def _place(metadata: memoryview, table: int, field: int) -> int:
-    """Where a field of the table at ``table`` is; every writer gives these fields."""
+    """Return the place of a field of the table at ``table``; every writer sets these fields."""
     places = table - _I32.unpack_from(metadata, table)[0]
     place: int = table + _U16.unpack_from(metadata, places + 4 + 2 * field)[0]
     return place
 
 
 def _pairs(metadata: memoryview, at: int) -> bytes:
-    """The elements of the vector that the reference at ``at`` leads to."""
+    """Return the elements of the vector that the reference at ``at`` leads to."""
     vector = _target(metadata, at)
     count = _U32.unpack_from(metadata, vector)[0]
     return bytes(metadata[vector + 4 : vector + 4 + count * _PAIR.size])

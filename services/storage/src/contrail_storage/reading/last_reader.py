@@ -1,12 +1,13 @@
 """The newest message of each subject as of a point of the stream, a page at a time.
 
-Subjects are taken in the order of their numbers, some at a time. Of those the newest messages up to
-the point are found from the newest to the oldest, in one pass backwards over the blocks' subject
-columns for all of them; a block is passed over when none of them can have its newest message in it.
-At any time each subject that is open has no message between where the pass stands and the point, so
-the token of a page needs to hold no more than that place and the open subjects: a subject comes at
-most once, whatever is published or removed between pages. What is removed before its page is read
-is passed over for an older message of its subject, if there is one.
+Subjects are taken in the order of their numbers, some at a time: they are "open". One pass goes
+backwards from the point over the blocks' subject columns and finds the newest message of each open
+subject. It skips blocks that cannot have one.
+
+At any time, no open subject has a message between the place of the pass and the point. So the token
+of a page only has that place and the open subjects, and a subject comes at most once, whatever is
+published or removed between pages. If a message is removed before its page is read, an older
+message of its subject takes its place, if there is one.
 """
 
 import asyncio
@@ -31,20 +32,20 @@ from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 
 _PAUSE_BLOCKS: Final = 32
-"""Blocks in memory are looked through without a wait: others have their turn in between."""
+"""Blocks in memory are searched without waiting, so after this many others get their turn."""
 
 
-# A token comes from outside: nothing in it may overflow.
+# A token comes from outside, so its numbers are bounded: none of them may overflow.
 _Seq = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 _Sid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 @dataclass(slots=True, frozen=True)
 class LastBounds:
-    """What one request may cost.
+    """Limits of the cost of one request.
 
-    It looks through ``blocks`` for ``subjects`` at a time (a token holds no more of them); a page
-    ends with the message that reaches ``page_bytes``.
+    It searches ``blocks`` for ``subjects`` at a time (a token has no more of them). A page ends
+    with the message that reaches ``page_bytes``.
     """
 
     subjects: int = 1_024
@@ -53,7 +54,7 @@ class LastBounds:
 
 
 class LastToken(msgspec.Struct, array_like=True):
-    """Where the next page begins; ``gaps`` are the differences of the open subjects' numbers."""
+    """Where the next page begins; ``gaps`` are differences of the open subjects' numbers."""
 
     request: bytes
     point_seq: _Seq
@@ -72,10 +73,10 @@ class LastReader:
     async def read(
         self, shard: Shard, request: LastRequest
     ) -> tuple[list[StoredMessage], str | None]:
-        """A page, in order of sequence, and the token of the next (BAD_REQUEST for a foreign one).
+        """Return a page by sequence, and the token of the next (BAD_REQUEST for a foreign one).
 
-        A page may hold few messages, or none, and still not be the last: a request looks through
-        a limited number of blocks.
+        A page may have few or no messages without being the last one: a request searches a limited
+        number of blocks.
         """
         newest = await self._newest(shard, request) if _is_of_one_now(request) else None
         if newest is not None:
@@ -93,7 +94,7 @@ class LastReader:
             if not shard.machine.exists:
                 raise ApiError(errors.STREAM_NOT_FOUND)
             if block is None:
-                continue  # it went away: the next aim knows
+                continue  # it was removed, and the next aim knows
             for position in search.newest_in(shard, block):
                 message = self._reader.message(shard, block, position)
                 search.take(block.base_seq + position, int(block.subject_ids[position]))
@@ -107,9 +108,9 @@ class LastReader:
         return _in_order(page), search.token() if search.aim(shard, found) else None
 
     async def _newest(self, shard: Shard, request: LastRequest) -> list[StoredMessage] | None:
-        """The last message of a literal subject, where the table says it lies; None: look for it.
+        """Return the last message of a literal subject by the table; None if a search is needed.
 
-        The general way costs ten times as much, and this is the most frequent read of a key.
+        A search costs ten times as much, and this is the most frequent read of a key.
         """
         machine, table = shard.machine, shard.machine.subjects
         sid = table.ids.get(request.subject)
@@ -145,7 +146,7 @@ class LastReader:
 
 
 def _is_of_one_now(request: LastRequest) -> bool:
-    """Whether a request asks for the newest message of one subject and nothing else."""
+    """Whether a request only asks for the newest message of one subject."""
     points = request.up_to_seq or request.up_to_time_ns or request.token
     return not points and bool(request.subject) and not is_wildcard(request.subject)
 
@@ -155,19 +156,21 @@ def _in_order(page: list[StoredMessage]) -> list[StoredMessage]:
 
 
 class _Search:
-    """The pass: ``open`` subjects have no message in ``seq`` + 1 .. ``point_seq``."""
+    """The pass. ``_open`` subjects have no message in ``seq`` + 1 .. ``_point_seq``."""
 
     def __init__(self, request: bytes, point_seq: int, subjects_max: int) -> None:
         self._request = request
         self._point_seq = point_seq
         self._subjects_max = subjects_max
+        # Number of the first subject that was not opened yet.
         self._next_sid = 0
+        # Numbers of the open subjects, ascending.
         self._open: I64Array = np.zeros(0, np.int64)
         self.seq = point_seq
 
     @classmethod
     def resume(cls, token: LastToken, applied_seq: int, subjects_max: int) -> "_Search":
-        """The pass where a page left it."""
+        """Continue where a page ended."""
         search = cls(token.request, min(token.point_seq, applied_seq), subjects_max)
         search._next_sid = token.next_sid
         search._open = np.cumsum(np.array(token.gaps, np.int64))
@@ -175,7 +178,7 @@ class _Search:
         return search
 
     def token(self) -> str:
-        """What :meth:`resume` goes on from."""
+        """Return the token for :meth:`resume`."""
         gaps = np.diff(self._open, prepend=0).tolist()
         return encode_state(
             LastToken(self._request, self._point_seq, self._next_sid, self.seq, gaps)
@@ -221,6 +224,6 @@ class _Search:
         return positions
 
     def take(self, seq: int, sid: int) -> None:
-        """The message ``seq`` of the subject is in the page; the pass goes on below it."""
+        """Close the subject, whose message ``seq`` is in the page; the pass goes on below it."""
         self._open = self._open[self._open != sid]
         self.seq = seq - 1

@@ -14,12 +14,12 @@ _FROM_URL: Final = str.maketrans("-_", "+/")
 
 
 def encode_token(position: str) -> str:
-    """The token of the page behind ``position``."""
+    """Return the token of the page after ``position``."""
     return base64.urlsafe_b64encode(position.encode()).decode().rstrip("=")
 
 
 def decode_token(token: str) -> str:
-    """The position in ``token``, "" for the first page; BAD_REQUEST for a foreign token."""
+    """Return the position in ``token``, "" for the first page; BAD_REQUEST for a foreign token."""
     padded = token.translate(_FROM_URL) + "=" * (-len(token) % 4)
     try:
         position = base64.b64decode(padded, validate=True).decode()
@@ -31,7 +31,7 @@ def decode_token(token: str) -> str:
 
 
 def decode_number(token: str) -> int:
-    """The position in ``token`` as a number, 0 for the first page."""
+    """Return the position in ``token`` as a number, 0 for the first page; else BAD_REQUEST."""
     position = decode_token(token)
     if position and not (position.isascii() and position.isdigit()):
         raise ApiError(errors.BAD_REQUEST, "the page token is invalid", applied=False)
@@ -39,12 +39,12 @@ def decode_number(token: str) -> int:
 
 
 def encode_state(state: msgspec.Struct) -> str:
-    """The token of a page that takes more than one position to continue."""
+    """Return the token of a page that needs more than one position to continue."""
     return base64.urlsafe_b64encode(msgspec.msgpack.encode(state)).decode().rstrip("=")
 
 
 def decode_state(token: str, shape: type[_S]) -> _S:
-    """The state in ``token``; BAD_REQUEST for a foreign token."""
+    """Return the state in ``token``; BAD_REQUEST for a foreign token."""
     padded = token.translate(_FROM_URL) + "=" * (-len(token) % 4)
     try:
         data = base64.b64decode(padded, validate=True)

@@ -1,6 +1,6 @@
-"""Which messages of stored blocks a scan gives out, and their columns, without a loop over them.
+"""Select messages of stored blocks for a scan, and their columns, without a loop over messages.
 
-What keys of subjects seal is opened last, of the picked messages alone.
+Messages sealed with subject keys are decrypted last, and only the selected ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ from contrail_storage.core.subjects.filters import SubjectLookup
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 
 _PIECE_BYTES_MIN: Final = 4_096
-"""Payloads of less on the average are joined: a system call looks at each piece by itself."""
+"""Payloads with a smaller average are joined, because a system call handles each piece alone."""
 
 
 class Run(NamedTuple):
-    """The messages of a block from position ``low`` up to ``stop``."""
+    """The messages of a block from position ``low`` up to, not including, ``stop``."""
 
     block: BlockView
     low: int
@@ -29,7 +29,7 @@ class Run(NamedTuple):
 
 
 class Picked:
-    """Messages of runs that follow each other; ``rows`` (None: all) count from the first run on."""
+    """Messages of consecutive runs; ``rows`` (None: all) count from the start of the first run."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Picked:
         rows: NDArray[np.intp] | None = None,
         subject_ids: U32Array | None = None,
     ) -> None:
-        """``subject_ids`` are those of the picked messages, where they are known."""
+        """``subject_ids`` are those of the selected messages, if they are known."""
         self.runs = runs
         self.rows = rows
         self._subject_ids = subject_ids
@@ -65,7 +65,7 @@ class Picked:
         return sequences
 
     def _places(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """In which run each row is."""
+        """The index of the run of each row."""
         return self._bounds.searchsorted(rows, "right") - 1
 
     def times_ns(self) -> I64Array:
@@ -79,7 +79,7 @@ class Picked:
         return self._subject_ids
 
     def payloads(self) -> tuple[NDArray[np.int32], list[Chunk]]:
-        """Offsets of the payloads, laid one behind the other, and the payloads in pieces."""
+        """Offsets of the concatenated payloads, and the payloads in pieces."""
         offsets = np.zeros(self.count + 1, np.int32)
         if self.rows is not None:
             return offsets, self._picked_payloads(self.rows, offsets)
@@ -89,7 +89,7 @@ class Picked:
             ends = block.offsets[low : stop + 1].view(np.int32)
             first, last = int(ends[0]), int(ends[-1])
             pieces.append(block.payload[first:last])
-            # The offsets of this run, moved to where it comes to stand.
+            # The offsets of this run, moved to its place among the others.
             end = at + stop - low
             np.add(ends[1:], size - first, out=offsets[at + 1 : end + 1])
             size += last - first
@@ -99,10 +99,10 @@ class Picked:
     def _picked_payloads(self, rows: NDArray[np.intp], offsets: NDArray[np.int32]) -> list[Chunk]:
         places = self._places(rows)
         ends = np.concatenate([run.block.offsets[run.low : run.stop + 1] for run in self.runs])
-        at = rows + places  # each run has an end more than messages
+        at = rows + places  # each run has one offset more than messages
         starts, stops = ends[at], ends[at + 1]
         np.cumsum(stops - starts, out=offsets[1:])
-        # What lies one behind the other is one piece.
+        # Adjoining payloads are one piece.
         breaks = np.flatnonzero((starts[1:] != stops[:-1]) | (places[1:] != places[:-1])) + 1
         first, last = np.append(0, breaks), np.append(breaks, len(rows)) - 1
         payloads = [run.block.payload for run in self.runs]
@@ -115,7 +115,7 @@ class Picked:
         return _in_pieces(pieces, int(offsets[-1]))
 
     def positions(self, at: int) -> NDArray[np.intp]:
-        """Positions in its block of the messages of a run."""
+        """Positions of a run's messages in its block."""
         _, low, stop = self.runs[at]
         if self.rows is None:
             return np.arange(low, stop)
@@ -124,14 +124,14 @@ class Picked:
         return positions
 
     def by_run(self) -> Iterator[tuple[BlockView, NDArray[np.intp]]]:
-        """The blocks, each with the positions of its messages."""
+        """Yield the blocks, each with the positions of its messages."""
         for at, run in enumerate(self.runs):
             positions = self.positions(at)
             if len(positions):
                 yield run.block, positions
 
     def take(self, column: Callable[[BlockView], pa.Array]) -> list[pa.Array]:
-        """The messages' rows of a column over whole blocks, block by block."""
+        """Return the messages' rows of a column over whole blocks, block by block."""
         if self.rows is None:
             return [column(block).slice(low, stop - low) for block, low, stop in self.runs]
         return [column(block).take(_places_array(positions)) for block, positions in self.by_run()]
@@ -142,7 +142,7 @@ def pick(
     live: Sequence[NDArray[np.bool_] | None],
     lookup: SubjectLookup | None,
 ) -> Picked:
-    """What is ``live`` (a mask over each run; None: all) and found in ``lookup`` (None: all)."""
+    """Select what is ``live`` (a mask over each run; None: all) and in ``lookup`` (None: all)."""
     everything = Picked(runs)
     if not everything.count:
         return everything
@@ -173,7 +173,7 @@ def _places_array(positions: NDArray[np.intp]) -> pa.Array:
 
 
 def open_picked(opener: ContentOpener, picked: Picked) -> Picked:
-    """``picked`` as it is to be encoded; messages whose keys were destroyed are left out.
+    """Decrypt ``picked``; leave out messages whose keys were destroyed.
 
     Raises ContentBrokenError.
     """
@@ -193,7 +193,7 @@ def open_picked(opener: ContentOpener, picked: Picked) -> Picked:
 def _opened(
     opener: ContentOpener, run: Run, positions: NDArray[np.intp]
 ) -> tuple[Run, NDArray[np.intp]]:
-    """A run with what is at ``positions`` opened, and those of them that could be."""
+    """Return a run with ``positions`` decrypted, and those of them whose keys exist."""
     block, low, stop = run
     if block.seals is None:
         return run, positions

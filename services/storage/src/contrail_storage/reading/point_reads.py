@@ -1,8 +1,8 @@
-"""Blocks for single messages: those that are asked for at the same time are read together.
+"""Blocks for single messages: blocks requested at the same time are read together.
 
-A thread for each block would cost more than the reading: two switches, and the lock of the
-interpreter twice. So one thread reads at a time, and what is asked for meanwhile waits for its next
-turn: alone a read goes at once, under load many share one.
+A thread for each block would cost more than the read: two switches, and the interpreter lock
+twice. So one thread reads at a time, and new requests wait for its next turn. A single read starts
+at once; under load, many reads share a turn.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contrail_common.columns.blocks import Block
 from contrail_storage.store.block_store import BlockStore
 
 TURN_BLOCKS: Final = 32
-"""Blocks of one turn: some MiB at the most, so that nobody waits long for the others' reading."""
+"""Blocks of one turn: a few MiB at most, so that no request waits long for others."""
 
 _Waiters = list[asyncio.Future[Block]]
 
@@ -23,11 +23,13 @@ class PointReads:
 
     def __init__(self, blocks: BlockStore) -> None:
         self._blocks = blocks
+        # By shard and base sequence: who waits for the block.
         self._asked: dict[int, dict[int, _Waiters]] = {}
+        # Runs `_read_all`; None when nothing is requested.
         self._turns: asyncio.Task[None] | None = None
 
     async def block(self, shard: int, base_seq: int) -> Block:
-        """The block with ``base_seq``, which was not in memory when it was asked for.
+        """Return the block with ``base_seq``, which was not in memory at the request.
 
         Raises one of UNREADABLE, or the store's error.
         """
@@ -55,7 +57,7 @@ class PointReads:
                 for base_seq, one in zip(bases, found, strict=True):
                     _settle(waiting.pop(base_seq), one)
                 if waiting:
-                    self._asked[shard] = waiting  # behind the other shards
+                    self._asked[shard] = waiting  # after the other shards
         finally:
             self._turns = None
 
@@ -63,7 +65,7 @@ class PointReads:
 def _settle(waiters: _Waiters, found: Block | Exception) -> None:
     for waiter in waiters:
         if waiter.done():
-            continue  # whoever asked no longer waits
+            continue  # the caller has stopped waiting
         if isinstance(found, Exception):
             waiter.set_exception(found)
         else:

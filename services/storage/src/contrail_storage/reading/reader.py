@@ -1,4 +1,4 @@
-"""Reading messages of a shard by sequence, time and subject, up to what is applied."""
+"""Reading messages of a shard by sequence, time and subject, up to the last applied one."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -24,12 +24,12 @@ from contrail_storage.store.rocks_store import StoreCorruptError
 _RETRIES = 8
 _RUN_BLOCKS = 64
 _RUN_BYTES = 32 << 10
-"""Small blocks that are read with the first of them: a thread for each would cost more."""
+"""Bytes of small blocks that are read with the first: a thread for each would cost more."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Found:
-    """Selected messages of one block: positions ascending, and the sequence behind the scan."""
+    """Selected messages of one block: ascending positions, and the next sequence to look at."""
 
     block: Block
     positions: NDArray[np.intp]
@@ -37,25 +37,25 @@ class Found:
 
 
 class Reader:
-    """Reads through the block store; blocking reads go to the default executor."""
+    """Reads through the block store; blocking reads run in the default executor."""
 
     def __init__(self, blocks: BlockStore, opener: ContentOpener | None = None) -> None:
-        """``opener`` is of what subject keys seal; None where nothing is sealed."""
+        """``opener`` decrypts messages sealed with subject keys; None if there are none."""
         self.opener = opener or ContentOpener(None)
         self._blocks = blocks
         self._points = PointReads(blocks)
         self._filters = FilterCache()
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
-        """The first block that ends above ``seq``, or None behind the last."""
+        """Return the first block that ends at or after ``seq``; None when there is none."""
         return await self._block(shard, lambda directory: directory.position(seq))
 
     async def block_of(self, shard: Shard, seq: int) -> Block | None:
-        """The block that holds ``seq``, read for this one message; None when there is none."""
+        """Return the block with ``seq``, read for one message; None when there is none."""
         return await self._block(shard, lambda directory: directory.position(seq), of_seq=seq)
 
     async def block_below(self, shard: Shard, seq: int) -> Block | None:
-        """The last block that begins at or below ``seq``, or None in front of the first."""
+        """Return the last block that begins at or before ``seq``; None when there is none."""
         return await self._block(shard, lambda directory: directory.position_below(seq))
 
     async def _block(
@@ -82,9 +82,9 @@ class Reader:
                     block = await asyncio.to_thread(self._blocks.load_run, number, bases, times)
                 if self._blocks.directories.get(number) in (directory, None):
                     return block
-                # The store was opened again: what stands there may be other blocks.
+                # The store was opened again and may have other blocks now: look again.
             except BlockMissingError:
-                continue  # merged or trimmed while we asked: look again
+                continue  # merged or trimmed while it was read: look again
             except (BlockCorruptError, StoreCorruptError) as error:
                 raise self.damage(shard, base_seq, error) from error
         raise ApiError(
@@ -94,14 +94,14 @@ class Reader:
         )
 
     def damage(self, shard: Shard, base_seq: int, error: Exception) -> ApiError:
-        """Stop the shard over a block that does not read back, and say so."""
+        """Mark the shard as damaged by an unreadable block, and return the error."""
         shard.damaged = f"block {base_seq}: {error}"
         return ApiError(errors.DATA_LOST, shard.damaged)
 
     def select(
         self, shard: Shard, block: Block, from_seq: int, subject_filter: SubjectFilter
     ) -> Found:
-        """Which messages of ``block`` from ``from_seq`` on are live, applied, and match."""
+        """Select the live, applied and matching messages of ``block`` from ``from_seq`` on."""
         machine = shard.machine
         low = max(from_seq, block.base_seq, machine.counters.first_seq) - block.base_seq
         high = min(block.last_seq, shard.applied_seq) + 1 - block.base_seq
@@ -121,7 +121,7 @@ class Reader:
         return Found(block, np.flatnonzero(wanted) + low, next_seq)
 
     def message(self, shard: Shard, block: Block, position: int) -> StoredMessage | None:
-        """The message at ``position`` of ``block``, which is live.
+        """Return the message at ``position`` of ``block``, which is live.
 
         None when its key was destroyed: the message is about to be removed.
         """
@@ -132,9 +132,9 @@ class Reader:
             raise self.damage(shard, block.base_seq, error) from error
 
     def opened(self, shard: Shard, block: Block, positions: Iterable[int]) -> MessageColumns:
-        """The columns of ``block``; where they are sealed, those at ``positions`` are opened.
+        """Return the columns of ``block``; if sealed, those at ``positions`` are decrypted.
 
-        The others are blank then, and so are those whose keys were destroyed.
+        The other messages are blank, and so are those whose keys were destroyed.
         """
         try:
             return self.opener.columns(block.columns, positions)[0]
@@ -142,7 +142,7 @@ class Reader:
             raise self.damage(shard, block.base_seq, error) from error
 
     async def get(self, shard: Shard, seq: int) -> StoredMessage:
-        """One message (MESSAGE_NOT_FOUND)."""
+        """Return one message (MESSAGE_NOT_FOUND)."""
         if shard.machine.is_live(seq) and seq <= shard.applied_seq:
             block = await self.block_of(shard, seq)
             if block is not None and shard.machine.is_live(seq):
@@ -152,7 +152,7 @@ class Reader:
         raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
 
     async def previous_of_subject(self, shard: Shard, seq: int) -> int:
-        """The last live message below ``seq`` that has its subject, 0 when there is none."""
+        """The last live message before ``seq`` with the same subject, 0 when there is none."""
         machine = shard.machine
         block = await self.block_at(shard, seq)
         if block is None or not machine.is_live(seq):
@@ -175,7 +175,7 @@ class Reader:
         return 0
 
     async def seq_of_time(self, shard: Shard, time_ns: int) -> int:
-        """The first sequence at or after ``time_ns``; behind the last when there is none."""
+        """The first sequence at or after ``time_ns``; the next new one when there is none."""
         directory = self._blocks.directory(shard.machine.shard)
         position = directory.position_of_time(time_ns)
         if position >= len(directory):
@@ -187,7 +187,7 @@ class Reader:
         return max(seq, shard.machine.counters.first_seq)
 
     async def read_range(self, shard: Shard, request: RangeRequest) -> RangeResult:
-        """Messages for a range request; waits for the first when asked to."""
+        """Return the messages of a range request; wait for the first if it says so."""
         subject_filter = self.filter_of(shard, (request.subject,) if request.subject else ())
         from_seq = request.from_seq
         if request.start_time_ns:
@@ -204,7 +204,7 @@ class Reader:
         return RangeResult(messages, next_seq, pending)
 
     async def collect(self, shard: Shard, request: RangeRequest) -> tuple[list[StoredMessage], int]:
-        """Messages from ``from_seq`` on, as far as they are applied, and the next sequence."""
+        """Return applied messages from ``from_seq`` on, and the next sequence."""
         wanted = self.filter_of(shard, (request.subject,) if request.subject else ())
         return await self._collect(shard, request.from_seq, wanted, request)
 
@@ -217,7 +217,8 @@ class Reader:
         missed = 0
         while True:
             if not missed & (missed - 1):
-                # Looking into the table costs as much as some blocks where there are many subjects.
+                # Only after 1, 2, 4 ... blocks without a match: with many subjects, looking into
+                # the table costs as much as reading some blocks.
                 next_seq = self._skip(shard, next_seq, subject_filter)
             block = None
             if next_seq <= shard.applied_seq:
@@ -239,7 +240,7 @@ class Reader:
             next_seq = block.last_seq + 1
 
     def _skip(self, shard: Shard, from_seq: int, subject_filter: SubjectFilter) -> int:
-        """The first sequence from ``from_seq`` on that may match; behind the applied when none."""
+        """The first sequence at or after ``from_seq`` that may match; after all when none can."""
         if subject_filter.matches_all:
             return from_seq
         table = shard.machine.subjects
@@ -252,7 +253,7 @@ class Reader:
     async def count(
         self, shard: Shard, from_seq: int, to_seq: int, subject_filter: SubjectFilter
     ) -> int:
-        """Live messages that match from ``from_seq`` to ``to_seq`` (inclusive, applied)."""
+        """Count live matching messages from ``from_seq`` to ``to_seq`` (inclusive, applied)."""
         machine = shard.machine
         low = max(from_seq, machine.counters.first_seq)
         if low > to_seq:
@@ -270,16 +271,16 @@ class Reader:
             return total
         bottom_seq, top_seq = int(first.min()), int(last.max())
         if top_seq <= to_seq and low - bottom_seq < top_seq - low:
-            # All of these that the table counts, less those below.
+            # The table's count of these subjects, less their messages before `low`.
             everything = int(table.counts[at].sum())
             return total + everything - await self._count_of(shard, at, bottom_seq, low - 1)
         return total + await self._count_of(shard, at, low, min(top_seq, to_seq))
 
     async def _count_of(self, shard: Shard, places: I64Array, from_seq: int, to_seq: int) -> int:
-        """Live messages of the subjects at ``places`` in ``from_seq`` .. ``to_seq``."""
+        """Count live messages of the subjects at ``places`` in ``from_seq`` .. ``to_seq``."""
         machine = shard.machine
-        numbered = machine.subjects.numbered  # the table may lay out its places anew meanwhile
-        wanted = np.zeros(int(places.max()) + 2, np.bool_)  # the last stands for all others
+        numbered = machine.subjects.numbered  # the table may rearrange its places meanwhile
+        wanted = np.zeros(int(places.max()) + 2, np.bool_)  # the last one stands for all others
         wanted[places] = True
         total, seq = 0, from_seq
         while seq <= to_seq:
@@ -298,7 +299,7 @@ class Reader:
         return total
 
     async def newest_from(self, shard: Shard, subject_filter: SubjectFilter, count: int) -> int:
-        """The sequence from which on ``count`` live messages match; 0 when there are no more."""
+        """The sequence of the ``count``-th newest match; 0 when there are fewer."""
         seq = shard.applied_seq
         while seq >= shard.machine.counters.first_seq:
             block = await self.block_below(shard, seq)
@@ -312,20 +313,20 @@ class Reader:
         return 0
 
     def deleted_ranges(self, shard: Shard, limit: int, token: str) -> DeletedRanges:
-        """Deleted sequences inside the stream, paged by sequence."""
+        """Return deleted sequences inside the stream, paged by sequence."""
         counters = shard.machine.counters
         from_seq = max(decode_number(token), counters.first_seq)
         ranges, next_seq = shard.machine.deleted.ranges(from_seq, counters.last_seq, limit)
         return DeletedRanges(ranges, None if next_seq is None else encode_token(str(next_seq)))
 
     def filter_of(self, shard: Shard, patterns: tuple[str, ...]) -> SubjectFilter:
-        """The filter for ``patterns`` over the shard's subjects."""
+        """Return the filter for ``patterns`` over the shard's subjects."""
         return self._filters.get(shard.machine.subjects, patterns)
 
     def subject_counts(
         self, shard: Shard, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
-        """(subject, messages) of matching subjects in byte order, paged by subject."""
+        """Return (subject, messages) of matching subjects in byte order, paged by subject."""
         table = shard.machine.subjects
         after = decode_token(token)
         names = sorted(

@@ -1,7 +1,7 @@
-"""Bulk replay: planning a pinned range and streaming it, block by block, off the event loop.
+"""Bulk replay: plan a pinned range, and stream it block by block, off the event loop.
 
 A range is pinned by its sequences: reading it twice gives the same messages while they are kept.
-Work on blocks (store reads, decoding, Arrow) runs in worker threads; the loop passes chunks on.
+Work on blocks (store reads, decoding, Arrow) runs in worker threads; the loop only sends chunks.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ from contrail_storage.store.rocks_store import StoreCorruptError, StoreFailedErr
 
 _RETRIES: Final = 8
 _ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
-"""End of an Arrow stream: a message of no bytes (Arrow columnar format, IPC)."""
+"""End of an Arrow stream: a message of zero bytes (Arrow columnar format, IPC)."""
 SPLITS_MAX: Final = 1_024
 _AHEAD: Final = 2
-"""Units under way for a reader, besides the one that it is sent."""
+"""Units in progress for a reader, besides the one that is being sent."""
 
 _Given = TypeVarTuple("_Given")
 _Answer = TypeVar("_Answer")
@@ -54,7 +54,7 @@ class Replayer:
         self._reader = reader
 
     async def plan(self, shard: Shard, request: ReplayPlanRequest) -> ReplayPlan:
-        """Pin the range and cut it at block borders into about ``splits`` equal parts."""
+        """Pin the range, and split it at block borders into about ``splits`` equal parts."""
         machine = shard.machine
         assert machine.record is not None
         low = max(request.from_seq, machine.counters.first_seq)
@@ -87,7 +87,7 @@ class Replayer:
         return splits
 
     def check(self, shard: Shard, request: ReplayRequest) -> tuple[int, int]:
-        """The closed range to stream; ApiError when it may not be."""
+        """Return the closed range to stream; ApiError when it may not be streamed."""
         machine = shard.machine
         assert machine.record is not None
         if request.incarnation and request.incarnation != machine.record.incarnation:
@@ -119,7 +119,7 @@ class Replayer:
     async def stream(
         self, shard: Shard, request: ReplayRequest, low: int, high: int
     ) -> AsyncIterator[Chunk | Pieces]:
-        """The encoded body, about a record batch at a time.
+        """Yield the encoded body, about a record batch at a time.
 
         The next units are read and encoded while one is sent.
         """
@@ -139,7 +139,7 @@ class Replayer:
                 unit, making = begun.popleft()
                 made = await self._made(shard, making)
                 if made is None or not scan.stands(unit):
-                    # Something came in between: in its turn, and without what was read ahead.
+                    # Blocks or messages have changed: make this unit again, alone.
                     await _settled(one for _, one in begun)
                     begun.clear()
                     made, seq = await self._in_turn(shard, scan, unit.low, encoder)
@@ -151,7 +151,7 @@ class Replayer:
         yield encoder.tail(messages)
 
     async def _made(self, shard: Shard, making: "asyncio.Future[_Made]") -> "_Made | None":
-        """What was made, or None when its blocks stand no longer."""
+        """Return the made unit, or None when its blocks have been replaced."""
         try:
             return await making
         except BlockMissingError:
@@ -162,7 +162,7 @@ class Replayer:
             raise read_failed(error) from error
 
     def _make(self, number: int, unit: "_Unit", encoder: "Encoder") -> "_Made":
-        """Read and encode; in a thread."""
+        """Read and encode a unit. Runs in a thread."""
         try:
             views = self._blocks.view_many(number, unit.bases)
         except (BlockCorruptError, StoreCorruptError) as error:
@@ -183,7 +183,7 @@ class Replayer:
             raise _DamagedError(self._unreadable(number, bases), error) from error
 
     def _unreadable(self, number: int, bases: list[int]) -> int:
-        """Which of blocks that were read together it is."""
+        """Return which of several blocks is unreadable."""
         for base in bases:
             try:
                 self._blocks.view_surely(number, [base])
@@ -192,7 +192,7 @@ class Replayer:
         return bases[0]
 
     def _encoded(self, unit: "_Unit", views: list[BlockView], encoder: "Encoder") -> "_Made":
-        """In a thread."""
+        """Encode a unit. Runs in a thread."""
         runs = []
         for place, first_seq, count in unit.wanted:
             low = first_seq - views[place].base_seq
@@ -208,7 +208,7 @@ class Replayer:
     async def _in_turn(
         self, shard: Shard, scan: "_Scan", seq: int, encoder: "Encoder"
     ) -> tuple["_Made", int]:
-        """The unit at ``seq`` as messages stand once it is read, and the sequence behind it."""
+        """Make the unit at ``seq`` as of its reading; return it and the next sequence."""
         for _ in range(_RETRIES):
             unit = scan.unit(seq)
             try:
@@ -217,7 +217,7 @@ class Replayer:
                 unit = scan.choose(unit.bases, extents, seq)
                 return await self._in_thread(self._encoded, unit, views, encoder), unit.high + 1
             except BlockMissingError:
-                continue  # merged or trimmed while we asked: look again
+                continue  # merged or trimmed while it was read: look again
             except _DamagedError as error:
                 raise self._reader.damage(shard, error.base_seq, error.reason) from error
         raise ApiError(
@@ -234,7 +234,7 @@ class Replayer:
 
 
 async def _settled(futures: "Iterable[asyncio.Future[Any]]") -> None:
-    """Wait for what nobody needs any more; what it fails with is nobody's surprise."""
+    """Wait for futures that are no longer needed, and ignore their errors."""
     waiting = list(futures)
     for one in waiting:
         one.cancel()
@@ -242,7 +242,7 @@ async def _settled(futures: "Iterable[asyncio.Future[Any]]") -> None:
 
 
 class _DamagedError(Exception):
-    """Blocks do not read back."""
+    """Blocks are unreadable."""
 
     def __init__(self, base_seq: int, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -259,9 +259,9 @@ class _Bounds(NamedTuple):
 
 _ALL: Final = _Bounds(16_384, 2 << 20)
 _SPARK: Final = _Bounds(8_192, 4 << 20)
-"""Spark takes a batch into rows, and is slower with larger ones."""
+"""For Spark, which converts a batch into rows and is slower with larger ones."""
 _SOME: Final = _Bounds(65_536, 4 << 20)
-"""Of what is looked through for some messages; less is sent."""
+"""For reads with a subject: much is searched, and less is sent."""
 
 
 def _bounds_of(request: ReplayRequest) -> _Bounds:
@@ -271,32 +271,32 @@ def _bounds_of(request: ReplayRequest) -> _Bounds:
 
 
 class _Unit(NamedTuple):
-    """Blocks that are read at once, and what of them is to be given out as of one moment."""
+    """Blocks to read together, and the messages of them to send, as of one moment."""
 
     low: int
     high: int
     bases: list[int]
     wanted: list[tuple[int, int, int]]
-    """Of which block, from which sequence on, how many."""
+    """(index of the block, first sequence, count)."""
     live: list[NDArray[np.bool_] | None]
     lookup: SubjectLookup | None
     names: Sequence[str | None]
     base: int
     last_times_ns: list[int]
-    """Of each block, as the directory has it; none where the blocks were read first."""
+    """By block, as the directory has it; empty if the blocks were read first."""
     moment: tuple[int, int]
-    """First sequence and number of deleted ones: while they stay, nothing has changed."""
+    """First sequence and number of deleted messages. If equal later, nothing has changed."""
 
 
 class _Made(NamedTuple):
-    """A chunk (None: of nothing) and how many messages are in it."""
+    """An encoded chunk (None: no message), and its number of messages."""
 
     chunk: Chunk | Pieces | None
     messages: int
 
 
 class _Scan:
-    """One replay's way over a shard, as far as it concerns the loop."""
+    """The progress of one replay over a shard. Used on the event loop."""
 
     def __init__(
         self, shard: Shard, request: ReplayRequest, directory: Directory, high: int
@@ -311,15 +311,15 @@ class _Scan:
         self._filter = SubjectFilter((request.subject,) if request.subject else ())
 
     def unit(self, seq: int) -> _Unit:
-        """What comes next from ``seq`` on; errors as :meth:`choose`."""
+        """Return the unit at ``seq``; raises as :meth:`choose`."""
         extents = self._directory.extents_from(seq, self._high, *self._bounds)
         unit = self.choose([base for base, _ in extents], extents, seq)
         return unit._replace(last_times_ns=self._directory.last_times_ns(unit.bases))
 
     def choose(self, bases: list[int], extents: list[tuple[int, int]], seq: int) -> _Unit:
-        """What of blocks with such ``extents`` (first sequence, count) is to be given out now.
+        """Choose the messages of blocks with these ``extents`` (first sequence, count).
 
-        ApiError when messages from ``seq`` on are gone that were to be given out.
+        Raises ApiError when messages from ``seq`` on that belong to the replay are gone.
         """
         machine = self._shard.machine
         self._check(seq)
@@ -334,7 +334,7 @@ class _Scan:
             if within > 0:
                 wanted.append((place, start, within))
                 live.append(None if whole else deleted.live_mask(start, within))
-            # The first of blocks that were merged meanwhile holds what is in the others too.
+            # If blocks were merged meanwhile, the first one has the messages of the others too.
             low = max(low, end)
         return _Unit(
             seq,
@@ -354,16 +354,15 @@ class _Scan:
         if not machine.exists:
             raise ApiError(errors.STREAM_NOT_FOUND)
         if machine is not self._machine:
-            # The same messages may lie in other blocks now. Like any body that is cut it lacks its
-            # end mark.
+            # The same messages may be in other blocks now. The body ends without its end mark.
             raise ApiError(errors.STORAGE_FAILED, "the store was reopened", retry_after_s=1)
         if seq < machine.counters.first_seq and not self._clamp:
-            # Retention overtook the reader. The body ends without its end mark, so nobody takes it
-            # for whole; asking again from here answers 410.
+            # Retention overtook the reader. The body ends without its end mark, so the client
+            # knows that it is incomplete. A new request from here on gets 410.
             raise ApiError(errors.REPLAY_GONE, "messages were removed while they were being read")
 
     def stands(self, unit: _Unit) -> bool:
-        """Whether all messages of ``unit`` are still there; errors as :meth:`choose`."""
+        """Whether all messages of ``unit`` still exist; raises as :meth:`choose`."""
         self._check(unit.low)
         machine = self._shard.machine
         first_seq, deleted = machine.counters.first_seq, machine.deleted
@@ -400,7 +399,7 @@ class _ArrowEncoder:
 
 
 class _RecordEncoder:
-    """One record a message; the last record is ``{"end": true, "messages": n}``."""
+    """One record per message; the last record is ``{"end": true, "messages": n}``."""
 
     def __init__(self, request: ReplayRequest, part: int) -> None:
         self._part = part
@@ -414,7 +413,7 @@ class _RecordEncoder:
         parts: list[bytes] = []
         for block, positions in picked.by_run():
             for position in positions.tolist():
-                # Numbers come round again, see core.subject_table.
+                # Subject numbers wrap around, see core.subject_table.
                 name = names[(int(block.subject_ids[position]) - base) & 0xFFFF_FFFF]
                 assert name is not None
                 parts.append(self._encode(self._record(block, position, name)))
@@ -460,7 +459,7 @@ class _NdjsonEncoder(_RecordEncoder):
 
 
 class _MsgpackEncoder(_RecordEncoder):
-    """msgpack maps one after the other, payloads as bytes."""
+    """Consecutive msgpack maps, with payloads as bytes."""
 
     def _put_payload(self, record: dict[str, object], payload: bytes) -> None:
         record["data"] = payload

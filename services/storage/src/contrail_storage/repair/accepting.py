@@ -1,8 +1,8 @@
-"""Opening a damaged folder all the same, with what can be read: nobody does so unasked.
+"""Opening a damaged folder with what can be read of it. Only done with ``accept_data_loss``.
 
-Beside the damaged store, log and record others are made, whole and flushed; then they take their
-place. A stream of which anything may be missing becomes another incarnation. The state of a shard
-stays a prefix of its log: of what the log holds behind a gap nothing is applied.
+Next to the damaged store, log and record, new ones are made and flushed; then they replace the
+damaged ones. A stream that may have lost anything gets another incarnation. The state of a shard
+stays a prefix of its log: no entry after a gap in the log is applied.
 """
 
 import secrets
@@ -67,7 +67,7 @@ from contrail_storage.streams.manager import HASH_KEY_BYTES
 from contrail_storage.upkeep.checkpointer import DataLostError, marks_of
 
 DAMAGED: Final = DataLostError, StoreCorruptError, NodeFileDamagedError, StoreMissingError
-"""What says that a folder is damaged."""
+"""The errors that say that a folder is damaged."""
 
 Node = TypeVar("Node")
 OpenStore = Callable[[Path], RocksStore]
@@ -89,7 +89,7 @@ _log = structlog.get_logger("contrail.accepting")
 
 @dataclass(slots=True, frozen=True)
 class Folder:
-    """A node's folder, nobody else's now, and how its parts are opened."""
+    """A node's folder, which no other process uses, and how to open its parts."""
 
     files: Files
     data_dir: Path
@@ -99,7 +99,7 @@ class Folder:
 
 @dataclass(slots=True)
 class _Losses:
-    """What is known to be missing: messages and ranges by shard, or anything of any stream."""
+    """The known losses: messages and ranges by shard, or anything of any stream."""
 
     reason: str
     everywhere: bool
@@ -112,9 +112,9 @@ def read_accepting(
     read: Callable[[], Node],
     parts: Callable[[Node], tuple[Store, Keyring | None]],
 ) -> Node:
-    """What ``read`` gives; with ``accept_data_loss`` what is damaged is mended before.
+    """Return the result of ``read``. With ``accept_data_loss``, first repair what is damaged.
 
-    ``parts`` are the store of what was read, and its keyring.
+    ``parts`` returns the store of what was read, and its keyring.
     """
     if not options.accept_data_loss:
         return read()
@@ -134,7 +134,7 @@ def read_accepting(
 
 
 def has_unreadable_rows(store: Store, keyring: Keyring | None) -> bool:
-    """Whether something in a store does not read back, or did not once. Reads all of it."""
+    """Whether a row of a store cannot be read, or could not be read before. Reads all rows."""
     rows = _readable(store.below if isinstance(store, SealedStore) else store, keyring)
     for _ in rows.rows():
         pass
@@ -143,16 +143,16 @@ def has_unreadable_rows(store: Store, keyring: Keyring | None) -> bool:
 
 
 def accept_data_loss(folder: Folder, damage: Exception | None) -> None:
-    """Make the folder one that opens. ``damage`` is why it does not, None for rows that rotted.
+    """Make the folder openable. ``damage`` is why it is not; None if rows cannot be read.
 
-    Raises DataLostError where nothing sensible can be kept, KeysRefusedError, NodeFileDamagedError,
-    or OSError where the disk fails; then nothing has changed, unless the text says otherwise.
+    Raises DataLostError if nothing sensible can be kept, KeysRefusedError, NodeFileDamagedError,
+    or OSError if the disk fails. Then nothing has changed, unless the text says otherwise.
     """
     keyring = _keyring_of(folder)
     try:
         _make(folder, damage, keyring)
     except BaseException as error:
-        with suppress(OSError):  # the next start does it
+        with suppress(OSError):  # if it fails, the next start does it
             discard_unfinished(folder.data_dir)
         if isinstance(error, (OSError, StoreFailedError)) and not isinstance(error, DAMAGED):
             raise OSError(f"{_UNMADE}: {error}") from error
@@ -173,7 +173,7 @@ def _reason(damage: Exception | None) -> str:
 
 
 def _make(folder: Folder, damage: Exception | None, keyring: Keyring | None) -> None:
-    """Make all that is to take the place of what is damaged."""
+    """Make everything that replaces the damaged parts."""
     making = begin_making(folder.files, folder.data_dir)
     _make_identity(folder, making, keyring)
     unreadable = _make_store(folder, making, keyring)
@@ -221,7 +221,7 @@ def _make_identity(folder: Folder, making: Path, keyring: Keyring | None) -> Non
 def _readable(
     store: RocksStore, keyring: Keyring | None, folder: Path | None = None
 ) -> ReadableRows:
-    """What reads back of a store; what does not may be in files of ``folder`` all the same."""
+    """The readable rows of a store; others may be found in the files of ``folder``."""
 
     def opened(key: bytes, value: bytes) -> bytes:
         try:
@@ -239,7 +239,7 @@ def _readable(
 
 
 def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
-    """Put what can be read of the store into a new one; True when that is not all."""
+    """Copy the readable rows of the store into a new one; True when some cannot be read."""
     source, target = folder.data_dir / STORE_NAME, making / STORE_NAME
     if not source.exists():
         return True
@@ -263,7 +263,7 @@ def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
 
 
 def _open_damaged(source: Path, repaired: Path) -> tuple[RocksStore, bool]:
-    """The store for reading, or a repaired copy of it, and whether all its files are there."""
+    """Open the store, or a repaired copy, for reading; and whether all its files exist."""
     try:
         return RocksStore.open_reading(source), True
     except StoreError:
@@ -303,7 +303,7 @@ def _write(store: Store, operations: list[Operation]) -> None:
 
 
 class _WriteThrough:
-    """Writes what each entry changes at once."""
+    """A `JobSink` that writes the changes of each entry at once."""
 
     def __init__(self, blocks: BlockStore, applied: dict[int, int]) -> None:
         self.writer: StoreWriter
@@ -312,7 +312,7 @@ class _WriteThrough:
         self._applied = applied
 
     def put(self, job: WriteJob) -> None:
-        job.bytes = 0  # of any size
+        job.bytes = 0  # so that `write_now` accepts a job of any size
         while not self.writer.write_now([job]):
             if self.failure is not None:
                 raise self.failure
@@ -322,10 +322,10 @@ class _WriteThrough:
         self._applied[job.group] = job.index
 
     def flush(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no job is held."""
 
     def fail(self, error: Exception) -> None:
-        """The store takes nothing any more."""
+        """Note that the store accepts no more writes."""
         self.failure = error
 
 
@@ -333,7 +333,10 @@ class _WriteThrough:
 
 
 class _Accepting:
-    """Brings the new store to where the log and the losses leave it, and makes log and record."""
+    """Applies the readable log and the losses to the new store, and makes a new log and record.
+
+    Used by one thread, before the node exists.
+    """
 
     def __init__(
         self,
@@ -344,29 +347,41 @@ class _Accepting:
         losses: _Losses,
         unreadable: bool,
     ) -> None:
+        # The damaged folder; only read.
         self._folder = folder
+        # The folder in which the new parts are made.
         self._making = making
+        # The new store.
         self._store = store
+        # Seals the new store and log; None if the folder is not encrypted.
         self._keyring = keyring
+        # Known so far; `_count_anew` and `run` add to it.
         self._losses = losses
+        # Whether rows of the old store could not be read.
         self._unreadable = unreadable
+        # The names of streams, as of the entries that are applied.
         self._meta = MetaMachine()
+        # The blocks of the new store.
         self._blocks = BlockStore(store)
+        # By group: the last applied index. The store always has it.
         self._applied = applied_indexes(self._scan)
         through = _WriteThrough(self._blocks, self._applied)
         through.writer = StoreWriter(
             store, StoreStalledError, lambda _: None, through.fail, self._codec_of
         )
+        # Has the shards' machines; writes each entry to the store before the next one.
         self._applier = Applier(
             self._meta, self._blocks, through.writer, lambda: None, AdvisoryHub(), sink=through
         )
+        # By stream: its new incarnation, once it is known to have lost something.
         self._incarnations: dict[str, str] = {}
         for group in _GROUPS:
             self._applied.setdefault(group, 0)
+        # The newest record of a checkpoint, which proves sequences; None if it cannot be read.
         self._proven = newest_record(folder.files, folder.data_dir / CHECKPOINTS_NAME)
 
     def run(self) -> None:
-        """Do it all; on return everything is flushed."""
+        """Do everything. When it returns, everything is flushed."""
         self._load()
         found = salvage(
             self._folder.files, self._folder.data_dir / LOG_NAME, self._applied, self._keyring
@@ -391,7 +406,7 @@ class _Accepting:
         return codec_of(shard.machine.compression) if shard is not None else None
 
     def _load(self) -> None:
-        """Load what is stored, each shard counted anew from the messages that can be read."""
+        """Load what is stored; count each shard again from the messages that can be read."""
         load_meta(self._scan, self._meta)
         named = {
             number: entry
@@ -434,7 +449,7 @@ class _Accepting:
         return next(self._store.scan_keys(prefix, keys.prefix_end(prefix)), None) is not None
 
     def _configure_anew(self, machine: StreamMachine, entry: StreamEntry) -> None:
-        """The messages are there, the configuration is not: they can be read, and no more."""
+        """Make a sealed configuration for messages without one, so that they can be read."""
         config = StreamConfig(
             name=entry.name, subjects=entry.subjects, shards=entry.shards, sealed=True
         )
@@ -454,7 +469,7 @@ class _Accepting:
         _log.critical("configuration_lost", stream=entry.name)
 
     def _pass_known_sequences(self) -> None:
-        """Sequences that the second record proves are not given again."""
+        """Skip sequences that the newest record proves, so that they are not used again."""
         marks = self._proven.shards if self._proven is not None else {}
         for number, mark in marks.items():
             shard = self._applier.shards.get(number)
@@ -476,7 +491,7 @@ class _Accepting:
         for key, value in self._scan(keys.shard_key(keys.BLOCK, number)):
             block = decode_block(value, BLOCK_CODECS)
             if block.base_seq < end_seq:
-                rows.append(("delete", key))  # a part of the one before, from before their merge
+                rows.append(("delete", key))  # merged into the block before it
                 continue
             end_seq = block.last_seq + 1
             recount.take(facts_of(block))
@@ -492,13 +507,13 @@ class _Accepting:
     def _apply_last(
         self, group: int, held: SalvagedGroup, commands: Iterable[tuple[int, cmd.Command]]
     ) -> None:
-        """Apply commands at an index above all that were ever given out."""
+        """Apply commands at an index above all indexes that were ever used."""
         index = max(self._applied[group], held.highest) + INDEX_STEP
         entry = cmd.Entry(time.time_ns(), list(commands))
         self._applier.apply(group, index, held.end_term, cmd.encode_entry(entry), None)
 
     def _names(self) -> list[tuple[int, cmd.Command]]:
-        """What makes the names those of the shards that are there."""
+        """Return commands that make the names match the existing shards."""
         shards = self._applier.shards
         commands: list[cmd.Command] = []
         taken: set[int] = set()
@@ -515,7 +530,7 @@ class _Accepting:
             if number in taken or record is None or record.part:
                 continue
             if number < self._meta.next_shard and not self._unreadable:
-                continue  # its name was released: the end of its removal is what is missing
+                continue  # its name was released, so only the end of its removal is missing
             config = record.config
             commands.append(
                 cmd.PlaceStream(
@@ -556,13 +571,13 @@ class _Accepting:
                 ranges=ranges,
                 newest_may_be_missing=losses.everywhere,
             )
-        # What no name leads to is kept aside with the damaged files alone.
+        # Shards without a name are only kept with the damaged files.
         orphans = [number for number in shards if number not in named]
         commands += [(number, cmd.DropStream()) for number in orphans]
         self._apply_last(_SHARDS, found[_SHARDS], commands)
 
     def _incarnation(self, entry: StreamEntry) -> str:
-        """The same for all shards of a stream."""
+        """The new incarnation of a stream, the same for all its shards."""
         fresh = self._incarnations.get(entry.name)
         if fresh is None:
             fresh = self._incarnations[entry.name] = secrets.token_hex(8)

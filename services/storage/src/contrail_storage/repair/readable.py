@@ -1,4 +1,4 @@
-"""What can still be read of a store some of whose blocks have rotted."""
+"""Read what is still readable of a store with damaged blocks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,24 +22,24 @@ _NUMBERED: Final = 13
 Row = TypeVar("Row")
 
 Opened = Callable[[bytes, bytes], bytes]
-"""What a (key, value) is once it is no longer sealed. Raises StoreCorruptError."""
+"""Decrypts the value of a (key, value). Raises StoreCorruptError."""
 
 
 class StrayRows:
-    """Rows out of the files that a store keeps beside its tables, where it cannot read them."""
+    """Rows from the files that a store keeps besides its tables, for rows that it cannot read."""
 
     def __init__(self, folder: Path, opened: Opened) -> None:
         self._blobs = StrayBlobs(folder)
         self._opened = opened
 
     def keys(self, prefix: bytes) -> list[bytes]:
-        """Keys, ascending, under which a value was ever written that may still be there."""
+        """Ascending keys of all values that were ever written and may still exist."""
         return self._blobs.keys(prefix)
 
     def find(self, key: bytes, index: bytes | None) -> bytes | None:
-        """The newest value under ``key``; of a block the one that ``index`` is of, if known.
+        """Return the newest value of ``key``; for a block, the one that matches ``index``, if any.
 
-        A value is only ever put again while it is current, so the newest file has the newest.
+        Only current values are ever written again, so the newest file has the newest value.
         """
         for value in self._blobs.values(key):
             with suppress(StoreCorruptError, BlockCorruptError):
@@ -53,10 +53,10 @@ class StrayRows:
 
 
 class ReadableRows:
-    """The rows of a store that read back; what does not is passed over, and noted by shard."""
+    """The readable rows of a store. Unreadable ones are skipped, and noted by shard."""
 
     def __init__(self, store: RocksStore, opened: Opened, stray: StrayRows | None = None) -> None:
-        """``opened`` raises BlockCorruptError as well, for what opens and is no block."""
+        """``opened`` also raises BlockCorruptError, for decrypted values that are not blocks."""
         self._store = store
         self._opened = opened
         self._stray = stray
@@ -64,7 +64,7 @@ class ReadableRows:
         """Kinds of rows that are incomplete, by shard."""
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """All of them; of a shard in order of key."""
+        """Yield all rows; those of a shard in the order of their keys."""
         for prefix in _OTHER_KINDS:
             yield from self._scan(prefix, META_SHARD, prefix[:1])
         for number in sorted(self._numbers()):
@@ -75,7 +75,7 @@ class ReadableRows:
                     yield from self._scan(keys.shard_key(kind, number), number, kind)
 
     def _numbers(self) -> set[int]:
-        """Shards of which there is anything."""
+        """Numbers of the shards that have any rows."""
         found = {META_SHARD}
         for kind in _NAMING_KINDS:
             for key in self._keys(kind):
@@ -104,7 +104,7 @@ class ReadableRows:
                 yield key, found
 
     def _astray(self, prefix: bytes) -> list[bytes]:
-        """Keys of rows that are there, and whose values the store cannot read."""
+        """Keys of existing rows whose values the store cannot read."""
         candidates = self._stray.keys(prefix) if self._stray is not None else []
         return [key for key in candidates if self._is_astray(key)]
 
@@ -116,7 +116,7 @@ class ReadableRows:
         return False
 
     def _rows_of(self, kind: bytes, number: int) -> list[tuple[bytes, bytes]]:
-        """Rows of a shard in order of key, opened."""
+        """Decrypted rows of a shard in the order of their keys."""
         rows = self._scan(keys.shard_key(kind, number), number, kind)
         return sorted((key, self._opened(key, value)) for key, value in rows)
 
@@ -127,7 +127,7 @@ class ReadableRows:
         key_of: Callable[[Row], bytes],
         on_gap: Callable[[], None],
     ) -> Iterator[Row]:
-        """What a scan gives that stops for nothing, but for what is astray."""
+        """Yield what a scan finds. It continues after errors, and skips the rows of `_astray`."""
         start = prefix
         for key in self._astray(prefix):
             yield from self._walk_between(start, key, scan, key_of, on_gap)
@@ -142,10 +142,10 @@ class ReadableRows:
         key_of: Callable[[Row], bytes],
         on_gap: Callable[[], None],
     ) -> Iterator[Row]:
-        """What a scan gives, and what it gives behind each place where it ends too early.
+        """Yield what a scan finds, and continue after each place where it fails.
 
-        Which keys cannot be read is not known, so ever more of them are passed over until it goes
-        on.
+        The unreadable keys are not known, so a growing number of keys is skipped until the scan
+        succeeds.
         """
         skip = 1
         while start < stop:
@@ -162,7 +162,7 @@ class ReadableRows:
                 return
 
     def _blocks(self, number: int) -> Iterator[tuple[bytes, bytes]]:
-        """Blocks are asked for one by one: beside one that rotted the next may be whole."""
+        """Yield blocks. Each is read by itself: the one after a damaged block may be sound."""
         pages, rows = (self._rows_of(kind, number) for kind in (keys.BLOCK_PAGE, keys.BLOCK_INDEX))
         directory = dict(StoredDirectory(pages, rows).index_rows())
         named = set(directory)
@@ -191,6 +191,6 @@ class ReadableRows:
 
 
 def _behind(key: bytes, count: int) -> bytes:
-    """The key ``count`` numbers behind ``key``."""
+    """Return the key that is ``count`` higher than ``key`` as a number."""
     width = max(len(key), _NUMBERED)
     return (int.from_bytes(key.ljust(width, b"\0"), "big") + count).to_bytes(width, "big")

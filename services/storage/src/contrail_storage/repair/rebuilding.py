@@ -1,8 +1,8 @@
-"""A store opened again, and all state that it and the log behind it make, as a start does it.
+"""Opening a store again and rebuilding all state from it and the log, as a start does.
 
-What a failed store had taken and not flushed is gone from it. The log still has it: a checkpoint
-drops segments only once the store was flushed. So machines and blocks are loaded from the rows, and
-the log is applied up to where the node stands. All of that is done beside the running node.
+A failed store has lost what it accepted and did not flush. The log still has that, because a
+checkpoint only removes segments after a flush. So machines and blocks are loaded from the rows, and
+the log is applied up to the node's indexes. All of this runs beside the running node.
 """
 
 import queue
@@ -40,13 +40,13 @@ _LOOK_S: Final = 0.1
 
 @dataclass(slots=True, frozen=True)
 class Rebuilt:
-    """An open store, and what stands in it and in the log."""
+    """An open store, and the state from it and the log."""
 
     store: RocksStore
     meta: MetaMachine
     applier: Applier
     ends: Mapping[int, int]
-    """Of each group the last entry that was applied."""
+    """By group: the last entry that was applied."""
 
 
 def rebuild(
@@ -60,8 +60,8 @@ def rebuild(
 ) -> Rebuilt:
     """Open the store, load it, and apply the log up to the indexes ``applied`` (None: all of it).
 
-    Not ``writable``: it is opened for reading, and what the log has besides stays in memory.
-    Blocks, until nobody waits any more: ``given_up`` is asked from this thread. Raises OSError,
+    If not ``writable``, the store is opened for reading, and later state stays in memory. Blocks;
+    ``given_up`` is called from this thread and says that nobody waits any more. Raises OSError,
     StoreError (also when given up), or LogRottenError; then nothing is open.
     """
     store = options.open_store(options.data_dir / STORE_NAME)
@@ -81,7 +81,10 @@ def rebuild(
 
 
 class _Rebuilding:
-    """Machines and blocks over one store; for one thread."""
+    """Machines and blocks over one store. Used by one thread; the writer's reports to it.
+
+    ``_reports`` goes from the writer's thread to the using thread.
+    """
 
     def __init__(
         self, store: Store, options: NodeOptions, given_up: Callable[[], bool], *, writable: bool
@@ -130,7 +133,7 @@ class _Rebuilding:
         self._writer.stop()
 
     def _take_reports(self, left_bytes: int) -> None:
-        """Take note of what was written, until no more than so much is not."""
+        """Handle reports of the writer until at most ``left_bytes`` are unwritten."""
         writer = self._writer
         while not self._reports.empty() or (
             writer.submitted != writer.settled
@@ -156,7 +159,7 @@ class _Rebuilding:
 
     def _written(self, jobs: list[Job]) -> None:
         if self._writable:
-            self.applier.written(jobs)  # otherwise their blocks are to stay in memory
+            self.applier.written(jobs)  # otherwise their blocks must stay in memory
 
     def _codec_of(self, number: int) -> BlockCodec | None:
         return self.applier.codec_of(number)
@@ -166,11 +169,11 @@ class _Rebuilding:
 
 
 class _Nowhere:
-    """In the place of a store that takes nothing."""
+    """Replaces a store that cannot be written."""
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Nothing: no page of a directory is made meanwhile."""
+        """Yield nothing: no page of a directory is made meanwhile."""
         yield from ()
 
     def write(self, operations: Sequence[object]) -> None:
-        """Drop it: the log has it."""
+        """Drop the operations: the log has them."""

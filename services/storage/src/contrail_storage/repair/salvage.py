@@ -1,7 +1,7 @@
-"""What can be used of a damaged log, and a new log that begins where the store stands.
+"""Salvage the usable part of a damaged log, and begin a new log at the indexes of the store.
 
-A group's entries are used up to the first that is missing: what lies above may depend on it. Where
-the store is ahead of the damage nothing is missing, and the entries behind it go on from the store.
+A group's entries are used up to the first missing one, because later entries may depend on it. If
+the store is ahead of the damage, nothing is missing, and later entries continue from the store.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,9 @@ from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
 @dataclass(slots=True)
 class SalvagedGroup:
-    """A group's log behind what the store holds: `entries` are (data, index, term), in order.
+    """A group's log after what the store has: `entries` are (data, index, term), in order.
 
-    `lost`: entries behind them are missing, or may be. `highest` is the last index that was seen.
+    `lost`: entries after them are missing, or may be. `highest` is the highest index seen.
     """
 
     end: int = 0
@@ -32,20 +32,20 @@ class SalvagedGroup:
     entries: list[tuple[bytes, int, int]] = field(default_factory=list)
     lost: bool = False
     doubtful: bool = True
-    """Whether an entry may have stood in what could not be read since the last one known."""
+    """Whether an unreadable part after the last known entry may have had entries."""
 
     @property
     def end_term(self) -> int:
-        """Term of the last entry, as far as it is known."""
+        """Term of the last entry, if known."""
         return self.entries[-1][2] if self.entries else self.term
 
 
 def salvage(
     files: Files, directory: Path, applied: Mapping[int, int], sealer: Sealer | None
 ) -> dict[int, SalvagedGroup]:
-    """Read what can be read; `applied` are the indexes that the store holds, by group.
+    """Read what can be read; `applied` are the store's indexes by group.
 
-    Changes nothing. Raises OSError, and UnsupportedVersionError for a newer release's log.
+    Changes nothing. Raises OSError, and UnsupportedVersionError for the log of a newer release.
     """
     reader = _Reader(applied)
     try:
@@ -77,7 +77,7 @@ def begin_anew(
     sealer: Sealer | None,
     groups: Mapping[int, tuple[int, int, SalvagedGroup]],
 ) -> None:
-    """Write a log whose groups stand at (index, term) of `groups`, with the votes known of them."""
+    """Write a log whose groups begin after (index, term) of `groups`, with their known votes."""
     files.make_directory(directory)
     segment = new_segment(1, 1)
     body = b"".join(
@@ -89,7 +89,7 @@ def begin_anew(
         body = codec.sealed_body(body, Seal(sealer, segment.salt, 1))
     handle = files.create(directory / segment.name)
     try:
-        # The second batch is empty: with it, rot in the first is told from a torn tail.
+        # The second batch is empty. It distinguishes damage in the first one from a torn tail.
         for number, part in ((1, body), (2, b"")):
             head = codec.batch_header(segment.salt, number, part, sealed=sealer is not None)
             handle.write([head, part])
@@ -106,12 +106,12 @@ class _Reader:
         self.next_segment = 0
 
     def doubt(self) -> None:
-        """Something could not be read: any group may have had entries there."""
+        """Note an unreadable part: any group may have had entries there."""
         for group in self._groups.values():
             group.doubtful = True
 
     def read(self, segment: Segment, data: bytes, limit: int | None, sealer: Sealer | None) -> None:
-        """Take the batches of a segment that are below `limit`, the first of the next one."""
+        """Read the batches of a segment below `limit`, which is the first of the next segment."""
         number = segment.first_batch
         for batch in _batches(data, segment.salt):
             if limit is not None and batch.number >= limit:
@@ -148,14 +148,14 @@ class _Reader:
             _end_at(group, end, record.term)
 
     def finish(self) -> dict[int, SalvagedGroup]:
-        """The groups; where something could not be read behind their last entry it may be lost."""
+        """Return the groups; unreadable parts after their last entries make them `lost`."""
         for group in self._groups.values():
             group.lost = group.lost or group.doubtful
         return self._groups
 
 
 def _batches(data: bytes, salt: bytes) -> Iterator[Batch]:
-    """Every sound batch, wherever it begins."""
+    """Yield every sound batch, wherever it begins."""
     view, offset = memoryview(data), 0
     while True:
         batch = codec.read_batch(view, offset, salt)
@@ -171,7 +171,7 @@ def _batches(data: bytes, salt: bytes) -> Iterator[Batch]:
 
 def _add(group: SalvagedGroup, record: Record, content: bytes) -> None:
     if record.index <= group.end:
-        # The store has it, or it is a copy of one that stands here.
+        # The store has the entry, or it repeats one that is known.
         group.doubtful = group.doubtful and record.index < group.end
     elif record.index == group.end + 1:
         group.entries.append((content, record.index, record.term))
@@ -181,7 +181,7 @@ def _add(group: SalvagedGroup, record: Record, content: bytes) -> None:
 
 
 def _end_at(group: SalvagedGroup, index: int, term: int) -> None:
-    """The log says that the group ends at `index`."""
+    """Handle a record that says that the group ends at `index`."""
     if index > group.end:
         group.lost = True
         return

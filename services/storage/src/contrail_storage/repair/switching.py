@@ -1,7 +1,7 @@
-"""Putting another store, log and record in the place of damaged ones, which are kept aside.
+"""Replace damaged parts of a folder (store, log, record) by new ones, and keep them aside.
 
-What takes their place is made whole in a folder of its own first. A small file then says that it
-counts: before that nothing has changed, and from then on every start finishes the switch.
+The new parts are first made completely in a folder of their own. A small file then makes them
+valid: before it nothing has changed, and after it every start finishes the switch.
 """
 
 import shutil
@@ -23,24 +23,24 @@ _MAKING: Final = "accepting"
 _MADE: Final = "accepted"
 _ASIDE: Final = "damaged"
 _KEPT: Final = 2
-"""So many damaged sets are kept; they share their tables with the store while those stand."""
+"""Damaged sets that are kept. While they exist, they share tables with the store."""
 
 
 def begin_making(files: Files, data_dir: Path) -> Path:
-    """An empty folder in which what is to take the place of the damaged parts is made."""
+    """Return an empty folder in which the new parts are made."""
     discard_unfinished(data_dir)
     files.make_directory(data_dir / _MAKING)
     return data_dir / _MAKING
 
 
 def discard_unfinished(data_dir: Path) -> None:
-    """Remove what was made and does not count."""
+    """Remove new parts that did not become valid."""
     if (data_dir / _MAKING).exists() and not (data_dir / _MADE).exists():
         shutil.rmtree(data_dir / _MAKING)
 
 
 def switch(files: Files, data_dir: Path) -> Path:
-    """What was made counts from here on; answers the folder where the damaged parts are kept."""
+    """Make the new parts valid; return the folder in which the damaged parts are kept."""
     files.sync_directory(data_dir / _MAKING)
     number = max((int(path.name) for path in _sets(data_dir)), default=0) + 1
     write_node_file(files, data_dir / _MADE, str(number).encode())
@@ -49,7 +49,7 @@ def switch(files: Files, data_dir: Path) -> Path:
 
 
 def finish_switch(files: Files, data_dir: Path) -> None:
-    """Go on with a switch that a crash interrupted, if there is one."""
+    """Finish a switch that a crash interrupted, if there is one."""
     try:
         aside = data_dir / _ASIDE / read_node_file(files, data_dir / _MADE).decode()
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def finish_switch(files: Files, data_dir: Path) -> None:
 
 
 def drop_kept_aside(data_dir: Path) -> None:
-    """Remove the damaged parts for good: an erasure asks for that, they may hold its bytes."""
+    """Remove the damaged parts for good, for an erasure: they may have its bytes."""
     if (data_dir / _ASIDE).exists():
         shutil.rmtree(data_dir / _ASIDE)
 

@@ -1,7 +1,7 @@
-"""Advisories for whoever listens: the newest are kept in memory while somebody does, never stored.
+"""Advisories: the newest ones are kept in memory while a listener reads them, and never stored.
 
-A listener is a reader with a position, so one that is slow costs nothing: it falls out of what is
-kept and is told how many it missed.
+A listener is a reader with a position, so a slow one costs nothing. When it falls behind the kept
+advisories, the answer says how many it missed.
 """
 
 import asyncio
@@ -20,15 +20,16 @@ KEPT_MAX: Final = 4_096
 KEPT_BYTES_MAX: Final = 2 << 20
 READERS_MAX: Final = 1_024
 LINGER_S: Final = 60.0
-"""How long nobody may read before nobody listens: longer than any reader stays away."""
+"""Time without a reader after which advisories are no longer kept; longer than readers pause."""
 _ADVISORY_BYTES: Final = 256
 _DIGITS: Final = re.compile("[0-9]{1,19}")
 
 
 class AdvisoryHub:
-    """Keeps advisories for readers, and nothing while ``listening`` is False.
+    """Keeps advisories for readers on the event loop, and none while ``listening`` is False.
 
-    Positions are of one period of listening: behind an older one an unknown number was missed.
+    A position is valid for one period of listening. After an older one, the number of missed
+    advisories is unknown.
     """
 
     def __init__(
@@ -39,24 +40,29 @@ class AdvisoryHub:
         linger_s: float = LINGER_S,
     ) -> None:
         self.listening = False
+        """Whether a reader came within the last ``linger_s``."""
         self.readers = 0
-        """Readers that wait."""
+        """Readers that wait for news."""
         self._kept_max = kept_max
         self._kept_bytes_max = kept_bytes_max
         self._readers_max = readers_max
         self._linger_s = linger_s
+        # Random name of the period of listening; a part of every position.
         self._period = ""
+        # The newest advisories of this period, numbered up to `_last`, and their total size.
         self._kept: deque[Advisory] = deque()
         self._bytes = 0
         self._last = 0
         """Number of the newest advisory of this period."""
+        # Loop time when a reader last came or ended its wait.
         self._heard_at = 0.0
+        # Done at the next advisory; shared by all waiting readers. None while nobody waits.
         self._news: asyncio.Future[None] | None = None
 
     # Telling -------------------------------------------------------------------------------------
 
     def tell(self, advisories: list[Advisory], time_ns: int, stream: str = "") -> None:
-        """Hand on what happened at ``time_ns``, of ``stream`` where an advisory names none."""
+        """Keep what happened at ``time_ns``; ``stream`` is for advisories that name none."""
         if not self.listening:
             return
         for advisory in advisories:
@@ -75,7 +81,7 @@ class AdvisoryHub:
     # Reading -------------------------------------------------------------------------------------
 
     async def read(self, asked: EventsRequest) -> EventsResult:
-        """Advisories behind a position; see ``StorageLink.read_events``."""
+        """Return advisories after a position; see ``StorageLink.read_events``."""
         self._listen()
         after = self._number(asked.after) if asked.after else self._last
         if after is None:
@@ -101,7 +107,7 @@ class AdvisoryHub:
         return found, self._last
 
     async def _wait_until(self, deadline: float) -> bool:
-        """Wait for another advisory; False when the time is over."""
+        """Wait for another advisory; False when the deadline passes first."""
         loop = asyncio.get_running_loop()
         left_s = deadline - loop.time()
         if left_s <= 0:
@@ -142,7 +148,7 @@ class AdvisoryHub:
         return f"{self._period}-{number}"
 
     def _number(self, position: str) -> int | None:
-        """The number in a position of this period; None for any other."""
+        """Return the number in a position of this period; None for any other position."""
         period, _, number = position.partition("-")
         if period != self._period or not _DIGITS.fullmatch(number):
             return None

@@ -1,4 +1,4 @@
-"""Applying committed entries: machines in order, answers to the callers, jobs to the writer."""
+"""Apply committed entries: run the machines in order, answer callers, hand jobs to the writer."""
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -55,36 +55,36 @@ _SMALL_BYTES: Final = MERGE_BYTES // 4
 _SMALL_MESSAGES: Final = MERGE_MESSAGES // 4
 _MAKING: Final = (ConfigureStream, RestorePart, FinishRestore)
 _ENDING: Final = (DropStream, AcceptLoss)
-"""What a stopped shard takes: commands that need nothing of it, and end that it stands still."""
+"""Commands that a stopped shard accepts: they need no messages, and they end the stop."""
 _log = structlog.get_logger("contrail.apply")
 
 
 def _makes(command: Command) -> bool:
-    """Whether it may be what a shard begins with."""
+    """Whether the command may create a shard."""
     return isinstance(command, _MAKING) and getattr(command, "may_create", True)
 
 
 class JobSink(Protocol):
-    """What takes the jobs of applied entries, in order."""
+    """Accepts the jobs of applied entries, in order."""
 
     def put(self, job: WriteJob) -> None:
-        """Take the job of the next entry."""
+        """Add the job of the next entry."""
         ...
 
     def flush(self) -> None:
-        """Hand on what is held."""
+        """Hand on all held jobs."""
         ...
 
 
 class NodeTimings:
-    """How long entries took, counted as they are applied."""
+    """Times from proposal to apply, and of apply itself."""
 
     def __init__(self) -> None:
         self.commits = Timings()
         self.applies = Timings()
 
     def applied(self, begun: float, own: EntryContext | None) -> None:
-        """An entry was applied from ``begun`` until now; ``own`` when its requests came here."""
+        """Count an entry whose apply began at ``begun``; ``own`` if this node proposed it."""
         now = perf_counter()
         self.applies.add(now - begun)
         if own is not None:
@@ -92,7 +92,10 @@ class NodeTimings:
 
 
 class Applier:
-    """Applies entries on the event loop and keeps the shards' runtimes."""
+    """Applies entries on the event loop and keeps the shards' runtimes.
+
+    All fields belong to the event loop, except where :meth:`codec_of` reads ``shards``.
+    """
 
     def __init__(
         self,
@@ -104,35 +107,38 @@ class Applier:
         merge_blocks: int = MERGE_BLOCKS,
         sink: JobSink | None = None,
     ) -> None:
-        """``sink`` is where jobs go, unless they are written behind by ``writer``."""
+        """``sink`` takes the jobs; without it they are written behind by ``writer``."""
         self.meta = meta
         self.written_indexes: dict[int, int] = {}
-        """Of each group, the index up to which everything is applied and in the store."""
+        """By group: the index up to which every entry is applied and in the store."""
         self.shards: dict[int, Shard] = {}
+        """By number. The event loop changes it; the store's writer thread looks shards up."""
         self.last_entry_ns = 0
+        """The latest time of an applied entry, in log time."""
         self.unwritten_bytes = 0
+        """Bytes of applied entries that the store does not have yet."""
         self._blocks = blocks
         self._writer = writer
         self._on_written = on_written
         self._advisories = advisories
         self._merge_blocks = merge_blocks
         self.on_stopped: Callable[[Shard], None] = lambda shard: None
-        """Told of a shard that has just stopped: its machine may be half changed."""
+        """Called with a shard that has just stopped; its machine may be partly changed."""
         self._behind: JobSink = sink or WriteBehind(writer, blocks, self.written)
 
     def new_shard(self, number: int) -> Shard:
-        """A shard without a stream yet."""
+        """Return a shard without a stream."""
         machine = StreamMachine(number, ShardFacts(self._blocks, number))
         return Shard(machine, 0)
 
     def hash_key(self, number: int) -> bytes:
-        """What message ids of a shard are hashed with; empty where there is no stream."""
+        """The key that hashes the message ids of a shard; empty if the shard has no stream."""
         shard = self.shards.get(number)
         record = shard.machine.record if shard is not None else None
         return record.hash_key if record is not None else b""
 
     def codec_of(self, number: int) -> BlockCodec | None:
-        """What the blocks of a shard are made smaller with; asked by the store's writer."""
+        """The codec that compresses the blocks of a shard. The writer's thread calls this too."""
         shard = None if keys.is_volatile(number) else self.shards.get(number)
         return codec_of(shard.machine.compression) if shard is not None else None
 
@@ -155,14 +161,14 @@ class Applier:
             self._behind.put(job)
 
     def _advance(self, writes: Writes) -> None:
-        """Let readers see what was appended."""
+        """Let readers see the appended messages."""
         for number in {number for number, _ in writes.blocks} | writes.reached.keys():
             shard = self.shards.get(number)
             if shard is not None:
                 shard.advance(shard.machine.counters.last_seq)
 
     def flush(self) -> None:
-        """Hand what waits to be written to the store now."""
+        """Hand all waiting jobs to the store's writer now."""
         self._behind.flush()
 
     def _apply_entry(self, index: int, entry: Entry, writes: Writes) -> list[Result | Unapplied]:
@@ -183,7 +189,7 @@ class Applier:
             results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
             self._tell(writes, entry.time_ns, shard)
             if not existed and shard.machine.exists and not shard.machine.counters.messages:
-                # Numbering may begin above 1: nothing below waits to be written.
+                # Numbering may begin above 1; there are no messages below to wait for.
                 shard.applied_seq = shard.machine.counters.last_seq
         return results
 
@@ -201,12 +207,13 @@ class Applier:
         try:
             result = shard.machine.apply(index, time_ns, command, writes)
         except (*UNREADABLE, StoreFailedError) as error:
-            # Whether a block reads back is not a result of the command: nothing of it is written,
-            # and the shard stands still before it.
+            # An unreadable block is not a result of the command. Nothing of the command is
+            # written, and the shard stops before it.
             writes.roll_back(mark)
             self._stop(shard, f"messages cannot be read back: {error}")
             if not isinstance(error, StoreFailedError):
-                # Rot stays, and is written with this entry; a disk may read again after a restart.
+                # Damage is permanent, so it is recorded with this entry. A failed read of the disk
+                # may succeed after a restart.
                 row = shard.damaged.encode()
                 writes.put(keys.shard_key(keys.STOPPED, shard.machine.shard), row)
             return Unapplied(shard.damaged)
@@ -239,7 +246,7 @@ class Applier:
     # Written -----------------------------------------------------------------------------------
 
     def written(self, jobs: list[Job]) -> None:
-        """Jobs reached the store. Runs on the event loop."""
+        """Note that jobs reached the store. Runs on the event loop."""
         for job in jobs:
             if isinstance(job, PageJob):
                 continue
@@ -259,7 +266,7 @@ class Applier:
         self._on_written()
 
     def lost(self, jobs: list[Job]) -> None:
-        """Jobs will never reach the store, which failed. Runs on the event loop."""
+        """Note that jobs will never reach the store, which failed. Runs on the event loop."""
         for job in jobs:
             if isinstance(job, WriteJob):
                 self.unwritten_bytes -= job.bytes
@@ -269,9 +276,9 @@ class Applier:
         self._on_written()
 
     def take_over(self, fresh: "Applier") -> None:
-        """Go on with the machines and blocks of ``fresh``, which stand at the same indexes.
+        """Adopt the machines and blocks of ``fresh``, which are at the same indexes.
 
-        Raises RuntimeError when they hold something else; then nothing has changed.
+        Raises RuntimeError if their state differs; then nothing has changed.
         """
         stored = {number: one for number, one in self.shards.items() if not one.volatile}
         if differing := _differing(stored, fresh.shards):
@@ -284,7 +291,7 @@ class Applier:
             known.machine = shard.machine
             known.machine.read_from(ShardFacts(self._blocks, number))
             known.small_runs = shard.small_runs
-            # A shard that stood still over a disk that failed goes on, if it reads back now.
+            # A shard that stopped because the disk failed goes on if it can be read now.
             lasting = "" if known.stopped else known.damaged
             known.damaged, known.stopped = shard.damaged or lasting, shard.stopped
             known.applied_seq = max(known.applied_seq, shard.applied_seq)
@@ -293,10 +300,10 @@ class Applier:
         self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)
 
     def _note_small(self, number: int, span: BlockSpan, level: int = 0) -> None:
-        """Remember a small block; when a run of them is worth a block, have it merged.
+        """Remember a small block, and merge the run of small blocks once it is long enough.
 
-        Merged blocks that are still small form runs of their own, so a stream fed one message
-        at a time ends in full blocks after two or three merges of each message.
+        Merged blocks that are still small form runs of their own. A stream that gets one message
+        at a time therefore ends in full blocks after two or three merges of each message.
         """
         shard = self.shards.get(number)
         if shard is None:
@@ -306,7 +313,7 @@ class Applier:
             return
         run = shard.small_runs.setdefault(level, SmallRun())
         if run.base_seqs and span.end_seq - run.base_seqs[0] > 2 * MERGE_MESSAGES:
-            # Too little is left in between: blanks would take more room than messages.
+            # Most messages in between are deleted: blanks would take more space than messages.
             run = shard.small_runs[level] = SmallRun()
         run.add(span)
         if (
@@ -328,15 +335,15 @@ class Applier:
         job = merge_job(number, known, directory.pages.stop)
         if not directory.replace(base_seqs, job.span):
             return None
-        # The directory names the merged block from now on; its body stands in memory until the
-        # writer has stored it.
+        # The directory names the merged block from now on. The block is read from memory until
+        # the writer has stored it.
         self._blocks.overlay(number, job.merged)
         self._hand_over(job)
         return job.span
 
     def store_pages(self) -> None:
-        """Have the directories of blocks stored in pages as far as they are due."""
-        self._behind.flush()  # a page that goes must find the rows of all blocks that went
+        """Store the directories of blocks in pages, as far as they are due."""
+        self._behind.flush()  # a page that is dropped needs the rows of all dropped blocks
         if self._writer.failed:
             return
         for number, directory in self._blocks.directories.items():
@@ -345,24 +352,24 @@ class Applier:
                     self._writer.submit(PageJob(number, due))
 
     def _hand_over(self, job: MergeJob | RewriteJob) -> None:
-        """Have blocks written in the place of others."""
+        """Write blocks in the place of others: now if possible, otherwise on its thread."""
         if self._writer.write_now([job]):
             self.written([job])
         else:
             self._writer.submit(job)
 
     def rewrite(self, number: int, old: BlockSpan, left: list[Block]) -> RewriteJob | None:
-        """Put what is ``left`` of it in the place of ``old``; None when that no longer stands.
+        """Replace the block ``old`` by ``left``; None when the directory no longer has ``old``.
 
-        Raises StoreFailedError while the store is given up.
+        Raises StoreFailedError when the store has failed.
         """
-        self._behind.flush()  # where ``old`` waits, it would be joined to others as it was
+        self._behind.flush()  # otherwise the waiting ``old`` would be joined to others unchanged
         if self._writer.failed and not keys.is_volatile(number):
             raise StoreFailedError("the store is not accepting writes")
         directory = self._blocks.directory(number)
         if not directory.holds(old):
             return None
-        # As with a merge: the directory first, the bodies in memory until they are stored.
+        # As with a merge: the directory changes first, and blocks are in memory until stored.
         gone = GoneBlock(number, old.base_seq, directory.is_paged(old.base_seq))
         job = RewriteJob(number, gone, [(block, span_of(block)) for block in left])
         self._blocks.discard(number, old.base_seq)
@@ -374,9 +381,9 @@ class Applier:
 
 
 def _differing(known: Mapping[int, Shard], fresh: Mapping[int, Shard]) -> list[int]:
-    """Shards that do not hold the same; none of a node that held nothing yet.
+    """Numbers of shards whose state differs; empty if ``known`` is empty.
 
-    An empty shard is as good as none: a command that was refused may have left one.
+    A missing shard equals an empty one: a refused command may have left an empty shard.
     """
     if not known:
         return []
@@ -386,7 +393,7 @@ def _differing(known: Mapping[int, Shard], fresh: Mapping[int, Shard]) -> list[i
 
 def _differ(one: Shard | None, other: Shard | None) -> bool:
     if one is not None and other is not None and (one.damaged or other.damaged):
-        return False  # where each of them stopped depends on what could be read
+        return False  # where a shard stopped depends on what could be read at the time
     return _mark(one) != _mark(other)
 
 

@@ -1,7 +1,7 @@
-"""Publishes to streams with subject keys: sealed before they reach the log, in their order.
+"""Publishes to streams with subject keys: sealed before they are logged, in their order.
 
-What is published to a subject that has no key waits until it has one, and so does all that comes
-for its shard behind it. The keys of all that waits are made together, with one sync.
+A publish to a subject without a key waits for the key, and so do all later publishes to its shard.
+The keys of all waiting publishes are made together, with one fsync.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ Done = Callable[[Outcome], None]
 
 
 def seals(shard: Shard | None) -> bool:
-    """Whether the content of a shard's messages is sealed with keys of their subjects."""
+    """Whether a shard's messages are sealed with keys of their subjects."""
     record = shard.machine.record if shard is not None else None
     return record is not None and record.config.erasure == "subject_key"
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A batch whose subjects have no keys yet, or that is behind one."""
+    """A batch whose subjects lack keys, or that is queued after such a batch."""
 
     batch: MessageBatch
     size: int
@@ -51,17 +51,19 @@ class _Waiting:
 
 
 class SealingLog:
-    """Takes what a `Proposer` takes, for shards whose messages are sealed."""
+    """Accepts publishes as a `Proposer` does, for shards whose messages are sealed."""
 
     def __init__(self, log: Proposer, keys: SubjectKeys, shards: Mapping[int, Shard]) -> None:
         self._log = log
         self._keys = keys
         self._shards = shards
+        # By shard: publishes without a key, and those after them. A present queue is not empty.
         self._waiting: dict[int, deque[_Waiting]] = {}
+        # Runs `_make_keys`; None when nothing waits.
         self._making: asyncio.Task[None] | None = None
 
     def takes(self, shard: int) -> bool:
-        """Whether what is published to a shard is to be sealed."""
+        """Whether messages for a shard must be sealed."""
         return seals(self._shards.get(shard))
 
     def append(self, shard: int, messages: list[PublishMessage]) -> asyncio.Future[list[PubResult]]:
@@ -95,7 +97,7 @@ class SealingLog:
             self._making = asyncio.ensure_future(self._make_keys())
 
     def _sealed(self, shard: int, batch: MessageBatch) -> MessageBatch | None:
-        """``batch`` with its content sealed; None while a subject of it has no key."""
+        """Seal the content of ``batch``; None when one of its subjects has no key."""
         target = self._shards.get(shard)
         if target is None or not seals(target):
             raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
@@ -116,7 +118,7 @@ class SealingLog:
             raise ApiError(errors.DATA_LOST, str(error), applied=False) from error
 
     async def _make_keys(self) -> None:
-        """Make the keys that are waited for, and let go on what waits, until nothing does."""
+        """Make the missing keys and log the waiting publishes, until none waits."""
         while self._waiting:
             wanted = dict.fromkeys(
                 (shard, subject)
@@ -131,7 +133,7 @@ class SealingLog:
                 _log.warning("subject_keys_not_made", error=str(error))
                 problem = refusal(error)
             except Exception as error:
-                # Whatever it is, nobody may wait for ever.
+                # An unexpected error must not leave callers waiting for ever.
                 _log.exception("subject_keys_failed")
                 problem = ApiError(errors.INTERNAL, repr(error), applied=False)
             for shard in list(self._waiting):
@@ -139,7 +141,7 @@ class SealingLog:
         self._making = None
 
     def _go_on(self, shard: int, problem: ApiError | None) -> None:
-        """Log what waits for a shard up to what lacks a key, or tell that of the problem."""
+        """Log a shard's publishes up to one without a key; with a ``problem``, refuse that."""
         waiting = self._waiting[shard]
         while waiting:
             one = waiting[0]
@@ -167,7 +169,7 @@ class SealingLog:
 
 
 def refusal(error: Exception) -> ApiError:
-    """Why nothing was stored, when keys could not be made."""
+    """The error for publishes whose keys could not be made; nothing was stored."""
     spec = errors.STORAGE_FAILED
     if isinstance(error, SubjectKeysFullError):
         spec = errors.SUBJECT_KEYS_FULL

@@ -1,8 +1,8 @@
-"""What becomes of requests: the commands of an entry, and who is told the outcome of each.
+"""Entries of the log: how requests become commands, and how each request gets its outcome.
 
-Messages of all requests for one shard that follow each other are joined into one columnar command.
-Batches come in columns and stay in them; single messages are put into columns together, when their
-entry is made.
+Consecutive messages for one shard are joined into one columnar command, across requests. Batches
+come in columns and stay in columns. Single messages are put into columns together when their entry
+is made.
 """
 
 import asyncio
@@ -42,23 +42,27 @@ from contrail_storage.replica.entry_sizes import (
 from contrail_storage.replica.message_ids import hash_id, hash_ids
 
 ENTRY_BYTES_MAX: Final = 256 * 1024
-"""An entry closes here, or has one larger command to itself."""
+"""An entry closes at this size. A larger command has an entry to itself."""
 LOGGED_BYTES_MAX: Final = 4 << 20
-"""The largest entry that a group takes."""
+"""The largest entry that a group accepts."""
 COMMAND_BYTES_MAX: Final = LOGGED_BYTES_MAX - 4_096
-"""The largest command; more than any that is made, but for a message as large as it may be."""
+"""The largest command. Only a message of the maximum size comes near it."""
 COMMAND_OVERHEAD: Final = 16
-"""Bytes of a command in an entry beside its own: the shard, and the head of the pair."""
+"""Bytes of a command in an entry besides its own: the shard, and the head of the pair."""
 WHOLE_BYTES_MAX: Final = BLOCK_BYTES_MAX * 3 // 2
-"""A request up to here has a larger block to itself: to cut it copies what is cut off."""
+"""A request up to this size may have a larger block to itself, as cutting it copies the rest."""
 _log = structlog.get_logger("contrail.proposer")
 
 Outcome = list[PubResult] | ApiError
-"""What became of the messages, in order; or why none of them was appended."""
+"""The results of the messages, in order; or the error if none of them was appended."""
 
 
 class AppendRequest:
-    """One publish request: its messages, the outcomes so far, and who is told all of them."""
+    """One publish request: its messages, their outcomes so far, and the callback for all of them.
+
+    Used on the event loop only. ``taken`` messages are in entries; the outcomes of ``remaining``
+    messages are open. ``firsts`` are positions that must begin a command.
+    """
 
     __slots__ = (
         "_ends", "_outcomes", "atomic", "content", "count", "done", "firsts", "remaining", "shard",
@@ -73,25 +77,27 @@ class AppendRequest:
         self.atomic, self.firsts = _apart(content)
         self.count = self.remaining = content_count(content)
         self.size = content_size(content)
+        # Computed on first use: see `ends`.
         self._ends: list[int] | None = None
+        # (position of the first message, results), in the order in which parts are settled.
         self._outcomes: list[tuple[int, list[PubResult]]] = []
 
     @property
     def ends(self) -> list[int]:
-        """The sums of the messages' bytes, up to each of them; ``size`` is the last."""
-        if self._ends is None:  # most requests need none: they are taken whole
+        """The running sums of the messages' bytes; the last one is ``size``."""
+        if self._ends is None:  # most requests are taken whole and need none
             self._ends = content_ends(self.content)
         return self._ends
 
     @property
     def needs_an_entry(self) -> bool:
-        """Whether the first message that is not taken yet is larger than an entry's bound."""
+        """Whether the next message to take is larger than an entry's bound."""
         if self.size <= ENTRY_BYTES_MAX:
             return False
         return self.ends[self.taken] - self.bytes_before(self.taken) > ENTRY_BYTES_MAX
 
     def check_size(self) -> None:
-        """Raise ApiError when a message of it, or an atomic batch, does not fit an entry."""
+        """Raise ApiError when one of the messages, or an atomic batch, does not fit an entry."""
         if self.size <= COMMAND_BYTES_MAX - APPEND_OVERHEAD:
             return
         spec, size = errors.ATOMIC_TOO_LARGE, self.size
@@ -106,7 +112,7 @@ class AppendRequest:
             raise ApiError(spec, message, applied=False)
 
     def stop_before(self, taken: int) -> int:
-        """Up to where messages can stand in a command that has ``taken`` others before them."""
+        """The position up to which messages may join a command that has ``taken`` others first."""
         if taken and self.taken in self.firsts:
             return self.taken
         return min((at for at in self.firsts if at > self.taken), default=self.count)
@@ -116,7 +122,7 @@ class AppendRequest:
         return self.ends[position - 1] if position else 0
 
     def give_up(self, error: ApiError) -> None:
-        """What is not taken yet is certainly not in the log."""
+        """Fail the messages that are not taken yet; they are certainly not in the log."""
         if not self.taken:
             self.done(error)
             return
@@ -126,22 +132,22 @@ class AppendRequest:
         self.settle(start, rest, [unknown])
 
     def settle(self, start: int, count: int, runs: list[PubResult]) -> None:
-        """Outcomes of the ``count`` messages from position ``start`` on."""
+        """Set the outcomes of the ``count`` messages from position ``start`` on."""
         self._outcomes.append((start, runs))
         self.remaining -= count
         if self.remaining:
             return
         if len(self._outcomes) > 1:
-            # Parts are settled in order, except for what was lost.
+            # Parts are settled in order, except for parts that are lost.
             parts = sorted(self._outcomes, key=operator.itemgetter(0))
             runs = [run for _, part in parts for run in part]
         self.done(runs)
 
 
 def _apart(content: Content) -> tuple[bool, Collection[int]]:
-    """Whether the content is a command of its own, and which positions must begin one.
+    """Whether the content needs a command to itself, and the positions that must begin a command.
 
-    That is what replaces the whole stream, the messages just before it included.
+    A message that replaces the whole stream begins a command: messages before it are replaced too.
     """
     if isinstance(content, PublishMessage):
         return False, (0,) if content.rollup == "all" else ()
@@ -151,7 +157,7 @@ def _apart(content: Content) -> tuple[bool, Collection[int]]:
 
 
 def set_outcome(future: asyncio.Future[list[PubResult]], outcome: Outcome) -> None:
-    """Give ``outcome`` to whoever still waits for ``future``."""
+    """Set the outcome of ``future``, unless its caller has stopped waiting."""
     if future.done():
         return
     if isinstance(outcome, ApiError):
@@ -161,7 +167,7 @@ def set_outcome(future: asyncio.Future[list[PubResult]], outcome: Outcome) -> No
 
 
 def tell_each(done: Callable[[Outcome], None], outcome: Outcome) -> None:
-    """Call ``done`` with a result for each message instead of runs."""
+    """Call ``done`` with one result per message instead of runs."""
     if isinstance(outcome, ApiError):
         done(outcome)
     else:
@@ -170,7 +176,7 @@ def tell_each(done: Callable[[Outcome], None], outcome: Outcome) -> None:
 
 @dataclass(slots=True, eq=False)
 class CommandRequest:
-    """A command that is not an append, as it is logged, and the future of its result."""
+    """A command that is not an append: as it is logged, and with the future of its result."""
 
     shard: int
     command: Command
@@ -179,7 +185,7 @@ class CommandRequest:
 
     @property
     def weight(self) -> int:
-        """As how many messages it counts: each sequence is work for whoever applies it."""
+        """The number of messages it counts as: applying each sequence is work."""
         command = self.command
         if isinstance(command, Deliver | Exhaust):
             return len(command.seqs)
@@ -189,7 +195,7 @@ class CommandRequest:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes of an entry."""
+        """Bytes that it takes in an entry."""
         return len(self.encoded) + COMMAND_OVERHEAD
 
     @property
@@ -198,7 +204,7 @@ class CommandRequest:
         return self.size > ENTRY_BYTES_MAX
 
     def give_up(self, error: ApiError) -> None:
-        """It is certainly not in the log."""
+        """Fail the command, which is certainly not in the log."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -212,11 +218,11 @@ class Span:
     count: int
 
     def settle(self, runs: list[PubResult]) -> None:
-        """Outcomes of these messages."""
+        """Set the outcomes of these messages."""
         self.request.settle(self.start, self.count, runs)
 
     def refuse(self, code: int, detail: str) -> None:
-        """None of these messages was stored, or it is not known."""
+        """Set the same error for all these messages: not stored, or unknown."""
         self.settle([PubResult(0, code=code, detail=detail, count=self.count)])
 
 
@@ -227,21 +233,21 @@ Part = tuple[int, Command | msgspec.Raw]
 
 @dataclass(slots=True, frozen=True)
 class Unapplied:
-    """A command is in the log, and its shard has stopped before it: what becomes of it is open."""
+    """The result of a command whose shard stopped before it: the command is logged, not applied."""
 
     reason: str
 
 
 @dataclass(slots=True, eq=False)
 class EntryContext:
-    """What the leader keeps of its own entry: the decoded entry, and who waits for each command."""
+    """What the leader keeps of its own entry: its commands, and who waits for each of them."""
 
     entry: Entry
     waiters: list[Waiter]
     begun: float = field(default_factory=perf_counter)
 
     def resolve(self, results: Sequence[Result | Unapplied]) -> None:
-        """Hand out the results of the entry's commands."""
+        """Hand the results of the entry's commands to the waiters."""
         for waiter, result in zip(self.waiters, results, strict=True):
             if isinstance(result, Unapplied):
                 _fail(waiter, ApiError(errors.OUTCOME_UNKNOWN, result.reason))
@@ -251,11 +257,11 @@ class EntryContext:
                 waiter.set_result(result)
 
     def unknown(self) -> None:
-        """The outcome will never be known here."""
+        """Fail all waiters with an unknown outcome: this node will never know it."""
         self._fail(ApiError(errors.OUTCOME_UNKNOWN))
 
     def refuse(self, error: ApiError) -> None:
-        """The entry was certainly not appended."""
+        """Fail all waiters: the entry was certainly not appended."""
         self._fail(error)
 
     def _fail(self, error: ApiError) -> None:
@@ -272,7 +278,7 @@ def _fail(waiter: Waiter, error: ApiError) -> None:
 
 
 def has_failed(done: asyncio.Future[Result]) -> bool:
-    """Whether a command was refused or lost, so that nothing may rely on its effect."""
+    """Whether a command was refused or lost; then nothing may rely on its effect."""
     return done.cancelled() or done.exception() is not None or isinstance(done.result(), Refused)
 
 
@@ -282,13 +288,13 @@ def no_leader() -> ApiError:
 
 
 def overloaded() -> ApiError:
-    """The refusal of what would wait behind too much else."""
+    """The refusal of a request when too many bytes wait already."""
     message = "too many bytes are waiting to be written"
     return ApiError(errors.OVERLOADED, message, retry_after_s=1, applied=False)
 
 
 def not_logged(what: str) -> ApiError:
-    """The refusal of what cannot be put into the log at all, which is a mistake of this server."""
+    """The refusal of a request that cannot be logged at all, because of a defect of the server."""
     return ApiError(errors.INTERNAL, what, applied=False)
 
 
@@ -313,9 +319,9 @@ def _resolve_append(spans: list[Span], result: Result) -> None:
 def _runs(
     exceptions: dict[int, Refused | int], start: int, count: int, seq: int
 ) -> tuple[list[PubResult], int]:
-    """Outcomes of ``count`` messages from ``start`` on, and the sequence behind the last stored.
+    """Return outcomes of ``count`` messages from ``start`` on, and the next sequence after them.
 
-    The first of them that was stored has sequence ``seq``.
+    ``seq`` is the sequence of the first stored message among them.
     """
     runs: list[PubResult] = []
     stored = 0
@@ -338,18 +344,20 @@ def _runs(
 
 
 class _AppendBuilder:
-    """Collects messages for one append command."""
+    """Collects consecutive messages for one append command. At most one block of them."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self.spans: list[Span] = []
         self.count = 0
         self.bytes = 0
+        # Batches in columns; `_singles` come after all of them.
         self._parts: list[MessageBatch] = []
+        # Single messages that are not in columns yet.
         self._singles: list[PublishMessage] = []
 
     def take(self, request: AppendRequest, room: int) -> bool:
-        """Take messages of ``request`` while they fit; True when the request is used up."""
+        """Take messages of ``request`` while they fit; True when all of them are taken."""
         start = request.taken
         room = min(room, BLOCK_MESSAGES_MAX - self.count)
         if request.atomic:
@@ -389,7 +397,7 @@ class _AppendBuilder:
             self._singles = []
 
     def build(self, hash_key: bytes) -> Append:
-        """The columnar command."""
+        """Return the columnar command."""
         self._join_singles()
         batch = join_batches(self._parts)
         expected = None
@@ -408,15 +416,17 @@ class _AppendBuilder:
 
 
 class EntryBuilder:
-    """Collects commands for one entry; messages of a shard that follow each other in one."""
+    """Collects commands for one entry. Consecutive messages of a shard share one command."""
 
     def __init__(self, time_ns: int, hash_key: Callable[[int], bytes]) -> None:
         self.size = self.messages = 0
         self._time_ns = time_ns
         self._hash_key = hash_key
+        # Three lists of equal length: what to apply, what to encode, and who waits for the result.
         self._commands: list[tuple[int, Command]] = []
         self._parts: list[Part] = []
         self._waiters: list[Waiter] = []
+        # By shard: the append command that later messages may join. It is not in the lists yet.
         self._open: dict[int, _AppendBuilder] = {}
 
     def add(self, request: CommandRequest) -> None:
@@ -431,7 +441,7 @@ class EntryBuilder:
         self.messages += request.weight
 
     def take(self, request: AppendRequest) -> bool:
-        """Take messages of ``request`` while they fit; True when it is used up."""
+        """Take messages of ``request`` while they fit; True when all of them are taken."""
         builder = self._open.get(request.shard)
         if builder is None:
             builder = self._open[request.shard] = _AppendBuilder(request.shard)
@@ -459,7 +469,7 @@ class EntryBuilder:
         self._waiters.append(builder.spans)
 
     def finish(self) -> tuple[EntryContext, list[Part]]:
-        """The entry with who waits for it, and its commands as they are to be encoded."""
+        """Return the entry with its waiters, and its commands in the form to encode."""
         for builder in self._open.values():
             self._close(builder)
         return EntryContext(Entry(self._time_ns, self._commands), self._waiters), self._parts

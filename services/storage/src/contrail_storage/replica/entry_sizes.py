@@ -1,8 +1,8 @@
-"""How many bytes of an entry a request becomes: never fewer than its command has when encoded.
+"""Bytes that a request takes in an entry, counted so that the encoded command is never larger.
 
-Other commands than appends are encoded when they are proposed, so that their size is known. What a
-publish becomes is not: messages of many requests are joined into one command, and one request may
-be cut into several. So it is counted from above, message by message.
+Commands other than appends are encoded when they are proposed, so their exact size is known. The
+size of an append is not: messages of many requests are joined into one command, and one request
+may be cut into several. So an upper bound is counted for each message.
 """
 
 from collections.abc import Iterator
@@ -18,21 +18,21 @@ from contrail_common.texts import I64Array, as_u32
 from contrail_storage.core.commands import Acknowledge, Command, Exhaust
 
 Content = PublishMessage | MessageBatch
-"""What one request publishes."""
+"""The messages of one request."""
 
 MESSAGE_OVERHEAD: Final = 32
-"""Of a message: its place among the subjects, two offsets, the id's hash, a subject's length."""
+"""Per message: its entry among the subjects, two offsets, the id's hash, a subject's length."""
 APPEND_OVERHEAD: Final = 256
-"""Of a command: the heads of its fields and columns, shard, and offsets that columns end with."""
+"""Per command: the heads of its fields and columns, the shard, and the final offsets of columns."""
 _ENTRY_BYTES: Final = 8
-"""Of a header beside name and value, which count 4 more: the offsets that every name has."""
+"""Per header, besides name and value (which count 4 more): the offsets that every name has."""
 _SEAL_BYTES: Final = 12
-"""Key and plain size of a sealed message."""
+"""Per sealed message: key and plain size."""
 _ASKED_BYTES: Final = 16
-"""A position and a number, or a word, that stands beside it."""
+"""Per roll-up or time to live: a position, and a number or word."""
 _EXPECTED_BYTES: Final = 64
 SEQS_MAX: Final = 2_000
-"""Sequences of one command: what a command changes is a row, and is applied in one go."""
+"""Sequences of one command at most. Each is a changed row, and all are applied in one step."""
 
 
 def content_count(content: Content) -> int:
@@ -52,7 +52,7 @@ def content_size(content: Content) -> int:
 
 
 def content_ends(content: Content) -> list[int]:
-    """The sums of the messages' bytes, up to each of them; the last is that of all."""
+    """The running sums of the messages' bytes; the last one is the total."""
     if isinstance(content, PublishMessage):
         return [_message_size(content)]
     sizes = content.sizes() + MESSAGE_OVERHEAD
@@ -79,12 +79,12 @@ def _message_size(message: PublishMessage) -> int:
 
 
 def _valueless(headers: Headers) -> int:
-    """Names without a value count nothing for limits, and are stored all the same."""
+    """Bytes of names without a value: limits do not count them, but they are stored."""
     return sum(len(name.encode()) for name, values in headers.items() if not values)
 
 
 def _column_sizes(batch: MessageBatch) -> I64Array:
-    """What headers and seals of each message take besides their size for limits."""
+    """Bytes of headers and seals of each message, beyond the size that limits count."""
     columns = batch.columns
     sizes = np.zeros(columns.count, np.int64)
     if columns.seals is not None:
@@ -103,7 +103,7 @@ def _column_sizes(batch: MessageBatch) -> I64Array:
 
 
 def _asked_sizes(batch: MessageBatch) -> dict[int, int]:
-    """What the messages ask for, by position."""
+    """Bytes of roll-ups, times to live and expectations, by position."""
     sizes: dict[int, int] = {}
     for asked in (batch.rollups, batch.ttls):
         for at in asked or ():
@@ -119,14 +119,14 @@ def _expected_size(expected: Expected) -> int:
 
 
 def in_slices(command: Command) -> list[Command]:
-    """``command`` as commands that do the same one after the other, none of which is long."""
+    """Split a long command into short commands that have the same effect in order."""
     if isinstance(command, Exhaust) and len(command.seqs) > SEQS_MAX:
         return [
             Exhaust(command.consumer_id, command.epoch, command.seqs[start : start + SEQS_MAX])
             for start in range(0, len(command.seqs), SEQS_MAX)
         ]
     if isinstance(command, Acknowledge) and len(command.acked) + len(command.others) > SEQS_MAX:
-        return list(_acknowledgements(command))  # plain ones first, as they are applied
+        return list(_acknowledgements(command))  # plain ones first: the order of applying them
     return [command]
 
 

@@ -1,4 +1,4 @@
-"""What the store holds, taken up: applied indexes, names of streams, their machines and blocks."""
+"""Load the stored state: applied indexes, names of streams, their machines and blocks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,11 +19,11 @@ from contrail_storage.store.store_errors import StoreError
 _log = structlog.get_logger("contrail.node")
 
 Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
-"""All (key, value) of a store under a key prefix, in key order."""
+"""Yields all (key, value) of a store under a key prefix, in key order."""
 
 
 def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStore) -> None:
-    """Take up everything of a node that is stored."""
+    """Load everything that a node has stored."""
     applier.written_indexes.update(applied_indexes(scan))
     load_meta(scan, meta)
     for entry in meta.streams.values():
@@ -31,7 +31,7 @@ def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStor
             for number in entry.numbers:
                 shard = load_shard(scan, number, blocks)
                 if not _holds_anything(shard, blocks):
-                    # As in a running node: it is made by the first command of its log.
+                    # As in a running node, the first command in the log will make the shard.
                     blocks.forget(number)
                     continue
                 applier.shards[number] = shard
@@ -41,13 +41,13 @@ def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStor
 
 
 def _holds_anything(shard: Shard, blocks: BlockStore) -> bool:
-    """Whether anything of it is stored: a name is reserved before, and released after that."""
+    """Whether a shard has stored anything; names are reserved earlier and released later."""
     machine = shard.machine
     return shard.stopped or machine.holds_anything() or len(blocks.directory(machine.shard)) > 0
 
 
 def applied_indexes(scan: Scan) -> dict[int, int]:
-    """Of each group the index that the store stands at."""
+    """By group: the applied index of the store."""
     return {
         keys.last_number(key, 4): int.from_bytes(value[:8], "big")
         for key, value in scan(keys.APPLIED)
@@ -55,17 +55,17 @@ def applied_indexes(scan: Scan) -> dict[int, int]:
 
 
 def load_meta(scan: Scan, meta: MetaMachine) -> None:
-    """Take up the names of streams, and receipts."""
+    """Load the names of streams, and receipts."""
     meta.load(scan(keys.shard_key(keys.STREAM, META_SHARD)))
     meta.erasures.load(scan(keys.shard_key(keys.ERASURE, META_SHARD)))
 
 
 def load_shard(scan: Scan, number: int, blocks: BlockStore) -> Shard:
-    """A shard as its rows hold it."""
+    """Load a shard from its rows."""
     machine = StreamMachine.load(number, ShardFacts(blocks, number), scan)
     pages = scan(keys.shard_key(keys.BLOCK_PAGE, number))
     blocks.load_directory(number, pages, scan(keys.shard_key(keys.BLOCK_INDEX, number)))
-    # Without a stream it holds what a crash left of a restore: the other parts are in the log.
+    # A shard without a stream has a part of a restore that a crash interrupted. The log has more.
     applied_seq = max(blocks.directory(number).end_seq - 1, machine.counters.last_seq)
     shard = Shard(machine, applied_seq)
     for _, reason in scan(keys.shard_key(keys.STOPPED, number)):
@@ -77,11 +77,11 @@ def load_shard(scan: Scan, number: int, blocks: BlockStore) -> Shard:
 async def take_anew(
     shard: Shard, blocks: BlockStore, scan: Scan, until_written: Callable[[], Awaitable[None]]
 ) -> None:
-    """Give a shard that stopped the state that is stored: what it has may be half changed.
+    """Reload a stopped shard from the store, because its state may be partly changed.
 
-    Where that does not read back either, the shard keeps a state that nobody is shown.
+    If that cannot be read either, the shard keeps its state, and nobody can read it.
     """
-    with suppress(ApiError):  # the store fails: it is opened again, with all shards
+    with suppress(ApiError):  # the store has failed, and is opened again with all shards
         await until_written()
     number = shard.machine.shard
     try:
@@ -91,12 +91,12 @@ async def take_anew(
     except StoreError as error:
         _log.critical("shard_not_reloaded", shard=number, reason=str(error))
         return
-    if shard.stopped and shard.machine.exists:  # otherwise its stream was removed meanwhile
+    if shard.stopped and shard.machine.exists:  # otherwise the stream has been removed
         shard.machine = machine
         shard.applied_seq = machine.counters.last_seq
 
 
 def stored_machines(applier: Applier) -> dict[int, StreamMachine]:
-    """Machines of the shards that the disk holds, but for those that stand still."""
+    """Machines of the shards on disk, except stopped ones."""
     shards = applier.shards.values()
     return {one.machine.shard: one.machine for one in shards if not (one.volatile or one.stopped)}

@@ -1,4 +1,4 @@
-"""The node's log time: the clock of the logs it leads, read from the system's clocks."""
+"""The node's log time: the time stamped on entries, read from the system's clocks."""
 
 import asyncio
 import ctypes
@@ -24,16 +24,16 @@ _log: Final = structlog.get_logger("contrail.clock")
 
 
 class LogTime:
-    """Reads log time; it never runs backwards.
+    """Reads log time, which never goes backwards.
 
-    The file ``clock`` keeps the latest time that is known, so that a start can tell a wall clock
-    that is far ahead from a node that was off: see :meth:`begin_term`.
+    The file ``clock`` keeps the latest known time. A start uses it to tell a wall clock that is
+    far ahead from a node that was off; see :meth:`begin_term`.
     """
 
     def __init__(self, last_entry_ns: int, files: Files, data_dir: Path, jump_max_ns: int) -> None:
-        """A wall clock more than ``jump_max_ns`` ahead of what is known is doubted."""
+        """``jump_max_ns``: how far the wall clock may be ahead of the latest known time."""
         self.doubt = ""
-        """Why the wall clock is not taken, and nothing is written; empty when it is."""
+        """Why the wall clock is not used, and nothing is written; empty when it is used."""
         self._files = files
         self._path = data_dir / CLOCK_NAME
         self._jump_max_ns = jump_max_ns
@@ -43,10 +43,10 @@ class LogTime:
         self._clock = LogClock(last_entry_ns, _boot_ns())
 
     def begin_term(self, last_entry_ns: int) -> None:
-        """A term begins behind an entry of that time, which the wall clock may stand before.
+        """Begin a term after an entry of time ``last_entry_ns``; the wall clock may be earlier.
 
-        Where the wall clock is too far ahead of the latest time that is known to have come, log
-        time goes on from there, and there is a ``doubt``.
+        If the wall clock is too far ahead of the latest known time, log time continues from the
+        latest known time, and ``doubt`` says why.
         """
         self._begin(last_entry_ns)
         if self.doubt:
@@ -61,7 +61,7 @@ class LogTime:
             self.doubt = doubt(known_ns, wall_ns, self._jump_max_ns)
         if self.doubt and is_synchronized(wall_ns):
             self.doubt = ""
-        # Entries alone bind log time: what is known beyond them may be of a clock that was ahead.
+        # Only entries bind log time: a later known time may come from a clock that was ahead.
         self._clock = LogClock(known_ns if self.doubt else max(last_ns, wall_ns), boot_ns)
 
     def now(self) -> int:
@@ -70,11 +70,11 @@ class LogTime:
 
     @property
     def distance_ns(self) -> int:
-        """How far log time is ahead of the wall clock; negative where it is behind."""
+        """Nanoseconds by which log time is ahead of the wall clock; negative if it is behind."""
         return self.now() - time.time_ns()
 
     async def follow(self) -> None:
-        """Look again at a wall clock that was doubted, and keep the record; until cancelled."""
+        """Check a doubted wall clock again every second, and keep the record; until cancelled."""
         while True:
             for _ in range(_RECORD_LOOKS):
                 await asyncio.sleep(_LOOK_S)
@@ -86,7 +86,7 @@ class LogTime:
             await self.keep()
 
     async def keep(self) -> None:
-        """Record the latest time that is known, unless the wall clock is doubted."""
+        """Record the latest known time, unless the wall clock is doubted."""
         if not self.doubt:
             record = ClockRecord(self._boot_id, _boot_ns(), self.now())
             await whole(lambda: self._write(record))
@@ -96,7 +96,8 @@ class LogTime:
             try:
                 write_node_file(self._files, self._path, msgspec.msgpack.encode(record))
             except OSError as error:
-                # The last one stays: a start may doubt a clock that is right, never the reverse.
+                # The old record stays. A start may then doubt a correct clock, but it never trusts
+                # a wrong one because of this.
                 _log.warning("clock_not_recorded", error=str(error))
 
     def _read(self) -> ClockRecord | None:
@@ -129,7 +130,7 @@ class _Timeval(ctypes.Structure):
 
 
 class _Timex(ctypes.Structure):
-    """``struct timex`` of Linux up to its time; adjtimex(2)."""
+    """``struct timex`` of Linux, up to the time; see adjtimex(2)."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -147,9 +148,9 @@ class _Timex(ctypes.Structure):
 
 
 def is_synchronized(wall_ns: int) -> bool:
-    """True when a time service keeps the kernel's clock, and ``wall_ns`` is that clock.
+    """Whether a time service keeps the kernel's clock, and ``wall_ns`` is of that clock.
 
-    NTP daemons tell the kernel; a virtual machine whose host sets its clock has none that does.
+    NTP daemons tell the kernel. In a virtual machine whose host sets the clock, nothing does.
     """
     try:
         adjtimex = ctypes.CDLL(None).adjtimex

@@ -1,9 +1,9 @@
 """Hashing message ids for the duplicate window: 128 bits, keyed per stream, a batch at a time.
 
-Multilinear hashing with the stream's secret coefficients (Carter and Wegman's universal classes, in
-the form of Lemire and Kaser, "Strongly universal string hashing is fast", 2014): whoever chose two
-ids, they get the same 128 bits with a chance of 2^-128, as long as key and hashes stay inside. With
-numpy it costs a fifth of a call of BLAKE2b for each id. It is the same in every process.
+Multilinear hashing with the stream's secret coefficients: Carter and Wegman's universal classes, in
+the form of Lemire and Kaser, "Strongly universal string hashing is fast", 2014. Any two ids get the
+same 128 bits with a probability of 2^-128, as long as key and hashes stay secret. With numpy it
+takes a fifth of the time of a BLAKE2b call for each id. The result is the same in every process.
 """
 
 import functools
@@ -20,10 +20,10 @@ from contrail_storage.core.dedupe import ID_BYTES, NO_ID
 _PART_BYTES: Final = 4
 _PARTS: Final = ID_BYTES // _PART_BYTES
 _DIRECT_BYTES_MAX: Final = 64
-"""Longer ids are digested to as many bytes first."""
+"""Longer ids are first digested to this many bytes."""
 _WORDS_MAX: Final = _DIRECT_BYTES_MAX // _PART_BYTES
 _USED: Final = np.tri(_DIRECT_BYTES_MAX + 1, _DIRECT_BYTES_MAX, -1, np.bool_)
-"""The bytes that a text of each length has."""
+"""For each length, a mask of the bytes that a text of this length has."""
 
 
 def hash_id(message_id: str, key: bytes) -> bytes:
@@ -53,7 +53,7 @@ def hash_ids(ids: Texts, key: bytes) -> bytes:
 
 
 def _digested(ids: Texts, key: bytes) -> tuple[bytes, NDArray[np.int64]]:
-    """Heap and lengths with a keyed digest in the place of each long id."""
+    """Replace each long id by a keyed digest; return heap and lengths."""
     ends = np.frombuffer(ids.offsets, np.uint32).tolist()
     texts = [ids.heap[start:end] for start, end in itertools.pairwise(ends)]
     for at, text in enumerate(texts):
@@ -63,11 +63,11 @@ def _digested(ids: Texts, key: bytes) -> tuple[bytes, NDArray[np.int64]]:
 
 
 class _Factors(NamedTuple):
-    """Secret factors of the terms, a column for each part of a hash.
+    """Secret factors of the terms, with a column for each part of a hash.
 
-    ``by_length`` is what constant and length come to in ids that are hashed as they are: the length
-    tells apart ids that differ in zeros at the end, and long ids from their digests. NO_ID is the
-    hash of the empty one.
+    ``by_length`` is the sum of constant and length term, for ids that are hashed undigested. The
+    length distinguishes ids that differ in trailing zeros, and long ids from their digests. The
+    empty id has the hash NO_ID.
     """
 
     constant: NDArray[np.uint64]

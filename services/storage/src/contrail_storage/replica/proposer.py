@@ -1,10 +1,10 @@
-"""From waiting requests to log entries: everything that waits becomes one entry.
+"""Turn waiting requests into log entries. All requests that wait go into one entry.
 
-An entry closes at 256 KiB or 2,000 messages. While entries are on their way to the disk new
+An entry closes at 256 KiB or 2,000 messages. While entries are on their way to the disk, new
 requests wait, so the next entry is larger: group commit without a timer.
 
-Whatever goes wrong on the way, everybody who waits is told: that it was refused, when the log
-certainly does not have it, and that the outcome is unknown otherwise.
+Every waiting caller gets an answer when something fails. It is a refusal if the log certainly does
+not have the request, and an unknown outcome otherwise.
 """
 
 import asyncio
@@ -45,18 +45,18 @@ from contrail_storage.replica.entries import (
 from contrail_storage.replica.entry_sizes import in_slices
 
 OUTSTANDING_BYTES_MAX: Final = 4 << 20
-"""Half of what a group takes, so that no entry is refused for its size."""
+"""Half of the bytes that a group accepts, so that the group refuses no entry for its size."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 UNWRITTEN_BYTES_MAX: Final = 32 << 20
 _ENTRIES_IN_FLIGHT: Final = 2
-"""One would make publishes wait for the records of deliveries and acks, and the other way round."""
+"""With one entry in flight, publishes and the records of deliveries and acks delay each other."""
 _STUCK_S: Final = 10.0
-"""When nothing has moved for so long although something waits, the node is not ready."""
+"""The node is not ready when requests wait and nothing has moved for this time, in seconds."""
 _log = structlog.get_logger("contrail.proposer")
 
 
 class Group(Protocol):
-    """What the proposer needs of a Raft group."""
+    """The part of a Raft group that the proposer uses."""
 
     @property
     def is_leader(self) -> bool:
@@ -74,7 +74,10 @@ class Group(Protocol):
 
 
 async def _all(futures: list[asyncio.Future[Result]]) -> Result:
-    """The result of a command that was cut into slices: of the last, or of one that failed."""
+    """Return the result of a sliced command: the first refusal, otherwise that of the last slice.
+
+    Raises the first error if all slices failed, and OUTCOME_UNKNOWN if only some did.
+    """
     outcomes = await asyncio.gather(*futures, return_exceptions=True)
     failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if failed:
@@ -95,17 +98,23 @@ class Proposer:
     check_room: Callable[[int], None] = lambda size: None
     """Raises ApiError when there is no room for so many bytes of messages."""
     busy: tuple[type[Exception], ...] = ()
-    """What ``group`` raises where too much waits for the disk; nothing was appended then."""
+    """What ``group`` raises when too many bytes wait for the disk; nothing was appended then."""
+    # All fields belong to the event loop.
+    # Requests that are not in an entry yet, in order.
     _queue: deque[AppendRequest | CommandRequest] = field(default_factory=deque)
+    # Sum of the sizes of the queued requests.
     _queue_bytes: int = 0
+    # Bytes that `hold` counted and that are not queued yet. They count against the queue's limit.
     _held_bytes: int = 0
+    # Entries that were proposed and are neither applied nor lost.
     _in_flight: int = 0
+    # Whether `_flush` is already due in this turn of the loop.
     _scheduled: bool = False
     _moved_s: float = 0.0
-    """When something was last taken, proposed or settled, by the loop's clock."""
+    """When a request was last admitted to an idle proposer, proposed or settled (loop time)."""
 
     def append(self, shard: int, messages: list[PublishMessage]) -> asyncio.Future[list[PubResult]]:
-        """Propose messages (at least one); the future gives a result for each, in order.
+        """Propose messages (at least one); the future gives one result per message, in order.
 
         Raises ApiError (OVERLOADED, NOT_READY) at once, without effect.
         """
@@ -116,7 +125,9 @@ class Proposer:
     def append_then(
         self, shard: int, messages: list[PublishMessage], done: Callable[[Outcome], None]
     ) -> None:
-        """Propose messages; ``done`` is called once, in the midst of applying: it must not raise.
+        """Propose messages. ``done`` is called exactly once, possibly while the entry is applied.
+
+        ``done`` must not raise.
 
         Raises as :meth:`append` does.
         """
@@ -137,7 +148,7 @@ class Proposer:
     def append_batch_then(
         self, shard: int, batch: MessageBatch, done: Callable[[Outcome], None]
     ) -> None:
-        """Propose a batch; ``done`` gets its outcomes as runs, as :meth:`append_then` calls it."""
+        """Propose a batch; ``done`` gets its outcomes as runs. See :meth:`append_then`."""
         self._enqueue(AppendRequest(shard, batch, done))
 
     def _enqueue(self, request: AppendRequest) -> None:
@@ -150,8 +161,8 @@ class Proposer:
     def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
         """Propose any other command; the future gives its result.
 
-        A long one is cut into slices, of which all are taken or none; when some of them were lost,
-        the outcome of the whole is unknown. Raises as :meth:`append` does.
+        A long command is cut into slices, of which all are queued or none. When some of them are
+        lost, the outcome of the whole command is unknown. Raises as :meth:`append` does.
         """
         slices = [(each, self._encoded(each)) for each in in_slices(command)]
         size = sum(len(encoded) + COMMAND_OVERHEAD for _, encoded in slices)
@@ -196,7 +207,7 @@ class Proposer:
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Make entries of what waits and propose them, while the log keeps up."""
+        """Make entries of the waiting requests and propose them, while the log keeps up."""
         self._scheduled = False
         while self._queue and self._may_propose():
             context, parts = self._next_entry()
@@ -222,21 +233,21 @@ class Proposer:
             context.refuse(overloaded())
         except Exception:
             _log.exception("entry_not_proposed")
-            context.unknown()  # nobody says that the log does not have it
+            context.unknown()  # the entry may be in the log all the same
         else:
             self._in_flight += 1
             self._moved_s = asyncio.get_running_loop().time()
 
     def _may_propose(self) -> bool:
         if self.unwritten_bytes() > UNWRITTEN_BYTES_MAX:
-            return False  # the store is behind: :meth:`resume` comes when it has caught up
+            return False  # the store is behind the log; `resume` is called when it has caught up
         if self._in_flight < _ENTRIES_IN_FLIGHT:
             return True
         full = self._queue_bytes >= ENTRY_BYTES_MAX
         return full and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
 
     def _next_entry(self) -> tuple[EntryContext, list[Part]]:
-        """What waits, as an entry, and its commands as they are to be encoded."""
+        """Return the next entry, and its commands in the form in which they are encoded."""
         entry = EntryBuilder(self.log_time_ns(), self.hash_key)
         queue = self._queue
         while queue and entry.size < ENTRY_BYTES_MAX and entry.messages < BLOCK_MESSAGES_MAX:
@@ -252,7 +263,7 @@ class Proposer:
         return entry.finish()
 
     def _take(self, entry: EntryBuilder, request: AppendRequest) -> bool:
-        """Take messages of ``request``; True when it is used up."""
+        """Take messages of ``request``; True when all of them are taken."""
         try:
             return entry.take(request)
         except Exception as error:
@@ -262,13 +273,13 @@ class Proposer:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of requests that wait for an entry, and of what is held in front of them."""
+        """Bytes of the queued requests, and of those that `hold` counts."""
         return self._queue_bytes + self._held_bytes
 
     def hold(self, size: int) -> None:
-        """Count ``size`` bytes that are on their way here (negative: no longer).
+        """Count ``size`` bytes that will be appended soon; a negative ``size`` ends the count.
 
-        Raises ApiError (OVERLOADED, NOT_READY) for what would not be taken now.
+        Raises ApiError (OVERLOADED, NOT_READY) when they would not be accepted now.
         """
         if size > 0:
             self._admit(size)
@@ -276,25 +287,25 @@ class Proposer:
         self._held_bytes += size
 
     def settled(self) -> None:
-        """An entry left the flight (applied, or lost): the next may follow."""
+        """Note that an entry is applied or lost, and propose the next one."""
         self._in_flight -= 1
         self._moved_s = asyncio.get_running_loop().time()
         self.resume()
 
     def resume(self) -> None:
-        """Something that held entries back may be gone."""
+        """Propose again: a condition that held entries back may have ended."""
         if self._queue and not self._scheduled:
             self._schedule(asyncio.get_running_loop())
 
     def fail_all(self) -> None:
-        """Leadership or the log is lost: what still waits here was not applied."""
+        """Refuse all queued requests: leadership or the log is lost, and they were not applied."""
         while self._queue:
             self._queue.popleft().give_up(no_leader())
         self._queue_bytes = 0
 
     @property
     def problem(self) -> str:
-        """Why what waits does not get on, in a sentence; empty while it does."""
+        """Why waiting requests make no progress, in a sentence; empty while they do."""
         waiting = len(self._queue) + self._in_flight
         stood_s = asyncio.get_running_loop().time() - self._moved_s
         if not waiting or stood_s < _STUCK_S:

@@ -1,4 +1,4 @@
-"""The Raft groups as a node needs them; the composition root gives the replicator's."""
+"""The Raft groups that a node uses. The composition root supplies the replicator's."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from contrail_storage.wal.node_log import NodeLog
 
 
 class Committed(Protocol):
-    """A committed entry as a group hands it out."""
+    """A committed entry, as a group passes it on."""
 
     index: int
     term: int
@@ -16,10 +16,10 @@ class Committed(Protocol):
 
 
 OnCommit = Callable[[Sequence[Committed]], None]
-"""Takes committed entries, in order."""
+"""Accepts committed entries, in order."""
 
 OnLost = Callable[[list[object]], None]
-"""Takes the contexts of entries whose outcome will not be known here."""
+"""Accepts the contexts of entries whose outcome this node will never know."""
 
 
 class Group(Protocol):
@@ -27,7 +27,7 @@ class Group(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads the group and has handed out all earlier terms' entries."""
+        """Whether this node leads the group and has passed on all entries of earlier terms."""
         ...
 
     @property
@@ -37,45 +37,45 @@ class Group(Protocol):
 
     @property
     def applied_index(self) -> int:
-        """Index of the last entry handed out."""
+        """Index of the last entry that was passed on."""
         ...
 
     def start(self) -> None:
-        """Take part."""
+        """Begin to take part in the group."""
         ...
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Do what has become due, such as an election."""
         ...
 
     def resign(self) -> None:
-        """Lead no longer, and do not before :meth:`start`."""
+        """Stop leading, until the next :meth:`start`."""
         ...
 
     def stop(self) -> None:
-        """End taking part."""
+        """Stop taking part in the group."""
         ...
 
     def propose(self, data: bytes, context: object) -> int:
-        """Append an entry."""
+        """Append an entry, and return its index; ``context`` comes back when it is committed."""
         ...
 
     def handle_log_failure(self) -> None:
-        """The log failed."""
+        """Stop leading: the log has failed."""
         ...
 
     def handle_log_recovered(self) -> None:
-        """The log takes records again."""
+        """Take part again: the log accepts records again."""
         ...
 
 
 class GroupFactory(Protocol):
-    """Makes Raft groups; the composition root gives the replicator's."""
+    """Makes Raft groups. The composition root supplies the replicator's."""
 
     refusals: tuple[type[Exception], ...]
-    """What `Group.propose` raises where it may not propose."""
+    """What `Group.propose` raises when this node does not lead; nothing was appended."""
     busy: tuple[type[Exception], ...]
-    """What it raises where too much waits; either way nothing was appended."""
+    """What it raises when too many bytes wait; nothing was appended."""
 
     def make(
         self,
@@ -88,5 +88,5 @@ class GroupFactory(Protocol):
         on_role: Callable[[bool], None],
         on_lost: OnLost,
     ) -> Group:
-        """A group of one member over the node's log."""
+        """Make a group of one member over the node's log."""
         ...

@@ -1,4 +1,4 @@
-"""One stream shard on this node: its machine, what is applied of it, and who waits for more."""
+"""One stream shard on this node: its machine, its applied sequence, and who waits for changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,75 +23,76 @@ class SmallRun:
     count: int = 0
 
     def add(self, span: BlockSpan) -> None:
-        """One more block at the end."""
+        """Add one more block at the end."""
         self.base_seqs.append(span.base_seq)
         self.bytes += span.bytes
         self.count += span.count
 
 
 def volatile_first(shards: "list[Shard]") -> "list[Shard]":
-    """Those in memory before the others, so that they have their turn where a log fails."""
+    """Sort shards in memory first, so that their work is done even if a log fails."""
     return sorted(shards, key=lambda shard: not shard.volatile)
 
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """Runtime of one shard. Readers see messages up to ``applied_seq``, the last one applied.
-
-    Every live message below ``stay_below`` is one that no age removes; ``oldest`` are the sequence
-    and the time of the first other one, when it was last looked for.
-
-    ``damaged`` says what does not read back, whoever met it: from then on nothing new is taken.
-    ``stopped``: an entry needed it, and from that one on none is applied.
-    """
+    """Runtime of one shard, used on the event loop only."""
 
     machine: StreamMachine
     applied_seq: int
+    """Sequence of the last applied message. Readers see messages up to here."""
     damaged: str = ""
+    """What cannot be read back, empty if all can. A damaged shard accepts no writes."""
     stopped: bool = False
+    """Whether an entry needed damaged messages. That entry and all later ones are not applied."""
     listeners: set[Listener] = field(default_factory=set)
+    """Called after each change that a waiting reader or pull may be interested in."""
     removal: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while messages are removed on request, so that one removal runs at a time."""
     small_runs: dict[int, SmallRun] = field(default_factory=dict)
+    """By level of merging: the small blocks at the end that wait to be merged."""
     stay_below: int = 0
+    """No live message below this sequence is ever removed for its age."""
     oldest: tuple[int, int] = (0, 0)
+    """Sequence and time of the first other message, as of the last look."""
 
     @property
     def volatile(self) -> bool:
-        """Whether it lives in memory alone."""
+        """Whether the shard is in memory only."""
         return is_volatile(self.machine.shard)
 
     @property
     def durability(self) -> str:
-        """What the ack of a publish means."""
+        """The guarantee of a publish ack: "fsync" or "memory"."""
         return "memory" if self.volatile else "fsync"
 
     @property
     def config(self) -> StreamConfig:
-        """The stream's configuration; STREAM_NOT_FOUND when it was removed meanwhile."""
+        """The stream's configuration; STREAM_NOT_FOUND when the stream has been removed."""
         if self.machine.record is None:
             raise ApiError(errors.STREAM_NOT_FOUND)
         return self.machine.record.config
 
     @property
     def name(self) -> str:
-        """The stream's name; STREAM_NOT_FOUND when it was removed meanwhile."""
+        """The stream's name; STREAM_NOT_FOUND when the stream has been removed."""
         return self.config.name
 
     def check_readable(self) -> None:
-        """Raise STREAM_NOT_FOUND or DATA_LOST where there is nothing to read any more."""
+        """Raise STREAM_NOT_FOUND or DATA_LOST when there is nothing to read any more."""
         if not self.machine.exists:
             raise ApiError(errors.STREAM_NOT_FOUND)
         if self.damaged:
             raise ApiError(errors.DATA_LOST, self.damaged)
 
     def advance(self, applied_seq: int) -> None:
-        """Messages up to ``applied_seq`` are applied: wake who waits for them."""
+        """Note that messages up to ``applied_seq`` are applied, and wake all that wait for them."""
         if applied_seq > self.applied_seq:
             self.applied_seq = applied_seq
             self.notify()
 
     def notify(self) -> None:
-        """Something that waiting readers or pulls look at has changed."""
+        """Call the listeners: something has changed that waiting readers or pulls look at."""
         for listener in list(self.listeners):
             listener()
 
@@ -117,9 +118,9 @@ class Shard:
 
 
 def check_removal(shard: Shard, *, by_subject: bool = False) -> None:
-    """Refuse to take messages away where that is not permitted, whether they are there or not.
+    """Refuse to remove messages where the stream does not permit it, even if there are none.
 
-    Raises STREAM_SEALED or DELETE_DENIED; PURGE_DENIED where they are chosen ``by_subject``.
+    Raises STREAM_SEALED or DELETE_DENIED; PURGE_DENIED if they are chosen ``by_subject``.
     """
     config = shard.config
     refusal = None
@@ -134,12 +135,12 @@ def check_removal(shard: Shard, *, by_subject: bool = False) -> None:
 
 
 async def woken(waiter: asyncio.Event, timeout_s: float) -> bool:
-    """Wait to be woken; False when ``timeout_s`` passed first."""
+    """Wait for a wake; False when ``timeout_s`` passed first."""
     try:
         async with asyncio.timeout(timeout_s):
             await waiter.wait()
     except TimeoutError:
         return False
-    # From here on a wake is noted, so that none is missed while the pull looks.
+    # Cleared before the pull looks: a wake that comes while it looks is kept for the next wait.
     waiter.clear()
     return True

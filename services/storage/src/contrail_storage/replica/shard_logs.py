@@ -1,7 +1,7 @@
-"""Which log a shard's entries go to: those of shards in memory have one of their own.
+"""Which log a shard's entries go to. Shards in memory have a log of their own.
 
-Machines keep ids as keyed hashes, so ``apply`` can only say which message is the last. Its id is
-read from the message itself afterwards, for the answer to a publisher that expected another.
+Machines keep message ids as keyed hashes, so ``apply`` can only say which message is the last one.
+If a publisher expected another last id, the id for the answer is read from the message afterwards.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from contrail_storage.replica.shard import Shard
 
 
 class ShardLog(Protocol):
-    """What takes the commands of shards."""
+    """Accepts commands for shards."""
 
     def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result."""
@@ -34,7 +34,7 @@ class ShardLog(Protocol):
 
 
 class PublishLog(Protocol):
-    """What takes messages for shards, as `Proposer` does."""
+    """Accepts messages for shards, as `Proposer` does."""
 
     def append(self, shard: int, messages: list[PublishMessage]) -> asyncio.Future[list[PubResult]]:
         """See `Proposer.append`."""
@@ -58,15 +58,15 @@ class PublishLog(Protocol):
 
 
 class MessageSource(Protocol):
-    """What finds a message, as `Reader` does."""
+    """Finds a message by its sequence, as `Reader` does."""
 
     async def get(self, shard: Shard, seq: int) -> StoredMessage:
-        """The message with that sequence. Raises ApiError when it cannot be read."""
+        """Return the message with that sequence. Raises ApiError when it cannot be read."""
         ...
 
 
 class ShardLogs:
-    """A `ShardLog` over the proposers of both kinds of shards."""
+    """A `ShardLog` over the proposers of durable shards and of shards in memory."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ShardLogs:
         self._to_sealing = LastIdLog(sealing, reader, shards)
 
     def of(self, shard: int) -> PublishLog:
-        """What takes the messages of a shard."""
+        """Return the log that accepts the messages of a shard."""
         if is_volatile(shard):
             return self._to_volatile
         return self._to_sealing if self._sealing.takes(shard) else self._to_durable
@@ -96,7 +96,7 @@ class ShardLogs:
     def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result.
 
-        Raises DATA_LOST for a damaged shard, whose stream can be removed and nothing else.
+        Raises DATA_LOST for a damaged shard; only its stream can still be removed.
         """
         target = self._shards.get(shard)
         if target is not None and target.damaged and not isinstance(command, DropStream):
@@ -109,11 +109,11 @@ Done = Callable[[Outcome], None]
 _CODE: Final = errors.WRONG_LAST_MSG_ID.code
 _SHOWN_CHARS: Final = 256
 _READ_MAX: Final = 16
-"""Messages that are read for one request; a batch may have met more last ones than that."""
+"""Messages that are read for one request at most; the other refusals do not name the last id."""
 
 
 class LastIdLog:
-    """A `PublishLog` that adds to a refusal of an expected last id what that id is."""
+    """A `PublishLog` whose refusals of an expected last message id name the actual one."""
 
     def __init__(self, log: PublishLog, reader: MessageSource, shards: Mapping[int, Shard]) -> None:
         self._log = log
@@ -165,11 +165,11 @@ class LastIdLog:
         try:
             for seq in seqs:
                 found[seq] = await self._id_of(shard, seq)
-        finally:  # whatever became of the reads, the publisher has its answer
+        finally:  # the publisher gets its answer even if a read fails
             done([_told(one, found) if one.code == _CODE else one for one in outcome])
 
     async def _id_of(self, shard: Shard, seq: int) -> str:
-        """The id of a message, "" where it cannot be told."""
+        """The id of a message; "" if the message has none or cannot be read."""
         try:
             message = await self._reader.get(shard, seq)
         except ApiError:

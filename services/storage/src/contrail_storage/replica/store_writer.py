@@ -1,10 +1,10 @@
-"""Writing to the store: encoding, then one batch for all that waits, in order.
+"""Writing to the store: encode all waiting jobs, and write them in order as one batch.
 
-Small jobs are written at once by the thread that applies, larger ones and all behind them by a
-thread of their own.
+The thread that applies entries writes small jobs at once. A thread of its own writes larger jobs
+and all jobs that come after them.
 
-Rows, blocks and the applied index of an entry are always in the same batch, so the store, at
-whatever point it was flushed, is the exact state at its applied index.
+Rows, blocks and the applied index of an entry are always in the same batch. So the store is the
+exact state at its applied index, no matter when it was flushed.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _log = structlog.get_logger("contrail.store")
 
 
 class WritableStore(Protocol):
-    """What the writer needs of the store."""
+    """The part of the store that the writer uses."""
 
     def scan(self, start: bytes, stop: bytes) -> Iterable[tuple[bytes, bytes]]:
         """Rows as (key, value) in key order from ``start`` up to ``stop``."""
@@ -44,7 +44,7 @@ class WritableStore(Protocol):
 
 
 class GoneBlock(NamedTuple):
-    """A block that goes from the store; ``paged`` when a page of the directory may list it."""
+    """A block to remove from the store; ``paged`` when a page of the directory may list it."""
 
     shard: int
     base_seq: int
@@ -53,7 +53,7 @@ class GoneBlock(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class WriteJob:
-    """What one applied entry changes: rows, blocks with their directory entries, dropped heads."""
+    """The changes of one applied entry: rows, blocks with directory entries, removed blocks."""
 
     group: int
     index: int
@@ -66,7 +66,7 @@ class WriteJob:
 
 @dataclass(slots=True, eq=False)
 class MergeJob:
-    """Small blocks of a shard, one behind the other, that are to become one."""
+    """Adjoining small blocks of a shard that become one."""
 
     shard: int
     gone: list[GoneBlock]
@@ -76,13 +76,13 @@ class MergeJob:
 
 @dataclass(slots=True, eq=False)
 class RewriteJob:
-    """A block that goes, and what is left of it."""
+    """A block to remove, and the blocks that replace it."""
 
     shard: int
     gone: GoneBlock
     blocks: list[tuple[Block, BlockSpan]]
     written: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is in the store, or never will be (``lost``)."""
+    """Set once the blocks are in the store, or will never be (``lost``)."""
     lost: bool = False
 
     @property
@@ -93,7 +93,7 @@ class RewriteJob:
 
 @dataclass(slots=True, frozen=True)
 class PageJob:
-    """Blocks of a shard that are to be listed in one page, by what the store says of them then."""
+    """Blocks of a shard to list in one page, as the store has them when the job is written."""
 
     shard: int
     range: PageRange
@@ -106,14 +106,18 @@ Job = WriteJob | MergeJob | RewriteJob | PageJob
 def merge_job(shard: int, blocks: list[Block], paged_stop: int = 0) -> MergeJob:
     """The job that joins ``blocks`` (adjoining, ascending), paged below ``paged_stop``."""
     merged = join_blocks(blocks)
-    # The first one's place is that of all of them.
+    # The merged block is stored under the key of the first one, so that one is not removed.
     bases = (block.base_seq for block in blocks[1:])
     gone = [GoneBlock(shard, base_seq, base_seq < paged_stop) for base_seq in bases]
     return MergeJob(shard, gone, merged, span_of(merged))
 
 
 class StoreWriter:
-    """Owns the writer thread. Callbacks run on the writer thread; the owner hands them over."""
+    """Owns the writer thread. Callbacks run on it, and their owner hands them to the event loop.
+
+    The "submitting thread" is the one that applies entries: the event loop, or the thread that
+    reads a log back.
+    """
 
     def __init__(
         self,
@@ -124,10 +128,10 @@ class StoreWriter:
         codec_of: Callable[[int], BlockCodec | None] = lambda shard: None,
         on_lost: Callable[[list[Job]], None] = lambda jobs: None,
     ) -> None:
-        """``codec_of`` a shard is what its blocks are made smaller with; asked from any thread.
+        """``codec_of`` returns the codec that compresses a shard's blocks; any thread may call it.
 
-        After ``on_failure`` only jobs of shards in memory are written, until :meth:`go_on`; the
-        others go to ``on_lost``.
+        After ``on_failure`` only jobs of shards in memory are written, until :meth:`go_on`. The
+        other jobs go to ``on_lost``.
         """
         self._store = store
         self._codec_of = codec_of
@@ -135,12 +139,14 @@ class StoreWriter:
         self._on_written = on_written
         self._on_failure = on_failure
         self._on_lost = on_lost
+        # From the submitting thread to the writer thread; None ends it.
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self.failed = False
-        """Whether a write failed: what is in memory is ahead of the store."""
+        """Whether a write failed: memory is ahead of the store. Set by either thread."""
         self.submitted = self.settled = 0
-        """Jobs ever queued, and those of them that came back to the thread that submits."""
+        """Jobs ever queued, and those of them that were reported back. Submitting thread only."""
+        # Monotonic time after which a stalled write fails; finite once `stop` is called.
         self._stall_until = math.inf
         self.batches = 0
         self.seconds = 0.0
@@ -151,20 +157,24 @@ class StoreWriter:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a job; jobs are written in the order they come."""
+        """Queue a job; jobs are written in the order in which they are queued."""
         self.submitted += 1
         self._jobs.put(job)
 
     def settle(self, jobs: int) -> None:
-        """Queued jobs were reported as written or lost to the thread that submits."""
+        """Note that ``jobs`` queued jobs were reported as written or lost."""
         self.settled += jobs
 
     def go_on(self) -> None:
-        """The store works again, and holds what was lost. Nothing of before may be queued."""
+        """Write again after a failure. The store must have the lost jobs; none may be queued."""
         self.failed = False
 
     def write_now(self, jobs: Sequence[Job]) -> bool:
-        """Write small jobs in the calling thread if none is queued; False when they are to be."""
+        """Write small jobs in the calling thread; False when they must be submitted instead.
+
+        That is the case when other jobs are queued, the jobs are large, or the store stalls or has
+        failed.
+        """
         if self.submitted != self.settled or self.failed or sum(map(_size, jobs)) > _NOW_BYTES_MAX:
             return False
         started = time.perf_counter()
@@ -180,7 +190,7 @@ class StoreWriter:
         return True
 
     def stop(self) -> None:
-        """Write what is queued, then end the thread; a store that stalls has a few seconds left."""
+        """Write what is queued, then end the thread; a stalled store gets a grace time."""
         self._stall_until = time.monotonic() + _STOP_GRACE_S
         self._jobs.put(None)
         self._thread.join()
@@ -211,7 +221,7 @@ class StoreWriter:
         self._on_failure(error)
 
     def _spare(self, jobs: Sequence[Job]) -> None:
-        """The store has failed: write what is of shards in memory alone."""
+        """Write only the jobs of shards in memory, because the store has failed."""
         spared = [job for job in jobs if _is_volatile(job)]
         if spared:
             self._write(self._operations(spared))
@@ -244,7 +254,7 @@ class StoreWriter:
             try:
                 self._store.write(operations)
             except self._stalled:
-                # The store asks for patience; nothing was written, the same batch goes again.
+                # The store is stalled and has written nothing, so the same batch is tried again.
                 self.stalls += 1
                 if time.monotonic() > self._stall_until:
                     raise
@@ -315,7 +325,7 @@ def _block_deletes(gone: GoneBlock) -> list[Row]:
 
 
 def _apart(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
-    """``jobs`` in batches: a page is made of what the store says once all before it is written."""
+    """Split ``jobs`` into batches: a page lists what the jobs before it have written."""
     begun = 0
     for at, job in enumerate(jobs):
         if isinstance(job, PageJob):

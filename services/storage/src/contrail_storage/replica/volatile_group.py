@@ -1,6 +1,6 @@
-"""The group of the shards in memory: one member that commits what is proposed, with no log at all.
+"""The group of the shards in memory: one member without a log, which commits every proposal.
 
-A commit comes in a later pass of the event loop, so that requests still join into entries.
+It commits in a later turn of the event loop, so that requests still join into entries.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _LIFE_BITS: Final = 32
 
 
 class NotLeadingError(Exception):
-    """The group takes no entries now."""
+    """The group accepts no entries now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class VolatileEntry:
 
 
 class VolatileGroup:
-    """A `Group` over nothing: it leads from `start` until it resigns or stops."""
+    """A `Group` without a log: it leads from `start` until it resigns or stops."""
 
     def __init__(
         self,
@@ -43,14 +43,16 @@ class VolatileGroup:
         self._last_index = 0
         self._on_commit = on_commit
         self._on_lost = on_lost
+        # Entries to commit in a later turn of the loop.
         self._proposed: list[VolatileEntry] = []
+        # (index, bytes) of entries that may not be in the store yet, and the sum of the bytes.
         self._unwritten: deque[tuple[int, int]] = deque()
         self._unwritten_bytes = 0
 
     def begin(self, life: int) -> None:
-        """Lead for the first time, with indexes above those of all lives with a lower number.
+        """Lead for the first time. Indexes are above those of all processes with a lower ``life``.
 
-        Versions are indexes: one of a stream that was lost never comes again (up to 2^32 entries).
+        Versions are indexes, so no version of a lost stream comes again (for up to 2^32 entries).
         """
         self.applied_index = self._last_index = life << _LIFE_BITS
         self.start()
@@ -61,30 +63,30 @@ class VolatileGroup:
         return sum(len(entry.data) for entry in self._proposed)
 
     def unwritten_bytes(self, written_index: int) -> int:
-        """Bytes proposed of the entries above ``written_index``."""
+        """Bytes of the proposed entries above ``written_index``."""
         while self._unwritten and self._unwritten[0][0] <= written_index:
             self._unwritten_bytes -= self._unwritten.popleft()[1]
         return self._unwritten_bytes
 
     def start(self) -> None:
-        """Lead."""
+        """Begin to lead."""
         self.is_leader = True
 
     def tick(self) -> None:
-        """Nothing is ever due."""
+        """Do nothing: nothing is ever due."""
 
     def resign(self) -> None:
-        """Lead no longer; what is not committed is lost."""
+        """Stop leading; entries that are not committed are lost."""
         self.is_leader = False
         lost, self._proposed = self._proposed, []
         self._on_lost([entry.context for entry in lost])
 
     def stop(self) -> None:
-        """End taking part."""
+        """Stop leading for good."""
         self.resign()
 
     def propose(self, data: bytes, context: object) -> int:
-        """Append an entry; answers its index. Raises NotLeadingError."""
+        """Append an entry, and return its index. Raises NotLeadingError."""
         if not self.is_leader:
             raise NotLeadingError
         if not self._proposed:
@@ -102,7 +104,7 @@ class VolatileGroup:
             self._on_commit(entries)
 
     def handle_log_failure(self) -> None:
-        """The log is of the other groups."""
+        """Do nothing: this group has no log."""
 
     def handle_log_recovered(self) -> None:
-        """The log is of the other groups."""
+        """Do nothing: this group has no log."""

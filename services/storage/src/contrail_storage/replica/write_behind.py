@@ -1,8 +1,8 @@
-"""Write-behind: what entries change waits a moment, so that several reach the store as one batch.
+"""Write-behind: the changes of entries wait a moment, so that several reach the store in one batch.
 
-Nothing depends on the moment. What is applied is durable in the log and readable from memory, and
-a batch holds whole entries in order, with the applied index of the last. Adjoining small blocks
-are joined on the way, so most messages reach the store in their final block.
+Waiting costs nothing: an applied entry is durable in the log and readable from memory. A batch
+holds whole entries in order, with the applied index of the last one. Adjoining small blocks are
+joined before they are written, so most messages reach the store in their final block.
 """
 
 import asyncio
@@ -14,17 +14,20 @@ from contrail_storage.replica.store_writer import Job, StoreWriter, WriteJob, me
 from contrail_storage.store.block_store import BlockSpan, BlockStore
 
 HOLD_S: Final = 0.005
-"""As long as several syncs of the log take; readers don't wait for it."""
+"""About as long as several fsyncs of the log. Readers do not wait for it."""
 HOLD_BYTES_MAX: Final = BLOCK_BYTES_MAX
 
 
 class WriteBehind:
-    """Holds the jobs of applied entries, in order, until a batch is worth writing. On the loop."""
+    """Holds the jobs of applied entries, in order, until a batch is worth writing.
+
+    Runs on the event loop.
+    """
 
     def __init__(
         self, writer: StoreWriter, blocks: BlockStore, on_written: Callable[[list[Job]], None]
     ) -> None:
-        """``on_written`` is told of what :meth:`flush` wrote itself."""
+        """``on_written`` is called with the jobs that :meth:`flush` wrote itself."""
         self._writer = writer
         self._blocks = blocks
         self._on_written = on_written
@@ -33,7 +36,7 @@ class WriteBehind:
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, job: WriteJob) -> None:
-        """Take the job of the next entry."""
+        """Add the job of the next entry."""
         self._held.append(job)
         self._bytes += job.bytes
         if self._bytes >= HOLD_BYTES_MAX:
@@ -42,7 +45,7 @@ class WriteBehind:
             self._timer = asyncio.get_running_loop().call_later(HOLD_S, self.flush)
 
     def flush(self) -> None:
-        """Write what is held: small jobs here, others by the writer's thread."""
+        """Write all held jobs: small ones in this call, others on the writer's thread."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -71,7 +74,7 @@ class WriteBehind:
             self._join(number, run)
 
     def _join(self, number: int, run: "_Run") -> None:
-        """Have the blocks of ``run`` written as one, if none of them was removed meanwhile."""
+        """Replace the blocks of ``run`` by one, unless one of them was removed meanwhile."""
         directory = self._blocks.directories.get(number)
         if len(run.blocks) <= 1 or directory is None:
             return
@@ -85,10 +88,10 @@ class WriteBehind:
 
 
 class ReplayBehind(WriteBehind):
-    """The same while a log is read back in a thread of its own, where no timer is needed."""
+    """A `WriteBehind` without a timer, for replaying a log in a thread of its own."""
 
     def put(self, job: WriteJob) -> None:
-        """Take the job of the next entry."""
+        """Add the job of the next entry."""
         self._held.append(job)
         self._bytes += job.bytes
         if self._bytes >= HOLD_BYTES_MAX:
@@ -96,7 +99,7 @@ class ReplayBehind(WriteBehind):
 
 
 class _Run:
-    """Adjoining blocks of a shard that fit into one, and the jobs that were to write them."""
+    """Adjoining blocks of a shard that fit into one block, and the jobs that would write them."""
 
     def __init__(self) -> None:
         self.jobs: list[WriteJob] = []
@@ -109,7 +112,7 @@ class _Run:
         return any(block is one for one in self.blocks)
 
     def takes(self, span: BlockSpan) -> bool:
-        """Whether a block may follow."""
+        """Whether the block adjoins the run and fits."""
         return (
             span.base_seq == self._end_seq
             and self._bytes + span.bytes <= BLOCK_BYTES_MAX
@@ -117,7 +120,7 @@ class _Run:
         )
 
     def add(self, job: WriteJob, block: Block, span: BlockSpan) -> None:
-        """One more block at the end."""
+        """Add one more block at the end."""
         self.jobs.append(job)
         self.blocks.append(block)
         self._end_seq = span.end_seq

@@ -1,4 +1,4 @@
-"""Managing streams on a node: create, update, remove, purge, route; half-made ones are mended."""
+"""Managing streams on a node: create, update, remove, purge, route, and mend half-made ones."""
 
 import asyncio
 import secrets
@@ -42,7 +42,7 @@ _log = structlog.get_logger("contrail.streams")
 _ROUTES_MAX: Final = 65_536
 _SLICE_MESSAGES: Final = 20_000
 _SLICES_MAX: Final = 16
-"""How many slices a caller waits for whose change left messages over that nobody needs."""
+"""Slices that a caller waits for when its change makes messages superfluous."""
 _PURGED_SUBJECTS: Final = 256
 _EVERYTHING: Final = 1 << 62
 _RENEWED_TOGETHER: Final = 256
@@ -53,7 +53,7 @@ ResultT = TypeVar("ResultT", bound=Result)
 
 
 def expect(result: Result, kind: type[ResultT]) -> ResultT:
-    """``result`` if it is of ``kind``; raises ApiError for the refusal that ``apply`` answered."""
+    """Return ``result`` if it is of ``kind``; raise its ApiError if it is a refusal."""
     if isinstance(result, Refused):
         raise error_of(result)
     assert isinstance(result, kind), f"{result} is not a {kind.__name__}"
@@ -61,7 +61,7 @@ def expect(result: Result, kind: type[ResultT]) -> ResultT:
 
 
 def error_of(refused: Refused) -> ApiError:
-    """The refusal that ``apply`` answered, for the caller."""
+    """Return the refusal that ``apply`` answered as the caller's error."""
     if refused.problem is not None:
         return refused.problem.as_error()
     return ApiError(REGISTRY[refused.code], refused.detail, applied=False)
@@ -69,7 +69,7 @@ def error_of(refused: Refused) -> ApiError:
 
 @contextmanager
 def begun(has_effect: bool = True) -> Iterator[None]:
-    """Behind a step that has had its effect no refusal may say that nothing was applied."""
+    """After a step that had an effect, turn "not applied" refusals into an unknown outcome."""
     try:
         yield
     except ApiError as error:
@@ -79,7 +79,10 @@ def begun(has_effect: bool = True) -> Iterator[None]:
 
 
 class StreamManager:
-    """Streams of this node, over the meta group and the group that holds the shards."""
+    """The streams of this node, over the meta group and the groups of the shards.
+
+    All fields belong to the event loop.
+    """
 
     def __init__(
         self,
@@ -93,22 +96,34 @@ class StreamManager:
         encrypts: bool,
     ) -> None:
         self.node = node
+        # Whether the node encrypts stored data; streams on disk with `encrypted` need that.
         self._encrypts = encrypts
+        # Names, shards and stages of the streams; changed by `_meta_log` only.
         self._meta = meta
+        # By number; shared with the applier, which changes it.
         self._shards = shards
+        # Accepts changes of `_meta`.
         self._meta_log = meta_log
+        # Accepts the commands of all shards, on disk and in memory.
         self._shard_log = shard_log
+        # Finds the messages that purges and deletes need to know.
         self._reader = reader
+        # Held while a stream is made, changed, removed or mended.
         self._lock = asyncio.Lock()
+        # Names that `claim_restore` keeps.
         self._restoring: set[str] = set()
-        self._renewed = False  # whether a listed stream without a shard can only be on its way out
+        # Whether streams of earlier processes in memory are made again. After that, a listed stream
+        # without a shard is being removed.
+        self._renewed = False
+        # Cache of `route`: the stream of each subject (None: there is none).
         self._routes: dict[str, str | None] = {}
+        # Number of the meta machine's change as of which `_routes` is valid.
         self._routes_of = -1
 
     # Finding -------------------------------------------------------------------------------------
 
     def entry(self, name: str) -> StreamEntry:
-        """What meta knows of the listed stream ``name`` (STREAM_NOT_FOUND)."""
+        """Return the meta entry of the listed stream ``name`` (STREAM_NOT_FOUND)."""
         entry = self._meta.streams.get(name)
         if entry is None or not self._is_there(entry):
             lost = entry is not None and entry.stage == "listed" and entry.shard not in self._shards
@@ -118,15 +133,15 @@ class StreamManager:
         return entry
 
     def _is_there(self, entry: StreamEntry) -> bool:
-        """Whether the stream is listed, and its removal has not begun: that is with its shard."""
+        """Whether the stream is listed and its removal (from its first shard on) has not begun."""
         first = self._shards.get(entry.shard)
         return entry.stage == "listed" and first is not None and first.machine.exists
 
     def shard(self, name: str, part: int | None = None) -> Shard:
-        """The shard of the listed stream ``name``, or the one numbered ``part`` of several.
+        """Return the shard of the listed stream ``name``, or its shard ``part`` of several.
 
-        STREAM_NOT_FOUND; INVALID_FIELD for a number that it does not have, or for none where it
-        has several.
+        Raises STREAM_NOT_FOUND, and INVALID_FIELD if ``part`` does not exist, or is missing for a
+        stream with several shards.
         """
         entry = self.entry(name)
         if part or entry.shards > 1:
@@ -140,11 +155,11 @@ class StreamManager:
         return [self._shards[number] for number in self.entry(name).numbers]
 
     def shards(self) -> list[Shard]:
-        """Shards of the listed streams."""
+        """Return the shards of all listed streams."""
         return [self._shards[number] for number in self.shard_numbers()]
 
     def shard_numbers(self) -> list[int]:
-        """Numbers of the listed streams' shards."""
+        """Numbers of the shards of all listed streams."""
         return [
             number
             for entry in self._meta.streams.values()
@@ -153,7 +168,7 @@ class StreamManager:
         ]
 
     def taken_numbers(self) -> set[int]:
-        """Numbers of the shards of all streams, also of those half made or not wholly removed."""
+        """Shard numbers of all streams, including those half made or not completely removed."""
         return {number for entry in self._meta.streams.values() for number in entry.numbers}
 
     def names(self) -> list[str]:
@@ -161,7 +176,7 @@ class StreamManager:
         return sorted(entry.name for entry in self._meta.streams.values() if self._is_there(entry))
 
     def route(self, subject: str) -> str | None:
-        """The listed stream that captures the literal ``subject``, or None."""
+        """Return the listed stream that captures the literal ``subject``, or None."""
         if self._routes_of != self._meta.changes or len(self._routes) > _ROUTES_MAX:
             self._routes, self._routes_of = {}, self._meta.changes
         try:
@@ -179,8 +194,8 @@ class StreamManager:
     def info(self, shard: Shard, *, damaged: bool = False) -> StreamInfo:
         """Configuration and state of a shard's stream.
 
-        DATA_LOST when its first message does not read back; a ``damaged`` one is shown with what
-        is known, so without the time of that message.
+        Raises DATA_LOST when its first message cannot be read. With ``damaged``, a damaged stream
+        is shown with what is known, without the time of its first message.
         """
         record = shard.machine.record
         assert record is not None
@@ -236,8 +251,8 @@ class StreamManager:
             assert record is not None
             _check(given, record.version, same=record.config == config)
             if record.config != config:
-                # The shard decides this when it applies the change; here it is known before the
-                # subjects are claimed.
+                # The shard decides when it applies the change. The check is repeated here, before
+                # the subjects are claimed.
                 check_stream_update(record.config, config)
                 consumers = [one.config for one in shard.machine.consumers.values()]
                 problem = consumers_problem(config, consumers)
@@ -245,7 +260,7 @@ class StreamManager:
                     raise problem.as_error()
                 await self._update(shard, entry, config, given)
             else:
-                # A crash may have come between an earlier change and what it takes away.
+                # A crash may have separated an earlier change from the removals that it causes.
                 await self._keep_to(entry)
             return self.whole_info(self.parts(config.name)), False
 
@@ -259,7 +274,7 @@ class StreamManager:
         return self.whole_info(self.parts(config.name))
 
     async def _align(self, entry: StreamEntry) -> None:
-        """Give the configuration of the first shard, which decides, to those that lack it."""
+        """Give the configuration of the first shard, which decides, to shards that lack it."""
         record = self._shards[entry.shard].machine.record
         assert record is not None
         behind = [number for number in entry.numbers[1:] if not self._is_aligned(entry, number)]
@@ -277,7 +292,7 @@ class StreamManager:
         await asyncio.gather(*map(configure, behind))
 
     def _is_aligned(self, entry: StreamEntry, number: int) -> bool:
-        """Whether a shard has the configuration of the first one, as of the same change."""
+        """Whether a shard has the first shard's configuration, as of the same change."""
         first, shard = self._shards.get(entry.shard), self._shards.get(number)
         if first is None or shard is None or first.machine.record is None:
             return False
@@ -288,7 +303,7 @@ class StreamManager:
         )
 
     async def _configure(self, number: int, config: StreamConfig, incarnation: str) -> None:
-        """Make the stream of a shard that has none."""
+        """Create the stream of a shard that has none."""
         hash_key = secrets.token_bytes(HASH_KEY_BYTES)
         given = cmd.Precondition(create=True)
         configure = cmd.ConfigureStream(config, incarnation, hash_key, given=given)
@@ -304,7 +319,7 @@ class StreamManager:
     async def _update(
         self, shard: Shard, entry: StreamEntry, config: StreamConfig, given: cmd.Precondition
     ) -> None:
-        # Subjects are claimed in meta before the shard takes them, and let go of after.
+        # Subjects are claimed in meta before the shard uses them, and released after that.
         record = shard.machine.record
         assert record is not None
         if set(config.subjects) != set(entry.subjects):
@@ -314,7 +329,7 @@ class StreamManager:
         configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key, given=given)
         result = await self._shard_log.command(entry.shard, configure)
         if isinstance(result, Refused):
-            with suppress(ApiError):  # then the next change or start lets go of the subjects
+            with suppress(ApiError):  # if it fails, the next change or start releases the subjects
                 await self._mended(config.name)
             raise error_of(result)
         with begun():
@@ -324,7 +339,7 @@ class StreamManager:
             await self._keep_to(entry)
 
     async def _keep_to(self, entry: StreamEntry) -> None:
-        """Remove what a stream holds beyond its configuration."""
+        """Remove the messages that a stream's configuration no longer allows."""
         for number in entry.numbers:
             shard = self._shards[number]
             if shard.machine.remover.over_limits:
@@ -332,9 +347,9 @@ class StreamManager:
             await self.keep_interest(shard)
 
     async def keep_interest(self, shard: Shard) -> None:
-        """Remove what no consumer needs any more, in slices; all of it unless there is too much.
+        """Remove messages that no consumer needs any more: up to 16 slices of them.
 
-        The housekeeper goes on with what is left, and with what was interrupted.
+        The housekeeper continues with what is left, and with what was interrupted.
         """
         for _ in range(_SLICES_MAX):
             if not (shard.machine.exists and shard.machine.interest.unlooked):
@@ -342,7 +357,7 @@ class StreamManager:
             await self._keep_slice(shard)
 
     async def settle_last(self, shard: Shard) -> None:
-        """Find the last messages of the subjects that have lost theirs."""
+        """Find the last messages of the subjects whose last message was removed."""
         while shard.machine.subjects.unsettled:
             await self._keep_slice(shard)
 
@@ -351,7 +366,7 @@ class StreamManager:
         expect(await self._shard_log.command(shard.machine.shard, command), Removed)
 
     async def _enforce_limits(self, shard: Shard) -> None:
-        """Lowered limits hold at once: trim in slices until they do."""
+        """Apply lowered limits at once: trim in slices until they hold."""
         machine = shard.machine
         while machine.exists:
             command = cmd.EnforceLimits(_SLICE_MESSAGES)
@@ -372,14 +387,14 @@ class StreamManager:
             entry = self.entry(name)
             record = self._shards[entry.shard].machine.record
             assert record is not None
-            # The shard decides, as it knows the version: from here on the stream is gone.
+            # The shard decides, because it knows the version. After this command it has no stream.
             drop = cmd.DropStream(record.incarnation, if_match)
             expect(await self._shard_log.command(entry.shard, drop), Done)
             with begun():
                 await self._drop(entry)
 
     async def _drop(self, entry: StreamEntry) -> None:
-        """Finish the removal of a stream, whatever is left of it."""
+        """Finish the removal of a stream, wherever it stopped."""
         unlist = cmd.UnlistStream(entry.name, entry.incarnation)
         expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
         for number in entry.numbers:
@@ -388,7 +403,7 @@ class StreamManager:
         expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
 
     async def mend_all(self) -> None:
-        """Finish or undo what a crash left half done."""
+        """Finish or undo changes that a crash interrupted."""
         async with self._lock:
             await self._renew_lost()
             for entry in list(self._meta.streams.values()):
@@ -396,7 +411,7 @@ class StreamManager:
                     await self._mend_if_sound(entry)
 
     async def _mend_if_sound(self, entry: StreamEntry) -> None:
-        """Mend a stream; a damaged one stays as it is, and keeps no other from being served."""
+        """Mend a stream; a damaged one stays as it is and does not prevent others from serving."""
         try:
             await self._mend(entry)
         except ApiError as error:
@@ -405,7 +420,7 @@ class StreamManager:
             _log.critical("stream_not_repaired", stream=entry.name, reason=str(error))
 
     async def _mended(self, name: str) -> StreamEntry | None:
-        """What meta knows of ``name`` when nothing of it is half done."""
+        """Return the meta entry of ``name`` after mending its stream; None if there is none."""
         entry = self._meta.streams.get(name)
         if entry is not None and not self._is_whole(entry):
             await self._mend(entry)
@@ -413,7 +428,7 @@ class StreamManager:
         return entry
 
     def _is_whole(self, entry: StreamEntry) -> bool:
-        """Whether the stream is listed, under the very subjects that all its shards capture."""
+        """Whether the stream is listed under exactly the subjects that all its shards capture."""
         if not self._is_there(entry):
             return False
         if not all(self._is_aligned(entry, number) for number in entry.numbers[1:]):
@@ -422,7 +437,7 @@ class StreamManager:
         return set(entry.subjects) == set(config.subjects) and entry.config in (None, config)
 
     async def _renew_lost(self) -> None:
-        """Make the streams in memory anew, empty, that went with an earlier process."""
+        """Create the streams in memory of an earlier process again, empty."""
         lost = [
             entry
             for entry in self._meta.streams.values()
@@ -455,14 +470,14 @@ class StreamManager:
     # Restoring -----------------------------------------------------------------------------------
 
     async def claim_restore(self, name: str) -> None:
-        """Keep ``name`` for a restore, until :meth:`end_restore`; STREAM_RESTORE_EXISTS."""
+        """Reserve ``name`` for a restore, until :meth:`end_restore`; STREAM_RESTORE_EXISTS."""
         async with self._lock:
             if name in self._restoring or await self._mended(name) is not None:
                 raise ApiError(errors.STREAM_RESTORE_EXISTS, applied=False)
             self._restoring.add(name)
 
     async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
-        """Reserve name and subjects of a stream; answers its first shard (SUBJECT_OVERLAP)."""
+        """Reserve the name and subjects of a stream; return its first shard (SUBJECT_OVERLAP)."""
         check_stream_encryption(config, encrypts=self._encrypts)
         return await self._reserve(config, incarnation)
 
@@ -471,9 +486,9 @@ class StreamManager:
         expect(await self._shard_log.command(number, part), Done)
 
     async def finish_restore(self, number: int, finishes: list[cmd.FinishRestore]) -> StreamInfo:
-        """Make the stream of shards whose parts are all there, ``number`` the first of them."""
+        """Create the stream of shards that have all parts; ``number`` is the first shard."""
         config = finishes[0].header.config
-        # The first decides: while it is not made, the others are undone.
+        # The first shard decides and comes last: until then, a crash undoes the others.
         for part in reversed(range(len(finishes))):
             command = self._shard_log.command(number + part, finishes[part])
             expect(await command, Done)
@@ -484,7 +499,7 @@ class StreamManager:
         return self.whole_info(self.parts(config.name))
 
     async def end_restore(self, name: str) -> None:
-        """The restore is over: what is half done is finished or undone."""
+        """End a restore: finish or undo what is half done."""
         async with self._lock:
             self._restoring.discard(name)
             await self._mended(name)
@@ -502,8 +517,8 @@ class StreamManager:
     ) -> int:
         """Remove messages below a sequence, all but the newest, or all; in slices.
 
-        Of these ``shards`` of a stream, which by then may be gone (STREAM_NOT_FOUND) and its name
-        another's. ``shredded``: nothing opens the messages any more, so that no rule keeps them.
+        The stream of ``shards`` may be gone (STREAM_NOT_FOUND), and its name used by another one.
+        ``shredded``: the messages cannot be decrypted any more, so no rule keeps them.
         """
         if not all(shard.machine.exists for shard in shards):
             raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
@@ -528,7 +543,7 @@ class StreamManager:
             return await self._in_slices(shard, trim)
 
     async def _in_slices(self, shard: Shard, command: cmd.StreamCommand, removed: int = 0) -> int:
-        """Propose a command until it leaves nothing over; answers ``removed`` and what it took."""
+        """Propose a command until nothing is left; return ``removed`` plus what it removed."""
         while True:
             with begun(removed > 0):
                 done = await self._shard_log.command(shard.machine.shard, command)
@@ -540,10 +555,10 @@ class StreamManager:
     async def _purge_subjects(
         self, shard: Shard, subjects: SubjectFilter, purge: cmd.PurgeSubjects
     ) -> int:
-        """Purge what matches, some subjects at a time."""
+        """Purge matching messages, some subjects at a time."""
         names = [name for _, name in subjects.subjects(shard.machine.subjects)]
         if purge.keep and len(names) > _PURGED_SUBJECTS:
-            # No one command knows all these subjects: what stays are the newest as of now.
+            # No single command knows all these subjects, so the newest as of now are kept.
             to_seq = await self._reader.newest_from(shard, subjects, purge.keep)
             purge = msgspec.structs.replace(purge, to_seq=to_seq, keep=0)
         removed = 0
@@ -551,7 +566,7 @@ class StreamManager:
             some = names[start : start + _PURGED_SUBJECTS]
             command = msgspec.structs.replace(purge, subjects=some)
             removed = await self._in_slices(shard, command, removed)
-        shard.notify()  # where a consumer's pending messages went there is room
+        shard.notify()  # a consumer whose pending messages were removed has room
         return removed
 
     async def delete_message(self, name: str, seq: int, part: int | None = None) -> None:
@@ -566,12 +581,12 @@ class StreamManager:
             previous_seq = await self._reader.previous_of_subject(shard, seq)
             command = cmd.DeleteMessage(seq, previous_seq)
             expect(await self._shard_log.command(shard.machine.shard, command), Removed)
-        # If it was pending at a consumer, there is room for another delivery.
+        # If the message was pending at a consumer, the consumer has room for another delivery.
         shard.notify()
 
 
 def _check(given: cmd.Precondition, version: int | None, *, same: bool) -> None:
-    """Refuse early what the shard would refuse now, so that nothing is claimed for it."""
+    """Refuse early what the shard would refuse now, so that no subjects are claimed for it."""
     refused = refusal(given, version, errors.STREAM_EXISTS, errors.STREAM_NOT_FOUND, same=same)
     if refused is not None:
         raise error_of(refused)

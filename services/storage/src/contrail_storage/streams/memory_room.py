@@ -1,4 +1,4 @@
-"""The bound on what streams in memory take together."""
+"""The limit on the memory of all streams in memory together."""
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
@@ -10,7 +10,7 @@ from contrail_storage.store.memory_store import MemoryStore
 
 
 class MemoryRoom:
-    """The rows in memory: counts them and what is on its way there, refuses messages beyond."""
+    """Counts the rows in memory and the bytes on their way there; refuses messages beyond."""
 
     _log: Proposer
     _group: VolatileGroup
@@ -21,25 +21,25 @@ class MemoryRoom:
         self.store = MemoryStore()
 
     def guard(self, log: Proposer, group: VolatileGroup, applier: Applier) -> None:
-        """Have ``log``, over ``group``, take no messages beyond the bound."""
+        """Make ``log``, which proposes to ``group``, refuse messages beyond the limit."""
         self._log, self._group, self._applier = log, group, applier
         log.check_room = self.check
 
     @property
     def size_bytes(self) -> int:
-        """What the streams take now."""
+        """Bytes that the streams take now."""
         size_bytes = self.store.size_bytes
-        # The store tells itself what it holds: the loop learns of its writer's batches later, and
-        # would count them twice meanwhile.
+        # The applied index is read from the store itself. The event loop learns of the writer's
+        # batches later, and would count them twice meanwhile.
         row = self.store.get(keys.shard_key(keys.APPLIED, VOLATILE_GROUP))
         in_store = int.from_bytes(row[:8], "big") if row else 0
         written = max(in_store, self._applier.written_indexes.get(VOLATILE_GROUP, 0))
         return size_bytes + self._group.unwritten_bytes(written) + self._log.queued_bytes
 
     def check(self, size: int) -> None:
-        """Raise MEMORY_FULL when ``size`` bytes of messages more would be too many."""
+        """Raise MEMORY_FULL when there is no room for ``size`` more bytes of messages."""
         if self.size_bytes + size > self.max_bytes:
-            self._applier.flush()  # what was removed may not have left the store yet
+            self._applier.flush()  # removed messages may still be in the store
         if self.size_bytes + size > self.max_bytes:
             message = f"streams in memory are limited to {self.max_bytes} bytes in total"
             raise ApiError(errors.MEMORY_FULL, message, retry_after_s=1, applied=False)

@@ -1,9 +1,8 @@
-"""Restores: an archive that comes in pieces becomes a stream, whole or not at all.
+"""Restores: an archive that is uploaded in pieces becomes a stream, completely or not at all.
 
-Records are looked at as they come and go through the log like everything else, in parts, into a
-shard that no stream has yet. The last entry makes the stream; until it is applied the name is
-merely reserved, and whatever ends a restore before that (a refusal, a client that left, a crash)
-leaves a reservation to undo.
+Records are checked as they arrive and go through the log in parts, into a shard without a stream.
+The last entry creates the stream. Until it is applied, the name is only reserved. A restore that
+ends earlier (by a refusal, a client that left, or a crash) leaves a reservation, which is undone.
 """
 
 import asyncio
@@ -37,24 +36,25 @@ RESTORES_MAX: Final = 4
 IDLE_S: Final = 60.0
 _PART_BYTES: Final = 256 * 1024
 _PART_RECORDS: Final = 8
-"""Of small records: taking up 256 subjects takes a third of a millisecond."""
+"""Records of a part at most: restoring 256 subjects takes a third of a millisecond."""
 T = TypeVar("T")
 
 _log = structlog.get_logger("contrail.restore")
 
 
 class Restores:
-    """The restores under way on this node, by the token that their callers name them with."""
+    """The restores in progress on this node, by token."""
 
     def __init__(self, streams: StreamManager, keys: SubjectKeys, idle_s: float = IDLE_S) -> None:
         self._streams = streams
         self._keys = keys
         self._idle_s = idle_s
         self._open: dict[str, _Restore] = {}
+        # Tasks that undo restores; the reference keeps them alive.
         self._ending: set[asyncio.Task[None]] = set()
 
     async def begin(self, name: str) -> str:
-        """A restore into the stream ``name``, which must not exist; answers its token."""
+        """Begin a restore into the stream ``name``, which must not exist; return its token."""
         check_stream_name(name)
         if len(self._open) >= RESTORES_MAX:
             raise ApiError(
@@ -74,30 +74,30 @@ class Restores:
         return token
 
     async def append(self, token: str, offset: int, piece: bytes) -> None:
-        """The next bytes of the archive, at ``offset``; ARCHIVE_INVALID ends the restore."""
+        """Add the next bytes of the archive, at ``offset``; ARCHIVE_INVALID ends the restore."""
         restore = self._take(token)
         await self._carry_out(token, restore.append(offset, piece))
         self._expect_more(token)
 
     async def commit(self, token: str) -> StreamInfo:
-        """The archive is complete: the stream is there when this returns."""
+        """Finish a restore after the last piece: the stream exists when this returns."""
         info = await self._carry_out(token, self._take(token).commit())
         await self._end(token)
         return info
 
     async def abort(self, token: str) -> None:
-        """Undo a restore; nothing to do for one that has ended."""
+        """Undo a restore; nothing happens if it has ended already."""
         if token in self._open:
             self._take(token)
             await self._end(token)
 
     def close(self) -> None:
-        """The node stops: what is under way is undone by the next start."""
+        """Stop the timers. The next start undoes the restores in progress."""
         for restore in self._open.values():
             restore.wait_no_more()
 
     async def _carry_out(self, token: str, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; when it fails, or nobody waits any more, the restore ends."""
+        """Return the result of ``work``; if it fails or is cancelled, the restore ends."""
         task = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(task)
@@ -106,7 +106,7 @@ class Restores:
             raise
 
     async def _end(self, token: str, task: "asyncio.Task[Any] | None" = None) -> None:
-        """Undo behind ``task``, whether or not anybody waits for that."""
+        """Undo a restore after ``task``, even if the caller is cancelled."""
         ending = asyncio.ensure_future(self._undo(token, task))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
@@ -134,44 +134,52 @@ class Restores:
         ending.add_done_callback(self._ending.discard)
 
     async def _undo(self, token: str, task: "asyncio.Task[Any] | None") -> None:
-        """End a restore; what is reserved for it and not made is dropped."""
+        """End a restore; drop its reservation if the stream was not created."""
         restore = self._open[token]
         if task is not None:
             await asyncio.wait([task])
         try:
             await self._streams.end_restore(restore.name)
         except ApiError as error:
-            # The name is mended by the next who asks for it, or by the next start.
+            # The next request for the name, or the next start, mends it.
             _log.warning("restore_not_undone", stream=restore.name, error=str(error))
         finally:
             del self._open[token]
 
 
 class _Restore:
-    """One restore: the bytes so far, looked at, and the parts that are not logged yet."""
+    """One restore: its checked bytes, and the part that is not logged yet."""
 
     def __init__(self, name: str, streams: StreamManager, keys: SubjectKeys) -> None:
         self.name = name
         self._keys = keys
+        # Seals the blocks of the current shard; None if its stream has no subject keys.
         self._sealer: ArchiveSealer | None = None
+        # Whether a call or the undoing works on it; then no other call is accepted.
         self.busy = True
+        # The timer of an abandoned restore.
         self.idle: asyncio.TimerHandle | None = None
         self._streams = streams
+        # Used by one worker thread at a time: splits the bytes into records, and checks them.
         self._reader = ArchiveReader()
         self._check = ShardedCheck()
+        # One per shard, in order; the last one is of the current shard.
         self._headers: list[ArchiveHeader] = []
+        # The bytes of the archive that were received.
         self._offset = 0
+        # Number of the first shard, once it is reserved.
         self._number: int | None = None
+        # Records that are not logged yet, and the size of their payloads.
         self._part: list[tuple[int, bytes]] = []
         self._part_bytes = 0
 
     def wait_no_more(self) -> None:
-        """Somebody is at it."""
+        """Stop the idle timer, because a call works on the restore."""
         if self.idle is not None:
             self.idle.cancel()
 
     async def append(self, offset: int, piece: bytes) -> None:
-        """Take the next bytes: on return they are in the log, but for less than a part."""
+        """Add the next bytes. On return they are logged, except for less than one part."""
         if offset != self._offset or len(piece) > RESTORE_PIECE_BYTES_MAX:
             raise ApiError(errors.BAD_REQUEST, "the piece is out of order", applied=False)
         self._offset += len(piece)
@@ -216,11 +224,11 @@ class _Restore:
         header = self._headers[-1]
         part = cmd.RestorePart(self._part, header.config.compression)
         self._part, self._part_bytes = [], 0
-        # One at a time: parts of one entry would share the rows of its index.
+        # One part at a time: several parts in one entry would write the same rows of its index.
         await self._streams.restore_part(self._number + header.part, part)
 
     async def commit(self) -> StreamInfo:
-        """Make the stream; ARCHIVE_INVALID when the archive is not whole."""
+        """Create the stream; ARCHIVE_INVALID when the archive is incomplete."""
         try:
             self._reader.finish()
             await asyncio.to_thread(self._check.finish)
@@ -234,7 +242,7 @@ class _Restore:
 
 
 class ArchiveSealer:
-    """Seals the blocks of one shard with keys of its own, before they are logged."""
+    """Seals the blocks of one shard with its own keys, before they are logged."""
 
     def __init__(self, keys: SubjectKeys, shard: int) -> None:
         self._keys = keys
@@ -242,7 +250,7 @@ class ArchiveSealer:
         self._names: dict[int, str] = {}
 
     async def sealed(self, record: Record) -> Record:
-        """The record as it is to be logged; subjects come before the blocks that have them."""
+        """Return the record to log; subjects must come before the blocks that use them."""
         if record.kind == archive.SUBJECTS:
             subjects = archive.decoded(record.payload, Subjects)
             numbers = np.frombuffer(subjects.rows, np.uint32, len(subjects.names))
@@ -256,7 +264,7 @@ class ArchiveSealer:
         return Record(archive.BLOCK, encode_block(sealed, 0))
 
     def _sealed(self, block: Block) -> Block:
-        """Blocks. What is of no live subject is of no live message: it is emptied."""
+        """Seal a block. Blocks. Messages of subjects without live messages are emptied."""
         numbers = block.subject_ids.tolist()
         known = [number for number in dict.fromkeys(numbers) if number in self._names]
         wanted = [(self._shard, self._names[number]) for number in known]

@@ -1,7 +1,7 @@
-"""Publishing to a stream with several shards: split by subject, joined again in request order.
+"""Publishing to a stream with several shards: split by subject, answered in request order.
 
-Within a shard the messages keep the order of their request. What one shard refuses or does not
-answer is the outcome of its messages alone.
+Messages of a request keep their order within a shard. If a shard refuses or does not answer, this
+is only the outcome of its own messages.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class ShardedPublisher:
     def publish_then(
         self, entry: StreamEntry, config: StreamConfig, messages: list[PublishMessage], done: Done
     ) -> None:
-        """Store messages, at least one; ``done`` is called once, as by ``Proposer.append_then``."""
+        """Store messages (at least one); ``done`` is called as by ``Proposer.append_then``."""
         if len(messages) > 1:
             self.publish_batch_then(entry, config, MessageBatch.of(messages), _each(done))
             return
@@ -46,7 +46,7 @@ class ShardedPublisher:
         part = shard_of(message.subject, config.shards, config.shard_by)
         refused = _refusal(config, part, message.expected, message.rollup)
         if refused is not None:
-            # Later, as everything is answered: the caller has work to do behind this call.
+            # In a later turn, as all answers are: the caller still has work to do after this call.
             asyncio.get_running_loop().call_soon(done, [refused])
             return
         self._check(entry.shard + part)
@@ -55,7 +55,7 @@ class ShardedPublisher:
     def publish_batch_then(
         self, entry: StreamEntry, config: StreamConfig, batch: MessageBatch, done: Done
     ) -> None:
-        """Store a batch of at least one message; ``done`` gets runs, in the batch's order.
+        """Store a batch of at least one message; ``done`` gets runs in the batch's order.
 
         Raises SHARDED_UNSUPPORTED for an atomic batch over several shards.
         """
@@ -107,7 +107,7 @@ def _in_shard(results: list[PubResult], part: int) -> list[PubResult]:
 
 
 def _refusals(config: StreamConfig, batch: MessageBatch, parts: I64Array) -> dict[int, PubResult]:
-    """Why some messages, by position, can be in no shard of the stream as they are."""
+    """By position, why messages cannot be in any shard of the stream."""
     expected, rollups = batch.expected or {}, batch.rollups or {}
     refused: dict[int, PubResult] = {}
     for at in sorted(expected.keys() | rollups.keys()):
@@ -147,7 +147,7 @@ def _check_atomic(parts: I64Array, refused: dict[int, PubResult]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Gathering:
-    """The outcomes of one batch's shards, until the last of ``waiting`` has answered."""
+    """Collects the outcomes of one batch's shards, until the last of ``waiting`` has answered."""
 
     count: int
     refused: dict[int, PubResult]
@@ -157,7 +157,7 @@ class _Gathering:
     _errors: list[ApiError] = field(default_factory=list)
 
     def settle(self, part: int, positions: I64Array, outcome: Outcome) -> None:
-        """The outcome of the messages at ``positions``, which went to shard ``part``."""
+        """Set the outcome of the messages at ``positions``, which went to shard ``part``."""
         if isinstance(outcome, ApiError):
             self._errors.append(outcome)
             lost = PubResult(0, code=outcome.spec.code, detail=outcome.detail, count=len(positions))
@@ -170,7 +170,7 @@ class _Gathering:
             self.done(self._errors[0] if failed else self.results())
 
     def results(self) -> list[PubResult]:
-        """All outcomes, in the order of the messages."""
+        """Return all outcomes in the order of the messages."""
         if len(self._parts) == 1 and not self.refused:
             return self._parts[0][1]
         by_position = dict(self.refused)

@@ -1,7 +1,7 @@
-"""Reading a stream with several shards as one: merged by time, in the order of each shard.
+"""Reading a stream with several shards as one: merged by time, in order within each shard.
 
-A reader's place is a cursor, the next sequence of each shard. Every read is up to what was applied
-of all shards when it began, so that what it gives by time is whole: what comes later is later.
+A reader's position is a cursor: the next sequence of each shard. A read covers the messages that
+were applied in all shards when it began, so its order by time is complete: later ones are newer.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from contrail_storage.streams.sharded_state import (
 
 _READ_MESSAGES_MIN: Final = 16
 _READ_BYTES_MIN: Final = 64 * 1024
-"""A shard is read some messages at a time, so that many shards do not hold much at once."""
+"""A shard is read some messages at a time, so that reading many shards takes little memory."""
 _LAST_PAGE_BYTES: Final = 1 << 20
 
 _Seq = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
@@ -64,7 +64,7 @@ class ShardedReader:
     # Ranges --------------------------------------------------------------------------------------
 
     async def read_range(self, shards: Sequence[Shard], request: RangeRequest) -> RangeResult:
-        """Messages of a range request; waits for the first when asked to.
+        """Return the messages of a range request; wait for the first if it says so.
 
         INVALID_FIELD for a sequence without a shard, and for a cursor of another stream.
         """
@@ -89,7 +89,7 @@ class ShardedReader:
         return RangeResult(messages, 0, pending, cursor.text(), begin.text())
 
     async def read_one(self, shard: Shard, request: RangeRequest) -> RangeResult:
-        """The same of one shard alone; its positions are sequences (INVALID_FIELD for a cursor)."""
+        """Read a single shard; its positions are sequences (INVALID_FIELD for a cursor)."""
         if request.cursor:
             raise bad_cursor("cannot be used when a single shard is read; use from_seq")
         found = await self._reader.read_range(shard, request)
@@ -117,7 +117,7 @@ class ShardedReader:
     def subject_counts(
         self, shards: Sequence[Shard], subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
-        """(subject, messages) of matching subjects in byte order: each is in one shard."""
+        """(subject, messages) of matching subjects in byte order. Each subject is in one shard."""
         decode_token(token)
         found = [
             self._reader.subject_counts(shard, subject, limit, token)
@@ -131,7 +131,7 @@ class ShardedReader:
     async def last(
         self, shards: Sequence[Shard], request: LastRequest
     ) -> tuple[list[StoredMessage], str | None]:
-        """The newest message of each subject, shard by shard, as of when the first page was read.
+        """Return the newest message of each subject, shard by shard, as of the first page.
 
         INVALID_FIELD for ``up_to_seq``; BAD_REQUEST for a token of another request.
         """
@@ -173,7 +173,7 @@ class ShardedReader:
     # Replay --------------------------------------------------------------------------------------
 
     async def plan(self, shards: Sequence[Shard], request: ReplayPlanRequest) -> ReplayPlan:
-        """Pin the range in every shard and cut it; INVALID_FIELD for sequences without a shard."""
+        """Pin the range in every shard and split it; INVALID_FIELD for sequences of no shard."""
         if request.from_seq or request.to_seq:
             raise shard_needed(len(shards))
         found = concerned(shards, request.subject)
@@ -188,7 +188,7 @@ class ShardedReader:
 
 
 class _LastPlace(msgspec.Struct, array_like=True):
-    """Which shard's page is next: ``points`` are their last sequences as of the first page."""
+    """The next page. ``points`` are the shards' last sequences as of the first page."""
 
     request: bytes
     points: Annotated[list[_Seq], msgspec.Meta(max_length=SHARDS_MAX)]
@@ -197,7 +197,7 @@ class _LastPlace(msgspec.Struct, array_like=True):
 
 
 def with_shards(shard: Shard, messages: list[StoredMessage]) -> list[StoredMessage]:
-    """Messages of ``shard``, which say so when their stream has several."""
+    """Add the shard number to messages of ``shard``, if their stream has several shards."""
     if shard.machine.record is None or shard.machine.config.shards == 1:
         return messages
     part = shard.machine.part
@@ -208,25 +208,27 @@ def with_shards(shard: Shard, messages: list[StoredMessage]) -> list[StoredMessa
 
 
 def with_shard(shard: Shard, message: StoredMessage) -> StoredMessage:
-    """A message of ``shard``, as :func:`with_shards` has several."""
+    """Add the shard number to one message, as :func:`with_shards` does."""
     return with_shards(shard, [message])[0]
 
 
 class _Run:
-    """One shard in a merge: messages read ahead, and where they come from."""
+    """One shard in a merge: its messages that are read ahead, and its position."""
 
     def __init__(self, reader: Reader, shard: Shard, next_seq: int, asked: RangeRequest) -> None:
         self.next_seq = max(next_seq, shard.machine.counters.first_seq)
-        """Behind what was taken and what was looked through in vain."""
+        """The sequence after all messages that were taken or searched without a match."""
         self._reader = reader
         self._shard = shard
         self._asked = asked
+        # Messages are read up to here, not including; fixed when the merge begins.
         self._end_seq = shard.applied_seq + 1
+        # The sequence after the messages in `_ahead`, which are in descending order.
         self._read_to = self.next_seq
         self._ahead: list[StoredMessage] = []
 
     async def head(self) -> StoredMessage | None:
-        """The next message, not taken yet; None at the end."""
+        """Return the next message without taking it; None at the end."""
         while not self._ahead and self._read_to < self._end_seq:
             asked = msgspec.structs.replace(
                 self._asked, from_seq=self._read_to, start_time_ns=0, wait_ns=0
@@ -243,14 +245,14 @@ class _Run:
         return None
 
     def take(self) -> StoredMessage:
-        """Take the message that :meth:`head` showed."""
+        """Take the message that :meth:`head` returned."""
         message = self._ahead.pop()
         self.next_seq = message.seq + 1
         return message
 
 
 class _Merge:
-    """One pass over all shards from ``begin`` on, by (time, shard)."""
+    """One pass over all shards from ``begin`` on, ordered by (time, shard)."""
 
     def __init__(
         self, reader: Reader, shards: Sequence[Shard], begin: Cursor, request: RangeRequest
@@ -270,7 +272,7 @@ class _Merge:
         ]
 
     async def read(self) -> list[StoredMessage]:
-        """Messages up to the request's limits."""
+        """Return messages up to the request's limits."""
         heads: list[tuple[int, int]] = []
         for part in sorted(self._concerned):
             await self._push(heads, part)
@@ -294,13 +296,13 @@ class _Merge:
             heapq.heappush(heads, (message.time_ns, part))
 
     def cursor(self) -> Cursor:
-        """Where the next pass begins."""
+        """Return the cursor at which the next pass begins."""
         return Cursor(self._begin.incarnation, [run.next_seq for run in self._runs])
 
 
 @contextmanager
 def _watched(shards: Sequence[Shard]) -> Iterator[asyncio.Event]:
-    """An event that is set whenever one of ``shards`` changes."""
+    """Yield an event that is set whenever one of ``shards`` changes."""
     changed = asyncio.Event()
     for shard in shards:
         shard.listeners.add(changed.set)

@@ -1,4 +1,4 @@
-"""What several shards are together: which one is meant, what they hold in all, what to purge."""
+"""Several shards as one stream: find the right shard, sum up states, and check purges."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from contrail_storage.replica.shard import Shard
 
 
 def shard_of_part(entry: StreamEntry, part: int | None) -> int:
-    """The id of the stream's shard numbered ``part``; INVALID_FIELD when it is not one of them."""
+    """The id of the stream's shard numbered ``part``; INVALID_FIELD if it does not exist."""
     if part is None:
         raise shard_needed(entry.shards)
     if not 0 <= part < entry.shards:
@@ -24,7 +24,7 @@ def shard_of_part(entry: StreamEntry, part: int | None) -> int:
 
 
 def shard_needed(shards: int, why: str = "because each shard has its own sequences") -> ApiError:
-    """The refusal of what can be asked of one shard only."""
+    """The refusal of a request that must name one shard."""
     return _bad("shard", f"the stream has {shards} shards: give one, {why}")
 
 
@@ -42,7 +42,7 @@ def incarnation_of(shards: Sequence[Shard]) -> str:
 
 
 def own_cursor(text: str, shards: Sequence[Shard]) -> Cursor:
-    """The cursor of the stream of ``shards`` given out as ``text``; INVALID_FIELD for another."""
+    """Read a cursor of the stream of ``shards``; INVALID_FIELD for one of another stream."""
     try:
         cursor = read_cursor(text)
     except ValueError as error:
@@ -58,10 +58,10 @@ def bad_cursor(message: str) -> ApiError:
 
 
 def sum_states(states: Sequence[StreamState]) -> StreamState:
-    """The state of a stream from those of its shards.
+    """Return the state of a stream from the states of its shards.
 
-    What can be counted is summed; of sequences and times it has the lowest first and the highest
-    last one. All shards have the same consumers.
+    Counts are summed. First sequences and times are the lowest, last ones the highest. All shards
+    have the same consumers.
     """
     first = [state.first_ts_ns for state in states if state.first_ts_ns]
     return StreamState(
@@ -78,9 +78,9 @@ def sum_states(states: Sequence[StreamState]) -> StreamState:
 
 
 def sum_losses(losses: Sequence[DataLoss | None]) -> DataLoss | None:
-    """The newest accepted damage of a stream from that of its shards.
+    """Return the newest accepted data loss of a stream from those of its shards.
 
-    Ranges of sequences are of one shard, so that none are told.
+    Ranges of sequences belong to one shard, so they are left out.
     """
     there = [loss for loss in losses if loss is not None]
     if not there:
@@ -91,14 +91,14 @@ def sum_losses(losses: Sequence[DataLoss | None]) -> DataLoss | None:
 
 
 def concerned(shards: Sequence[Shard], subject: str) -> list[Shard]:
-    """Those of a stream's shards that can have messages of the filter ``subject`` ("": any)."""
+    """The shards of a stream that can have messages of the filter ``subject`` ("": all)."""
     config = shards[0].config
     part = shard_of_filter(subject or ">", config.shards, config.shard_by)
     return list(shards) if part is None else [shards[part]]
 
 
 def check_purge(shards: Sequence[Shard], subject: str, up_to_seq: int, keep: int) -> list[Shard]:
-    """The shards that a purge of the whole stream is about; refused where it needs a shard."""
+    """Return the shards that a purge of the stream affects; refuse it if it must name a shard."""
     if up_to_seq:
         raise shard_needed(len(shards))
     found = concerned(shards, subject)

@@ -1,8 +1,8 @@
-"""Snapshots: a stream with its consumers as an archive, streamed while the stream goes on.
+"""Snapshots: a stream with its consumers as an archive, read while the stream is used.
 
-The archive is read from one view of the store. Whatever one entry changes is in the store at once
-or not at all, so a view shows every row and block as of one applied index, however long reading
-takes; publishes, merges and removals go on behind it and wait for nothing.
+The archive is read from one view of the store. The changes of one entry are in the store completely
+or not at all, so a view has all rows and blocks as of one applied index, however long reading
+takes. Publishes, merges and removals continue meanwhile, and none of them waits.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from contrail_storage.store.rocks_store import (
 from contrail_storage.store.split_store import SplitStore
 
 SNAPSHOTS_MAX: Final = 8
-"""Each keeps files of the store, and a copy of the stream's subjects and ids while it runs."""
+"""Each snapshot keeps files of the store, and copies the stream's subjects and ids meanwhile."""
 _CHUNK_BYTES: Final = 256 * 1024
 
 
@@ -47,9 +47,9 @@ class Snapshotter:
         return self._open > 0
 
     def stream(self, shards: Sequence[Shard], *, consumers: bool) -> AsyncIterator[bytes]:
-        """The archive of what is written of a stream when it is first read, in chunks; OVERLOADED.
+        """Return the archive of a stream as of the first read, in chunks; OVERLOADED.
 
-        What cannot be read back cuts it: it lacks its end record then.
+        If something cannot be read, the archive ends without its end record.
         """
         if self._open >= SNAPSHOTS_MAX:
             raise ApiError(
@@ -80,12 +80,12 @@ class Snapshotter:
             raise ApiError(errors.OVERLOADED, f"aborted by an erasure: {error}") from error
         finally:
             if step is not None:
-                await asyncio.wait([step])  # a thread may be at it, though nobody waits any more
+                await asyncio.wait([step])  # a thread may still use the view
             chunks.close()
             self._open -= 1
 
     def _chunks(self, numbers: list[int], *, consumers: bool) -> Generator[bytes, None, None]:
-        """Blocks; the pieces of the archive, joined to chunks."""
+        """Yield the pieces of the archive, joined to chunks. Blocks."""
         held: list[bytes] = []
         size = 0
         for piece in self._pieces(numbers, consumers=consumers):
@@ -129,9 +129,9 @@ class Snapshotter:
 
 
 def _agree(first: StreamMachine, machine: StreamMachine) -> None:
-    """Leave out what a change that is under way has not brought to all shards of a stream.
+    """Remove what an unfinished change has not brought to all shards of a stream.
 
-    The first shard decides. A consumer that began at a cursor is a socket's own and goes with it.
+    The first shard decides. A consumer that began at a cursor belongs to a socket and is left out.
     """
     assert first.record is not None
     assert machine.record is not None
@@ -144,8 +144,8 @@ def _agree(first: StreamMachine, machine: StreamMachine) -> None:
 
 
 class _NoFacts:
-    """A machine that applies nothing asks for no facts."""
+    """Facts for a machine that applies nothing, and so needs none."""
 
     def facts_at(self, seq: int) -> MessageFacts:
-        """Never asked."""
+        """Raise LookupError: it is never called."""
         raise LookupError(f"no facts of sequence {seq}")

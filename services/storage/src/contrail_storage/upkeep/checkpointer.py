@@ -1,4 +1,4 @@
-"""Checkpoints of a node: flush the store, prove it with the second record, drop the log below."""
+"""Checkpoints of a node: flush the store, prove it by a record, and remove the log before it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,7 +23,7 @@ _log = structlog.get_logger("contrail.checkpoint")
 
 
 class DataLostError(Exception):
-    """What was found at open is not what was stored: the node must not serve it.
+    """The data found at the start is not the data that was stored, so the node must not serve it.
 
     ``store_is_whole``: only the log, or the proof itself, is damaged.
     """
@@ -34,7 +34,7 @@ class DataLostError(Exception):
 
 
 def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, ShardMark]:
-    """What is to be proven of the shards of ``group``."""
+    """Return the marks that a record proves for the shards of ``group``."""
     return {
         number: ShardMark(
             group,
@@ -48,7 +48,7 @@ def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, Sha
 
 
 async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitable[None]]) -> None:
-    """Take a checkpoint whenever it is due, which is looked at each second."""
+    """Take a checkpoint whenever it is due; check this every second."""
     backoff = Backoff(_LOOK_S, _RETRY_MAX_S)
     while True:
         await asyncio.sleep(max(_LOOK_S, backoff.pause_s))
@@ -57,13 +57,13 @@ async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitabl
                 await checkpoint()
                 backoff.succeeded()
             except (OSError, StoreError, LogRottenError) as error:
-                # The log is kept until a later one succeeds: a full disk heals by itself.
+                # The log is kept until a checkpoint succeeds. A full disk may recover by itself.
                 if backoff.failed(str(error)):
                     _log.warning("checkpoint_failed", error=str(error))
 
 
 class Checkpointer:
-    """Takes checkpoints while the node runs and compares with the last one at open."""
+    """Takes checkpoints while the node runs, and compares with the last one at the start."""
 
     def __init__(self, store: CheckpointStore, files: Files, data_dir: Path, group: int) -> None:
         self._checkpoint = Checkpoint(store, data_dir / "checkpoints", files)
@@ -73,7 +73,7 @@ class Checkpointer:
     def verify(
         self, log: NodeLog, applied: Mapping[int, int], machines: Mapping[int, StreamMachine]
     ) -> None:
-        """Raise DataLostError when the store or the log holds less than was proven before."""
+        """Raise DataLostError if the store or the log has less than a record proves."""
         bases = {number: group.base_index for number, group in log.recovery.groups.items()}
         marks = marks_of(machines, self._group)
         findings = self._checkpoint.verify(applied, marks, bases)
@@ -91,10 +91,10 @@ class Checkpointer:
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
     ) -> None:
-        """Flush what is applied now and drop the log below it.
+        """Flush what is applied now, and remove the log before it.
 
-        ``applied`` gives the indexes that ``machines`` stand at; ``until_written`` waits until
-        the store holds them.
+        ``applied`` returns the indexes of ``machines``; ``until_written`` waits until the store
+        has them.
         """
         async with self._lock:
             await self._take(log, machines, applied, until_written, None)
@@ -106,9 +106,9 @@ class Checkpointer:
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
     ) -> None:
-        """Flush, and drop every segment of the log that stands now, with nothing carried forward.
+        """Flush, and remove every current segment of the log, without copying records forward.
 
-        Raises LogFailedError when one of them has to stay.
+        Raises LogFailedError when one of the segments is still needed.
         """
         async with self._lock:
             left, ends = await whole(log.rotate)
@@ -125,7 +125,7 @@ class Checkpointer:
         until_written: UntilWritten,
         keep_bytes: int | None,
     ) -> None:
-        # Asked here: another one may have come while it waited, and the store been opened again.
+        # Read under the lock: during the wait, the store may have been reopened.
         marks, noted = marks_of(machines(), self._group), dict(applied())
         await until_written(noted)
         await whole(lambda: self._checkpoint.take(noted, marks))

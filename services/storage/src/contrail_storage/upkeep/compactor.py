@@ -1,8 +1,8 @@
-"""Room of deleted messages: dead blocks go, mostly dead ones are written again without them.
+"""Reclaiming the space of deleted messages: drop dead blocks, and rewrite mostly dead ones.
 
-Where messages lie in blocks is each replica's own affair, so nothing of this is logged. It goes
-through the store's writer like a merge, in order with everything else, and follows the pages of
-deleted sequences that changed: a stream from which nothing is deleted costs nothing.
+Each replica places messages in blocks on its own, so nothing of this is logged. Rewrites go through
+the store's writer like merges, in order with everything else. They follow the changed pages of
+deleted sequences, so a stream without deletions costs nothing.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from contrail_storage.upkeep.backoff import Backoff
 _PAUSE_BLOCKS: Final = 64
 _RETRY_MAX_S: Final = 60.0
 _WRITTEN_TOGETHER: Final = 32
-"""Blocks that stand in memory at most until they are written."""
+"""Blocks that are in memory at most until they are written."""
 _log = structlog.get_logger("contrail.compact")
 
 
 @dataclass(slots=True, frozen=True)
 class RoomBounds:
-    """How often what was deleted is looked at, and how many bytes a second are read for it."""
+    """How often deletions are checked, and how many bytes per second are read for them."""
 
     tick_s: float = 0.5
     bytes_s: int = 16 << 20
@@ -52,7 +52,7 @@ class CompactCounts:
 
 
 class _Alive(NamedTuple):
-    """A block of the directory and which of its messages are live."""
+    """A block of the directory, and a mask of its live messages."""
 
     span: BlockSpan
     live: Live
@@ -63,7 +63,7 @@ class _Alive(NamedTuple):
 
 
 class Compactor:
-    """Makes room in the shards."""
+    """Reclaims space in the shards."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Compactor:
         self._bounds = bounds
 
     async def run(self) -> None:
-        """Make room until cancelled."""
+        """Reclaim space until cancelled."""
         backoff = Backoff(self._bounds.tick_s, _RETRY_MAX_S)
         while True:
             await asyncio.sleep(self._bounds.tick_s)
@@ -88,12 +88,12 @@ class Compactor:
             except StoreClosedError:
                 return
             except StoreFailedError as error:
-                # Usual while the disk fails, and over once the store was opened again.
+                # Expected while the disk fails; it ends when the store is reopened.
                 if backoff.failed(str(error)):
                     _log.warning("compaction_put_off", error=str(error))
                 await asyncio.sleep(backoff.pause_s)
             except Exception as error:
-                # Not a reason to end a node that serves: the store is larger than it need be.
+                # The node still serves, so this must not end it. The store is just too large.
                 if backoff.failed(repr(error)):
                     _log.exception("compaction_failed")
                 await asyncio.sleep(backoff.pause_s)
@@ -101,8 +101,8 @@ class Compactor:
                 backoff.succeeded()
 
     async def tick(self) -> None:
-        """Look at everything that was deleted since the last time."""
-        for shard in volatile_first(self._shards()):  # which a disk that fails does not concern
+        """Check everything that was deleted since the last tick."""
+        for shard in volatile_first(self._shards()):  # a failing disk does not affect these
             if shard.machine.exists and not shard.damaged and shard.machine.deleted.touched:
                 await self._compact(shard)
 
@@ -129,7 +129,7 @@ class Compactor:
                 return
 
     def _find(self, shard: Shard, seq: int) -> _Alive | None:
-        """The first block that ends above ``seq``."""
+        """Return the first block that ends after ``seq``, with its live messages."""
         machine = shard.machine
         if not machine.exists or shard.damaged:
             return None
@@ -145,9 +145,9 @@ class Compactor:
         return _Alive(span, live)
 
     def _settled_below(self, shard: Shard) -> int:
-        """Blocks that end here or below are applied, wait for no merge, and are not the last.
+        """The sequence up to which blocks are applied, wait for no merge, and are not the last.
 
-        The last one stays whole, so that the directory ends where the stream does.
+        The last block stays whole, so that the directory ends where the stream does.
         """
         directory = self._blocks.directory(shard.machine.shard)
         runs = [run.base_seqs[0] for run in shard.small_runs.values()]
@@ -155,7 +155,7 @@ class Compactor:
         return min(last, shard.applied_seq + 1, *runs)
 
     async def _make_room(self, shard: Shard, found: _Alive) -> bool:
-        """Drop or cut a block if that is worth it; False when it changed meanwhile."""
+        """Drop or cut a block if that is worth it; False when it has changed meanwhile."""
         span, number = found.span, shard.machine.shard
         live = found.messages
         if not live:
@@ -179,7 +179,7 @@ class Compactor:
         return directory.emptied(directory.position(span.base_seq))
 
     async def _load(self, shard: Shard, span: BlockSpan) -> Block | None:
-        """The block, or None when it no longer stands; one that does not read back stops it."""
+        """Return the block, or None if it was replaced. An unreadable one damages the shard."""
         number = shard.machine.shard
         block = self._blocks.recall(number, span.base_seq)
         if block is None or block.count != span.count:
@@ -195,9 +195,9 @@ class Compactor:
     def _replace(
         self, shard: Shard, found: _Alive, block: Block, left: list[Block]
     ) -> RewriteJob | None:
-        """Put what is left of a block in its place, if it still stands and there was any content.
+        """Replace a block by what is left of it, if it still exists and gets smaller.
 
-        What is as large as it was has lost nothing: see ``emptied``.
+        A block of the same size has no content to remove; this is noted, see ``emptied``.
         """
         number, span = shard.machine.shard, found.span
         if not shard.machine.exists:
@@ -219,10 +219,10 @@ class Compactor:
     # Everything at once --------------------------------------------------------------------------
 
     async def empty(self, shard: Shard) -> bool:
-        """Take all content of messages that are gone by now out of all blocks of the shard.
+        """Remove the content of deleted messages from all blocks of the shard.
 
-        Blocks stay where they are, those that wait for a merge too. True when it is all written;
-        False when some block cannot be read back.
+        Blocks keep their places, including those that wait for a merge. Returns when all is
+        written: True, or False when a block is unreadable.
         """
         jobs: list[RewriteJob] = []
         seq = looked = 0

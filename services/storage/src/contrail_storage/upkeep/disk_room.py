@@ -1,8 +1,8 @@
-"""Room on the disk: messages are refused while there is enough for what was taken already.
+"""Disk space: messages are refused while there is still enough for those that were accepted.
 
-A message is written twice, by the log at once and by the store later. So not every free byte may be
-taken: the store still has to flush what it holds in memory (or, after a crash, what the log holds)
-and to compact. Deletes, acks and everything else that is no message go on, for they make room.
+A message is written twice: by the log at once, and by the store later. So not every free byte is
+available. The store still has to flush its memory (or, after a crash, the contents of the log) and
+to compact. Deletes, acks and all other commands continue, because they free space.
 """
 
 import os
@@ -19,7 +19,7 @@ from contrail_storage.store.rocks_store import StoreError
 
 _RESERVE_BYTES: Final = 64 << 20
 _RESERVE_PART: Final = 8
-"""On a small file system the reserve is no more than this part of it."""
+"""The reserve is at most this fraction (1/8) of the file system."""
 _COMPACTION_BYTES_MAX: Final = 256 << 20
 _MEASURED_S: Final = 0.25
 _REQUEST_BYTES: Final = 512
@@ -27,15 +27,15 @@ _log = structlog.get_logger("contrail.room")
 
 
 class Debtor(Protocol):
-    """What still has to write."""
+    """A store with bytes that it still has to write."""
 
     def owed_bytes(self, compaction_max: int) -> int:
-        """Bytes to be flushed, and at most so many to be compacted."""
+        """Bytes to flush, plus at most ``compaction_max`` bytes to compact."""
         ...
 
 
 class DiskRoom:
-    """How many bytes of messages may still come. For one thread."""
+    """Limits messages by the free disk space. Used by one thread."""
 
     def __init__(
         self,
@@ -45,23 +45,25 @@ class DiskRoom:
         waiting_bytes: Callable[[], int],
         on_full: Callable[[], None],
     ) -> None:
-        """``log_bytes`` is the size of the log, ``waiting_bytes`` what neither of them has yet.
+        """``log_bytes``: size of the log. ``waiting_bytes``: bytes in neither log nor store yet.
 
         ``on_full`` is called when messages begin to be refused.
         """
         self.short = False
-        """Whether messages are refused, or will be soon: what can be dropped should be."""
+        """Whether messages are refused, or soon will be; then files should be cut early."""
+        # Whether `on_full` was called since there was last enough space.
         self._refuses = False
         self._directory = directory
         self._store = store
         self._log_bytes = log_bytes
         self._waiting_bytes = waiting_bytes
         self._on_full = on_full
+        # Bytes that messages may still take, counted down since `_measured_s` (monotonic seconds).
         self._left = 0
         self._measured_s = 0.0
 
     def check(self, size: int) -> None:
-        """Take note of ``size`` bytes of messages; STORAGE_FULL where they are too many."""
+        """Count ``size`` bytes of messages; STORAGE_FULL if there is no space for them."""
         cost = 2 * size + _REQUEST_BYTES
         self._left -= cost
         if self._left >= 0 and time.monotonic() < self._measured_s + _MEASURED_S:
@@ -74,14 +76,14 @@ class DiskRoom:
         self._left -= cost
 
     def measure(self) -> int:
-        """Bytes that messages may take now, in log and store together; below zero: too many did."""
+        """Measure the bytes that messages may take now, in log and store together; may be < 0."""
         self._measured_s = time.monotonic()
         status = os.statvfs(self._directory)
         free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
         try:
             owed = self._store.owed_bytes(_COMPACTION_BYTES_MAX)
         except StoreError:
-            owed = 0  # it failed, and messages are refused for that
+            owed = 0  # the store has failed, and messages are refused for that
         owed = max(owed, self._log_bytes()) + 2 * self._waiting_bytes()
         reserve = min(_RESERVE_BYTES, total // _RESERVE_PART)
         self._left = free - owed - reserve

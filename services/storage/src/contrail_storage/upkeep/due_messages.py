@@ -1,8 +1,8 @@
-"""What is due in a shard by TTL or age, found by the leader and removed by proposed commands.
+"""Messages of a shard that are due by TTL or age. The leader finds them and proposes removals.
 
-Deadlines are read from the store, ages from the blocks: of streams where age is more than the
-removal of the oldest, because some messages stay whatever their age or because subjects leave
-markers. Beside the messages a command needs to know what becomes of their subjects, see ``Expire``.
+Deadlines are read from the store, and ages from the blocks. Ages are only looked at if removing the
+oldest messages is not enough: some messages are exempt from age, or subjects get markers. A command
+also needs to know the subjects' remaining messages, see ``Expire``.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from contrail_storage.store.rocks_store import StoreCorruptError
 _MESSAGES_MAX: Final = 4_096
 _ROWS_MAX: Final = 4_096
 _BLOCKS_MAX: Final = 64
-"""What one command removes, drops and makes ``apply`` look into; markers fill a block at most."""
+"""Limits of one command: messages, rows and blocks that ``apply`` reads. Markers fill one block."""
 _SLICES_MAX: Final = 64
-"""Of one shard, before it is the next one's turn."""
+"""Slices of one shard before the next shard gets its turn."""
 _PAUSE_BLOCKS: Final = 32
 _MARKER_REASON: Final = model.MARKER_REASON.lower()
 _KV_OPERATION: Final = model.KV_OPERATION.lower()
@@ -47,7 +47,7 @@ Scan = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
 
 @dataclass(slots=True)
 class _Rows:
-    """Deadline rows that are due: their keys and sequences; ``next_ns`` is that of the next row."""
+    """Due deadline rows: their keys and sequences. ``next_ns`` is the deadline of the next row."""
 
     keys: list[tuple[int, int]]
     seqs: list[I64Array]
@@ -56,9 +56,9 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Choice:
-    """Live messages that are due; ``open`` are subjects that lose their newest and have others.
+    """Due live messages. ``open`` subjects lose their newest message and have others.
 
-    ``marking`` leave a marker when they are the last of their subject.
+    ``marking`` messages leave a marker when they are the last of their subject.
     """
 
     seqs: I64Array
@@ -67,7 +67,7 @@ class _Choice:
 
 
 class DueMessages:
-    """Removes what is due from shards that this node leads."""
+    """Removes due messages from shards that this node leads."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class DueMessages:
         scan: Scan,
         until_written: Callable[[], Awaitable[None]],
     ) -> None:
-        """``until_written`` waits until the store that ``scan`` reads holds what is applied now."""
+        """``until_written`` waits until the store behind ``scan`` has what is applied now."""
         self._reader = reader
         self._shard_log = shard_log
         self._blocks = blocks
@@ -85,7 +85,7 @@ class DueMessages:
         self._until_written = until_written
 
     async def remove(self, shard: Shard, now_ns: int) -> None:
-        """Remove what is due at ``now_ns``, in slices; a long backlog leaves others their turn."""
+        """Remove messages due at ``now_ns``, in slices; the number of slices is limited."""
         for _ in range(_SLICES_MAX):
             if shard.damaged or not shard.machine.exists:
                 return
@@ -102,7 +102,7 @@ class DueMessages:
     # By TTL --------------------------------------------------------------------------------------
 
     async def _remove_rows(self, shard: Shard, now_ns: int) -> bool:
-        """Remove a slice of what passed its deadline; whether to look again."""
+        """Remove a slice of messages past their deadline; True to look again."""
         machine = shard.machine
         if not machine.exists:
             return False
@@ -140,7 +140,7 @@ class DueMessages:
         return found
 
     def _keep_few_blocks(self, number: int, rows: _Rows) -> None:
-        """Leave rows for later whose messages would make a command look into many blocks."""
+        """Keep rows for later that would make a command read too many blocks."""
         directory = self._blocks.directory(number)
         seen: set[int] = set()
         for at, (deadline_ns, first_seq) in enumerate(rows.keys):
@@ -151,7 +151,7 @@ class DueMessages:
                 return
 
     async def _parts(self, shard: Shard, seqs: I64Array) -> list[Part]:
-        """The blocks that hold ``seqs`` (ascending), as far as they are still there."""
+        """Return the blocks of ``seqs`` (ascending) that still exist, with their positions."""
         parts: list[Part] = []
         at = 0
         while at < len(seqs):
@@ -167,7 +167,7 @@ class DueMessages:
     # By age --------------------------------------------------------------------------------------
 
     async def _age_is_due(self, shard: Shard, now_ns: int) -> bool:
-        """Whether the oldest message that ages is past ``max_age``."""
+        """Whether the oldest message that is subject to age exceeds ``max_age``."""
         machine = shard.machine
         max_age_ns = machine.config.max_age_ns
         if not max_age_ns or shard.stay_below > shard.applied_seq:
@@ -185,7 +185,7 @@ class DueMessages:
         return time_ns <= now_ns - max_age_ns
 
     async def _remove_aged(self, shard: Shard, now_ns: int) -> bool:
-        """Remove a slice of what is past ``max_age``; whether to look again."""
+        """Remove a slice of messages older than ``max_age``; True to look again."""
         if not shard.machine.exists:
             return False
         limit_ns = now_ns - shard.machine.config.max_age_ns
@@ -228,11 +228,11 @@ class DueMessages:
             choice.marking.tobytes(),
         )
         result = await self._shard_log.command(shard.machine.shard, command)
-        shard.notify()  # where a consumer's pending messages went there is room
+        shard.notify()  # a consumer whose pending messages were removed has room
         return result if isinstance(result, Removed) else Removed(0)
 
     async def _previous(self, shard: Shard, choice: _Choice) -> dict[int, int]:
-        """The newest live message of each open subject that is not chosen; one pass backwards."""
+        """Return the newest live message, not chosen, of each open subject; one pass backwards."""
         machine = shard.machine
         found: dict[int, int] = {}
         wanted = choice.open
@@ -259,13 +259,13 @@ class DueMessages:
 
 
 def ages_singly(shard: Shard) -> bool:
-    """Whether age takes away more, or other, than the oldest messages and nothing else."""
+    """Whether age may remove other messages than the oldest, or leaves markers."""
     machine = shard.machine
     return machine.exempt.total > 0 or machine.config.subject_delete_marker_ttl_ns > 0
 
 
 def _ageing(shard: Shard, block: Block, low: int, stop: int) -> NDArray[np.int64]:
-    """Positions of a block from ``low`` up to ``stop`` whose messages age takes away."""
+    """Positions of a block from ``low`` up to ``stop`` whose messages are subject to age."""
     machine = shard.machine
     positions = np.arange(low, max(stop, low))
     seqs = positions + block.base_seq
@@ -281,7 +281,7 @@ def _messages_max(shard: Shard) -> int:
 
 
 def _still_open(shard: Shard, sids: I64Array, seq: int) -> I64Array:
-    """Those of the subjects that have messages, and may have one up to ``seq``."""
+    """The subjects that have messages, and may have one at or before ``seq``."""
     table = shard.machine.subjects
     at = table.numbered.places(sids)
     inside = (at >= 0) & (at < table.size)
@@ -291,7 +291,7 @@ def _still_open(shard: Shard, sids: I64Array, seq: int) -> I64Array:
 
 
 def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
-    """What of ``parts`` is live now, and what it means for the subjects."""
+    """Choose the live messages of ``parts``, and find the effect on their subjects."""
     machine = shard.machine
     nothing = np.zeros(0, np.int64)
     kept: list[tuple[I64Array, I64Array]] = [(nothing, nothing)]
@@ -311,7 +311,7 @@ def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
 
 
 def _marking(reader: Reader, shard: Shard, parts: list[Part], newest: I64Array) -> I64Array:
-    """Those of the messages ``newest`` that are no markers themselves, ascending."""
+    """The messages among ``newest`` that are not markers themselves, ascending."""
     found: list[int] = []
     for block, positions in parts:
         chosen = positions[np.isin(positions + block.base_seq, newest)]
@@ -332,6 +332,6 @@ def _may_be_markers(headers: AnyHeaders) -> bool:
 
 
 def _is_marker(headers: Headers) -> bool:
-    """Whether a message says itself that its subject has nothing any more (as buckets do)."""
+    """Whether a message says that its subject is empty, as key-value buckets do."""
     asked = {name.lower(): values[:1] for name, values in headers.items()}
     return _MARKER_REASON in asked or asked.get(_KV_OPERATION) in _UNMARKED

@@ -1,10 +1,11 @@
-"""Erasing: messages are deleted at once, then their bytes leave every file of the node.
+"""Erasing: messages are deleted at once, then their bytes are removed from every file of the node.
 
-A request deletes, and records a receipt. The eraser works on all receipts that wait, in one cycle:
-content of dead messages leaves the blocks of their shards, the log goes on in a new segment, the
-store is flushed, all older segments go, and the tables that hold the shards' blocks and names are
-written anew. Only then a receipt is done. Whatever fails leaves it pending, to be tried again after
-a pause that grows; a block that cannot be read back is not tried again while its stream is damaged.
+A request deletes messages and records a receipt. The eraser works on all waiting receipts in one
+cycle. It removes the content of dead messages from the blocks of their shards, begins a new log
+segment, flushes the store, removes all older segments, and rewrites the tables that have the
+shards' blocks and names. Only then are the receipts done. A failure leaves them pending, and they
+are tried again after a growing pause. Unreadable blocks are not tried again while their stream is
+damaged.
 """
 
 import asyncio
@@ -37,24 +38,24 @@ from contrail_storage.upkeep.shredding import Shredder
 from contrail_storage.wal.node_log import LogRottenError
 
 _TOGETHER: Final = 128
-"""Messages that one entry deletes at most: ``apply`` stays short."""
+"""Messages that one entry deletes at most, so that ``apply`` stays short."""
 _FINISHED_TOGETHER: Final = 256
 _CUT_S: Final = 60.0
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
 _OLD_S: Final = 3_600.0
 _LOOK_S: Final = 1.0
-"""How often receipts of damaged streams are looked at: the stream may have been deleted."""
+"""How often receipts of damaged streams are checked, as the stream may have been deleted."""
 _RANGES_MAX: Final = 32
-"""Shards that are written anew one by one; of more, everything between the first and the last."""
+"""Shards that are rewritten one by one; if there are more, the whole range of keys is."""
 _CONTENT_KINDS: Final = (keys.BLOCK, keys.COUNTERS, keys.SUBJECT_NAME)
-"""Rows that hold payloads, headers or names of subjects."""
+"""Rows with payloads, headers or names of subjects."""
 _log = structlog.get_logger("contrail.erase")
 
 
 @dataclass(slots=True, frozen=True)
 class EraseBounds:
-    """How long an open scan, a snapshot above all, may keep files that are to go."""
+    """How long an open scan, such as a snapshot, may delay the removal of files."""
 
     patience_s: float = 30.0
 
@@ -70,15 +71,15 @@ class EraseCounts:
 
 
 class RewritableStore(Protocol):
-    """What is needed of the store."""
+    """The part of the store that the eraser uses."""
 
     def rewrite(self, ranges: Sequence[tuple[bytes, bytes]], patience_s: float) -> None:
-        """Write the files of ``ranges`` anew, with what is current in them alone."""
+        """Rewrite the files of ``ranges`` with only their current rows."""
         ...
 
 
 class Erasures:
-    """Takes requests to erase, and answers for their receipts."""
+    """Accepts requests to erase, and answers questions about receipts."""
 
     def __init__(
         self,
@@ -94,7 +95,8 @@ class Erasures:
         self._shredder = shredder
         self.asked = asyncio.Event()
         self.reasons: dict[str, str] = {}
-        """Why receipts are still pending on this node, by id, once something has failed."""
+        """By receipt: why it is still pending on this node, once something has failed."""
+        # Set and replaced at each change of receipts.
         self._changed = asyncio.Event()
         self._node_id = node_id
         self._ledger = ledger
@@ -105,9 +107,9 @@ class Erasures:
         self._clock_ns = clock_ns
 
     async def erase(self, shards: list[Shard], seqs: list[int], subject: str) -> ErasureReceipt:
-        """Delete from ``shards`` of a stream, and record the receipt; see ``StorageLink.erase``.
+        """Delete messages of ``shards``, and record the receipt; see ``StorageLink.erase``.
 
-        Sequences are those of one shard.
+        All shards belong to one stream; sequences belong to the first shard.
         """
         first, name = shards[0], shards[0].name
         check_removal(first, by_subject=not seqs)
@@ -140,7 +142,7 @@ class Erasures:
         return self._receipt(erasure_id)
 
     async def _delete(self, shard: Shard, seqs: list[int]) -> None:
-        """Delete those of ``seqs`` (ascending) that are still there."""
+        """Delete those of ``seqs`` (ascending) that still exist."""
         if len(seqs) > ERASE_SEQS_MAX:
             raise ApiError(
                 errors.INVALID_FIELD,
@@ -153,7 +155,7 @@ class Erasures:
                 errors.SEQUENCE_NOT_FOUND, f"sequence {wrong} has never existed", applied=False
             )
         async with shard.removal:
-            # From the newest on, so that the message before is always one that is still there.
+            # The newest first, so that the previous message of a subject always still exists.
             rest = seqs[::-1]
             begun = False
             while rest:
@@ -167,7 +169,7 @@ class Erasures:
         shard.notify()
 
     async def _delete_together(self, shard: Shard, seqs: list[int]) -> bool:
-        """Delete ``seqs`` (descending) with one entry, about; True when any was there."""
+        """Delete ``seqs`` (descending), in about one entry; True when any of them existed."""
         number = shard.machine.shard
         live = [seq for seq in seqs if shard.machine.is_live(seq)]
         previous = [await self._reader.previous_of_subject(shard, seq) for seq in live]
@@ -181,13 +183,13 @@ class Erasures:
         for result in found:
             if isinstance(result, BaseException):
                 raise ApiError(errors.OUTCOME_UNKNOWN, str(result)) from result
-            # One that a limit took meanwhile is gone all the same.
+            # A message that a limit removed meanwhile is deleted all the same.
             if getattr(result, "code", 0) != errors.SEQUENCE_NOT_FOUND.code:
                 expect(result, Removed)
         return bool(live)
 
     async def receipt(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
-        """A receipt, once it is done or ``wait_ns`` have passed (ERASURE_NOT_FOUND)."""
+        """Return a receipt when it is done or ``wait_ns`` have passed (ERASURE_NOT_FOUND)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_ns / 1e9):
                 while self._receipt(erasure_id).status != "done":
@@ -218,11 +220,11 @@ class Erasures:
         return self.reasons.get(erasure_id, "") if node == self._node_id else ""
 
     def pending(self) -> list[Erasure]:
-        """What this node has still to do."""
+        """Receipts that this node still has to work on."""
         return self._ledger.pending(self._node_id)
 
     async def finish(self, erasures: Sequence[Erasure]) -> None:
-        """This node is done with ``erasures``; without any only old receipts go."""
+        """Mark ``erasures`` as done by this node; if there are none, only remove old receipts."""
         ids = [one.erasure_id for one in erasures]
         for start in range(0, max(len(ids), 1), _FINISHED_TOGETHER):
             some = ids[start : start + _FINISHED_TOGETHER]
@@ -234,13 +236,13 @@ class Erasures:
         changed.set()
 
     async def forget_old(self) -> None:
-        """Let go of receipts that have been done for long."""
+        """Remove receipts that were done long ago."""
         if self._ledger.has_old(self._clock_ns()):
             await self.finish([])
 
 
 class Eraser:
-    """Does what receipts promise."""
+    """Does the work that receipts stand for."""
 
     def __init__(
         self,
@@ -252,7 +254,7 @@ class Eraser:
         bounds: EraseBounds,
         reopened: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``reopened`` is how often the store lost what it had not flushed."""
+        """``reopened`` counts how often the store was reopened and lost unflushed writes."""
         self._reopened = reopened
         self.counts = EraseCounts()
         self.erasures = erasures
@@ -263,10 +265,10 @@ class Eraser:
         self._bounds = bounds
         self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
         self._stuck: set[str] = set()
-        """Receipts of which all was done but for blocks that cannot be read back."""
+        """Receipts that are done except for unreadable blocks."""
 
     async def run(self) -> None:
-        """Work on what is pending until cancelled."""
+        """Work on pending receipts until cancelled."""
         asked = self.erasures.asked
         while True:
             try:
@@ -285,20 +287,20 @@ class Eraser:
                     _log.warning("erasure_put_off", error=str(error))
                 await asyncio.sleep(self._backoff.pause_s)
             except Exception as error:
-                # Not a reason to end a node that serves: the receipts stay pending.
+                # The node still serves, so this must not end it. The receipts stay pending.
                 if self._put_off(repr(error)):
                     _log.exception("erasure_failed")
                 await asyncio.sleep(self._backoff.pause_s)
 
     def _put_off(self, reason: str) -> bool:
-        """Note a failure; whether it is to be logged."""
+        """Note a failure; True when it is worth a log line."""
         self.counts.failed += 1
         waiting = (one.erasure_id for one in self._workable())
         self.erasures.reasons |= dict.fromkeys(waiting, reason)
         return self._backoff.failed(reason)
 
     def _workable(self) -> list[Erasure]:
-        """What is pending, without what is stuck in streams that are still damaged."""
+        """Pending receipts, without those that are stuck in streams that are still damaged."""
         pending = self.erasures.pending()
         self._stuck.intersection_update(one.erasure_id for one in pending)
         return [
@@ -308,21 +310,21 @@ class Eraser:
         ]
 
     def _damage(self, number: int) -> str:
-        """What is wrong with a shard, if it is there and damaged."""
+        """The damage of a shard; empty if it has none or does not exist."""
         shard = self._shards.get(number)
         if shard is None or not shard.machine.exists or not shard.damaged:
             return ""
         return f"stream {shard.name} is damaged: {shard.damaged}"
 
     async def cycle(self) -> None:
-        """Do what all receipts promise that can be worked on now, together."""
+        """Work on all receipts together that can make progress now."""
         begun = perf_counter()
         pending = self._workable()
         reopened = self._reopened()
         numbers = sorted({number for one in pending for number in one.shards})
         left = {number for number in numbers if not await self._empty(number)}
         stored = [number for number in numbers if not is_volatile(number)]
-        if stored:  # no file ever held anything of the others
+        if stored:  # shards in memory never had anything in a file
             async with asyncio.timeout(_CUT_S):
                 await self._cut_log()
             await asyncio.to_thread(self._store.rewrite, _ranges(stored), self._bounds.patience_s)
@@ -339,7 +341,7 @@ class Eraser:
                 self._note_stuck(one)
 
     def _note_stuck(self, erasure: Erasure) -> None:
-        """Try a receipt no more while its stream is damaged, and say so once."""
+        """Stop trying a receipt while its stream is damaged, and log this once."""
         reason = "; ".join(filter(None, map(self._damage, erasure.shards)))
         self.counts.failed += 1
         self._stuck.add(erasure.erasure_id)
@@ -347,15 +349,15 @@ class Eraser:
         _log.warning("erasure_put_off", erasure=erasure.erasure_id, error=reason)
 
     async def _empty(self, number: int) -> bool:
-        """Take the content of dead messages out of a shard's blocks; False when it cannot be."""
+        """Remove the content of dead messages from a shard's blocks; False if one is unreadable."""
         shard = self._shards.get(number)
         if shard is None or not shard.machine.exists:
-            return True  # nothing of it is current
+            return True  # it has no current content
         return await self._compactor.empty(shard)
 
 
 def _ranges(shards: list[int]) -> list[tuple[bytes, bytes]]:
-    """The keys under which content of ``shards`` (ascending, at least one) lies or lay."""
+    """The key ranges that have or had content of ``shards`` (ascending, at least one)."""
     spans = [(number, number) for number in shards]
     if len(spans) > _RANGES_MAX:
         spans = [(shards[0], shards[-1])]

@@ -1,4 +1,4 @@
-"""What happens by itself: ages, deadlines and inactive consumers, each as a proposed command."""
+"""Periodic work: ages, deadlines and inactive consumers. Each change is a proposed command."""
 
 import asyncio
 from typing import Final
@@ -25,7 +25,7 @@ _log = structlog.get_logger("contrail.housekeeper")
 
 
 class Housekeeper:
-    """Looks at every shard a few times a second and proposes what is due."""
+    """Checks every shard ten times a second, and proposes what is due."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Housekeeper:
         self._clock = clock
         self._due = due
         self._failing: dict[int, tuple[Backoff, float]] = {}
-        """Shards of which the disk fails to read what is due, and when each is tried again."""
+        """Shards whose reads fail, with the pause and the loop time of the next attempt."""
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -58,7 +58,7 @@ class Housekeeper:
                     _log.info("housekeeping_delayed", reason=str(error))
 
     async def tick(self) -> None:
-        """One round over all shards."""
+        """Check all shards once."""
         now_ns = self._clock.now()
         for shard in volatile_first(self._streams.shards()):
             number = shard.machine.shard
@@ -70,7 +70,7 @@ class Housekeeper:
                 await self._look_after(shard, now_ns)
                 self._failing.pop(number, None)
             except StoreFailedError as error:
-                # The others have their turn, and this one later: the disk may read again.
+                # The other shards continue, and this one is tried later: the disk may recover.
                 backoff = backoff or Backoff(TICK_S, _RETRY_MAX_S)
                 if backoff.failed(str(error)):
                     _log.warning("housekeeping_put_off", stream=shard.name, error=str(error))
@@ -80,15 +80,15 @@ class Housekeeper:
 
     async def _look_after(self, shard: Shard, now_ns: int) -> None:
         """Propose what is due in one shard."""
-        machine = shard.machine  # whose stream may be removed while another one is looked at
+        machine = shard.machine  # its stream may be removed while another shard is checked
         by_deadline = machine.deadlines.earliest_ns <= now_ns
         if machine.exists and (by_deadline or ages_singly(shard)):
             await self._due.remove(shard, now_ns)
         if machine.exists and self._age_due(shard, now_ns):
             await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
         if machine.exists and machine.remover.over_limits and not shard.damaged:
-            # An append removes no more at once than it has time for, and a crash may have come
-            # between lowered limits and what they take away.
+            # An append removes only a limited number of messages. A crash may also have separated
+            # lowered limits from the removals that they cause.
             await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
         if shard.machine.interest.unlooked and not shard.damaged:
             await self._repeat(shard, cmd.KeepInterest(_SLICE_MESSAGES))
@@ -101,7 +101,7 @@ class Housekeeper:
         if not max_age_ns or not machine.counters.messages or shard.damaged:
             return False
         if ages_singly(shard):
-            return False  # its due messages are found one by one
+            return False  # `DueMessages` finds them one by one
         return self._streams.info(shard).state.first_ts_ns <= now_ns - max_age_ns
 
     async def _repeat(

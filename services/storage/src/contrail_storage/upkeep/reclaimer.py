@@ -1,4 +1,4 @@
-"""Room of values that the store keeps apart from its tables and that nothing needs any more."""
+"""Reclaim the space of values that the store keeps outside its tables and no longer needs."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,18 +15,18 @@ _log = structlog.get_logger("contrail.reclaim")
 
 
 class ReclaimableStore(Protocol):
-    """What is needed of the store."""
+    """The part of the store that the reclaimer uses."""
 
     def reclaim(self, *, pressing: bool = False) -> int:
-        """Write a few files anew of which most is not needed any more; answers their bytes."""
+        """Rewrite a few files that are mostly garbage; return their bytes."""
         ...
 
 
 class Reclaimer:
-    """Has files written anew of which most is garbage, and many small ones together.
+    """Has files rewritten that are mostly garbage, and joins small ones.
 
-    A file whose values are all gone goes by itself, which is the lot of most: this is for those in
-    which streams that keep their messages stand beside streams that do not.
+    The store itself removes files without any current value, which is the common case. This is for
+    files that mix values of streams that keep messages and streams that do not.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Reclaimer:
         pause_s: float = _PAUSE_S,
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``is_short`` tells whether the disk is so full that messages are refused."""
+        """``is_short`` says whether the disk is so full that messages are refused."""
         self.reclaimed_bytes = 0
         self._is_short = is_short
         self._store = store
@@ -57,7 +57,7 @@ class Reclaimer:
             except StoreClosedError:
                 return
             except StoreError as error:
-                # Not a reason to end a node that serves: the store is larger than it need be.
+                # The node still serves, so this must not end it. The store is just too large.
                 _log.warning("reclaim_failed", error=str(error))
                 size = 0
             self.reclaimed_bytes += size

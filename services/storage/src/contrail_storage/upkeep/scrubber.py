@@ -1,7 +1,7 @@
-"""Background scrub: everything stored is read again now and then, so that rot is found early.
+"""Background scrub: everything stored is read regularly, so that damage is found early.
 
-What was damaged without anybody reading it would be found when it is needed, perhaps when the last
-good copy elsewhere is gone. A damaged shard stops, and says so, as when a reader meets the damage.
+Without it, damage would only be found when the data is needed, perhaps after the last good copy
+elsewhere is gone. A damaged shard stops and reports it, as when a reader finds the damage.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ _log = structlog.get_logger("contrail.scrub")
 
 
 class RowSource(Protocol):
-    """What is needed of the store to read rows."""
+    """The part of the store that reads rows."""
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """(key, value) from ``start`` up to, not including, ``stop``."""
+        """Yield (key, value) from ``start`` up to, not including, ``stop``."""
         ...
 
 
@@ -47,11 +47,11 @@ class ScrubCounts:
     blocks: int = 0
     bytes: int = 0
     damaged: int = 0
-    """Blocks and kinds of rows that did not read back."""
+    """Unreadable blocks and kinds of rows."""
 
 
 class Scrubber:
-    """Reads all blocks and rows of the shards, ``bytes_s`` a second, then rests ``pause_s``."""
+    """Reads all blocks and rows of the shards at ``bytes_s``, then pauses for ``pause_s``."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Scrubber:
             except StoreClosedError:
                 return
             except Exception:
-                # Not a reason to end a node that serves: what reads will say what is wrong.
+                # The node still serves, so this must not end it. Readers report what is wrong.
                 _log.exception("scrub_failed")
                 await asyncio.sleep(_RETRY_S)
 
@@ -93,7 +93,7 @@ class Scrubber:
                 if not shard.damaged and shard.machine.exists:
                     await self._scrub_rows(shard)
             except StoreFailedError as error:
-                # It may be readable the next time; the streams behind it are not to wait for it.
+                # It may be readable the next time; later streams must not wait for it.
                 _log.warning("scrub_put_off", stream=shard.name, error=str(error))
         self.counts.rounds += 1
 
@@ -111,7 +111,7 @@ class Scrubber:
             seq = spans[-1].end_seq
 
     def _next_spans(self, shard: Shard, seq: int) -> list[BlockSpan]:
-        """The blocks from ``seq`` on that make a chunk."""
+        """Return the next blocks from ``seq`` on that make a chunk."""
         if not shard.machine.exists:
             return []
         directory = self._blocks.directory(shard.machine.shard)
@@ -127,9 +127,9 @@ class Scrubber:
     def _broken(
         self, number: int, spans: list[BlockSpan]
     ) -> list[tuple[BlockSpan, str, Block | None]]:
-        """Those of ``spans`` that do not read back, each with the reason; in a thread.
+        """Return the broken ones of ``spans``, each with the reason. Runs in a thread.
 
-        A block is named where it is only that something in it does not open.
+        The block is included if it can be read and only a message in it cannot be decrypted.
         """
         broken: list[tuple[BlockSpan, str, Block | None]] = []
         for span in spans:
@@ -149,7 +149,7 @@ class Scrubber:
         return broken
 
     def _matters(self, shard: Shard, block: Block) -> bool:
-        """Whether it is a live message of ``block`` that does not open."""
+        """Whether the message of ``block`` that cannot be decrypted is live."""
         live = np.ones(block.count, np.bool_)
         live[: max(shard.machine.counters.first_seq - block.base_seq, 0)] = False
         known = shard.machine.deleted.live_mask(block.base_seq, block.count)
@@ -161,7 +161,7 @@ class Scrubber:
         return False
 
     def _stands(self, shard: Shard, span: BlockSpan) -> bool:
-        """Whether the directory still names the block: it may have been merged or removed."""
+        """Whether the directory still has the block, which may be merged or removed."""
         if not shard.machine.exists:
             return False
         directory = self._blocks.directory(shard.machine.shard)
@@ -179,7 +179,7 @@ class Scrubber:
                 while size := await asyncio.to_thread(_read, rows):
                     await self._pace(size)
             except StoreScanCutError:
-                return  # the rest is read the next time
+                return  # the rest is read in the next round
             except StoreCorruptError as error:
                 if shard.machine.exists:
                     self._report(shard, f"rows of kind {kind.decode()}: {error}")
@@ -197,10 +197,10 @@ class Scrubber:
 
 
 def _is_of(block: Block, span: BlockSpan) -> bool:
-    # A block that grew by a merge meanwhile begins where this one did.
+    # A block that was merged meanwhile may begin at the same sequence.
     return block.base_seq == span.base_seq and block.last_seq + 1 >= span.end_seq
 
 
 def _read(rows: Iterator[tuple[bytes, bytes]]) -> int:
-    """Read some rows; answers their bytes, 0 at the end."""
+    """Read some rows, and return their bytes; 0 at the end."""
     return sum(len(key) + len(value) for key, value in islice(rows, CHUNK_ROWS))

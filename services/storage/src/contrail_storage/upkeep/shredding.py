@@ -1,8 +1,8 @@
-"""Destroying the keys of subjects: when one is erased, and when it has no messages any more.
+"""Destroying subject keys: when a subject is erased, and when it has no messages any more.
 
-An erasure destroys keys before it deletes anything, so a crash may leave messages that nothing can
-open. Until they are removed they are read as what they are: erased. What a destroyed key leaves to
-do stands in the file of keys, and every start finishes it.
+An erasure destroys keys before it deletes messages. A crash may therefore leave messages that
+cannot be decrypted; until they are removed, reads treat them as erased. The key file records the
+work that a destroyed key leaves, and every start finishes it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from contrail_storage.seal.subject_keys import SubjectKeys
 from contrail_storage.upkeep.backoff import Backoff
 
 _TOGETHER: Final = 1_024
-"""Subjects that are looked up before others have their turn."""
+"""Subjects that are looked up before other work gets its turn."""
 TICK_S: Final = 1.0
 SWEEP_S: Final = 30.0
 _RETRY_MAX_S: Final = 60.0
@@ -33,14 +33,14 @@ _log = structlog.get_logger("contrail.subject_keys")
 
 
 class Streams(Protocol):
-    """What is needed of the streams."""
+    """The part of the stream manager that the shredder uses."""
 
     def shard_numbers(self) -> list[int]:
-        """Numbers of the shards of listed streams."""
+        """Numbers of the shards of all listed streams."""
         ...
 
     def taken_numbers(self) -> set[int]:
-        """Numbers of the shards of all streams, be they half made, restored, or being removed."""
+        """Shard numbers of all streams, including half made, restored and removed ones."""
         ...
 
     async def purge(
@@ -52,21 +52,21 @@ class Streams(Protocol):
         *,
         shredded: bool = False,
     ) -> int:
-        """Remove messages of a subject below a sequence."""
+        """Remove messages of a subject before a sequence."""
         ...
 
 
 class Snapshots(Protocol):
-    """What is needed of who reads snapshots."""
+    """Knows whether snapshots are being read."""
 
     @property
     def is_reading(self) -> bool:
-        """Whether one is being read."""
+        """Whether a snapshot is being read."""
         ...
 
 
 def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
-    """Stop shards that have had sealed messages where the file of keys is missing or damaged."""
+    """Stop shards that have had sealed messages if the key file is missing or damaged."""
     if keys.broken:
         _log.warning("subject_keys_broken", slots=keys.broken)
     if keys.exists:
@@ -82,7 +82,7 @@ def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
 
 
 class Shredder:
-    """Destroys keys of subjects, and removes what they leave."""
+    """Destroys subject keys, and removes the messages that they sealed."""
 
     def __init__(
         self,
@@ -98,23 +98,23 @@ class Shredder:
         self._shard_log = shard_log
         self._snapshots = snapshots
         self._busy: set[int] = set()
-        """Slots of erasures under way."""
+        """Slots of the erasures in progress."""
         self._stuck: set[int] = set()
         """Slots whose shards were damaged when their keys were destroyed again."""
         self._mending = Backoff(TICK_S, _RETRY_MAX_S)
         self._mend_at_s = 0.0
-        """When :meth:`mend` is worth another try, by the loop's clock."""
+        """Loop time of the next attempt to :meth:`mend`."""
         self._swept: dict[int, tuple[int, float]] = {}
-        """Of each shard how many messages had gone, and when, as it was last looked at."""
+        """By shard: how many messages were removed at its last check, and when that was."""
 
     # Erasing -------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def shredded(self, shards: Sequence[Shard], pattern: str) -> AsyncIterator[bool]:
-        """Destroy the keys of matching subjects; what they sealed is to be removed inside.
+        """Destroy the keys of matching subjects. The body must remove the sealed messages.
 
-        Gives whether the shards have subject keys. Raises OUTCOME_UNKNOWN once keys are destroyed:
-        what is left to do is done later then.
+        Yields whether the shards have subject keys. An error after keys were destroyed becomes
+        OUTCOME_UNKNOWN; the rest of the work is done later.
         """
         if not seals(shards[0]):
             yield False
@@ -139,7 +139,7 @@ class Shredder:
             self._busy.difference_update(slots)
 
     async def _retire(self, shard: Shard, pattern: str) -> list[int]:
-        """Slots of matching subjects, with whose keys nothing is sealed from now on."""
+        """Retire keys of matching subjects, so that nothing more is sealed with them."""
         names = [pattern]
         if is_wildcard(pattern):
             names = [name for _, name in SubjectFilter((pattern,)).subjects(shard.machine.subjects)]
@@ -149,20 +149,20 @@ class Shredder:
 
     async def _shred(self, shard: Shard, pattern: str, slots: list[int]) -> None:
         if slots:
-            await self._barrier(shard)  # what was sealed with these keys is applied now
+            await self._barrier(shard)  # now everything sealed with these keys is applied
             below_seq = shard.machine.counters.last_seq + 1
             await asyncio.to_thread(self._keys.destroy, slots, below_seq)
         if is_wildcard(pattern):
-            # Also keys of subjects that have no messages any more, whose names nobody knows.
+            # Also keys of subjects without messages, whose names are no longer known.
             for _ in range(2):
                 await self._sweep(shard)
 
     async def _barrier(self, shard: Shard) -> None:
-        """Wait until all is applied that was proposed for a shard."""
+        """Wait until everything proposed for a shard is applied."""
         await self._shard_log.command(shard.machine.shard, cmd.PurgeSubjects([], 0, 0))
 
     async def mend(self) -> None:
-        """Remove what is left of keys that were destroyed."""
+        """Remove the messages of destroyed keys."""
         now_s = asyncio.get_running_loop().time()
         damaged = {number for number, shard in self._shards.items() if shard.damaged}
         left = {
@@ -191,7 +191,7 @@ class Shredder:
             self._mend_at_s = now_s + self._mending.pause_s
 
     async def _remove(self, shard: Shard, slots: list[int]) -> None:
-        """Purge the subjects that the destroyed keys in ``slots`` were of."""
+        """Purge the subjects of the destroyed keys in ``slots``."""
         machine = shard.machine
         names = [name for _, name in machine.subjects.live()]
         for some in _batches(names):
@@ -203,7 +203,7 @@ class Shredder:
     # Subjects without messages -------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Destroy keys that nothing needs any more, until cancelled."""
+        """Destroy unused keys, until cancelled."""
         backoff = Backoff(TICK_S, _RETRY_MAX_S)
         while True:
             await asyncio.sleep(max(TICK_S, backoff.pause_s))
@@ -214,12 +214,12 @@ class Shredder:
                 if backoff.failed(str(error)):
                     _log.warning("keys_not_swept", error=str(error))
             except Exception as error:
-                # Not a reason to end a node that serves: the keys are destroyed later.
+                # The node still serves, so this must not end it. The keys are destroyed later.
                 if backoff.failed(repr(error)):
                     _log.exception("sweep_failed")
 
     async def tick(self, sweep_s: float = SWEEP_S) -> None:
-        """One look at all shards that have keys."""
+        """Check all shards that have keys once."""
         await self.mend()
         keyed = self._keys.live()
         if not keyed:
@@ -239,10 +239,10 @@ class Shredder:
                     self._swept[number] = (-1 if more else gone, now_s)
 
     async def _sweep(self, shard: Shard) -> bool:
-        """Destroy keys of subjects that had no messages the last time, and have none now.
+        """Destroy keys of subjects that had no messages at the last check and have none now.
 
-        Those found now are only noted: what they have sealed may not be applied yet. Whether there
-        are any.
+        Subjects found now are only noted: messages sealed with their keys may not be applied yet.
+        Returns whether there are any.
         """
         if not self._keys.exists:
             return False
@@ -263,7 +263,7 @@ class Shredder:
         return bool(idle)
 
     async def _destroy(self, slots: list[int]) -> None:
-        """Destroy keys of which no message is left."""
+        """Destroy keys that no message needs."""
         if slots:
             self._keys.retire_slots(slots)
             await asyncio.to_thread(self._keys.destroy, slots, 0)
