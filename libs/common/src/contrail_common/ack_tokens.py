@@ -1,9 +1,9 @@
 """Ack tokens: opaque, signed addresses of deliveries, which any gateway process accepts.
 
 A token is base64url of ``account | shard | consumer id | epoch | sequence | attempt | MAC``. The
-MAC is keyed BLAKE2b over these and over the names of stream and consumer, so that a token opens
-only under the consumer it was given for. The key is a cluster secret; while it is rotated the
-previous one is accepted too.
+MAC is keyed BLAKE2b over these and over the names of stream and consumer, so that a token is only
+valid for the consumer that delivered the message. The key is a cluster secret. During a rotation,
+the previous key is accepted too.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _FROM_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 @dataclass(frozen=True, slots=True)
 class AckAddress:
-    """What a token names: one delivery of one message by one consumer in one epoch."""
+    """The contents of a token: one delivery of one message by one consumer in one epoch."""
 
     shard: int
     consumer_id: int
@@ -53,7 +53,7 @@ class AckTokens:
     def signer(
         self, stream: str, consumer: str, shard: int, consumer_id: int, epoch: int
     ) -> Callable[[int, int], str]:
-        """A function from sequence and attempt to the token, for one consumer's deliveries."""
+        """Return a function that makes a token from sequence and attempt, for one consumer."""
         address = _ADDRESS.pack(len(self._account), shard, consumer_id, epoch) + self._account
         begun = _mac(self._keys[0], stream, consumer)
         begun.update(address)
@@ -67,7 +67,10 @@ class AckTokens:
         return sign
 
     def opener(self, stream: str, consumer: str) -> Callable[[str], AckAddress]:
-        """A function from a token to its address; TOKEN_FORGED unless signed for this consumer."""
+        """Return a function that opens tokens.
+
+        It raises TOKEN_FORGED for a token that was not signed for this consumer.
+        """
         begun = [_mac(key, stream, consumer) for key in self._keys]
 
         def sign(key: "hashlib.blake2b", signed: bytes) -> bytes:
@@ -78,7 +81,7 @@ class AckTokens:
         def open_token(token: str) -> AckAddress:
             raw = _decode(token)
             signed, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-            # Every key is tried, so that the time says nothing about which one fits.
+            # Always try every key, so that the duration does not show which one matches.
             genuine = [hmac.compare_digest(sign(key, signed), mac) for key in begun]
             length, shard, consumer_id, epoch = _ADDRESS.unpack_from(signed)
             delivery_at = _ADDRESS.size + length
@@ -100,7 +103,7 @@ def _encode(raw: bytes) -> bytes:
 
 
 def _decode(token: str) -> bytes:
-    """The bytes of a token in its one canonical spelling; TOKEN_FORGED otherwise."""
+    """Return the bytes of a token; raise TOKEN_FORGED if its spelling is not canonical."""
     try:
         text = token.encode("ascii")
         padded = text.translate(_FROM_URL_SAFE) + b"=" * (-len(text) % 4)

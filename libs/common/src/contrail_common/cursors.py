@@ -1,7 +1,7 @@
-"""Where a reader of all shards of a stream stands: the next sequence of each, as one text.
+"""The position of a reader in a stream with several shards: the next sequence of each, as a text.
 
-To clients a cursor is opaque. It names the incarnation of its stream, so that it is of no use once
-the stream was made anew. Its text never looks like a number.
+Cursors are opaque to clients. A cursor contains the incarnation of its stream, so it is invalid
+after the stream was created again. Its text never looks like a number.
 """
 
 import base64
@@ -26,7 +26,7 @@ class Cursor(msgspec.Struct, array_like=True, frozen=True):
     ]
 
     def text(self) -> str:
-        """The cursor as it is given out."""
+        """Return the text that clients get."""
         return base64.urlsafe_b64encode(_encode(self)).decode().rstrip("=")
 
 
@@ -35,7 +35,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Cursor)
 
 
 def read_cursor(text: str) -> Cursor:
-    """The cursor given out as ``text``; ValueError when it is none."""
+    """Return the cursor with this ``text``; raise ValueError if it is invalid."""
     padded = text.translate(_FROM_URL) + "=" * (-len(text) % 4)
     try:
         return _decoder.decode(base64.b64decode(padded, validate=True))
@@ -44,7 +44,7 @@ def read_cursor(text: str) -> Cursor:
 
 
 def after_each(begin: Cursor, taken: Sequence[tuple[int, int]]) -> list[str]:
-    """The cursor behind each of the messages ``taken`` from ``begin`` on, as (shard, sequence)."""
+    """Return the cursor after each of the messages (shard, sequence) read from ``begin`` on."""
     seqs = list(begin.next_seqs)
     texts: list[str] = []
     for shard, seq in taken:

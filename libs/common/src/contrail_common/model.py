@@ -1,7 +1,7 @@
 """The shared vocabulary: configurations, states and messages as plain structs.
 
-These structs are what the rooms exchange and what is stored; the public JSON forms are the
-api's own models. Times and durations are integer nanoseconds; -1 means unlimited.
+The services exchange these structs, and storage stores them. The public JSON forms are models of
+the api. Times and durations are integer nanoseconds; -1 means unlimited.
 """
 
 from typing import Final, Literal
@@ -21,7 +21,7 @@ Storage = Literal["file", "memory"]
 Compression = Literal["none", "lz4", "zstd", "s2"]
 Erasure = Literal["rewrite", "subject_key"]
 Rollup = Literal["sub", "all"]
-"""What a message replaces: all earlier ones of its subject, or of the stream."""
+"""The messages that a message replaces: all earlier ones of its subject, or of the stream."""
 
 AdvisoryType = Literal[
     "stream_action",
@@ -32,7 +32,7 @@ AdvisoryType = Literal[
     "server_out_of_space",
     "domain_leader_elected",
 ]
-"""Kinds of advisories, under JetStream's names."""
+"""Kinds of events, under JetStream's names."""
 
 AdvisoryAction = Literal["create", "modify", "delete"]
 
@@ -58,7 +58,7 @@ MARKER_MAX_AGE: Final = "MaxAge"
 KV_OPERATION: Final = "KV-Operation"
 
 TTL_NEVER: Final = -1
-"""Stands for a time to live without an end, which the stream's ``max_age`` does not shorten."""
+"""A time to live without an end; the stream's ``max_age`` does not shorten it."""
 
 
 class ConsumerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,13 +71,13 @@ class ConsumerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream's configuration (JetStream's field names and meanings).
 
-    ``compression`` is of blocks written from now on; s2, JetStream's, is kept as it was asked for,
-    and its blocks are written as lz4, which is about as fast and makes them about as small.
-    ``encrypted``, which JetStream has not, demands a node that encrypts what it stores; a node with
-    a key encrypts every stream.
-    ``shards`` and ``shard_by`` are ours too: see :mod:`contrail_common.partition`. So is
-    ``erasure``: with ``subject_key`` the content of each subject is sealed by a key of its own,
-    which an erasure of the subject destroys first.
+    ``compression`` applies to blocks written from now on. JetStream's ``s2`` is kept in the
+    configuration, but blocks are written with lz4, which has about the same speed and ratio.
+
+    Three settings are not in JetStream. ``encrypted`` demands a node that encrypts its data; a node
+    with a key encrypts every stream. For ``shards`` and ``shard_by`` see
+    :mod:`contrail_common.partition`. If ``erasure`` is ``subject_key``, each subject's content is
+    encrypted with a key of its own, and an erasure of the subject first destroys that key.
     """
 
     name: str
@@ -116,10 +116,11 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A consumer's configuration (JetStream's field names and meanings).
 
-    ``opt_start_cursor`` stands for ``opt_start_seq`` where a stream has several shards. Asked for
-    with a ``max_ack_pending`` or ``inactive_threshold_ns`` of 0 it takes the stream's default, see
+    ``opt_start_cursor`` replaces ``opt_start_seq`` if the stream has several shards. In a request,
+    a ``max_ack_pending`` or ``inactive_threshold_ns`` of 0 means the stream's default, see
     :func:`contrail_common.config_rules.complete_consumer`. ``num_replicas`` (0: the stream's) and
-    ``mem_storage`` are kept for clients that send them; a consumer is stored with its stream.
+    ``mem_storage`` are kept for clients that send them, but have no effect: a consumer is stored
+    with its stream.
     """
 
     name: str
@@ -147,7 +148,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream holds now; ``*_ts_ns`` are 0 while there is no such message."""
+    """The current contents of a stream; ``*_ts_ns`` are 0 while there is no such message."""
 
     messages: int
     bytes: int
@@ -161,11 +162,11 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Damage to a stream that was accepted, so that the rest is served; the newest, of ``times``.
+    """The last of ``times`` losses that were accepted, so that the rest of the stream is served.
 
-    ``messages`` are known to be lost, the first of them with the sequences ``ranges`` (first and
-    last); they count as deleted. ``unknown``: what was published last before ``accepted_ns`` may
-    be missing too, and its sequences are given again.
+    ``messages`` are known to be lost and count as deleted; ``ranges`` has the sequences (first and
+    last) of the first of them. ``unknown``: the newest messages before ``accepted_ns`` may be lost
+    too, and their sequences are used again.
     """
 
     accepted_ns: int
@@ -179,10 +180,10 @@ class DataLoss(msgspec.Struct, frozen=True, kw_only=True):
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration, state and identity of a stream. ``version`` counts configuration changes.
 
-    ``shards`` are the states of the shards of a stream that has several; ``state`` is their sum
-    then, its first sequence and time the lowest of theirs, its last the highest.
-    ``durability`` is what the acks of its publishes mean: ``memory``, ``fsync``, ``quorum-fsync``.
-    ``data_loss`` is damage that somebody accepted.
+    If the stream has several shards, ``shards`` has their states, and ``state`` their sum, with the
+    lowest first sequence and time and the highest last ones.
+    ``durability`` is the guarantee of its publish acks: ``memory``, ``fsync`` or ``quorum-fsync``.
+    ``data_loss`` is damage whose loss was accepted.
     """
 
     config: StreamConfig
@@ -218,8 +219,8 @@ class ConsumerShardInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration and progress of a consumer.
 
-    Of a stream with several shards it is summed over ``shards``; of stream sequences, which are of
-    one shard, it has the highest. ``push_bound``: some subscription holds it.
+    If the stream has several shards, numbers are sums over ``shards``, except stream sequences,
+    which are the highest of them. ``push_bound``: a subscription is bound to it.
     """
 
     stream: str
@@ -237,7 +238,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One message as a reader sees it; ``shard`` is of a stream that has several."""
+    """One message as a reader sees it; ``shard`` is set if the stream has several."""
 
     seq: int
     subject: str
@@ -248,11 +249,11 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Advisory(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Something that happened, for whoever listens; what does not belong to its type is empty.
+    """An event. Fields that do not belong to its type are empty.
 
-    ``stream_seq`` to ``reason`` are of one delivery: the message, the number of its first delivery
-    to the consumer, how often it was delivered, and what the client gave as the reason. ``id`` and
-    ``time_ns`` are given by the node that sends it.
+    ``stream_seq`` to ``reason`` describe a delivery: the message, the consumer sequence of its
+    first delivery, the number of deliveries, and the client's reason. The node that sends the event
+    sets ``id`` and ``time_ns``.
     """
 
     type: AdvisoryType
@@ -269,7 +270,7 @@ class Advisory(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a publisher expects of the stream; None is no expectation."""
+    """The expectations of a publish about the stream; None means no expectation."""
 
     stream: str | None = None
     last_seq: int | None = None
@@ -281,8 +282,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PublishMessage(msgspec.Struct, array_like=True, gc=False):
     """One message to publish; the first three fields are the msgpack batch item of the wire.
 
-    ``headers`` is stored as it is; the fields behind the payload are what it asks for, set by
-    :func:`contrail_edge.inputs.publishing.interpret` before the message goes to a shard.
+    ``headers`` is stored unchanged. The fields after the payload are its interpretation, which
+    :func:`contrail_edge.inputs.publishing.interpret` sets before the message goes to a shard.
     """
 
     subject: str
@@ -295,14 +296,14 @@ class PublishMessage(msgspec.Struct, array_like=True, gc=False):
 
 
 def message_size(headers: Headers | None, payload_bytes: int) -> int:
-    """Bytes that a message counts for limits: payload + (name + value + 4) of each header value."""
+    """Return a message's bytes for limits: payload + (name + value + 4) for each header value."""
     if not headers:
         return payload_bytes
     return payload_bytes + header_size(headers)
 
 
 def header_size(headers: Headers) -> int:
-    """Bytes that headers count for limits: name + value + 4 for each value."""
+    """Return the bytes of headers for limits: name + value + 4 for each value."""
     total = 0
     for name, values in headers.items():
         name_bytes = len(name.encode())

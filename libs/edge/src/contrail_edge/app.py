@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 _log: Final = structlog.get_logger(__name__)
 
 CLIENT_GONE_STATUS: Final = 499
-"""What the metrics show for a request whose client left before the answer."""
+"""Status in the metrics for a request whose client left before the answer."""
 INTERNAL_STATUS: Final = 500
 BUSY_STATUS: Final = 503
-"""Told by readiness and metrics: a line for each of these refusals would make it worse."""
+"""Not logged: readiness and metrics show it, and a line for each refusal would add load."""
 
 _EVENT_TEMPLATES: Final = frozenset({"/v1/events", "/v1/streams/{stream}/messages"})
-"""Where a browser's EventSource may come with a ticket."""
+"""Routes that accept a ticket, because a browser's EventSource cannot send a token."""
 _DIRECT_URLS_MAX: Final = 4096
 _DIRECT_URL_BYTES_MAX: Final = 256
 
@@ -61,9 +61,9 @@ async def _no_upgrade(request: Request) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a method and path lead to; ``route`` None is a management route, which FastAPI runs.
+    """The target of a method and path. If ``route`` is None, FastAPI runs a management route.
 
-    What is served ``elsewhere`` is forwarded, on either lane.
+    If ``elsewhere`` is set, the request is forwarded to another process, whatever its route.
     """
 
     template: str
@@ -72,42 +72,60 @@ class _Target:
 
 
 class EdgeApp:
-    """The public interface as an ASGI application, over the rooms it was given."""
+    """The ASGI application of one process, with the routes and sockets of its rooms.
+
+    All fields belong to the event loop, except where the loader thread is named.
+    """
 
     def __init__(self, rooms: Sequence[Room], settings: EdgeSettings) -> None:
+        # Limits and options; never change.
         self._settings = settings
+        # Budgets, CORS rules and the drain flag, shared with all connections.
         self._state = EdgeState(
             BodyBudget(settings.bodies_in_flight_bytes_max),
             UnreadBudget(settings.unread_bytes_of_all_max, settings.connections_max),
             Cors(settings.allowed_origins),
             settings.waiting_max,
         )
+        # Checks tokens and sites.
         self._guard = Guard(settings)
+        # Issues tickets and checks their signatures; storage notes which are used.
         self._tickets = Tickets(settings.ack_keys)
+        # Never empty: the link of the first room records used tickets.
         self._rooms = tuple(rooms)
         self.metrics = EdgeMetrics(self._state)
         links = list({id(room.link): room.link for room in rooms}.values())
         probes = Probes(links, self.metrics, self.document, self._tickets).routes()
+        # WebSocket endpoints by path.
         self._sockets = {end.path.encode(): end for room in rooms for end in room.sockets}
+        # The process that serves each of these paths, or None for this one; the same keys.
         self._sockets_elsewhere = {
             end.path.encode(): room.elsewhere for room in rooms for end in room.sockets
         }
+        # Metrics of all open sockets.
         self._socket_counts = SocketCounts()
         for collector in (self._socket_counts, *(end.metrics for end in self._sockets.values())):
             self.metrics.add(collector)
         handshakes = [Route("GET", path.decode(), _no_upgrade) for path in self._sockets]
+        # All routes of the data plane: those that do not need FastAPI.
         self._routes = (*probes, *handshakes, *(route for room in rooms for route in room.routes))
+        # Targets by method. The loader thread replaces them once, by tables with management
+        # routes, before it sets `_declared`; the tables themselves are never changed.
         self._tables = self._make_tables()
+        # Cache by method and URL; None for a URL that is not answered directly. A method's part
+        # is emptied when it is full.
         self._direct_targets: dict[bytes, dict[bytes, DirectTarget | None]] = {
             b"GET": {}, b"POST": {},
         }  # fmt: skip
+        # The FastAPI application; None until the loader thread has set it, which it does once.
         self._declared: DeclaredRoutes | None = None
+        # The load under way or done; None before the first call of `load`.
         self._loading: asyncio.Future[DeclaredRoutes] | None = None
 
     async def load(self) -> "DeclaredRoutes":
-        """The routes as FastAPI has them, loaded by a thread when they are first asked for.
+        """Return the routes declared with FastAPI; the first call loads them in a thread.
 
-        Whoever serves calls it once that begins; a request that needs them waits for it.
+        The process calls this when it starts to serve. A request that needs FastAPI waits for it.
         """
         if self._loading is None:
             self._loading = asyncio.ensure_future(asyncio.to_thread(self._load))
@@ -125,11 +143,11 @@ class EdgeApp:
         return declared
 
     async def document(self) -> dict[str, Any]:
-        """The OpenAPI document of everything that is served."""
+        """Return the OpenAPI document of all routes."""
         return (await self.load()).document()
 
     def drain(self) -> None:
-        """End all long polls; called when the process begins to stop."""
+        """End all long polls. The process calls this when it begins to stop."""
         self._state.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,7 +184,7 @@ class EdgeApp:
         except ClientGoneError:
             status = CLIENT_GONE_STATUS
         except ApiError as error:
-            # The head is out, so all that is left is to cut the body, which its reader notices.
+            # The head was sent, so the only way to report the error is an incomplete body.
             _log.warning("answer_cut", error=error.spec.name, detail=str(error))
         finally:
             request.release()
@@ -174,7 +192,7 @@ class EdgeApp:
 
     # Direct answers ------------------------------------------------------------------------------
     def direct_target(self, method: bytes, url: bytes) -> DirectTarget | None:
-        """Where a request goes that the protocol may answer itself; None for all others."""
+        """Return the target of a request that the protocol may answer itself, else None."""
         known = self._direct_targets.get(method)
         if known is None:
             return None
@@ -196,7 +214,7 @@ class EdgeApp:
         try:
             found = self._tables[method.decode()].match(split_path(url))
         except ApiError:
-            return None  # the application says what is wrong with it
+            return None  # the application answers with the error
         if found is None or found[0].elsewhere is not None:
             return None
         route = found[0].route
@@ -205,16 +223,16 @@ class EdgeApp:
         return DirectTarget(route.template, route.direct, found[1])
 
     def direct_request(self, scope: Scope) -> Request:
-        """The request of ``scope``, whose body the protocol collects."""
+        """Make the request of ``scope``; the protocol collects its body."""
         return Request(scope, _no_more, self._state)
 
     @property
     def state(self) -> EdgeState:
-        """What the connections share."""
+        """The state that all connections share."""
         return self._state
 
     def admits(self, request: Request) -> bool:
-        """Whether the guard lets ``request`` in; if not, the application says why."""
+        """Return True if the guard admits ``request``; if not, the application answers why."""
         try:
             self._guard.check(request)
         except ApiError:
@@ -222,7 +240,7 @@ class EdgeApp:
         return True
 
     def answer_directly(self, exchange: DirectExchange) -> None:
-        """Serve a request whose body is complete."""
+        """Call the direct handler of a request whose body is complete."""
         request, target = exchange.request, exchange.target
         request.path_values = target.path_values
 
@@ -244,7 +262,7 @@ class EdgeApp:
                 reply(ApiError(errors.INTERNAL))
 
     def _account(self, request: Request, template: str, status: int, seconds: float) -> None:
-        """Count an answered request, and tell of it when it is asked for or went wrong."""
+        """Count an answered request; log it if access logs are on or the server failed."""
         self.metrics.answered(request.method, template, status, seconds)
         if self._settings.access_log or (status >= INTERNAL_STATUS and status != BUSY_STATUS):
             with InContext(request):
@@ -259,7 +277,7 @@ class EdgeApp:
 
     # Sockets -------------------------------------------------------------------------------------
     def socket_endpoint(self, url: bytes) -> SocketEndpoint | None:
-        """What serves the sockets of a URL, if anything does."""
+        """Return the WebSocket endpoint of a URL, or None."""
         return self._sockets.get(url.partition(b"?")[0])
 
     def open_socket(
@@ -271,14 +289,14 @@ class EdgeApp:
         *,
         proven: bool,
     ) -> asyncio.Protocol:
-        """Answer a handshake and begin its session; ApiError when it is refused.
+        """Answer a handshake and begin its session, or raise ApiError to refuse it.
 
-        ``proven`` is a handshake whose ticket was used.
+        ``proven`` means that the handshake had a valid ticket, which is now used.
         """
         if self._state.drained:
             raise ApiError(errors.SHUTTING_DOWN, applied=False)
         authenticated = proven or self._guard.check_socket(request)
-        enter_context(request.context)  # the connection carries nothing else from here on
+        enter_context(request.context)  # from here on, the connection only serves the socket
         elsewhere = self._sockets_elsewhere.get(request.raw_path)
         if elsewhere is not None:
             return elsewhere.splice(request, transport, connections)
@@ -290,7 +308,10 @@ class EdgeApp:
         return socket
 
     def socket_ticket(self, request: Request) -> OpenedTicket | None:
-        """The ticket of a handshake that is answered here once it is used; UNAUTHENTICATED."""
+        """Return the ticket that the caller must use before ``open_socket``, or None.
+
+        A process that the handshake is forwarded to uses the ticket itself. Raises UNAUTHENTICATED.
+        """
         ticket = self._open_ticket(request)
         return None if self._sockets_elsewhere.get(request.raw_path) is not None else ticket
 
@@ -302,14 +323,17 @@ class EdgeApp:
         return self._tickets.open(ticket, time.time_ns())
 
     async def use_ticket(self, ticket: OpenedTicket) -> None:
-        """Use a ticket up; UNAUTHENTICATED when it was used before, OVERLOADED."""
+        """Record in storage that a ticket is used.
+
+        Raises UNAUTHENTICATED if it was used before, and OVERLOADED.
+        """
         if not await self._rooms[0].link.use_ticket(ticket.nonce, ticket.expires_ns):
             detail = "the ticket was already used, or issued before the server started"
             raise ApiError(errors.UNAUTHENTICATED, detail, applied=False)
 
     # The application -----------------------------------------------------------------------------
     def _preflight(self, request: Request) -> Response | None:
-        """The answer to a browser's own question, which comes without a token."""
+        """Return the answer to a CORS preflight request, which has no token, or None."""
         answer = self._state.cors.preflight(request.method, request.headers)
         if answer is not None:
             self._guard.check_site(request)
@@ -376,7 +400,7 @@ class EdgeApp:
         return refusal(request, error, headers)
 
     def _make_tables(self) -> dict[str, PathTable[_Target]]:
-        """Where the routes of the data plane lead."""
+        """Return the targets of the data plane's routes, by method."""
         tables: dict[str, PathTable[_Target]] = {}
         away = {id(route): room.elsewhere for room in self._rooms for route in room.routes}
         for route in self._routes:
@@ -386,5 +410,5 @@ class EdgeApp:
 
 
 def build_app(rooms: Sequence[Room], settings: EdgeSettings) -> EdgeApp:
-    """The ASGI application that serves ``rooms`` on one origin."""
+    """Return the ASGI application that serves ``rooms`` on one origin."""
     return EdgeApp(rooms, settings)

@@ -1,7 +1,7 @@
-"""Requests answered by the protocol itself: no ASGI cycle and no task, one write an answer.
+"""Requests that the protocol answers itself, without an ASGI cycle or a task, in one write.
 
-An exchange stands where uvicorn's protocol keeps the cycle of a request, and shows it what the
-protocol looks at there: so pipelining, deadlines, disconnects and shutdown go the same way.
+An exchange replaces the cycle of a request in uvicorn's protocol, and has the same attributes. So
+pipelining, deadlines, disconnects and shutdown work in the same way.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _log: Final = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DirectTarget:
-    """What the path of a URL leads to."""
+    """The direct handler of a path, and the path's parameters."""
 
     template: str
     direct: Direct
@@ -34,7 +34,7 @@ class DirectTarget:
 
 class _Unwatched:
     def set(self) -> None:
-        """Nobody waits for news of the request: it is handled when it is complete."""
+        """Do nothing: no task waits for the request, which is handled when it is complete."""
 
 
 class DirectExchange:
@@ -57,7 +57,7 @@ class DirectExchange:
 
     message_event: Final = _Unwatched()
     response_started: Final = False
-    """Never seen half done: the answer is one write."""
+    """Always False, because the whole answer is one write."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class DirectExchange:
         self.response_complete = False
 
     def send(self, answer: Response) -> None:
-        """Write the whole answer, and end the connection when it is not kept."""
+        """Write the whole answer, and close the connection if it is not kept alive."""
         if self.disconnected or self.transport.is_closing():
             self.response_complete = True
             return
@@ -103,7 +103,7 @@ class DirectExchange:
         self.on_response()
 
     def _head(self, answer: Response) -> bytes | None:
-        """The head of ``answer``; None when a header of it would end its line, or the head."""
+        """Return the head of ``answer``, or None if one of its headers has a line break."""
         parts = [STATUS_LINE[answer.status]]
         headers = [
             *self.default_headers,

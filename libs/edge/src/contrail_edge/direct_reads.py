@@ -1,4 +1,4 @@
-"""Direct handlers made of a route's own, for reads: they may wait for a disk or another process."""
+"""Direct handlers for reads, which may wait for a disk or for another process."""
 
 import asyncio
 
@@ -14,16 +14,16 @@ _log = structlog.get_logger(__name__)
 
 
 class DirectRead:
-    """Answers a read with what the route's handler answers, in a task of its own."""
+    """Answers a read by running the route's handler in a task of its own."""
 
     __slots__ = ("_handler", "_running")
 
     def __init__(self, handler: ReadHandler) -> None:
         self._handler = handler
-        self._running: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
+        self._running: set[asyncio.Task[None]] = set()  # the event loop only has weak references
 
     def __call__(self, request: Request, body: bytes, reply: Reply) -> None:
-        """Begin to read; ``reply`` is called once, later."""
+        """Start the task; ``reply`` is called exactly once, later."""
         task = asyncio.get_running_loop().create_task(self._answer(request, reply))
         self._running.add(task)
         task.add_done_callback(self._running.discard)

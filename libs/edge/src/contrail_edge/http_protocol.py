@@ -1,9 +1,9 @@
 """HTTP/1.1 on the wire: uvicorn's httptools protocol with deadlines, size bounds and problems.
 
-uvicorn leaves a connection alone that sends nothing, half a head or half a body, takes any number
-of headers, and answers what it cannot parse in plain text. The bounds are enforced here, below
-ASGI, so that the application needs no timers. Built on uvicorn 0.54: its private attributes used
-here are ``cycle``, ``pipeline``, ``flow`` and, of a cycle, ``chunked_encoding``.
+uvicorn has no time limit for a head or a body, no limit on the number of headers, and answers
+parse errors in plain text. The limits are enforced here, below ASGI, so that the application needs
+no timers. Built on uvicorn 0.54, of which these private attributes are used: ``cycle``,
+``pipeline``, ``flow`` and, of a cycle, ``chunked_encoding``.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ _UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
 
 
 class _RefusedError(Exception):
-    """Stops the parser: the request is refused while it is being read."""
+    """Raised in a parser callback to stop the parser; ``_refusal`` then has the reason."""
 
 
 class _JoinedWrites:
     """A transport for one answer that sends its head together with the first piece of its body.
 
-    uvicorn writes them apart, and each write is a system call and often a packet of its own. A head
-    that no body follows at once goes out by itself with the next pass of the loop.
+    uvicorn writes them separately, which costs two system calls and often two packets. If no body
+    follows at once, the head is sent by itself in the next pass of the event loop.
     """
 
     __slots__ = ("_handle", "_head", "_loop", "_transport", "_unread")
@@ -61,7 +61,7 @@ class _JoinedWrites:
         self._handle: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:
-        """Hold the head back, or send what was held with ``data``."""
+        """Hold back the head, which comes first; send it together with the next ``data``."""
         if self._handle is None:
             self._head = data
             self._handle = self._loop.call_soon(self._flush)
@@ -73,7 +73,7 @@ class _JoinedWrites:
             self._write(head + data)
 
     def writelines(self, pieces: Sequence[Chunk]) -> None:
-        """Send ``pieces`` as they are, behind the head."""
+        """Send ``pieces`` after the head, without joining them."""
         self._flush()
         if not self._transport.is_closing():
             self._transport.writelines(pieces)
@@ -90,17 +90,17 @@ class _JoinedWrites:
             self._unread.wrote(self._transport, len(data))
 
     def close(self) -> None:
-        """Close when everything is sent."""
+        """Close the connection after everything has been sent."""
         self._flush()
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Whether the connection ends."""
+        """Return True if the connection is closing or closed."""
         return self._transport.is_closing()
 
 
 class _Gather:
-    """Sends chunks of one answer's body in pieces; uvicorn would join each with its size."""
+    """Sends a chunk of a body as separate pieces; uvicorn would copy them into one."""
 
     __slots__ = ("_cycle", "_transport")
 
@@ -109,7 +109,7 @@ class _Gather:
         self._transport = transport
 
     async def __call__(self, pieces: Pieces) -> None:
-        """As ASGI's ``send`` of a body with more to come; the head of the answer was sent."""
+        """Send one chunk; the head must have been sent, and another ``send`` ends the body."""
         cycle = self._cycle
         if cycle.flow.write_paused and not cycle.disconnected:
             await cycle.flow.drain()
@@ -122,36 +122,36 @@ class _Gather:
 
 
 class EdgeHttpProtocol(HttpToolsProtocol):
-    """One connection. While it waits for bytes, a deadline runs; while the app works, none does."""
+    """One connection. A deadline runs while it waits for bytes, none while the app works."""
 
     settings: ClassVar[EdgeSettings]
     edge: ClassVar[EdgeApp]
 
-    _head_open = True  # the head of a request is awaited or incomplete
-    _begun = False  # and its first byte has come
+    _head_open = True  # before the first head, and while one is incomplete
+    _begun = False  # the first byte of that head has arrived; implies `_head_open`
     _body_open = False  # the head is complete, the body is not
-    _refused = False  # an error was answered; what still comes is dropped
-    _unparsed = 0  # bytes fed to the parser since it last gave something complete
-    _refusal: ApiError | None = None
-    _deadline: asyncio.TimerHandle | None = None
-    _armed_at = 0.0
-    _progress_at = 0.0
-    _window_bytes = 0  # of the body, since `_armed_at`
-    _idle_since: float | None = None  # when the last direct answer left, until the next request
-    _idle_check: asyncio.TimerHandle | None = None
-    _unwritten = 0
-    _stall: asyncio.TimerHandle | None = None
-    _running: RequestResponseCycle | DirectExchange | None = None
-    _request: Request | None = None  # the last one whose head is complete
-    _admitted = False  # the guard lets the last request in; the body of another one is dropped
-    _buffered = 0  # bytes of bodies that came and that the application has not asked for
-    _next: tuple[RequestResponseCycle, Any] | None = None  # waits until the last answer is taken
-    _direct: DirectExchange | None = None  # the request whose body is awaited, if it is such a one
-    _endpoint: SocketEndpoint | None = None  # what the handshake asks for, if the request is one
+    _refused = False  # an error was answered; all further bytes are dropped
+    _unparsed = 0  # bytes fed to the parser since it last completed a part
+    _refusal: ApiError | None = None  # why a parser callback stopped the parser
+    _deadline: asyncio.TimerHandle | None = None  # timer of the head or body that is awaited
+    _armed_at = 0.0  # loop time at which the deadline or the body's current window began
+    _progress_at = 0.0  # loop time at which bytes last arrived
+    _window_bytes = 0  # bytes of the body since `_armed_at`
+    _idle_since: float | None = None  # loop time of the last direct answer; None in a request
+    _idle_check: asyncio.TimerHandle | None = None  # keep-alive timer of direct answers
+    _unwritten = 0  # bytes in the write buffer when `_stall` was set
+    _stall: asyncio.TimerHandle | None = None  # set while the peer reads too slowly
+    _running: RequestResponseCycle | DirectExchange | None = None  # the last request begun
+    _request: Request | None = None  # the last request with a complete head
+    _admitted = False  # the guard admits `_request`; if not, its body is dropped
+    _buffered = 0  # body bytes that the application has not received yet, counted in `bodies`
+    _next: tuple[RequestResponseCycle, Any] | None = None  # waits until the peer reads again
+    _direct: DirectExchange | None = None  # the current request, if it is answered directly
+    _endpoint: SocketEndpoint | None = None  # set if the request is a WebSocket handshake
 
     # Connection ----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the deadline of the first head, or refuse a connection too many."""
+        """Start the deadline of the first head, or refuse a connection above the limit."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.connections_max:
             self._refuse(ApiError(errors.OVERLOADED, "too many connections", applied=False))
@@ -159,7 +159,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers; tell the running request, which uvicorn forgets when pipelined."""
+        """Stop the timers and notify the running request, which uvicorn omits if pipelined."""
         self._stop_timers()
         self._next = None
         self.edge.state.unread.forget(self.transport)
@@ -169,7 +169,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         if isinstance(running, DirectExchange) and running.more_body:
-            running.request.release()  # nobody is going to answer it
+            running.request.release()  # its body is incomplete, so it is never answered
         super().connection_lost(exc)
 
     def _stop_timers(self) -> None:
@@ -179,7 +179,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser and watch over what is still missing."""
+        """Feed the parser, and set or stop the deadline of the missing bytes."""
         dropped = self._refused
         if dropped:
             return
@@ -195,12 +195,12 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or bad_request("the request is not valid HTTP/1.1"))
             return
         if not self._head_open and not self._body_open and not self.cycle.response_complete:
-            self._disarm()  # the application is at work
+            self._disarm()  # the application is working
         elif not self._too_much_unparsed() and self._deadline is None:
             self._arm()
 
     def _feed(self, data: bytes) -> bool:
-        """Parse ``data``; True when the connection is no longer this protocol's."""
+        """Parse ``data``; return True if the connection has become a WebSocket."""
         left = memoryview(data)
         while True:
             try:
@@ -268,7 +268,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             socket.data_received(rest)
 
     def _too_much_unparsed(self) -> bool:
-        """Refuse a line that never ends: the parser keeps it to itself, without a bound."""
+        """Refuse a line that never ends, which the parser would buffer without a limit."""
         limits = self.settings
         if self._begun and len(self.url) > limits.target_bytes_max:
             self._refuse(too_long_target(limits))
@@ -282,9 +282,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     # Parser callbacks ----------------------------------------------------------------------------
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """Prepare for a request whose first byte has arrived."""
         super().on_message_begin()
-        # An answer to a request before it in the same bytes has set the timer.
+        # The answer to an earlier request in the same bytes has set the timer.
         self._unset_keepalive_if_required()
         self._direct = self._idle_since = None
         self._head_open = self._begun = True
@@ -292,7 +292,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._disarm()
 
     def on_headers_complete(self) -> None:
-        """The head is complete: check it and start the application."""
+        """Check a complete head, and start the application unless it is answered directly."""
         self._check_head()
         if self.parser.get_method() == b"CONNECT":
             self._stop(bad_request("this server is not a proxy"))
@@ -312,12 +312,12 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 detail = "too many requests are waiting on the connection"
                 self._stop(ApiError(errors.OVERLOADED, detail, applied=False))
             super().on_headers_complete()
-        self.headers = []  # of trailers, which nobody sees
+        self.headers = []  # collects trailers from here on, which are ignored
 
     def _guarded_request(self) -> Request:
-        """The request whose head is complete, after a look at who sends it.
+        """Return the request of the complete head, and note whether the guard admits it.
 
-        Nothing is held for a caller whom the guard does not let in.
+        The body of a request that is not admitted is never buffered.
         """
         scope = cast(Scope, self.scope)
         path, _, query = self.url.partition(b"?")
@@ -328,13 +328,16 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         return request
 
     def _direct_exchange(self, request: Request) -> DirectExchange | None:
-        """The exchange of a request that needs no application; it becomes the current cycle."""
+        """Make the exchange of a request that is answered without ASGI the current cycle.
+
+        Returns None for all other requests.
+        """
         method = self.parser.get_method()
         target = self.edge.direct_target(method, self.url)
         if target is None or (self.cycle is not None and not self.cycle.response_complete):
             return None
         if self.flow.write_paused:
-            return None  # the application begins it once the last answer is taken
+            return None  # the application starts it when the peer has read the last answer
         length = request.headers.get(b"content-length", b"")
         if method == b"GET":
             if request.body_pending:
@@ -372,7 +375,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def _check_idle(self) -> None:
         self._idle_check = None
         if self._idle_since is None:
-            return  # a request is under way
+            return  # a request is running
         due_at = self._idle_since + self.timeout_keep_alive
         if self.loop.time() >= due_at:
             self.timeout_keep_alive_handler()
@@ -380,7 +383,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._idle_check = self.loop.call_at(due_at, self._check_idle)
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """Keep a piece of the body, within the limits of the process."""
         self._unparsed = 0
         direct = self._direct
         if direct is not None:
@@ -396,13 +399,13 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def _took(self, count: int) -> None:
-        """The application has asked for bytes of a body: it counts them from here on."""
+        """Stop counting body bytes that the application has received and counts itself."""
         taken = min(count, self._buffered)
         self._buffered -= taken
         self.edge.state.bodies.give(taken)
 
     def on_message_complete(self) -> None:
-        """The body is complete."""
+        """Answer a direct request, or hand the end of the body to the application."""
         self._body_open = False
         self._disarm()
         direct = self._direct
@@ -426,7 +429,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self.flow.write_paused:
-            # No answer is made while the last one waits to be taken.
+            # Do not produce an answer while the peer has not read the last one.
             self.flow.pause_reading()
             self._next = cycle, app
             return
@@ -452,8 +455,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def _read_without_upgrade(self) -> None:
         """Read the head again as a plain one; a server may ignore Upgrade (RFC 9110, 7.8).
 
-        The parser takes what follows the head for another protocol's and drops the body; some
-        clients offer HTTP/2 with every request.
+        Otherwise the parser treats the body as another protocol's bytes and drops it. Some clients
+        offer HTTP/2 with every request.
         """
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
@@ -480,7 +483,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _on_deadline(self) -> None:
-        """The time is up, unless the bytes are there and the server has not come to read them."""
+        """Give up, unless the missing bytes have arrived and are only not read yet."""
         self._deadline = after_a_look(self.loop, self._give_up)
 
     def _give_up(self) -> None:
@@ -494,7 +497,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _body_overdue(self) -> bool:
         now = self.loop.time()
-        # While reading is paused, it is the application that is slow, not the client.
+        # While reading is paused, the application is slow, not the client.
         if self.flow.read_paused or self._window_bytes >= self.settings.body_window_bytes_min:
             self._armed_at, self._window_bytes = now, 0
         return not self.flow.read_paused and (
@@ -503,11 +506,11 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         )
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, unless its next request is there and was not read yet."""
+        """Close an idle connection, unless its next request has arrived and is not read yet."""
         self.timeout_keep_alive_task = after_a_look(self.loop, self._close_idle)
 
     def _close_idle(self) -> None:
-        """Close; where the last answer is still unread, cut."""
+        """Close the connection, or abort it if the peer has not read the last answer."""
         self.timeout_keep_alive_task = None
         if self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -515,12 +518,12 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()  # which closes
 
     def pause_writing(self) -> None:
-        """The peer reads slower than the application writes: see that it reads at all."""
+        """Watch that the peer, which reads more slowly than the app writes, reads at all."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """Start the request that waited for the peer to read."""
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
@@ -534,7 +537,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._stall = self.loop.call_later(self.settings.write_stall_s, self._on_stall)
 
     def _on_stall(self) -> None:
-        """The peer has taken nothing, unless it is the server that did not come to write."""
+        """Abort if the peer has read nothing, unless only the event loop was late."""
         self._stall = after_a_look(self.loop, self._cut_stalled)
 
     def _cut_stalled(self) -> None:
@@ -553,7 +556,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         running = self._running
         if running is not None and not running.response_complete:
             if self._head_open or running is not self.cycle:
-                # An earlier request is still being answered: let it end, then close.
+                # An earlier request is still being answered. Close when that answer is complete.
                 self.cycle.keep_alive = running.keep_alive = False
                 self.pipeline.clear()
                 return
@@ -583,13 +586,13 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             *(b"%b: %b" % header for header in headers),
         ]
         self.transport.write(b"\r\n".join([*lines, b"", body]))
-        # Closing now would reset the connection under a client that still writes, and it would
-        # never see the answer: end our side, drop what comes, close a little later.
+        # Closing now would reset the connection of a client that is still writing, and it would
+        # never see the answer. So end this side, drop what arrives, and close later.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(self.settings.linger_s, self.transport.abort)
 
 
 def protocol_class(settings: EdgeSettings, edge: EdgeApp) -> type[EdgeHttpProtocol]:
-    """The protocol with its bounds bound, as uvicorn's ``http`` setting takes it."""
+    """Return a protocol class for uvicorn's ``http`` setting that uses ``settings``."""
     return type("BoundHttpProtocol", (EdgeHttpProtocol,), {"settings": settings, "edge": edge})

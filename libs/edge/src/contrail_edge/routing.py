@@ -1,7 +1,7 @@
 """Routes of the data plane: one declaration for the fast lane, the FastAPI route and its document.
 
-A handler takes a :class:`Request` and gives an answer or raises ApiError. The dispatcher calls it
-straight; the FastAPI route of the same declaration calls it too and documents it.
+A handler takes a :class:`Request`, and returns an answer or raises ApiError. The fast lane calls it
+directly. The FastAPI route of the same declaration calls it too, and documents it.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 DIRECT_BODY_BYTES_MAX: Final = 64 << 10
-"""Bytes of a body that a direct handler takes, unless it says otherwise."""
+"""Default of the largest body, in bytes, that a direct handler takes."""
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
 ReadHandler = Callable[[Request], Awaitable[Response]]
-"""A handler that always answers with a whole body."""
+"""A handler that never streams its answer."""
 
 Reply = Callable[[Response | ApiError], None]
 
 DirectHandler = Callable[[Request, bytes, Reply], None]
-"""Takes a request with its whole body and replies once, at once or later; or raises ApiError."""
+"""Takes a request and its whole body. It replies exactly once, now or later, or raises ApiError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What the OpenAPI document says of a route; ``errors`` are those beyond the common ones.
+    """The entry of a route in the OpenAPI document; ``errors`` are those beyond the common ones.
 
-    A management route leaves ``query`` and ``body`` out where its endpoint declares them.
+    A management route leaves out ``query`` and ``body`` if its endpoint declares them.
     """
 
     operation_id: str
@@ -86,18 +86,17 @@ class Operation:
     errors: tuple[ErrorSpec, ...] = ()
     needs_token: bool = True
     body_values_max: int = VALUES_MAX
-    """JSON values in the body of a management request."""
+    """Maximum number of JSON values in the body of a management request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Does what a route's handler does for its usual requests, and costs less.
+    """A faster handler for the usual requests of a route.
 
-    Those are requests without a query that bring a body with its length (POST), or without a body
-    (GET).
+    It takes requests without a query and with a body of known length (POST), or with neither (GET).
 
-    ``types`` are the content types that it takes as they stand (empty: any or none). Longer bodies
-    than ``body_bytes_max`` go through the application, which takes them while they arrive.
+    ``types`` are the content types that it accepts, compared literally (empty: any or none). Bodies
+    above ``body_bytes_max`` go through the application, which reads them while they arrive.
     """
 
     handler: DirectHandler
@@ -105,13 +104,13 @@ class Direct:
     body_bytes_max: int = DIRECT_BODY_BYTES_MAX
 
     def takes(self, content_type: bytes | None, body_bytes: int) -> bool:
-        """Whether a request with such a body is one of them."""
+        """Return True if it takes a request with such a body."""
         return body_bytes <= self.body_bytes_max and (not self.types or content_type in self.types)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path template; without an operation it stays out of the document."""
+    """One method on one path template; it is only documented if it has an operation."""
 
     method: str
     template: str
@@ -121,10 +120,10 @@ class Route:
 
 
 class Elsewhere(Protocol):
-    """Serves a room's routes and sockets in the process that has the room."""
+    """Forwards a room's requests and sockets to the process that serves the room."""
 
     async def forward(self, request: Request) -> Answer:
-        """The other process's answer, as it came."""
+        """Return the unchanged answer of the other process."""
         ...
 
     def splice(
@@ -132,18 +131,18 @@ class Elsewhere(Protocol):
     ) -> asyncio.Protocol:
         """Take over the connection of a handshake, and join it to one to the other process.
 
-        What it returns has a ``shutdown`` method and stands in ``connections`` while it lasts.
+        The returned protocol has a ``shutdown`` method, and is in ``connections`` while it is open.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a service brings to the edge: its storage, data plane and management routes.
+    """The part of a service at the edge: its storage link, routes and sockets.
 
-    ``management`` makes the latter when they are first needed: FastAPI and pydantic take longer to
-    import than all the rest, and a start need not wait for them. ``sockets`` is what it serves over
-    WebSockets. With ``elsewhere`` it is only documented here and served there.
+    ``management`` makes the management routes when they are first needed. FastAPI and pydantic take
+    longer to import than everything else, and a start does not have to wait for them. With
+    ``elsewhere``, this process documents the room, and another one serves it.
     """
 
     link: StorageLink
@@ -154,7 +153,7 @@ class Room:
 
 
 class PathTable(Generic[_T]):
-    """Finds what was put under a path template by the path's length and literal segments."""
+    """Maps path templates to values; a lookup uses the path's length and literal segments."""
 
     def __init__(self) -> None:
         self._patterns: Final[dict[int, list[_Pattern[_T]]]] = {}
@@ -168,7 +167,7 @@ class PathTable(Generic[_T]):
         self._patterns.setdefault(len(parts), []).append(pattern)
 
     def match(self, segments: list[str]) -> tuple[_T, dict[str, str]] | None:
-        """The value for the decoded path and its parameters, which are never empty; or None."""
+        """Return the value and parameters (never empty) of a decoded path, or None."""
         for pattern in self._patterns.get(len(segments), ()):
             for at, literal in pattern.literals:
                 if segments[at] != literal:

@@ -1,4 +1,4 @@
-"""Tickets: what a page shows in a URL where it cannot send its token, once and soon."""
+"""Tickets: texts that replace the token once, for a short time, in the URL of a browser."""
 
 import base64
 import binascii
@@ -32,30 +32,33 @@ class Ticket(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OpenedTicket:
-    """What a genuine ticket says: a number of its own, and when it ends."""
+    """The contents of a genuine ticket: its unique number, and the time at which it expires."""
 
     nonce: bytes
     expires_ns: int
 
 
 class Tickets:
-    """Writes and reads tickets, which every process with the same keys understands.
+    """Issues and opens tickets. Every process with the same keys can open them.
 
-    That each is used once is for storage to see to.
+    Storage makes sure that each is used only once.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = [hmac.digest(key, _LABEL, hashlib.sha256) for key in keys]
 
     def issue(self, now_ns: int) -> Ticket:
-        """A new ticket."""
+        """Return a new ticket."""
         expires_ns = now_ns + TICKET_NS
         content = secrets.token_bytes(_NONCE_BYTES) + expires_ns.to_bytes(_TIME_BYTES)
         text = base64.urlsafe_b64encode(content + _mark(self._keys[0], content))
         return Ticket(text.decode().rstrip("="), format_time(expires_ns))
 
     def open(self, ticket: bytes, now_ns: int) -> OpenedTicket:
-        """What a ticket says that is genuine and not over; UNAUTHENTICATED."""
+        """Return the contents of a ticket.
+
+        Raises UNAUTHENTICATED if it is not genuine or has expired.
+        """
         try:
             raw = base64.b64decode(ticket + b"==", b"-_", validate=True)
         except binascii.Error:

@@ -1,6 +1,6 @@
-"""The service link: what the api and the gateway ask of a storage node.
+"""The storage link: the interface through which the api and the gateway use a storage node.
 
-In one process it is a direct call; between processes the same structs travel as framed msgpack.
+Within a process it is a direct call; between processes the same structs travel as framed msgpack.
 Every method raises :class:`contrail_common.errors.ApiError` for a refusal or ``OUTCOME_UNKNOWN``.
 """
 
@@ -28,24 +28,24 @@ from contrail_link.ticket_use import TicketUse
 ReplayFormat = Literal["arrow", "ndjson", "msgpack"]
 CreateMode = Literal["create", "put"]
 Chunk = bytes | memoryview
-"""A part of a body that is streamed."""
+"""A part of a streamed body."""
 Pieces = tuple[Chunk, ...]
-"""A chunk in pieces, one behind the other, that were not worth a copy."""
+"""A chunk in consecutive pieces, to avoid a copy."""
 
 
 def pieces_of(chunk: Chunk | Pieces) -> Pieces:
-    """The pieces of a chunk, which is mostly one itself."""
+    """Return the pieces of a chunk; most chunks are a single piece."""
     return chunk if isinstance(chunk, tuple) else (chunk,)
 
 
 class PubResult(msgspec.Struct, frozen=True, gc=False):
     """Outcome of one message: a sequence, or the error code and detail of its refusal.
 
-    ``code`` 0 is success; otherwise ``seq`` means nothing. ``OUTCOME_UNKNOWN`` stands here too when
+    ``code`` 0 is success; otherwise ``seq`` has no meaning. ``code`` can be ``OUTCOME_UNKNOWN`` if
     a request spans several commits.
-    With ``count`` above 1 it is the outcome of a run of messages: when they were stored their
-    sequences ascend from ``seq``, otherwise code and detail are the same for each. ``shard`` is
-    where they are stored, of a stream that has several.
+    With ``count`` above 1 it is the outcome of a run of messages. If they were stored, their
+    sequences ascend from ``seq``; otherwise code and detail are the same for all. ``shard`` is set
+    if the stream has several.
     """
 
     seq: int
@@ -56,7 +56,7 @@ class PubResult(msgspec.Struct, frozen=True, gc=False):
     shard: int | None = None
 
     def each(self) -> "list[PubResult]":
-        """The outcome of each message of the run."""
+        """Return one outcome for each message of the run."""
         if self.code:
             return [PubResult(0, code=self.code, detail=self.detail)] * self.count
         return [
@@ -74,11 +74,11 @@ class PublishAck(msgspec.Struct, frozen=True):
 
 
 PublishOutcome = PublishAck | ApiError
-"""What became of a publish; an error is the outcome of all its messages."""
+"""The outcome of a publish; an error applies to all its messages."""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a listing; ``next_token`` None ends it."""
+    """One page of a listing; ``next_token`` is None on the last page."""
 
     streams: list[StreamInfo] = []
     consumers: list[ConsumerInfo] = []
@@ -86,10 +86,10 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages from ``from_seq`` (or ``start_time_ns``) on, matching ``subject`` when given.
+    """Messages from ``from_seq`` or ``start_time_ns`` on that match ``subject``, if it is given.
 
-    A sequence is of one shard. Without ``shard`` all are read together, from ``cursor`` on, which
-    an earlier answer gave ("": from ``start_time_ns`` or the first message on).
+    A sequence belongs to one shard. Without ``shard``, all shards are read together from ``cursor``
+    on, which comes from an earlier answer ("": from ``start_time_ns`` or the first message on).
     """
 
     stream: str
@@ -104,10 +104,10 @@ class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeResult(msgspec.Struct, frozen=True):
-    """What a range read found; ``next_seq`` continues it, ``num_pending`` is what remains.
+    """The result of a range read. ``next_seq`` continues it; ``num_pending`` messages remain.
 
-    Where several shards were read together ``cursor`` continues it instead (``next_seq`` is 0),
-    and ``begin`` is the cursor of where it began.
+    If several shards were read together, ``cursor`` continues it instead, ``next_seq`` is 0, and
+    ``begin`` is the cursor of its start.
     """
 
     messages: list[StoredMessage]
@@ -118,11 +118,11 @@ class RangeResult(msgspec.Struct, frozen=True):
 
 
 class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest message of each subject matching ``subject`` when given, as of a point.
+    """The newest message of each subject that matches ``subject``, as of one point in the stream.
 
-    That is ``up_to_seq`` (inclusive) or ``up_to_time_ns`` (exclusive), or the last message when the
-    first page is read. ``token`` continues a page of the same request. ``up_to_seq`` is of one
-    ``shard``.
+    The point is ``up_to_seq`` (inclusive, in one ``shard``), ``up_to_time_ns`` (exclusive), or the
+    last message at the time of the first page. ``token`` continues after a page of the same
+    request.
     """
 
     stream: str
@@ -135,14 +135,14 @@ class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletedRanges(msgspec.Struct, frozen=True):
-    """Deleted sequences as (first, last), ascending; ``next_token`` None ends them."""
+    """Deleted sequences as ascending (first, last); ``next_token`` is None on the last page."""
 
     ranges: list[tuple[int, int]]
     next_token: str | None
 
 
 class ReadPosition(msgspec.Struct, frozen=True):
-    """How far a replica's readers see: the last sequence of a stream, and the applied log index."""
+    """The position of a replica: the last sequence of a stream, and the applied log index."""
 
     last_seq: int
     applied_index: int
@@ -151,7 +151,7 @@ class ReadPosition(msgspec.Struct, frozen=True):
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A pull: up to ``batch`` messages, waiting at most ``expires_ns`` for the first.
 
-    ``columns`` asks for them in columns where the consumer acknowledges nothing.
+    ``columns`` asks for columns; it only has an effect if the consumer has no acknowledgements.
     """
 
     stream: str
@@ -164,7 +164,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One delivered message with its delivery facts; ``num_pending`` is after this message."""
+    """One delivered message and its counters; ``num_pending`` counts the messages after it."""
 
     message: StoredMessage
     consumer_seq: int
@@ -173,7 +173,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 
 def in_deliveries(columns: DeliveryColumns) -> list[Delivery]:
-    """The same deliveries, one by one."""
+    """Return the deliveries of columns as a list."""
     consumer_seq = columns.first_consumer_seq
     pending = columns.num_pending + len(columns) - 1
     return [
@@ -185,8 +185,8 @@ def in_deliveries(columns: DeliveryColumns) -> list[Delivery]:
 class PullResult(msgspec.Struct, frozen=True):
     """Deliveries of one pull; ``shard``, ``consumer_id`` and ``epoch`` go into the ack tokens.
 
-    ``columns`` stands in place of ``deliveries`` when the pull asked for that and could have it. Of
-    a stream with several shards ``addresses`` has the three for the shard that a delivery names.
+    ``columns`` replaces ``deliveries`` if the pull asked for columns and the consumer allows them.
+    If the stream has several shards, ``addresses`` has these three values for each of them.
     """
 
     deliveries: list[Delivery]
@@ -198,14 +198,14 @@ class PullResult(msgspec.Struct, frozen=True):
     addresses: dict[int, tuple[int, int, int]] | None = None
 
     def address(self, delivery: Delivery) -> tuple[int, int, int]:
-        """Shard id, consumer id and epoch of one of the deliveries."""
+        """Return shard id, consumer id and epoch of one of the deliveries."""
         if self.addresses is None or delivery.message.shard is None:
             return self.shard, self.consumer_id, self.epoch
         return self.addresses[delivery.message.shard]
 
 
 class AckItem(msgspec.Struct, frozen=True, gc=False):
-    """One acknowledgement, addressed by what the ack token held."""
+    """One acknowledgement, addressed by the contents of the ack token."""
 
     shard: int
     consumer_id: int
@@ -236,7 +236,7 @@ class ReplaySplit(msgspec.Struct, frozen=True):
 class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Plan a replay of a pinned range, in about ``splits`` parts (closed range, 0 = open end).
 
-    Of all shards, or of one; sequences are of one.
+    The range is in ``shard``, or in all shards; sequences need a shard.
     """
 
     stream: str
@@ -250,7 +250,7 @@ class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayPlan(msgspec.Struct, frozen=True):
-    """The pinned splits; ``incarnation`` guards against a stream made anew."""
+    """The pinned splits; ``incarnation`` detects a stream that was created again."""
 
     stream: str
     incarnation: str
@@ -273,9 +273,9 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Advisories behind the position ``after`` ("": from now on), at most ``limit`` of them.
+    """At most ``limit`` events after the position ``after`` ("": from now on).
 
-    ``stream``, ``consumer`` and ``types`` select when they are given.
+    ``stream``, ``consumer`` and ``types`` select events, if they are given.
     """
 
     after: str = ""
@@ -287,10 +287,10 @@ class EventsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventsResult(msgspec.Struct, frozen=True):
-    """Advisories in order; ``position`` continues behind them.
+    """Events in order; ``position`` continues after them.
 
-    ``lost`` is how many before them, selected or not, are no longer known; None: nobody knows how
-    many.
+    ``lost`` is the number of earlier events, selected or not, that were not kept; None if the
+    number is unknown.
     """
 
     advisories: list[Advisory]
@@ -303,7 +303,7 @@ ERASE_SEQS_MAX: Final = 10_000
 
 
 class ReplicaErasure(msgspec.Struct, frozen=True):
-    """How far one node is with an erasure; ``reason`` is why it is pending once a try failed."""
+    """The progress of an erasure on one node; ``reason`` says why the last attempt failed."""
 
     node: str
     status: Literal["pending", "done"]
@@ -311,9 +311,9 @@ class ReplicaErasure(msgspec.Struct, frozen=True):
 
 
 class ErasureReceipt(msgspec.Struct, frozen=True):
-    """What became of an erasure of ``messages``; done when it is done on every node.
+    """The receipt of an erasure of ``messages``; it is done when every node is.
 
-    ``shredded``: the keys of their subjects are destroyed, so nothing opens any copy of them.
+    ``shredded``: the keys of their subjects are destroyed, so no copy can be decrypted.
     """
 
     erasure_id: str
@@ -324,69 +324,69 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
 
 
 class Held(Protocol):
-    """Something that is held open: an iterator without content that can be closed at any time."""
+    """Something that is held open: an iterator without items that can be closed at any time."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Itself; it ends when there is nothing to hold any more."""
+        """Return itself; the iteration ends when there is nothing left to hold."""
         ...
 
     async def aclose(self) -> None:
-        """Hold it no longer; nothing to do the second time."""
+        """Release it; a second call does nothing."""
         ...
 
 
 class StorageLink(TicketUse, Protocol):
-    """A storage node as the edge services see it."""
+    """A storage node as the api and the gateway see it."""
 
     # Streams -------------------------------------------------------------------------------------
     async def put_stream(
         self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
     ) -> tuple[StreamInfo, bool]:
-        """Create (True) or find identical / update (False).
+        """Create a stream (True), or find it identical or update it (False).
 
-        ``create`` refuses another config under the name (STREAM_EXISTS); ``put`` updates it.
-        ``if_match`` is the config version that must stand (0: any), ``if_none`` that none may
-        (PRECONDITION_FAILED otherwise). All of it is decided when the change is applied.
+        If the name has another config, ``create`` refuses (STREAM_EXISTS) and ``put`` updates it.
+        ``if_match`` is the required config version (0: any); ``if_none`` requires that there is no
+        stream (else PRECONDITION_FAILED). The conditions are checked when the change is applied.
         """
         ...
 
     async def stream_info(self, name: str) -> StreamInfo:
-        """The stream's configuration and state (STREAM_NOT_FOUND)."""
+        """Return the stream's configuration and state (STREAM_NOT_FOUND)."""
         ...
 
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
-        """Streams by name, those whose subjects overlap ``subject`` when given."""
+        """List streams by name; with ``subject``, only those whose subjects overlap it."""
         ...
 
     async def delete_stream(self, name: str, if_match: int | None = None) -> None:
         """Remove the stream with its messages and consumers (STREAM_NOT_FOUND).
 
-        ``if_match`` is the config version that must stand (PRECONDITION_FAILED otherwise).
+        ``if_match`` is the required config version (else PRECONDITION_FAILED).
         """
         ...
 
     async def purge_stream(
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
     ) -> int:
-        """Remove messages, answer how many (``up_to_seq`` exclusive; 0 and "" are not given).
+        """Remove messages; return how many (``up_to_seq`` is exclusive; 0 and "" mean not given).
 
-        Of all shards, or of one; where there are several ``up_to_seq`` needs one, and ``keep`` one
-        or a subject whose messages are all in one (INVALID_FIELD).
+        If the stream has several shards, ``up_to_seq`` needs ``shard``, and ``keep`` needs either
+        ``shard`` or a subject whose messages are all in one (INVALID_FIELD).
         """
         ...
 
     # Messages ------------------------------------------------------------------------------------
     async def stream_for_subject(self, subject: str) -> str:
-        """Name of the stream that captures the literal ``subject`` (NO_STREAM_FOR_SUBJECT)."""
+        """Return the stream that captures the literal ``subject`` (NO_STREAM_FOR_SUBJECT)."""
         ...
 
     async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
-        """Store messages in order, each for itself; durable when this returns.
+        """Store messages in order, each by itself; they are durable when this returns.
 
-        A ``stream`` of "" is the one that captures the first message's subject
+        If ``stream`` is "", it is the one that captures the first message's subject
         (NO_STREAM_FOR_SUBJECT).
-        Messages are interpreted already. Refusals are per message in the results; ApiError is for
-        the whole request (stream unknown, overloaded before any effect, all outcomes unknown).
+        Headers must be interpreted already. A refused message has its error in the results. An
+        ApiError is for the whole request: no stream, overloaded, or all outcomes unknown.
         """
         ...
 
@@ -397,71 +397,72 @@ class StorageLink(TicketUse, Protocol):
     def publish_then(
         self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
     ) -> None:
-        """Store messages as :meth:`publish` does, without a task: ``done`` gets the outcome, once.
+        """Store messages as :meth:`publish` does, without a task.
 
-        ``done`` runs on the event loop, in the midst of storage's work: it is short and does not
-        raise. What is refused at once is raised here, and ``done`` is not called.
+        ``done`` is called exactly once, on the event loop, while storage applies the entry: it must
+        be short and must not raise. If this method raises a refusal, ``done`` is not called.
         """
         ...
 
     def publish_batch_then(
         self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
     ) -> None:
-        """Store ``batch`` as :meth:`publish_batch` does, in the way of :meth:`publish_then`."""
+        """Store ``batch`` as :meth:`publish_batch` does; ``done`` is as in :meth:`publish_then`."""
         ...
 
     def publish_each_then(
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
     ) -> None:
-        """Store each message in the stream of its subject, in order; nothing is raised.
+        """Store each message in the stream of its subject, in order. Never raises.
 
-        ``done`` gets the outcomes (runs) of some positions at a time, some maybe before the return.
+        Each call of ``done`` has some positions and their outcomes (runs). Calls may come before
+        this method returns.
         """
         ...
 
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
-        """One message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND).
+        """Return one message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND).
 
-        ``shard`` is needed where a stream has several, here and with all that names sequences;
-        INVALID_FIELD when it is missing, or is none of the stream's.
+        ``shard`` is required if the stream has several, as in all methods that take sequences;
+        INVALID_FIELD if it is missing or unknown.
         """
         ...
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
-        """Messages in order; waits up to ``wait_ns`` for the first when there is none.
+        """Return messages in order; if there are none, wait up to ``wait_ns`` for the first.
 
-        Over several shards: by time, and in the order of each; a cursor of another stream, or of
-        the one before it was made anew, is INVALID_FIELD.
+        Messages of several shards are sorted by time; the order within a shard is kept. A cursor of
+        another stream or of an earlier incarnation is INVALID_FIELD.
         """
         ...
 
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
-        """A page of the newest messages of subjects, by sequence, and the token of the next.
+        """Return a page of the newest messages of subjects, by sequence, and the next token.
 
-        All pages together hold each subject at most once; one may be empty and not the last.
+        All pages together have each subject at most once. An empty page need not be the last.
         """
         ...
 
     async def deleted_ranges(
         self, stream: str, limit: int, token: str, shard: int | None = None
     ) -> DeletedRanges:
-        """Deleted sequences between the first and the last one, paged.
+        """Return a page of the deleted sequences between the first and the last message.
 
-        A range that goes on behind its page is cut there.
+        A range that continues on the next page is divided there.
         """
         ...
 
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
-        """How far the answering replica is; what is read of it afterwards is no older.
+        """Return the position of the answering replica; later reads from it are not older.
 
-        Of several shards together it is the highest sequence.
+        For several shards together, it is the highest sequence.
         """
         ...
 
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
-        """(subject, messages) of matching subjects in byte order, paged."""
+        """Return a page of (subject, messages) of matching subjects, in byte order."""
         ...
 
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
@@ -472,7 +473,7 @@ class StorageLink(TicketUse, Protocol):
     async def erase(
         self, stream: str, seqs: list[int], subject: str, shard: int | None = None
     ) -> ErasureReceipt:
-        """Delete messages, and have their bytes leave all files; the receipt, pending mostly.
+        """Delete messages and remove their bytes from all files. The receipt is mostly pending.
 
         By ``seqs`` (at most ERASE_SEQS_MAX, also of messages that are gone) or, without any, by
         ``subject`` (a literal or a filter).
@@ -483,46 +484,46 @@ class StorageLink(TicketUse, Protocol):
         ...
 
     async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
-        """A receipt, once it is done or ``wait_ns`` have passed; ERASURE_NOT_FOUND."""
+        """Return a receipt when it is done, or after ``wait_ns`` (ERASURE_NOT_FOUND)."""
         ...
 
     async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
-        """Pin a range and cut it into splits."""
+        """Pin a range and divide it into splits."""
         ...
 
     async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
-        """Check the request (ApiError), then an iterator over the encoded body's chunks."""
+        """Check the request (ApiError); return an iterator over the chunks of the encoded body."""
         ...
 
     # Archives ------------------------------------------------------------------------------------
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
-        """The stream's archive as of one moment, in chunks; without its consumers when not asked.
+        """Return the chunks of the stream's archive as of one moment, on request with consumers.
 
-        It is whole when it ends with its end record; ApiError where it is cut.
+        The archive is complete if it ends with its end record. An ApiError cuts it.
         """
         ...
 
     async def begin_restore(self, stream: str) -> str:
         """Begin a restore into ``stream``, which must not exist (STREAM_RESTORE_EXISTS).
 
-        The token answered is for the calls that follow, one at a time. A restore that is not gone
-        on with for a minute is undone.
+        Returns a token for the calls that follow, which must come one at a time. A restore without
+        a call for a minute is undone.
         """
         ...
 
     async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
-        """The archive's bytes from ``offset`` on, at most ``RESTORE_PIECE_BYTES_MAX`` of them.
+        """Add the archive's bytes from ``offset`` on, at most ``RESTORE_PIECE_BYTES_MAX``.
 
         Any refusal (ARCHIVE_INVALID, SUBJECT_OVERLAP and others) undoes the restore.
         """
         ...
 
     async def commit_restore(self, token: str) -> StreamInfo:
-        """That was all: make the stream, durably, or restore nothing (ARCHIVE_INVALID)."""
+        """Create the stream durably from the whole archive, or nothing (ARCHIVE_INVALID)."""
         ...
 
     async def abort_restore(self, token: str) -> None:
-        """Undo what was restored so far; nothing to do when the restore has ended."""
+        """Undo a restore; does nothing if it has ended."""
         ...
 
     # Consumers -----------------------------------------------------------------------------------
@@ -534,15 +535,15 @@ class StorageLink(TicketUse, Protocol):
         if_match: int | None,
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
-        """As ``put_stream``, for a consumer of ``stream``."""
+        """Create, find or update a consumer of ``stream``, as ``put_stream`` does for streams."""
         ...
 
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
-        """Configuration and progress (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND)."""
+        """Return configuration and progress (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND)."""
         ...
 
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
-        """Consumers of the stream by name."""
+        """List the consumers of the stream by name."""
         ...
 
     async def delete_consumer(
@@ -555,43 +556,43 @@ class StorageLink(TicketUse, Protocol):
         ...
 
     async def bind_consumer(self, stream: str, consumer: str) -> Held:
-        """Show the consumer as bound (``push_bound``) and in use while the answer is open.
+        """Mark the consumer as bound (``push_bound``) and in use while the answer is open.
 
-        It ends when the consumer is gone, and with an ApiError when the link is lost.
+        The answer ends when the consumer is deleted, and with an ApiError if the link is lost.
         Raises STREAM_NOT_FOUND, CONSUMER_NOT_FOUND.
         """
         ...
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Deliver up to a batch; an empty result when nothing came in time.
+        """Deliver up to a batch; the result is empty if no message came in time.
 
-        Cancelling the call gives back what was not delivered.
+        Cancelling the call returns undelivered messages to the consumer.
         """
         ...
 
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
-        """Take acknowledgements; with ``sync`` answer only once they are durable.
+        """Acknowledge deliveries; with ``sync``, answer only when that is durable.
 
-        Items of another shard or consumer are TOKEN_FORGED, of an earlier epoch or consumer
-        of the same name TOKEN_STALE.
+        Items of another shard or consumer get TOKEN_FORGED; those of an earlier epoch or of a
+        deleted consumer with the same name get TOKEN_STALE.
         """
         ...
 
     # Advisories ----------------------------------------------------------------------------------
     async def read_events(self, request: EventsRequest) -> EventsResult:
-        """Advisories in order; waits up to ``wait_ns`` for the first (TOO_MANY_WAITERS).
+        """Return events in order; wait up to ``wait_ns`` for the first (TOO_MANY_WAITERS).
 
-        Who reads listens, and so does who comes back within a minute: what happens while nobody
-        listens is not kept.
+        Events are only kept while someone listens. A reader listens during a call and for a minute
+        after it.
         """
         ...
 
     def readiness(self) -> dict[str, str]:
-        """Component name to why it is not ready; empty when the node serves everything."""
+        """Return why each component is not ready, by name; empty if the node is ready."""
         ...
 
     def metrics_text(self) -> str:
-        """Prometheus exposition text of the node's own metrics."""
+        """Return the Prometheus text of the node's own metrics."""
         ...

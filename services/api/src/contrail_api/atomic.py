@@ -1,4 +1,4 @@
-"""Atomic batches: all messages of a request are stored, as one run of sequences, or none."""
+"""Atomic batches: all messages of a request are stored with consecutive sequences, or none is."""
 
 from typing import Final
 
@@ -33,11 +33,11 @@ class AtomicAck(msgspec.Struct):
 
 
 def atomic_batch(asked: Admitted) -> MessageBatch:
-    """The batch to store as one; ApiError when it cannot be stored as such.
+    """Return the batch to store as one; raise ApiError if it breaks a rule.
 
-    JetStream's rules: an expected sequence of the stream only on the first message, no expected
-    message id; of a subject an expectation or roll-up only on the first message that it has in the
-    batch, a roll-up of the stream only on the first of all.
+    The rules are JetStream's. Only the first message may have an expected sequence of the stream or
+    roll up the stream. Only the first message of each subject may have an expectation on the
+    subject or roll it up. No message may have an expected message id.
     """
     if asked.refused:
         at, error = min(asked.refused.items())
@@ -93,7 +93,7 @@ def _problem(
 
 
 def atomic_answer(ack: PublishAck) -> Response:
-    """201 with the range of sequences; ApiError for the reason why nothing was stored."""
+    """Return 201 with the range of sequences; raise ApiError if nothing was stored."""
     for result in ack.results:
         if result.code:
             applied = None if result.code == errors.OUTCOME_UNKNOWN.code else False

@@ -36,10 +36,10 @@ from contrail_link.contract import PublishOutcome, StorageLink
 
 DIRECT_TYPES: Final = frozenset((JSON_TYPE.encode(), MSGPACK_TYPE.encode()))
 BATCH_DIRECT_BYTES_MAX: Final = 512 << 10
-"""Up to here a body is waited for and taken at once: as much as two log entries hold."""
+"""Bytes of a body, about two log entries, up to which a batch is answered directly."""
 _FORMS: Final = (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE)
 _ITEM_DEPTH: Final = 3
-"""Levels of a JSON batch around the value of an item's ``json``."""
+"""Levels of nesting around the value of ``json`` in an item of a JSON batch."""
 _ITEM_LEVEL: Final = 2
 """Brackets around an item of a JSON batch."""
 
@@ -69,10 +69,10 @@ class BatchPublish:
         self._payload_bytes_max = settings.payload_bytes_max
         self._body_bytes_max = settings.body_bytes_max
         self._ndjson = NdjsonBatch(link, settings)
-        self._running: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
+        self._running: set[asyncio.Task[None]] = set()  # the event loop only has weak references
 
     async def publish(self, request: Request) -> Answer:
-        """Store the messages of the body, each for itself."""
+        """Store the messages of the body, each by itself unless the batch is atomic."""
         form = content_type(request.headers.get(b"content-type"), _FORMS)
         stream = request.path_values["stream"]
         atomic = parse_query(request.query_string, BatchQuery).atomic
@@ -94,9 +94,9 @@ class BatchPublish:
         return _response(results_of(asked.refused, ack.results), ack.durability)
 
     def publish_directly(self, request: Request, body: bytes, reply: Reply) -> None:
-        """Store the messages of ``body`` as :meth:`publish` does, for a request that has no query.
+        """Store the messages of ``body`` as :meth:`publish` does.
 
-        Its content type is one of ``DIRECT_TYPES``.
+        The request has no query, and its content type is one of ``DIRECT_TYPES``.
         """
         acceptable(request.headers.get(b"accept"), (JSON_TYPE,))
         stream = request.path_values["stream"]
@@ -137,7 +137,7 @@ class BatchPublish:
         return self._json(body)
 
     def _json(self, body: bytes) -> Steps[Admitted]:
-        # Every payload first: a body of the wrong form is refused before anything is stored.
+        # Read all payloads first, so that a malformed body is refused before anything is stored.
         if is_plain(body):
             items = decode_json(_json_decoder, body).messages
             check_count(len(items))

@@ -1,4 +1,4 @@
-"""What became of each message of a batch, and how that is told."""
+"""The result of each message of a batch, and its JSON form."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +10,7 @@ from contrail_edge.http.problems import Problem, Problems
 from contrail_link.contract import PubResult
 
 Result = PubResult | ApiError
-"""Outcome of a run of messages as storage answered it, or why one message was not passed on."""
+"""The outcome of a run of messages from storage, or the error of one that was not passed on."""
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -35,7 +35,7 @@ class BatchResults(msgspec.Struct):
 
 
 def results_of(refused: dict[int, ApiError], answered: Sequence[PubResult]) -> list[Result]:
-    """The outcomes of all messages in order: those ``refused``, by position, and the others."""
+    """Merge the outcomes in order: those ``refused``, by position, and those ``answered``."""
     if not refused:
         return list(answered)
     others = iter([each for run in answered for each in run.each()])
@@ -44,17 +44,17 @@ def results_of(refused: dict[int, ApiError], answered: Sequence[PubResult]) -> l
 
 
 def all_stored(results: Sequence[Result]) -> bool:
-    """Whether every message is in the stream."""
+    """Return True if every message is in the stream."""
     return not any(isinstance(one, ApiError) or one.code for one in results)
 
 
 def encode_results(results: Sequence[Result]) -> bytes:
-    """The JSON of a :class:`BatchResults`."""
+    """Return the JSON of a :class:`BatchResults`."""
     return b'{"results":[' + _encode(results, b",") + b"]}"
 
 
 def encode_lines(results: Sequence[Result]) -> bytes:
-    """A line with the JSON of a :class:`BatchResult` for each message."""
+    """Return a line with the JSON of a :class:`BatchResult` for each message."""
     return _encode(results, b"\n") + b"\n" if results else b""
 
 
@@ -69,8 +69,8 @@ def _encode_run(one: Result, separator: bytes, problems: Problems) -> bytes:
     if one.code:
         refusal = _encoder.encode(BatchResult(problem=problems.of(one)))
         return separator.join([refusal] * one.count)
-    # The numbers are encoded as one list, and the rest of each object is put between them: that
-    # takes a tenth of the time of an object for each message.
+    # Encode the numbers as one list, and put the rest of each object between them. This takes a
+    # tenth of the time of one object per message.
     head, tail = b'{"seq":', b',"duplicate":true}' if one.duplicate else b',"duplicate":false}'
     if one.shard is not None:
         tail = tail[:-1] + b',"shard":%d}' % one.shard

@@ -1,4 +1,4 @@
-"""Batches in msgpack: their wire forms, and what becomes of them as a whole or one by one."""
+"""Batches in msgpack: their wire forms, and checking them as a whole or message by message."""
 
 import functools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from contrail_edge.inputs.message_items import PLAIN_ID_MAX, Candidate, header_p
 from contrail_edge.inputs.publishing import parse_ttl
 
 _TOGETHER: Final = 2_000
-"""Messages that are put in columns in one step."""
+"""Messages that are converted to columns in one step."""
 _ID_NAME: Final = [MSG_ID]
 _ID_NAMES: Final = Texts.of(_ID_NAME)
 
@@ -31,7 +31,7 @@ _ID_NAMES: Final = Texts.of(_ID_NAME)
 class PackedItem(PublishMessage, array_like=True, forbid_unknown_fields=True, gc=False):
     """One message of a msgpack batch: ``[subject, headers or nil, payload]``.
 
-    What the headers ask for is set when they are interpreted, never taken from the wire.
+    The fields that depend on headers are set when the headers are interpreted, never by the client.
     """
 
     msg_id: None = None
@@ -41,13 +41,13 @@ class PackedItem(PublishMessage, array_like=True, forbid_unknown_fields=True, gc
 
 
 class OneValue(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """The values of a header that has one."""
+    """The values of a header that has exactly one."""
 
     value: str
 
 
 class OnlyId(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The headers of a message that has an id and nothing else."""
+    """The headers of a message that only has an id."""
 
     message_id: OneValue = msgspec.field(name=MSG_ID)
 
@@ -70,14 +70,14 @@ class IdItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fal
 
 @dataclass(slots=True, frozen=True)
 class Admitted:
-    """The messages of a request that may be published, and why others, by position, may not."""
+    """The valid messages of a request, and the errors of all others by position."""
 
     batch: MessageBatch
     refused: dict[int, ApiError]
 
 
 def admitted(candidates: Sequence[Candidate]) -> Steps[Admitted]:
-    """The messages among ``candidates``, and the refusals."""
+    """Separate ``candidates`` into messages and refusals."""
     messages = [one for one in candidates if not isinstance(one, ApiError)]
     batches = []
     for start in range(0, len(messages) or 1, _TOGETHER):
@@ -91,9 +91,9 @@ PlainItem = BareItem | IdItem | PackedItem
 
 
 def bare_batch(items: Sequence[PlainItem], payload_bytes_max: int) -> MessageBatch | None:
-    """Subjects and payloads of ``items``; None when some are not valid and need a closer look.
+    """Return the subjects and payloads of ``items`` as columns.
 
-    They are checked as a whole, not one by one.
+    They are checked as a whole. Returns None if some are invalid, and must be checked one by one.
     """
     subjects, index = index_subjects([item.subject for item in items])
     if any(subject_problem(subject) is not None for subject in subjects):
@@ -105,13 +105,13 @@ def bare_batch(items: Sequence[PlainItem], payload_bytes_max: int) -> MessageBat
 
 
 def id_batch(items: Sequence[IdItem], payload_bytes_max: int) -> MessageBatch | None:
-    """As :func:`bare_batch`, with the ids of the messages."""
+    """Do the same as :func:`bare_batch`, for messages with ids."""
     ids = Texts.of([item.headers.message_id.value for item in items])
     return _with_headers(bare_batch(items, payload_bytes_max), UniformHeaders(_ID_NAMES, ids))
 
 
 def uniform_batch(items: Sequence[PackedItem], payload_bytes_max: int) -> MessageBatch | None:
-    """As :func:`bare_batch`, with headers when they have the same names in every message."""
+    """Do the same as :func:`bare_batch`, for messages that all have the same header names."""
     headers = headers_in_columns([item.headers for item in items])
     if not isinstance(headers, UniformHeaders):
         return None
@@ -119,7 +119,7 @@ def uniform_batch(items: Sequence[PackedItem], payload_bytes_max: int) -> Messag
 
 
 def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> MessageBatch | None:
-    """``batch`` with its headers, which ask for no more than ids and TTLs; None if one is odd."""
+    """Add headers to ``batch``; None if some are invalid or ask for more than ids and TTLs."""
     names = headers.names.each()
     if batch is None or max(map(len, names), default=0) > HEADER_NAME_MAX:
         return None
@@ -130,7 +130,7 @@ def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> Messag
         lengths = batch.ids.lengths()
         if not 0 < int(lengths.min(initial=1)) <= int(lengths.max(initial=1)) <= PLAIN_ID_MAX:
             return None
-    # An id alone is below the bound of headers by the bound of ids.
+    # The limit on ids keeps a header with only an id below the limit on headers.
     if names != _ID_NAME and int(headers.sizes().max(initial=0)) > HEADER_BYTES_MAX:
         return None
     if not headers.values.are_printable():
@@ -145,7 +145,7 @@ def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> Messag
 
 
 def _ttls(texts: list[str]) -> list[int] | None:
-    """Each as :func:`parse_ttl` reads it; None when one cannot be read."""
+    """Parse each with :func:`parse_ttl`; None if one is invalid."""
     try:
         read = {text: parse_ttl(text) for text in set(texts)}
     except ApiError:
@@ -155,7 +155,7 @@ def _ttls(texts: list[str]) -> list[int] | None:
 
 @functools.lru_cache(maxsize=4096)
 def _asks_for_nothing(name: str) -> bool:
-    """Whether a header means nothing to the service, but for those that are read in columns."""
+    """Return True if a header has no meaning to the service, or is read in columns."""
     if name in (MSG_ID, TTL):
         return True
     return not name.lower().startswith("nats-") and header_problem({name: [""]}) is None

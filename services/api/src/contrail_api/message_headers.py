@@ -1,9 +1,8 @@
-"""Message headers on raw HTTP: which request headers become them, and how they are sent back.
+"""Message headers on raw HTTP: their mapping to request headers and response headers.
 
-``Nats-*`` headers travel under their own names, ``Idempotency-Key`` is ``Nats-Msg-Id``,
-``traceparent`` and ``tracestate`` are kept, every other message header travels as
-``Msg-Header-<Name>``.  A Content-Type that tells something about the payload is kept as well, and
-is the Content-Type of the raw message when it is read.
+``Nats-*``, ``traceparent`` and ``tracestate`` keep their names. ``Idempotency-Key`` becomes
+``Nats-Msg-Id``. Every other message header is sent as ``Msg-Header-<Name>``. A Content-Type that
+describes the payload is stored too, and is the Content-Type of the raw message when it is read.
 """
 
 import functools
@@ -27,10 +26,10 @@ _TRACE: Final = (b"traceparent", b"tracestate")
 _CONTENT_TYPE: Final = b"content-type"
 _LEADING: Final = (_PREFIX, _NATS, _IDEMPOTENCY_KEY, *_TRACE, _CONTENT_TYPE)
 CONTENT_TYPE: Final = "Content-Type"
-"""The message header that says what the payload is."""
+"""The message header with the type of the payload."""
 BYTES_TYPE: Final = b"application/octet-stream"
 _UNTOLD: Final = frozenset({BYTES_TYPE, b"application/x-www-form-urlencoded", b""})
-"""Types that say nothing: any bytes, and what ``curl -d`` sends with every body."""
+"""Types that do not describe the payload: any bytes, and the default of ``curl -d``."""
 
 _PLAIN_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _EXTENDED: Final = re.compile(rb"(?i:utf-8)'[A-Za-z0-9-]*'((?:[\x21-\x24\x26\x2b\x2d\x2e\x30-\x39"
@@ -40,15 +39,15 @@ _METADATA: Final = frozenset(
     {"nats-stream", "nats-subject", "nats-sequence", "nats-time-stamp", "nats-last-sequence"}
 )
 
-# JetStream's spellings that Title-Case would not give.
+# Names whose spelling in JetStream is not Title-Case.
 _SPELLINGS: Final = {b"nats-ttl": "Nats-TTL", **{name: name.decode() for name in _TRACE}}
 
 
 def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
-    """The message headers that an HTTP request carries; None when there are none.
+    """Return the message headers of an HTTP request, or None if it has none.
 
-    Raises INVALID_FIELD for a header that cannot be one of a message, and when Idempotency-Key and
-    Nats-Msg-Id disagree.
+    Raises INVALID_FIELD for a header that is not valid in a message, and if Idempotency-Key and
+    Nats-Msg-Id differ.
     """
     headers: Headers | None = None
     kind = b""
@@ -68,7 +67,7 @@ def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
                 values.append(text)
     if kind not in _UNTOLD:
         headers = {} if headers is None else headers
-        # Msg-Header-Content-Type is meant for the message alone, so it goes first.
+        # Msg-Header-Content-Type is meant for the message only, so it takes precedence.
         headers.setdefault(CONTENT_TYPE, [_text("Content-Type", kind)])
     return headers
 
@@ -87,7 +86,7 @@ def _stored_header(name: bytes, value: bytes) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=1024)
 def stored_name(lowered: bytes, shown: str) -> str:
-    """The name under which a header of raw HTTP is stored: JetStream's spelling or Title-Case."""
+    """Return the stored name of an HTTP header: JetStream's spelling, or Title-Case."""
     spelling = _SPELLINGS.get(lowered)
     if spelling is not None:
         return spelling
@@ -119,7 +118,7 @@ def _extended_text(shown: str, value: bytes) -> str:
 
 
 def to_response(stream: str, stored: StoredMessage) -> list[Header]:
-    """The response headers of a raw message: its metadata, then its own headers.
+    """Return the response headers of a raw message: its metadata, then its own headers.
 
     Raises NOT_ACCEPTABLE for a header name that HTTP cannot carry.
     """
@@ -139,16 +138,16 @@ def to_response(stream: str, stored: StoredMessage) -> list[Header]:
             )
             raise ApiError(errors.NOT_ACCEPTABLE, detail)
         lowered = name.lower()
-        # A stored header must not pass for the metadata above.
+        # A stored header must not look like the metadata above.
         own = lowered.startswith("nats-") and lowered not in _METADATA
         sent.extend(_sent(name if own else PREFIX + name, values))
     return sent
 
 
 def payload_type(stored: StoredMessage) -> bytes:
-    """The Content-Type of a raw message: the one it was published with, where it can be sent."""
+    """Return the Content-Type with which a message was published, if it is valid in HTTP."""
     for name, values in (stored.headers or {}).items():
-        # JSON and WebSocket store names as they are given, in any case.
+        # Publishes by JSON and WebSocket store names as given, in upper or lower case.
         value = next(iter(values), "")
         if name.lower() == "content-type" and value and _PLAIN_VALUE.fullmatch(value):
             return value.encode()
@@ -158,6 +157,6 @@ def payload_type(stored: StoredMessage) -> bytes:
 def _sent(name: str, values: list[str]) -> list[Header]:
     if all(_PLAIN_VALUE.fullmatch(value) for value in values):
         return [(name.lower().encode(), value.encode()) for value in values]
-    # All values of a name in one form, so that their order stays.
+    # Send all values of a name in the same form, to keep their order.
     extended = f"{name.lower()}*".encode()
     return [(extended, f"UTF-8''{quote(value, safe=_EXTENDED_SAFE)}".encode()) for value in values]

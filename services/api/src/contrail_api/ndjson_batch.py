@@ -1,4 +1,4 @@
-"""NDJSON batches: consumed as a stream, published piece by piece, acked as they are stored."""
+"""NDJSON batches: read as a stream, published in pieces, and acknowledged piece by piece."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -32,18 +32,18 @@ from contrail_link.contract import StorageLink
 
 PIECE_LINES_MAX: Final = 2_000
 PIECE_BYTES_MAX: Final = 256 * 1024
-"""A piece is about what one entry of the log takes."""
+"""Bytes of a piece; about the size of one log entry."""
 
 _SLICE_BYTES: Final = 64 << 10
-"""What is cut into lines at once, at worst into one a byte."""
+"""Bytes that are divided into lines in one step, at worst into one line per byte."""
 _ITEM_DEPTH: Final = 1
-"""Levels of a line around the value of an item's ``json``."""
+"""Levels of nesting around the value of ``json`` in a line."""
 
 _decoder: Final = msgspec.json.Decoder(MessageItem)
 
 
 class Lines:
-    """Cuts a body into lines that are not blank, however it arrives."""
+    """Divides a body, which may arrive in any chunks, into lines; drops blank lines."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -51,7 +51,7 @@ class Lines:
         self._ready_bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Take a chunk of the body."""
+        """Add a chunk of the body."""
         end = chunk.rfind(b"\n")
         if end < 0:
             self._parts.append(chunk)
@@ -63,7 +63,7 @@ class Lines:
         self._ready_bytes += sum(map(len, lines))
 
     def finish(self) -> None:
-        """Take the last line, which may lack its end."""
+        """Add the last line, which may have no line end."""
         self.feed(b"\n")
 
     def __len__(self) -> int:
@@ -71,11 +71,11 @@ class Lines:
 
     @property
     def fill_a_piece(self) -> bool:
-        """Whether enough lines are there to be worth publishing on their own."""
+        """Return True if there are enough lines for a piece."""
         return len(self._ready) >= PIECE_LINES_MAX or self._ready_bytes >= PIECE_BYTES_MAX
 
     def take(self) -> list[bytes]:
-        """The next lines, at most what makes a piece."""
+        """Remove and return the next lines, at most one piece of them."""
         count, size = 0, 0
         for line in self._ready[:PIECE_LINES_MAX]:
             count += 1
@@ -89,9 +89,9 @@ class Lines:
 
 @dataclass(slots=True)
 class Piece:
-    """The outcome of messages that were published together; ``last`` when none follow.
+    """The outcomes of messages that were published together; ``last``: none follow.
 
-    ``durability`` is that of their acks, empty when they have none.
+    ``durability`` is that of their acks, or "" if they have none.
     """
 
     results: list[Result]
@@ -102,9 +102,9 @@ class Piece:
 class NdjsonBatch:
     """Publishes the lines of a body.
 
-    A body of declared length is read first, and refused as a whole when it holds too many lines. A
-    chunked body is taken as it comes: what was stored before a limit was met stays stored, and the
-    last result tells where it ended.
+    A body with a declared length is read completely, and refused as a whole if it has too many
+    lines. A chunked body is stored while it arrives: if it exceeds a limit, the messages before it
+    stay stored, and the last result has the error.
     """
 
     def __init__(self, link: StorageLink, settings: EdgeSettings) -> None:
@@ -113,7 +113,7 @@ class NdjsonBatch:
         self._body_bytes_max = settings.body_bytes_max
 
     async def admitted(self, body: bytes) -> Admitted:
-        """The messages of a whole body."""
+        """Return the messages of a complete body."""
         lines = Lines()
         await _feed_whole(lines, body)
         taken = []
@@ -122,7 +122,7 @@ class NdjsonBatch:
         return await in_turns(self._admitted(taken, 0))
 
     async def publish_all(self, request: Request, stream: str) -> Piece:
-        """Store every line; the results of all of them as one piece."""
+        """Store every line, and return all results as one piece."""
         async with aclosing(self._pieces(request, stream, eager=False)) as pieces:
             total = await anext(pieces)
             async for piece in pieces:
@@ -130,10 +130,10 @@ class NdjsonBatch:
         return total
 
     async def publish_streaming(self, request: Request, stream: str) -> Response | StreamResponse:
-        """Store every line, answering each with a line as soon as it is durable.
+        """Store every line, and answer each with a line as soon as it is durable.
 
-        When all was stored before the answer begins, its status says so; otherwise it is 200 and
-        each line speaks for itself.
+        If everything is stored before the answer begins, the status says so. Otherwise it is 200,
+        and each line has its own outcome.
         """
         pieces = self._pieces(request, stream, eager=True)
         first = await anext(pieces)
@@ -169,7 +169,7 @@ class NdjsonBatch:
             yield Piece([error], "", last=True)
 
     async def _arrivals(self, request: Request, lines: Lines) -> AsyncGenerator[bool, None]:
-        """Feed ``lines`` from the body; yields whether the body is complete."""
+        """Feed ``lines`` from the body; yield True if the body is complete."""
         if b"content-length" in request.headers:
             await _feed_whole(lines, await request.body(self._body_bytes_max))
         else:
@@ -182,19 +182,19 @@ class NdjsonBatch:
         yield True
 
     async def _publish_piece(self, stream: str, taken: list[bytes], position: int) -> Piece:
-        """Publish some lines, the first of them at ``position`` of the body."""
+        """Publish lines, of which the first is line ``position`` of the body."""
         asked = await in_turns(self._admitted(taken, position))
         try:
             ack = await self._link.publish_batch(stream, asked.batch)
         except ApiError as error:
             if position == 0:
                 raise
-            # What was stored before keeps its acks: the failure is told line by line.
+            # Earlier pieces are stored and keep their acks, so each line of this one fails.
             return Piece([error for _ in taken], "", last=False)
         return Piece(results_of(asked.refused, ack.results), ack.durability, last=False)
 
     def _admitted(self, lines: list[bytes], position: int) -> Steps[Admitted]:
-        """The messages of lines, the first of them at ``position`` of the body."""
+        """Return the messages of lines, of which the first is line ``position`` of the body."""
         found: list[Candidate] = []
         for at, line in enumerate(lines, position):
             found.append((yield from self._candidate(line, at)))
@@ -217,7 +217,7 @@ class NdjsonBatch:
 
 
 async def _feed_whole(lines: Lines, body: bytes) -> None:
-    """Feed a body that is complete; others have their turn, and too many lines end it early."""
+    """Feed a complete body in turns; stop early if it has too many lines."""
     for start in range(0, len(body), _SLICE_BYTES):
         if start:
             await asyncio.sleep(0)

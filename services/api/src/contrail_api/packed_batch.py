@@ -27,14 +27,14 @@ from contrail_edge.inputs.packed_steps import PackedParts
 
 _VERSION: Final = 1
 _USUAL_HEAD: Final = bytes((0x92, _VERSION))
-"""How a batch begins: an array of two, of which the first is the version."""
+"""First bytes of a batch: an array of two items, of which the first is the version."""
 _AT: Final = "/1"
 _SKIPPED_BYTES: Final = 2 << 20
-"""Headers of so many bytes are skipped at once, whatever they hold."""
+"""Bytes of headers that are skipped in one step."""
 
 
 class _RawItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A message whose headers are not made yet."""
+    """A message whose headers are not decoded yet."""
 
     subject: str
     headers: msgspec.Raw
@@ -52,10 +52,10 @@ _headers: Final = msgspec.msgpack.Decoder(Headers | None)
 
 
 def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
-    """The messages of a body; ApiError where one refuses them all."""
+    """Return the messages of a body; raise ApiError if the whole body is refused."""
     items = yield from _array(body)
-    # Most batches have no headers, or just ids: these take a short way. Another batch shows
-    # itself by its first message; what is wrong with it, the general form tells.
+    # Most batches have no headers, or only ids. They are decoded faster. Decoding any other batch
+    # this way fails at its first message, and the general form then reports what is wrong.
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         batch = bare_batch(_bare_items.decode(items), payload_bytes_max)
         if batch is not None:
@@ -86,7 +86,7 @@ def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
 
 
 def _array(body: bytes) -> Steps[memoryview]:
-    """The array of messages, still packed."""
+    """Return the array of messages, which is not decoded yet."""
     start = len(_USUAL_HEAD)
     if not body.startswith(_USUAL_HEAD):
         parts = PackedParts(body)
@@ -97,7 +97,7 @@ def _array(body: bytes) -> Steps[memoryview]:
         [(at, start)] = yield from parts.spans(head[1], 1)
         if decode_part(_version, body[at:start], "/0") != _VERSION:
             raise invalid_field("/0", f"the batch version must be {_VERSION}")
-    # The count stands before the items: a body of tiny ones is refused before they are made.
+    # The number of items comes before them: refuse too many tiny ones before decoding any.
     head = PackedParts(body).array(start)
     check_count(0 if head is None else head[0])
     return memoryview(body)[start:]

@@ -1,4 +1,4 @@
-"""Publishing one message: the request body is the payload."""
+"""Publishing one message, whose payload is the request body."""
 
 import contextlib
 from typing import Annotated, Final
@@ -20,7 +20,7 @@ from contrail_link.contract import PublishOutcome, PubResult, StorageLink
 
 _encoder: Final = msgspec.json.Encoder()
 _BY_SUBJECT: Final = ""
-"""Names no stream: the one that captures the subject takes the message."""
+"""In place of a stream's name: publish to the stream that captures the subject."""
 
 
 class PublishQuery(msgspec.Struct):
@@ -59,7 +59,7 @@ class SinglePublish:
         self._unanswered = self._unanswered_bytes = 0
 
     async def publish(self, request: Request) -> Answer:
-        """Store the body under the path's subject in the stream that captures it."""
+        """Store the body under the subject of the path, in the stream that captures it."""
         payload = await request.body(self._payload_bytes_max, errors.MESSAGE_TOO_LARGE)
         message = self._message(request, payload)
         if request.query_string and self._wants_no_ack(request):
@@ -107,7 +107,7 @@ class SinglePublish:
             self._unanswered -= 1
             self._unanswered_bytes -= size
 
-        # The publisher asked not to be told, not of a refusal at once either.
+        # The publisher wants no answer, not even if the message is refused at once.
         with contextlib.suppress(ApiError):
             self._link.publish_then(stream, [message], done)
             self._unanswered += 1
@@ -129,7 +129,7 @@ def _answer(outcome: PublishOutcome) -> Response | ApiError:
 
 
 def refused(result: PubResult) -> ApiError:
-    """The refusal that storage answered for one message."""
+    """Return the error with which storage refused a message."""
     spec = errors.REGISTRY.get(result.code, errors.INTERNAL)
     # Only an unknown outcome may have had an effect.
     return ApiError(spec, result.detail, applied=None if spec is errors.OUTCOME_UNKNOWN else False)

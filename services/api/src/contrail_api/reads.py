@@ -33,7 +33,7 @@ RANGE_LIMIT_MAX: Final = 10_000
 RANGE_BYTES_MAX: Final = 16 << 20
 _INERT: Final = [
     (b"x-content-type-options", b"nosniff"),
-    # A page that somebody published must not run scripts with the origin of this server.
+    # A published HTML page must not run scripts with the origin of this server.
     (b"content-security-policy", b"sandbox"),
 ]
 _SEQ_DIGITS_MAX: Final = 19
@@ -221,7 +221,7 @@ class Reads:
         self._tail = Tail(link)
 
     async def get(self, request: Request) -> Response:
-        """One message: its payload as the body, or as JSON when that is asked for."""
+        """Return one message: its payload as the body, or JSON if the request asks for it."""
         if names_json(request.headers.get(b"accept")):
             return await self.get_json(request)
         stream, _, stored, position = await self._one(request)
@@ -229,12 +229,12 @@ class Reads:
         return Response(200, stored.payload, payload_type(stored), headers)
 
     async def get_json(self, request: Request) -> Response:
-        """One message as JSON, whatever the request accepts."""
+        """Return one message as JSON, whatever the request accepts."""
         stream, base64, stored, position = await self._one(request)
         return json_response(200, message_json(stream, stored, base64=base64), position)
 
     async def _one(self, request: Request) -> tuple[str, bool, StoredMessage, list[Header]]:
-        """The stream, whether payloads are shown as base64, the message, the replica's position."""
+        """Return the stream, whether to use base64, the message, and the replica's position."""
         query = parse_query(request.query_string, ReadQuery)
         base64 = check_read(query)
         stream, seq = request.path_values["stream"], path_seq(request)
@@ -243,7 +243,7 @@ class Reads:
         return stream, base64, stored, position
 
     async def delete(self, request: Request) -> Answer:
-        """Make one message unreadable."""
+        """Delete one message."""
         query = parse_query(request.query_string, ReadQuery)
         check_read(query)
         stream, seq = request.path_values["stream"], path_seq(request)
@@ -251,7 +251,7 @@ class Reads:
         return no_content()
 
     async def range(self, request: Request) -> Answer:
-        """Messages from a position on, waiting for the first when asked to."""
+        """Return messages from a position on; wait for the first if the request asks for it."""
         query = parse_query(request.query_string, RangeQuery)
         base64 = check_read(query)
         offers = (JSON_TYPE, NDJSON_TYPE, EVENTS_TYPE)
@@ -292,7 +292,7 @@ class Reads:
         return answer
 
     async def last(self, request: Request) -> Response:
-        """The newest message of each matching subject."""
+        """Return the newest message of each matching subject."""
         query = parse_query(request.query_string, LastQuery)
         base64 = check_read(query)
         if query.up_to_seq and query.up_to_time:
@@ -314,7 +314,7 @@ class Reads:
         return json_response(200, LastMessages(messages, token), position)
 
     async def subjects(self, request: Request) -> Answer:
-        """Subjects and their number of messages."""
+        """Return subjects and their number of messages."""
         query = parse_query(request.query_string, SubjectsQuery)
         check_consistency(query.consistency)
         stream = request.path_values["stream"]
@@ -327,7 +327,7 @@ class Reads:
         return json_response(200, SubjectPage(items, token), position)
 
     async def deleted(self, request: Request) -> Answer:
-        """Deleted sequences between the first message and the last."""
+        """Return the deleted sequences between the first message and the last."""
         query = parse_query(request.query_string, DeletedQuery)
         check_consistency(query.consistency)
         stream = request.path_values["stream"]
@@ -340,7 +340,10 @@ class Reads:
     async def _position(
         self, stream: str, consistency: str, shard: int | None = None
     ) -> list[Header]:
-        """How far the replica is that answers, for who takes any; asked for before it is read."""
+        """Return headers with the replica's position if ``consistency`` is ``any``.
+
+        Must be called before the read, so that the read is not older.
+        """
         if consistency != "any":
             return []
         position = await self._link.read_position(stream, shard)
@@ -351,12 +354,12 @@ class Reads:
 
 
 def one_shard(shard: int | msgspec.UnsetType) -> int | None:
-    """The shard that a request names, None for all of them together."""
+    """Return the shard that a request names, or None for all shards together."""
     return None if shard is msgspec.UNSET else shard
 
 
 def path_seq(request: Request) -> int:
-    """The sequence in the path."""
+    """Return the sequence in the path."""
     text = request.path_values["seq"]
     if not (text.isascii() and text.isdigit() and len(text) <= _SEQ_DIGITS_MAX):
         raise invalid_field("seq", "must be a sequence number")
@@ -367,7 +370,7 @@ def path_seq(request: Request) -> int:
 
 
 def check_read(query: ReadQuery) -> bool:
-    """Check what all reads have in common; answers whether payloads are shown as base64."""
+    """Check the common parameters of reads; return True if payloads are shown as base64."""
     check_consistency(query.consistency)
     try:
         return payload_form(query.payload)
@@ -376,7 +379,7 @@ def check_read(query: ReadQuery) -> bool:
 
 
 def check_consistency(consistency: str) -> None:
-    """Refuse what is neither ``leader`` nor ``any``."""
+    """Refuse any value but ``leader`` and ``any``."""
     if consistency not in ("leader", "any"):
         raise invalid_field("consistency", "must be leader or any")
 

@@ -27,7 +27,7 @@ _STREAM = "/v1/streams/{stream}"
 
 
 def room(link: StorageLink, settings: EdgeSettings) -> Room:
-    """Everything of the public interface but delivery to consumers."""
+    """Return the room with the whole public interface except delivery to consumers."""
     single, batch = SinglePublish(link, settings), BatchPublish(link, settings)
     reads, replays = Reads(link), Replays(link)
     snapshots = Snapshots(link)

@@ -1,4 +1,4 @@
-"""Acknowledgements over HTTP: signed tokens in, one result each."""
+"""Acknowledgements over HTTP: a request has signed tokens, and the answer a result for each."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -66,7 +66,10 @@ class Acks:
     async def apply(
         self, stream: str, consumer: str, acks: Sequence[AckRequest], *, sync: bool
     ) -> list[AckOutcome]:
-        """The result of each of ``acks``; ApiError when none of them could be tried."""
+        """Acknowledge, and return the result of each of ``acks``.
+
+        Raises ApiError if none of them could be tried.
+        """
         if len(acks) > ACKS_MAX:
             raise ApiError(
                 errors.BATCH_TOO_LARGE,
@@ -117,7 +120,7 @@ class Acks:
         try:
             return await self._link.acknowledge(stream, consumer, items, sync)
         except ApiError as error:
-            # The tokens are genuine, so there was such a consumer: it has been deleted since.
+            # The tokens are genuine, so the consumer existed and has been deleted.
             if error.spec is not errors.CONSUMER_NOT_FOUND:
                 raise
             return [AckResult(errors.TOKEN_STALE.code, "the consumer was deleted") for _ in items]

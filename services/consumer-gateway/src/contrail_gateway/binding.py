@@ -1,4 +1,4 @@
-"""A consumer is bound to a subscription, over whatever becomes of the link in between."""
+"""The binding of a consumer to a subscription, which is renewed after the link was lost."""
 
 import asyncio
 from typing import Final
@@ -12,7 +12,7 @@ _RETRY_MAX_S: Final = 2.0
 
 
 class Bound:
-    """What one subscription holds: one consumer at a time."""
+    """Binds one consumer at a time for one subscription."""
 
     def __init__(self, link: StorageLink) -> None:
         self._link = link
@@ -20,7 +20,7 @@ class Bound:
         self._task: asyncio.Task[None] | None = None
 
     async def to(self, stream: str, consumer: str) -> None:
-        """Hold this consumer, and none that was held before; ApiError when it cannot be."""
+        """Bind this consumer, and release the one before. Raises ApiError if that fails."""
         held = await self._link.bind_consumer(stream, consumer)
         before = self._held, self._task
         self._held = held
@@ -28,13 +28,13 @@ class Bound:
         await _release(*before)
 
     async def end(self) -> None:
-        """Hold nothing any more."""
+        """Release the consumer."""
         before = self._held, self._task
         self._held = self._task = None
         await _release(*before)
 
     async def _keep(self, held: Held, stream: str, consumer: str) -> None:
-        """Until the consumer is gone: a binding that was lost with a link is taken up again."""
+        """Bind again after each loss of the link, until the consumer is deleted."""
         retry_s = _RETRY_MIN_S
         while True:
             try:
@@ -56,7 +56,7 @@ class Bound:
 async def _release(held: Held | None, task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
-    if held is not None:  # here, as a task that has not begun yet runs nothing any more
+    if held is not None:  # not in the task: one cancelled before its first step never runs
         await held.aclose()
     if task is not None:
         await asyncio.wait([task])

@@ -1,4 +1,4 @@
-"""Deliveries as a client sees them: the message, the facts of the delivery, the ack token."""
+"""Deliveries as a client sees them: the message, the delivery's counters, the ack token."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,11 @@ from contrail_gateway.acks import AckOutcome
 from contrail_link.contract import Delivery, PullResult
 
 SignToken = Callable[[Delivery], str]
-"""From a delivery to its ack token."""
+"""Returns the ack token of a delivery."""
 
 
 def signer(tokens: AckTokens, stream: str, consumer: str, result: PullResult) -> SignToken:
-    """Signs the deliveries of ``result``, each for the shard that it comes from."""
+    """Return a function that signs the deliveries of ``result``, each for its own shard."""
     if result.addresses is None:
         sign = tokens.signer(stream, consumer, result.shard, result.consumer_id, result.epoch)
         return lambda delivery: sign(delivery.message.seq, delivery.num_delivered)
@@ -89,7 +89,7 @@ class PackedMessages(msgspec.Struct):
 def delivered_message(
     stream: str, delivery: Delivery, sign: SignToken, *, base64: bool
 ) -> DeliveredMessage:
-    """A delivery in JSON; ``base64`` keeps text payloads from being shown as text."""
+    """Return a delivery for JSON; with ``base64``, text payloads are encoded too."""
     stored = delivery.message
     text, raw = payload_json(stored.payload, base64=base64)
     return DeliveredMessage(
@@ -109,7 +109,7 @@ def delivered_message(
 
 
 def packed_message(stream: str, delivery: Delivery, sign: SignToken) -> PackedMessage:
-    """A delivery in msgpack."""
+    """Return a delivery for msgpack."""
     stored = delivery.message
     return PackedMessage(
         stream,

@@ -1,4 +1,4 @@
-"""The feed of one subscription: pulls under its credit, pushes, and passes acknowledgements on."""
+"""The feed of one subscription, which pulls within its credit, pushes, and forwards its acks."""
 
 import asyncio
 import contextlib
@@ -32,16 +32,16 @@ from contrail_gateway.socket_metrics import SessionCounts
 from contrail_link.contract import AckItem, AckResult, PullRequest, PullResult, StorageLink
 
 _TOGETHER: Final = 5_000
-"""Acknowledgements that are made in one step."""
+"""Acknowledgements per step. The event loop may serve other work between two steps."""
 _log: Final = structlog.get_logger(__name__)
 
 ACK_BYTES: Final = 64
-"""What an acknowledgement under way counts against the bounds of a socket."""
+"""Bytes that one unanswered acknowledgement counts against the limits of a socket."""
 
 _EXPIRES_NS: Final = 5 * NS_PER_S
 _TOUCH_S: Final = 10.0
 _TOUCHES: Final = 3
-"""How often a consumer is touched in the time after which it would be taken for abandoned."""
+"""Touches of an idle consumer within its inactive threshold, so that it is not removed."""
 _INACTIVE_NS: Final = 30 * NS_PER_S
 _NAME_BYTES: Final = 8
 _UNNAMED: Final = "own"
@@ -55,7 +55,7 @@ _GONE: Final = {
 
 
 class Host(Protocol):
-    """The session of the socket, as its feeds use it."""
+    """The part of a socket's session that its feeds use."""
 
     link: StorageLink
     tokens: AckTokens
@@ -75,29 +75,32 @@ class Host(Protocol):
         ...
 
     def answered(self, count: int, size: int) -> None:
-        """Something under way was answered."""
+        """Note that ``count`` messages or acknowledgements of ``size`` bytes were answered."""
         ...
 
     async def room(self) -> None:
-        """Wait while the peer is behind."""
+        """Wait until the peer has read enough of what was sent."""
         ...
 
     def ended(self, feed: "Feed") -> None:
-        """The feed's subscription is no more."""
+        """Remove the subscription of ``feed``."""
         ...
 
     def later(self, work: "asyncio.Future[None]") -> None:
-        """Keep work that outlives the socket."""
+        """Keep a reference to work that outlives the socket."""
         ...
 
 
 class _GoneError(Exception):
-    """The subscription cannot go on; the text says why."""
+    """The subscription cannot continue; the text is the reason for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Acknowledgements of one frame on their way; ``unknown`` is what it named besides."""
+    """Acknowledgements of one frame that are not answered yet.
+
+    ``unknown`` describes the sequences of the frame that this socket does not hold, or is "".
+    """
 
     frame_id: FrameId | None
     items: list[AckItem]
@@ -105,38 +108,64 @@ class _Waiting:
 
 
 class Feed:
-    """One subscription at work."""
+    """Serves one subscription, from its ``sub`` frame to its end.
+
+    One task pulls and pushes; a second one forwards acknowledgements while there are any. All
+    fields belong to the event loop.
+    """
 
     def __init__(self, host: Host, sub: Subscription, frame: Sub) -> None:
         self.sub = sub
+        # The session of the socket; it outlives the feed.
         self._host = host
+        # The frame that asked for the subscription. Its start only applies to the first consumer.
         self._frame = frame
+        # The binding that keeps the current consumer from being removed as unused.
         self._bound = Bound(host.link)
+        # The configuration for the subscription's own consumer, still without a name; None if the
+        # subscription names a consumer. An ordered subscription creates it again after a loss.
         self._config: ConsumerConfig | None = None
+        # Shard id, consumer id and epoch of the last deliveries, by part of the stream.
+        # Acknowledgements carry them. Invariant: the ledger only holds deliveries of these.
         self._addresses: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
+        # Signs ack tokens for `_addresses`; None until a delivery needs one.
         self._sign: SignToken | None = None
+        # Set when credit was added; the pump waits for it.
         self._more = asyncio.Event()
+        # Set after each answer to acknowledgements; a draining feed waits for it.
         self._settled = asyncio.Event()
+        # Name of the consumer that the feed created and must delete, or "".
         self._own_name = ""
+        # Seconds between two touches of the own consumer while there is no credit.
         self._touch_s = _TOUCH_S
+        # The last sequence of the stream at the latest empty pull. If the next pull is empty too,
+        # nothing up to this sequence is left for the subscription. One shard only.
         self._covered_seq = 0
+        # Seconds before the next retry; doubled by each failure, reset by a successful pull.
         self._retry_s = _RETRY_MIN_S
+        # Acknowledgements for the next call to storage, in the order of their frames.
         self._acks: list[_Waiting] = []
+        # The task that forwards `_acks`; None when there are none. At most one runs, which keeps
+        # acknowledgements in order.
         self._acking: asyncio.Task[None] | None = None
+        # True while `_task` pulls. Only then may `leave` cancel it.
         self._pumping = False
+        # True if the subscription waits for acknowledgements after its last push.
         self._drained = False
+        # Id of the `unsub` frame, which is answered once pulling has stopped.
         self._left: FrameId | None = None
         if frame.consumer is None:
             self._config = _own_config(frame)
+        # Runs `_run`, from the creation of the consumer to the end of the subscription.
         self._task = asyncio.create_task(self._run())
 
     # The client's side ---------------------------------------------------------------------------
     def more(self) -> None:
-        """There is more credit."""
+        """Wake the pump: credit was added."""
         self._more.set()
 
     def leave(self, frame_id: FrameId | None, *, drain: bool) -> None:
-        """Pull no more; with ``drain`` what was sent can still be acknowledged."""
+        """Stop pulling. With ``drain``, wait up to the ack wait for acknowledgements first."""
         self.sub.leaving = True
         self._left = frame_id
         self._drained = drain
@@ -144,11 +173,11 @@ class Feed:
             self._task.cancel()
 
     def stop(self) -> None:
-        """The socket is lost: what it was not sent goes to whoever pulls next."""
+        """End the feed because the socket is lost, and return unsent messages to the consumer."""
         self._task.cancel()
 
     def settle(self, settlement: Settlement, frame_id: FrameId | None) -> Steps[None]:
-        """Pass acknowledgements on, together with others of the same pass of the loop."""
+        """Queue acknowledgements. All that are queued in one pass of the event loop go together."""
         sub = self.sub
         items: list[AckItem] = []
         for start in range(0, len(settlement.seqs), _TOGETHER):
@@ -192,7 +221,7 @@ class Feed:
                 self._host.later(asyncio.create_task(self._delete(self._own_name)))
 
     async def _begin(self) -> bool:
-        """Find or make the consumer; False when it was refused."""
+        """Find or create the consumer, and answer the client; False if storage refused."""
         sub, frame = self.sub, self._frame
         try:
             if self._config is None:
@@ -221,7 +250,7 @@ class Feed:
 
     async def _sharded_order(self, info: ConsumerInfo) -> ShardedOrder:
         text = self._frame.opt_start_cursor
-        begin = read_cursor(text) if text else None  # storage has taken it for one of the stream's
+        begin = read_cursor(text) if text else None  # storage has already checked the cursor
         return ShardedOrder(await self._host.link.stream_info(self.sub.stream), info, begin)
 
     async def _serve(self) -> None:
@@ -232,6 +261,7 @@ class Feed:
         except asyncio.CancelledError:
             if not sub.leaving:
                 raise
+            # `leave` only cancels the pump. The rest of this task still has work to do.
             asyncio.current_task().uncancel()  # type: ignore[union-attr]
         except _GoneError as gone:
             self._host.send(Gone(sid=sub.sid, reason=str(gone)))
@@ -253,7 +283,7 @@ class Feed:
             await self._settled.wait()
 
     def _give_back(self) -> None:
-        """What was pulled and is not sent goes to whoever pulls next."""
+        """Return messages that were pulled and not sent to the consumer, by a nak."""
         seqs = self.sub.give_back()
         if seqs:
             at_once(self.settle(Settlement("nak", seqs, [], 0, ""), None))
@@ -278,7 +308,7 @@ class Feed:
                 self._retry_s = _RETRY_MIN_S
             except ApiError as error:
                 await self._recover(error)
-            # A pull that finds messages at once never waits: others must have their turn.
+            # A pull that finds messages never suspends this task. Let other tasks run.
             await asyncio.sleep(0)
 
     async def _pull(self, terms: PullTerms) -> PullResult:
@@ -304,7 +334,7 @@ class Feed:
                 await self._touch()
 
     async def _touch(self) -> None:
-        """Keep a consumer from being taken for abandoned while its client gives no credit."""
+        """Use the consumer (an empty acknowledgement), so that it is not removed as inactive."""
         sub = self.sub
         try:
             await self._host.link.acknowledge(sub.stream, sub.consumer, [], False)
@@ -312,7 +342,7 @@ class Feed:
             await self._recover(error)
 
     async def _recover(self, error: ApiError) -> None:
-        """Go on after a failed call, or raise _GoneError."""
+        """Repair the subscription after a failed call, or raise _GoneError."""
         while True:
             try:
                 await self._mend(error)
@@ -325,7 +355,7 @@ class Feed:
         if spec is errors.PULL_TOO_SMALL:
             sub.too_large()
         elif spec is errors.PULL_LIMIT:
-            # The consumer's limits were lowered.
+            # Someone lowered the limits of the consumer: read them again.
             await self._pause()
             sub.limited(await self._host.link.consumer_info(sub.stream, sub.consumer))
         elif sub.ordered and spec in (errors.CONSUMER_NOT_FOUND, errors.CONSUMER_DELETED):
@@ -349,11 +379,11 @@ class Feed:
             self._push(self.sub.take(lot))
 
     def _remember(self, result: PullResult) -> None:
-        """Where the deliveries came from: what acknowledgements of them must name."""
+        """Keep the addresses of the deliveries, which their acknowledgements must carry."""
         addresses = result.addresses or {0: (result.shard, result.consumer_id, result.epoch)}
         if addresses == self._addresses:
             return
-        # Of an earlier epoch nothing can be acknowledged any more.
+        # Storage refuses acknowledgements of an earlier epoch.
         self.sub.ledger.clear()
         self._addresses = addresses
         if self.sub.acks:
@@ -366,7 +396,10 @@ class Feed:
 
     # Order ---------------------------------------------------------------------------------------
     async def _follows(self, lot: Lot | None) -> bool:
-        """Whether messages came that follow what was sent before; otherwise it is made so."""
+        """Return True if ``lot`` follows the messages taken before it.
+
+        Otherwise note what an empty pull proves, or resume with a new consumer.
+        """
         sub = self.sub
         if sub.order is not None:
             return await self._follows_in_shards(sub.order, lot)
@@ -399,7 +432,10 @@ class Feed:
         return True
 
     async def _tell_of_loss(self, before_seq: int) -> int:
-        """Send a ``gap`` when messages left the stream unsent; answers the stream's last."""
+        """Send a ``gap`` frame if unsent messages have left the stream.
+
+        Returns the last sequence of the stream.
+        """
         info = await self._host.link.stream_info(self.sub.stream)
         if self.sub.order is not None:
             self.sub.order.look_at(info)
@@ -416,7 +452,7 @@ class Feed:
         return state.last_seq
 
     async def _resume(self) -> None:
-        """Begin again with a new consumer where the old one was lost."""
+        """Replace a lost consumer by a new one that starts at the next unsent message."""
         sub = self.sub
         assert self._config is not None
         await self._pause()
@@ -439,7 +475,7 @@ class Feed:
 
     # The consumer --------------------------------------------------------------------------------
     async def _make(self, config: ConsumerConfig) -> ConsumerInfo:
-        """Make the subscription's own consumer, under a name that was never used."""
+        """Create the subscription's own consumer under a new random name."""
         self._own_name = secrets.token_hex(_NAME_BYTES)
         named = msgspec.structs.replace(config, name=self._own_name)
         stream, link = self.sub.stream, self._host.link
@@ -448,7 +484,7 @@ class Feed:
         except ApiError as error:
             if error.spec is not errors.CONSUMER_THRESHOLD_EXCEEDED:
                 raise
-            # What the stream allows, whatever that is; the feed shows itself as often as it needs.
+            # Use the maximum that the stream allows. The feed adapts its touches to it below.
             named = msgspec.structs.replace(named, inactive_threshold_ns=0)
             made, _ = await link.put_consumer(stream, named, "create", None, False)
         idle_s = made.config.inactive_threshold_ns / NS_PER_S
@@ -456,12 +492,15 @@ class Feed:
         return made
 
     async def _delete(self, consumer: str) -> None:
-        with contextlib.suppress(ApiError):  # then it goes when it has been idle for long enough
+        with contextlib.suppress(ApiError):  # the inactive threshold removes it otherwise
             await self._host.link.delete_consumer(self.sub.stream, consumer)
 
     # Acknowledging -------------------------------------------------------------------------------
     async def _acknowledge(self) -> None:
-        """Pass on what waits, again and again: what comes meanwhile goes together."""
+        """Forward queued acknowledgements until there are none.
+
+        Those that arrive during a call go together in the next one.
+        """
         while self._acks:
             waiting, self._acks = self._acks, []
             items = [item for one in waiting for item in one.items]
@@ -503,7 +542,7 @@ class Feed:
             error = ApiError(spec, refused.detail)
             self._host.refuse(waiting.frame_id, self.sub.sid, error)
         elif waiting.unknown:
-            # As JetStream does, each is acknowledged for itself: the others are done.
+            # Each message is acknowledged by itself, as in JetStream: the known ones are done.
             error = ApiError(errors.NOT_SENT_HERE, waiting.unknown)
             self._host.refuse(waiting.frame_id, self.sub.sid, error)
         elif waiting.frame_id is not None:
@@ -511,14 +550,17 @@ class Feed:
 
 
 def _lot(result: PullResult) -> Lot | None:
-    """What a pull brought; None for nothing."""
+    """Return the messages of a pull, or None if there are none."""
     if result.columns is not None:
         return result.columns
     return Listed(result.deliveries) if result.deliveries else None
 
 
 def _own_config(frame: Sub) -> ConsumerConfig:
-    """The consumer of a subscription that names none."""
+    """Return the consumer configuration for a subscription that names no consumer.
+
+    Raises INVALID_FIELD and CONSUMER_CONFIG_INVALID.
+    """
     if frame.replay_policy == "original":
         message = "original is not available in this version"
         raise invalid_field("/replay_policy", message, errors.CONSUMER_CONFIG_INVALID)

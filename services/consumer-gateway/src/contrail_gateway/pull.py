@@ -1,4 +1,4 @@
-"""Pulls over HTTP: a long poll that answers as soon as there is something."""
+"""Pulls over HTTP: a long poll that is answered as soon as there is a message."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -104,7 +104,7 @@ class AckResultsLine(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """One pull under way. ``acked`` are the results of its acknowledgements, if it brought any."""
+    """One pull. ``acked`` has the results of its acknowledgements, or is None if it had none."""
 
     request: Request
     stream: str
@@ -115,7 +115,7 @@ class _Pull:
     acked: list[AckOutcome] | None
 
     def asked(self, *, no_wait: bool, expires_ns: int) -> PullRequest:
-        """The pull as the storage link takes it."""
+        """Return the pull as the storage link takes it."""
         return PullRequest(
             stream=self.stream,
             consumer=self.consumer,
@@ -138,7 +138,7 @@ class Pulls:
         self._body_bytes_max = min(ACKS_BYTES_MAX, settings.body_bytes_max)
 
     async def next(self, request: Request) -> Answer:
-        """Apply the acknowledgements of the body, then deliver, waiting for the first message."""
+        """Apply the acknowledgements of the body, then wait for messages and deliver them."""
         pull = await self._begin(request)
         terms = pull.terms
         result = await self._link.pull(
@@ -179,7 +179,7 @@ class Pulls:
         try:
             return await pull.request.while_wanted(self._waiting_pull(pull))
         except ApiError as error:
-            # The acknowledgements were applied: their results must not be lost in a shutdown.
+            # The acknowledgements were applied. Return their results even during a shutdown.
             if error.spec is errors.SHUTTING_DOWN and pull.acked is not None:
                 return nothing
             raise
@@ -187,7 +187,7 @@ class Pulls:
     async def _waiting_pull(self, pull: _Pull) -> PullResult:
         expires_ns = pull.terms.expires_ns
         if not pull.terms.expires_given:
-            # The default gives way to a consumer that allows less.
+            # The default must not exceed the maximum of the consumer.
             config = (await self._link.consumer_info(pull.stream, pull.consumer)).config
             expires_ns = min(expires_ns, config.max_expires_ns or expires_ns)
         return await self._link.pull(pull.asked(no_wait=False, expires_ns=expires_ns))

@@ -1,4 +1,4 @@
-"""Single messages that a socket publishes: those that came together are stored together."""
+"""Single messages that a socket publishes. Those that arrive together are stored together."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -12,15 +12,15 @@ from contrail_gateway.socket_metrics import SessionCounts
 from contrail_link.contract import PublishAck, PublishOutcome, PubResult, StorageLink
 
 MESSAGE_BYTES: Final = 256
-"""What a message under way counts beside its payload."""
+"""Bytes that an unanswered message counts in addition to its payload."""
 
 
 TOGETHER_MAX: Final = 2_000
-"""Messages that are passed on together, which takes a few milliseconds."""
+"""Messages that are passed on in one step, which takes a few milliseconds."""
 
 
 class PublishHost(Protocol):
-    """What publishes need of the session they belong to."""
+    """The part of a session that its publishes use."""
 
     link: StorageLink
     counts: SessionCounts
@@ -34,12 +34,12 @@ class PublishHost(Protocol):
         ...
 
     def answered(self, count: int, size: int) -> None:
-        """Messages under way, of ``size`` bytes in all, were answered."""
+        """Note that ``count`` messages of ``size`` bytes in total were answered."""
         ...
 
 
 class Publishes:
-    """The messages of one socket that are not passed on yet, and the answers to those that are."""
+    """Collects the messages of one socket, passes them on together, and sends their answers."""
 
     def __init__(self, host: PublishHost) -> None:
         self._host = host
@@ -47,7 +47,7 @@ class Publishes:
         self._messages: list[PublishMessage] = []
 
     def add(self, frame_id: FrameId | None, message: PublishMessage) -> int:
-        """One more message behind the others; answers what it counts until it is answered."""
+        """Add a message, and return the bytes that it counts until it is answered."""
         if len(self._ids) >= TOGETHER_MAX:
             self.pass_on()
         self._ids.append(frame_id)
@@ -55,7 +55,7 @@ class Publishes:
         return len(message.payload) + MESSAGE_BYTES
 
     def pass_on(self) -> None:
-        """Have the messages stored; each frame that has an id gets an answer of its own."""
+        """Pass the messages to storage. Each frame with an id gets an answer of its own."""
         if not self._messages:
             return
         ids, messages = self._ids, self._messages
@@ -91,7 +91,7 @@ class Publishes:
 
 
 def _acks(ids: list[FrameId | None], outcome: PublishAck, run: PubResult) -> Iterator[PubAck]:
-    """The answers to the frames of a run that have an id."""
+    """Yield the answers to those frames of a run that have an id."""
     for seq, frame_id in enumerate(ids, run.seq):
         if frame_id is not None:
             yield PubAck(
@@ -105,7 +105,7 @@ def _acks(ids: list[FrameId | None], outcome: PublishAck, run: PubResult) -> Ite
 
 
 def refusal_of(result: PubResult) -> ApiError:
-    """Why storage refused a message."""
+    """Return the error with which storage refused a message."""
     spec = errors.REGISTRY.get(result.code, errors.INTERNAL)
     # Only an unknown outcome may have had an effect.
     return ApiError(spec, result.detail, applied=None if spec is errors.OUTCOME_UNKNOWN else False)

@@ -1,4 +1,4 @@
-"""The session of one socket: frames in, what they ask for, frames out."""
+"""The session of one socket: it reads frames, does what they ask, and sends frames."""
 
 import asyncio
 import time
@@ -80,7 +80,10 @@ _INTERNAL_CLOSE: Final = 1011
 
 @dataclass(slots=True)
 class SessionRoom:
-    """What the sessions of a process share; ``work`` outlives the sockets it was begun for."""
+    """Everything that the sessions of a process share.
+
+    ``work`` holds tasks that may outlive their sockets.
+    """
 
     link: StorageLink
     tokens: AckTokens
@@ -90,7 +93,10 @@ class SessionRoom:
 
 
 class SocketSession:
-    """A socket at work: the handler of its messages, and the host of its feeds."""
+    """Handles the messages of one socket, and is the host of its feeds.
+
+    All fields belong to the event loop.
+    """
 
     def __init__(
         self, room: SessionRoom, codec: Codec, socket: EdgeSocket, opening: Opening
@@ -98,15 +104,27 @@ class SocketSession:
         self.link = room.link
         self.tokens = room.tokens
         self.counts = room.counts
+        # State of the process; `_room.work` keeps this session's tasks after the socket is gone.
         self._room = room
+        # JSON or msgpack, as agreed in the handshake; never changes.
         self._codec = codec
+        # The WebSocket; after it has closed, sending to it has no effect.
         self._socket = socket
+        # The handshake, which can check a token that comes in a `connect` frame.
         self._opening = opening
+        # The event loop, for timers.
         self._loop = asyncio.get_running_loop()
+        # The running feeds by sid. Invariant: between two frames, the same keys as
+        # `session.subscriptions`.
         self._feeds: dict[str, Feed] = {}
+        # Messages read and not passed on to storage yet. They are passed on before any other
+        # kind of frame is handled.
         self._publishes = Publishes(self)
+        # Timer of the next look for due heartbeats; None without subscriptions.
         self._beat: asyncio.TimerHandle | None = None
+        # Timer that closes a socket that does not authenticate in time; None once it has.
         self._connect_by: asyncio.TimerHandle | None = None
+        # Monotonic time at which a draining socket closes even if it is busy; 0 before a drain.
         self._drain_until_ns = 0
         self.session = Session(
             authenticated=opening.authenticated, now_ns=time.monotonic_ns(), packed=codec.packed
@@ -124,7 +142,7 @@ class SocketSession:
 
     # The socket's side ---------------------------------------------------------------------------
     def received(self, message: bytes) -> Steps[None] | None:
-        """Do what the frames of a message ask for, or answer how to do it in steps."""
+        """Handle the frames of a message, or return the steps that do so if that may take long."""
         try:
             frames = self._codec.decode(message, self._room.settings.payload_bytes_max)
         except (ApiError, InvalidTextError) as error:
@@ -165,14 +183,14 @@ class SocketSession:
             self._socket.pause()
 
     def caught_up(self) -> None:
-        """Pass on what was published by all frames that came together."""
+        """Pass on the publishes of all frames that arrived together."""
         try:
             self._publishes.pass_on()
         except Exception as error:
             self._broken(error)
 
     def drain(self, grace_s: float) -> None:
-        """Push no more; close once the client has settled what it holds, or at the end."""
+        """Stop pushing. Close when the client has settled its messages, or after ``grace_s``."""
         if self.session.draining:
             return
         self.session.draining = True
@@ -228,7 +246,7 @@ class SocketSession:
         self._socket.send(self._codec.messages(sub, lot, sign))
 
     def answered(self, count: int, size: int) -> None:
-        """Something under way was answered: there may be room to read again."""
+        """Note that ``count`` items of ``size`` bytes were answered, and resume reading if full."""
         session = self.session
         was_full = session.full
         session.finish(count, size)
@@ -236,17 +254,17 @@ class SocketSession:
             self._socket.resume()
 
     async def room(self) -> None:
-        """Wait while the peer is behind."""
+        """Wait until the peer has read enough of what was sent."""
         await self._socket.room()
 
     def ended(self, feed: Feed) -> None:
-        """The feed's subscription is no more."""
+        """Remove the subscription of ``feed``."""
         self.counts.subscriptions -= 1
         del self._feeds[feed.sub.sid]
         del self.session.subscriptions[feed.sub.sid]
 
     def later(self, work: "asyncio.Future[None]") -> None:
-        """Keep work that outlives the socket."""
+        """Keep a reference to work that outlives the socket."""
         self._room.work.add(work)
         work.add_done_callback(self._room.work.discard)
 
@@ -257,7 +275,7 @@ class SocketSession:
             if isinstance(frame, Misunderstood):
                 raise frame.error
             if not isinstance(frame, Publishing):
-                self._publishes.pass_on()  # what came before a frame is done before it
+                self._publishes.pass_on()  # earlier publishes come before this frame
             self._handlers[type(frame)](self, frame)
         except Exception as error:
             self._failed(frame, error)
@@ -305,7 +323,7 @@ class SocketSession:
         self.session.begin(1, self._publishes.add(frame.id, message))
 
     def _publish_batch(self, frame: Batch | LargeBatch) -> Steps[None]:
-        # As over HTTP: a batch of the wrong form is refused whole, a message for itself.
+        # As over HTTP, a malformed batch is refused as a whole, an invalid message by itself.
         if isinstance(frame, LargeBatch):
             parts = frame.items
         else:
@@ -407,7 +425,7 @@ class SocketSession:
 
     # Silence -------------------------------------------------------------------------------------
     def _watch_silence(self) -> None:
-        """Look for due heartbeats twice in each interval, while there is a subscription."""
+        """Send due heartbeats. Look again four times per interval while there are feeds."""
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
@@ -419,7 +437,7 @@ class SocketSession:
 
 
 def _takes_long(frame: Any) -> bool:
-    """Whether it may be much that ``frame`` asks for."""
+    """Return True if ``frame`` may hold the event loop too long to be handled in one step."""
     kind = type(frame)
     if kind in _SETTLING:
         return bool(frame.ranges) or len(frame.tokens) > _TOKENS_AT_ONCE
@@ -427,7 +445,7 @@ def _takes_long(frame: Any) -> bool:
 
 
 def _results(found: Sequence[Candidate], answers: Iterator[PubResult]) -> list[BatchResult]:
-    """The result of each message."""
+    """Return one result per message of a batch, in order; ``answers`` has the valid ones."""
     problems = Problems()
     results = []
     for one in found:

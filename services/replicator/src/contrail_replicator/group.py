@@ -17,18 +17,19 @@ _DEFAULT_TIMINGS: Final = Timings()
 
 
 class NotLeaderError(Exception):
-    """This node may not propose now; nothing was appended."""
+    """This node is not the leader, so nothing was appended."""
 
 
 class GroupBusyError(Exception):
-    """Too many bytes wait for their commit; nothing was appended."""
+    """Too many bytes are waiting to be committed, so nothing was appended."""
 
 
 @dataclass(slots=True)
 class CommittedEntry:
     """An entry to apply. `data` is empty for a leader's first entry of its term.
 
-    `context` is what `propose` was given, on the node that proposed it and is still sure of it.
+    `context` is the argument of `propose`. It is None on all nodes but the proposing one, and there
+    too if the node has lost track of the proposal.
     """
 
     index: int
@@ -47,10 +48,10 @@ class _Proposal:
 class RaftGroup:
     """A member of a group. Everything runs on the event loop thread; nothing here blocks.
 
-    `applied_index` is what the store holds; `on_commit` continues behind it and must not raise.
-    `on_role(True)` comes when this node leads and has handed out everything of earlier terms,
-    `on_role(False)` when it leads no longer. `on_lost` gets the contexts of proposals whose
-    outcome this node will not learn: they may be committed or not.
+    `applied_index` is the last index in the store. `on_commit` gets the entries after it, and must
+    not raise. `on_role(True)` is called when this node leads and has handed out all entries of
+    earlier terms, `on_role(False)` when it no longer leads. `on_lost` gets the contexts of
+    proposals whose outcome this node will not learn: they may be committed or not.
     """
 
     def __init__(  # noqa: PLR0913
@@ -68,24 +69,36 @@ class RaftGroup:
         clock: Callable[[], float] = time.monotonic,
         timings: Timings = _DEFAULT_TIMINGS,
     ) -> None:
-        """Take up the group's log. `peers` are the other members' ids.
+        """Read the group's log. `peers` are the other members' ids.
 
-        Raises LogGapError when the log does not join up with `applied_index`.
+        Raises LogGapError if entries are missing between `applied_index` and the log.
         """
+        # The group's number; all members use the same.
         self._group_id = group_id
+        # The node's log, shared with its other groups.
         self._log = log
+        # Sends to the peers, and calls `receive` and `link_changed`.
         self._transport = transport
+        # The owner's callbacks. Only `_settle` and what it calls use them, outside the core.
         self._on_commit = on_commit
         self._on_role = on_role
         self._on_lost = on_lost
+        # True in a group of one, which needs no elections and keeps no entries for followers.
         self._alone = not [peer for peer in peers if peer != node_id]
+        # False before `start`, after `stop`, and while the node's log fails.
         self._running = False
+        # The term in which the owner was told that this node leads; 0 while it does not.
         self._led_term = 0
+        # The last index handed to `on_commit`. Invariant: <= commit index <= durable index.
         self._applied_index = applied_index
+        # This node's proposals without an outcome, by index; empty while it does not lead.
         self._proposals: dict[int, _Proposal] = {}
+        # The total size of `_proposals`.
         self._outstanding_bytes = 0
         recovered = log.attach(group_id, self.handle_durable)
+        # The group's part of the log, and the copies in memory that peers and `on_commit` read.
         self._journal = GroupJournal(group_id, log, recovered, applied_index)
+        # Elections and commits. Its `committed` list is empty outside of calls.
         self._core = RaftCore(
             node_id, peers, self._journal, applied_index, self._send, clock, timings
         )
@@ -94,7 +107,7 @@ class RaftGroup:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads and has handed out everything of earlier terms."""
+        """True if this node leads and has handed out all entries of earlier terms."""
         return self._led_term > 0
 
     @property
@@ -128,7 +141,7 @@ class RaftGroup:
         return self._outstanding_bytes
 
     def start(self) -> None:
-        """Take part. A group of one campaigns at once."""
+        """Start to take part in the group. A group of one elects itself at once."""
         self._running = True
         if self._alone:
             self._core.campaign()
@@ -137,8 +150,8 @@ class RaftGroup:
     def propose(self, data: bytes, context: object) -> int:
         """Append an entry of up to 4 MiB and return its index.
 
-        Raises NotLeaderError or GroupBusyError; then nothing was appended. Otherwise `context`
-        comes back once: with the committed entry, or in `on_lost`.
+        Raises NotLeaderError or GroupBusyError, and has then appended nothing. Otherwise `context`
+        is returned exactly once: with the committed entry, or by `on_lost`.
         """
         size = len(data)
         if not 0 < size <= MAX_ENTRY_BYTES:
@@ -157,30 +170,33 @@ class RaftGroup:
         return index
 
     def handle_durable(self, position: int, index: int) -> None:
-        """The log's first `position` records of this group are durable and end at `index`."""
+        """Note that the log's first `position` records of this group are durable, up to `index`."""
         if self._running:
             self._journal.handle_durable(position, index)
             self._core.handle_durable()
             self.tick()
 
     def tick(self) -> None:
-        """Do what is due: elections, heartbeats, commits. Call it at least every 50 ms."""
+        """Do due elections, heartbeats and commits. Must be called at least every 50 ms."""
         if self._running:
             self._core.tick()
             self._settle()
 
     def receive(self, peer: str, message: Message) -> None:
-        """Take a message of a peer. Raises LogDivergedError: this replica must not go on."""
+        """Handle a message from a peer.
+
+        Raises LogDivergedError if committed entries differ; this replica must then stop.
+        """
         if self._running:
             self._core.receive(peer, message)
             self.tick()
 
     def link_changed(self, peer: str, connected: bool) -> None:
-        """Note that a peer can, or cannot, be sent to."""
+        """Note whether messages can be sent to a peer."""
         self._core.link_changed(peer, connected)
 
     def trim(self, index: int) -> None:
-        """Forget entries up to `index` (at most the applied index) in memory."""
+        """Drop entries up to `index` (at most the applied index) from memory."""
         self._journal.trim(min(index, self._applied_index))
 
     def resign(self) -> None:
@@ -189,9 +205,9 @@ class RaftGroup:
         self._settle()
 
     def handle_log_failure(self) -> None:
-        """The node's log failed: resign and fall back to what is durable.
+        """Resign and drop all entries that are not durable, because the node's log failed.
 
-        Takes part again after `handle_log_recovered`.
+        The group takes part again after `handle_log_recovered`.
         """
         self._running = False
         self._core.step_down()
@@ -199,13 +215,13 @@ class RaftGroup:
         self._settle()
 
     def handle_log_recovered(self) -> None:
-        """The node's log takes records again, or has failed anew, which comes to be reported."""
-        with suppress(OSError):
+        """Start again, because the node's log accepts records again."""
+        with suppress(OSError):  # the log has failed again, and will report it
             self._journal.restate_end()
             self.start()
 
     def stop(self) -> None:
-        """End taking part, for good."""
+        """Leave the group for good."""
         self._running = False
         self._core.step_down()
         self._settle()
@@ -216,7 +232,7 @@ class RaftGroup:
         self._transport.send(self._group_id, peer, message)
 
     def _settle(self) -> None:
-        """Hand out what the last call into the core has brought about.
+        """Report the commits and role changes that the last call into the core has caused.
 
         Callbacks run here, outside the core, so that they may propose.
         """
@@ -239,7 +255,7 @@ class RaftGroup:
             self._on_role(True)
 
     def _forget_applied(self) -> None:
-        # Followers that are a little behind are served from memory.
+        # Keep the newest entries in memory for followers that are a little behind.
         self._journal.trim_to_size(self._applied_index, 0 if self._alone else _TAIL_BYTES)
 
     def _committed(self, entry: LogEntry) -> CommittedEntry:

@@ -1,8 +1,8 @@
 """PySyncObj's Raft core (elections, next and match index, commit rule) without the rest of it.
 
-The library's journal, transport, poller, apply loop and pickled commands are replaced. It looks
-its private methods up by mangled name, so a subclass can override them; which ones, and that they
-behave as audited, holds for one version only.
+This module replaces the library's journal, transport, poller, apply loop and pickled commands. The
+library finds its private methods by their mangled names, so a subclass can override them. The set
+of overridden methods and the audit of their behaviour are only valid for one version.
 """
 
 import random
@@ -29,14 +29,17 @@ AUDITED_VERSION: Final = "0.3.17"
 MESSAGE_BYTES: Final = 8 << 20
 """Entries per append message; every entry is smaller, so the core never splits one."""
 APPLY_PASS_BYTES: Final = 8 << 20
-"""What one tick hands out at most, so that a long replay leaves room for other work."""
+"""Bytes of entries that one tick hands out at most, so that other work can run in between."""
 
 if VERSION != AUDITED_VERSION:
     raise ImportError(f"pysyncobj {VERSION} is installed, but only {AUDITED_VERSION} is audited")
 
 
 class _Clock:
-    """The core reads one clock of its module; each group sets its own before it enters."""
+    """The clock of the library's module, which all groups share.
+
+    Each group sets its own clock before it calls into the core.
+    """
 
     def __init__(self) -> None:
         self.read: Callable[[], float] = time.monotonic
@@ -47,7 +50,7 @@ class _Clock:
 
 class _NoPoller:
     def poll(self, _timeout: float) -> None:
-        """Nothing to poll: the event loop drives the group."""
+        """Do nothing: the event loop drives the group."""
 
 
 def _refuse_pickle(*_args: object, **_kwargs: object) -> None:
@@ -62,7 +65,7 @@ def _replace_library_parts() -> None:
     core.createJournal = lambda journal: journal
     core.createPoller = lambda _kind: _NoPoller()
     core.monotonicTime = _clock
-    # Called for the command type of a leader's first entry only: that entry carries no data.
+    # The library calls this only for the command type of a leader's first entry. Ours has no data.
     core._bchr = lambda _command_type: b""
     for module in (pysyncobj.pickle, pysyncobj.journal):
         for name in ("load", "loads", "dump", "dumps"):
@@ -73,7 +76,7 @@ _replace_library_parts()
 
 
 class _CoreJournal:
-    """A group's journal under the names the core calls."""
+    """A group's journal with the methods that the core calls."""
 
     def __init__(self, journal: GroupJournal, applied_index: int) -> None:
         self._journal = journal
@@ -101,14 +104,14 @@ class _CoreJournal:
         return self._applied_index
 
     def setRaftCommitIndex(self, _index: int) -> None:  # noqa: N802
-        """The applied index in the store is what lasts."""
+        """Do nothing: the store keeps the applied index."""
 
     def onOneSecondTimer(self) -> None:  # noqa: N802
-        """Nothing is written by timer."""
+        """Do nothing: no write depends on a timer."""
 
 
 class _CoreTransport(Transport):  # type: ignore[misc]
-    """Takes what the core sends; received messages reach the core by `RaftCore.receive`."""
+    """Takes the messages that the core sends. `RaftCore.receive` gives it received ones."""
 
     def __init__(self, send: Callable[[Any, Message], None]) -> None:
         super().__init__(None, None, [])
@@ -120,7 +123,7 @@ class _CoreTransport(Transport):  # type: ignore[misc]
 
 
 class _Member(Node):  # type: ignore[misc]
-    """A node whose hash, and with it the order of the core's sets, is the same in every run."""
+    """A node with a stable hash, so that the core's sets have the same order in every run."""
 
     def __hash__(self) -> int:
         return crc32(self.id.encode())
@@ -128,11 +131,14 @@ class _Member(Node):  # type: ignore[misc]
 
 class _NoSnapshots:
     def cancelTransmisstion(self, _node: Node) -> None:  # noqa: N802
-        """No snapshot is ever under way inside the core."""
+        """Do nothing: the core never sends a snapshot."""
 
 
 class RaftCore(SyncObj):  # type: ignore[misc]
-    """One member of one group. `committed` fills with entries in order, each exactly once."""
+    """One member of one group. It appends committed entries to `committed`, in order and once each.
+
+    All fields belong to the event loop.
+    """
 
     def __init__(
         self,
@@ -145,16 +151,29 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         timings: Timings,
     ) -> None:
         self.committed: list[LogEntry] = []
+        # The group's entries and hard state, shared with RaftGroup.
         self._journal = journal
+        # Sends a message to a peer.
         self._send_to_peer = send
+        # Seconds; never goes backwards.
         self._clock = clock
+        # Election timeouts. The seed is the node id, so a simulation gives the same run again.
         self._random = random.Random(node_id)
+        # Messages that must not leave before the entries and votes they promise are durable.
         self._barrier = DurabilityBarrier()
+        # Peers that voted for this node in the current term. The library counts votes, not voters,
+        # so a repeated vote must not reach it.
         self._voters: set[str] = set()
+        # The leader's commit index as far as this log agrees with the leader's; never decreases.
+        # The own commit index follows it up to the durable index.
         self._leader_commit = 0
+        # True while the core handles an append that conflicts with this log, which it then cuts.
         self._may_cut = False
+        # True inside `tick`.
         self._in_tick = False
+        # True while the leader's core counts what is committed; see `__getCurrentLogIndex`.
         self._counting = False
+        # The library's objects for the peers, by node id.
         self._nodes = {peer: _Member(peer) for peer in peers if peer != node_id}
         self._enter()
         super().__init__(
@@ -164,11 +183,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             nodeClass=_Member,
             transport=_CoreTransport(self._outgoing),
         )
+        # The base class has just set these two, so they are replaced after it.
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__serializer = _NoSnapshots()
 
     def is_core_leader(self) -> bool:
-        """Whether this member won the election of its term."""
+        """Return True if this member won the election of its term."""
         return bool(self._SyncObj__raftState == _RAFT_STATE.LEADER)
 
     def term(self) -> int:
@@ -197,7 +217,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._barrier.clear()
 
     def propose(self, data: bytes) -> int:
-        """Append an entry as leader, send it on, and return its index."""
+        """Append an entry as leader, send it to the peers, and return its index."""
         self._enter()
         index = self._journal.last_index + 1
         self._journal.append(data, index, self.term())
@@ -206,14 +226,14 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         return index
 
     def tick(self) -> None:
-        """Elect, count, commit and send what is due; fills `committed`."""
+        """Do due elections, commits and heartbeats; fills `committed`."""
         self._enter()
         self._in_tick, self._counting = True, self.is_core_leader()
         self._onTick()
         self._in_tick = False
 
     def handle_durable(self) -> None:
-        """Send what waited for the disk, and follow the leader's commit index up to it."""
+        """Send the messages that waited for the disk, and advance a follower's commit index."""
         if not self.is_core_leader():
             reached = min(self._leader_commit, self._journal.durable_index)
             if reached > self.commit_index():
@@ -222,14 +242,14 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             self._send_to_peer(peer, message)
 
     def link_changed(self, peer: str, connected: bool) -> None:
-        """Note that a peer can, or cannot, be sent to."""
+        """Note whether messages can be sent to a peer."""
         if connected:
             self._SyncObj__onNodeConnected(self._nodes[peer])
         else:
             self._SyncObj__onNodeDisconnected(self._nodes[peer])
 
     def receive(self, peer: str, message: Message) -> None:
-        """Take a message of a peer. Raises LogDivergedError; anything unfit is dropped."""
+        """Handle a message from a peer; drop it if it is invalid. Raises LogDivergedError."""
         self._enter()
         kind, term = message["type"], message["term"]
         screened: Message | None = None
@@ -312,7 +332,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def _enter(self) -> None:
         _clock.read = self._clock
 
-    # What the core looks up under its own private names.
+    # Overrides of private methods, which the core finds by their mangled names.
 
     def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
         conf = self._SyncObj__conf
@@ -324,8 +344,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         super()._SyncObj__setCurrentTerm(term, voted_for)
 
     def _SyncObj__getCurrentLogIndex(self) -> int:  # noqa: N802
-        # While the core counts what is committed it sees no further than the own disk: it takes
-        # for granted that the leader holds every entry.
+        # The core assumes that the leader itself holds every entry. While it counts what is
+        # committed, it must only see the entries that are durable on this node.
         journal = self._journal
         return (
             min(journal.last_index, journal.durable_index) if self._counting else journal.last_index
@@ -337,7 +357,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         if from_index is None:
             return []
         if count is None and max_bytes is None:
-            # Asked for by a follower only, which cuts whatever it finds behind the first.
+            # Only a follower asks like this, and it cuts every entry it finds after the first.
             count = 2 if self._may_cut else 1
         return self._journal.slice(from_index, count, max_bytes)
 
@@ -347,11 +367,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self._counting = False
         super()._SyncObj__onBecomeLeader()
-        # An election won within a tick is followed by the counting of that tick.
+        # If a tick wins the election, the same tick counts afterwards.
         self._counting = self._in_tick
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
-        # For a peer that is behind everything held in memory the core would send without end.
+        # If a peer needs entries that are no longer in memory, the core would never stop sending.
+        # Such a peer gets heartbeats only.
         next_index, connected = self._SyncObj__raftNextIndex, self._SyncObj__connectedNodes
         behind = {node for node in connected if next_index[node] <= self._journal.anchor_index}
         connected -= behind
@@ -371,10 +392,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         return False
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802
-        """Proposals are appended at once; none wait in the core's queue."""
+        """Do nothing: `propose` appends at once, so the core's queue is always empty."""
 
     def _SyncObj__tryLogCompaction(self) -> None:  # noqa: N802
-        """The owner trims the log."""
+        """Do nothing: the owner trims the log."""
 
 
 def _configuration(journal: _CoreJournal, timings: Timings) -> Any:

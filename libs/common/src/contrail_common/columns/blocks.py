@@ -1,9 +1,9 @@
 """Messages in columns: the unit of logging, storage, replication and replay.
 
-``MessageColumns`` is what a publisher's messages become once, at the leader; the same bytes go
-into the log entry and, behind a header and the columns that ``apply`` adds (times, subject ids),
-into the stored block. All offset columns are Arrow's layout (``n + 1`` ascending u32 from 0), so
-a block turns into Arrow arrays without touching a message.
+The leader converts a publisher's messages to ``MessageColumns`` once. The same bytes go into the
+log entry and into the stored block, there after a header and the columns that ``apply`` adds
+(times, subject ids). All offset columns have Arrow's layout (``n + 1`` ascending u32 from 0), so a
+block becomes Arrow arrays without work for each message.
 
 Block, little-endian: a header of 64 bytes (``_HEADER``), then the body::
 
@@ -16,9 +16,9 @@ Block, little-endian: a header of 64 bytes (``_HEADER``), then the body::
     [ u64 key[n] | u32 plain_size[n] ]                         only with FLAG_SEALED
     payloads
 
-The header names the codec that the body is stored with (0: as it is) and the body's plain size.
-The CRC-32C covers header and body as stored, so no bit of a block can change unnoticed; a body
-with a codec has a second one, over the plain body.
+The header has the codec of the stored body (0: none) and the body's plain size. The CRC-32C covers
+header and body as stored, so it detects a change of any bit. A body with a codec has a second
+CRC-32C, over the plain body.
 """
 
 import struct
@@ -64,7 +64,7 @@ from contrail_common.texts import (
 BLOCK_MESSAGES_MAX: Final = 2_000
 BLOCK_BYTES_MAX: Final = 128 * 1024
 PLAIN_BYTES_MAX: Final = 8 << 20
-"""Of a body that was compressed. The largest entry is below 4 MiB, a merged block below 256 KiB."""
+"""Plain size of a compressed body. The largest entry has < 4 MiB, a merged block < 256 KiB."""
 MAGIC: Final = 0xC07A
 VERSION: Final = 1
 FLAG_HEADERS: Final = 1
@@ -85,16 +85,16 @@ class BlockCorruptError(Exception):
 
 
 class BlockCodec(Protocol):
-    """Makes bodies smaller; ``number`` (1 to 255) is what blocks name it by."""
+    """Compresses bodies; ``number`` (1 to 255) identifies the codec in stored blocks."""
 
     @property
     def number(self) -> int:
-        """What blocks name it by, from 1 on."""
+        """The number in stored blocks, from 1 on."""
         ...
 
     @property
     def min_bytes(self) -> int:
-        """Smaller bodies are not tried."""
+        """Smaller bodies are stored without compression."""
         ...
 
     def compress(self, body: bytes) -> bytes:
@@ -102,15 +102,15 @@ class BlockCodec(Protocol):
         ...
 
     def decompress(self, stored: memoryview, size: int) -> bytes:
-        """The body of ``size`` bytes; raises ValueError when ``stored`` does not hold one."""
+        """Return the body of ``size`` bytes; raise ValueError if ``stored`` is invalid."""
         ...
 
 
 class MessageColumns(msgspec.Struct, array_like=True, gc=False):
     """Payloads and headers of ``count`` messages; ``offsets``: u32[count + 1] into ``payload``.
 
-    With ``seals`` the payloads are cells (:mod:`contrail_common.columns.sealed_columns`), headers
-    in them.
+    With ``seals``, the payloads are cells (:mod:`contrail_common.columns.sealed_columns`), which
+    contain the headers.
     """
 
     count: int
@@ -120,7 +120,7 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
     seals: Seals | None = None
 
     def is_sound(self) -> bool:
-        """Whether there are messages and all offsets fit what they point into."""
+        """Return True if there are messages and all offsets are valid."""
         return (
             self.count > 0
             and are_offsets(self.offsets, self.count, len(self.payload))
@@ -129,7 +129,7 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
         )
 
     def sizes(self) -> I64Array:
-        """Bytes that each message counts for limits (payload and headers, as they are opened)."""
+        """Return each message's bytes for limits (payload and headers, unencrypted)."""
         if self.seals is not None:
             return self.seals.plain_sizes()
         sizes = lengths_of(self.offsets)
@@ -149,16 +149,16 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
         return MessageColumns(stop - start, offsets, payload, headers, seals)
 
     def select(self, positions: I64Array) -> "MessageColumns":
-        """The columns of the messages at ``positions`` alone."""
+        """The columns of only the messages at ``positions``."""
         offsets, places = pick(self.offsets, positions)
         headers = None if self.headers is None else self.headers.select(positions)
         seals = None if self.seals is None else self.seals.select(positions)
         return MessageColumns(len(positions), offsets, gather(self.payload, places), headers, seals)
 
     def content(self, position: int) -> tuple[Headers | None, bytes]:
-        """Headers and payload of the message at ``position``; ContentSealedError if it is sealed.
+        """Return headers and payload of the message at ``position``.
 
-        CellBrokenError for a cell that holds no message.
+        Raises ContentSealedError if it is sealed, and CellBrokenError if its cell is invalid.
         """
         start, stop = _SPAN.unpack_from(self.offsets, 4 * position)
         payload = self.payload[start:stop]
@@ -169,7 +169,7 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
         return content_of(payload)
 
     def in_cells(self) -> "MessageColumns":
-        """The same messages, each as a cell, none of them sealed by this."""
+        """Return the same messages as cells, which are not sealed yet."""
         if self.seals is not None:
             return self
         each = [None] * self.count if self.headers is None else self.headers.each()
@@ -197,7 +197,7 @@ def columns_of(
 
 
 def join_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
-    """The columns of all messages of ``parts``, one part behind the other."""
+    """Concatenate the columns of ``parts``."""
     if len(parts) == 1:
         return parts[0]
     seals = None
@@ -268,9 +268,10 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class BlockView:
-    """The messages of a :class:`Block` where they lie, for scans that mostly pass them on.
+    """A :class:`Block` that is not copied, for scans that mostly pass messages on.
 
-    ``offsets`` are those of ``columns``; ``payload`` is a view, which keeps all of what it views.
+    ``offsets`` are those of ``columns``. ``payload`` is a view, which keeps the whole stored block
+    in memory.
     """
 
     base_seq: int
@@ -283,7 +284,7 @@ class BlockView:
 
     @classmethod
     def of(cls, block: Block) -> "BlockView":
-        """A block that is in memory, looked at."""
+        """Return a view of a block in memory."""
         columns = block.columns
         return cls(
             block.base_seq,
@@ -317,9 +318,9 @@ class BlockView:
 
 
 def encode_block(block: Block, replication_index: int, codec: BlockCodec | None = None) -> bytes:
-    """The stored form of ``block``; ``replication_index`` is the log index of its entry.
+    """Return the stored form of ``block``; ``replication_index`` is the log index of its entry.
 
-    A body that ``codec`` does not make smaller is stored as it is.
+    A body that ``codec`` does not make smaller is stored without it.
     """
     columns = block.columns
     parts: list[bytes] = [block.times_ns.tobytes(), block.subject_ids.tobytes(), columns.offsets]
@@ -388,7 +389,7 @@ def _header_parts(headers: AnyHeaders) -> list[bytes]:
 
 
 class _Body(NamedTuple):
-    """The plain body of a stored block, and what its header says of it."""
+    """The plain body of a stored block, and the fields of its header."""
 
     view: memoryview
     messages: int
@@ -397,15 +398,15 @@ class _Body(NamedTuple):
 
 
 def decode_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) -> Block:
-    """The block stored as ``data``; raises BlockCorruptError when any bit of it changed.
+    """Return the block stored as ``data``; raise BlockCorruptError if any bit has changed.
 
-    ``codecs`` are those that blocks may have been stored with, by their numbers.
+    ``codecs`` has all codecs of stored blocks by their numbers.
     """
     return _decode_body(_open(data, codecs))
 
 
 def view_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) -> BlockView:
-    """As :func:`decode_block`, with columns that are views of ``data`` or of its plain body."""
+    """Do the same as :func:`decode_block`; the columns are views of ``data`` or its plain body."""
     view, count, base_seq, flags = _open(data, codecs)
     sids_at = 8 * count
     offsets_at = sids_at + 4 * count
@@ -436,7 +437,7 @@ def _open(data: bytes, codecs: Mapping[int, BlockCodec] | None) -> _Body:
     header = bytearray(data[: _HEADER.size])
     _CRC.pack_into(header, _CRC_AT, 0)
     view = memoryview(data)
-    # It takes some microseconds; to get the interpreter's lock back takes up to milliseconds.
+    # Keep the interpreter's lock: the CRC takes microseconds, getting the lock back milliseconds.
     if crc32c.crc32c(view[_HEADER.size :], crc32c.crc32c(header), gil_release_mode=0) != crc:
         raise BlockCorruptError("the checksum does not match")
     body = view[_HEADER.size :]
@@ -459,7 +460,7 @@ def _decompressed(
         plain = codec.decompress(stored, size)
     except ValueError as error:
         raise BlockCorruptError(f"the body cannot be decompressed: {error}") from error
-    # A codec may fill up what the stored bytes leave open, so its word is not enough.
+    # A codec may invent bytes for damaged input without an error, so check the plain body too.
     if len(plain) != size or crc32c.crc32c(plain) != crc:
         raise BlockCorruptError("the checksum of the plain body does not match")
     return plain
@@ -470,7 +471,7 @@ def _decode_body(body: _Body) -> Block:
     sids_at = 8 * count
     offsets_at = sids_at + 4 * count
     position = offsets_at + 4 * (count + 1)
-    # Copies all of them: a view would keep the whole stored form as long as the block.
+    # Copy the columns: a view would keep the whole stored form in memory with the block.
     times = np.frombuffer(bytes(view[:sids_at]), np.int64)
     subject_ids = np.frombuffer(bytes(view[sids_at:offsets_at]), np.uint32)
     offsets = bytes(view[offsets_at:position])
@@ -500,7 +501,7 @@ def _decode_headers(
     names, values, name_bytes, text_bytes = _HEADER_SIZES.unpack_from(view, position)
     position += _HEADER_SIZES.size
     uniform = bool(flags & FLAG_UNIFORM_HEADERS)
-    # Of offsets there is one more than of what they lie between.
+    # There is one more offset than there are elements.
     offsets = (names, values) if uniform else (count, names, names, values)
     parts = []
     for length in (*[4 * (number + 1) for number in offsets], name_bytes, text_bytes):
@@ -515,9 +516,10 @@ def _decode_headers(
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
-    """One block of several with ascending sequences, column by column.
+    """Join blocks with ascending sequences into one, column by column.
 
-    What lies between two of them becomes blank messages, with time and subject of the one before.
+    Gaps between them are filled with blank messages that have the time and subject of the message
+    before the gap.
     """
     if len(blocks) == 1:
         return blocks[0]

@@ -1,28 +1,29 @@
-"""Bounds over all connections of a process: bytes of bodies in flight, answers nobody has read."""
+"""Limits over all connections of a process: bytes of bodies in flight and of unread answers."""
 
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 _SMALL_BYTES: Final = 64 << 10
-"""What a connection may hold of bodies while anything is left."""
+"""Bytes of bodies that a connection may always hold while the budget has that much left."""
 _SHARE: Final = 4
 _UNTRACKED_BYTES: Final = 8 << 10
-"""Unread bytes of one connection that are not worth looking after."""
+"""Unread bytes of one connection up to which it is not tracked."""
 
 
 @dataclass(slots=True)
 class BodyBudget:
-    """Bytes of request bodies, and of unfinished messages of sockets, that are held.
+    """The budget of bytes in memory of request bodies and of unfinished messages of sockets.
 
-    A connection may come to hold a quarter of what is left to all others. However many large bodies
-    others are slow to send, something is left for the next one; many of them get smaller shares.
+    A connection may hold up to a quarter of the bytes that are left. So, however many large bodies
+    arrive slowly, some bytes remain for the next connection; the more there are, the smaller are
+    their shares.
     """
 
     bytes_max: int
     held: int = 0
 
     def take(self, own: int, count: int) -> bool:
-        """Count ``count`` bytes for a connection that holds ``own``; False beyond its share."""
+        """Count ``count`` bytes for a connection that holds ``own``; False above its share."""
         left = self.bytes_max - self.held
         wanted = own + count
         if count > left or (wanted > _SMALL_BYTES and wanted > (left + own) // _SHARE):
@@ -31,28 +32,28 @@ class BodyBudget:
         return True
 
     def give(self, count: int) -> None:
-        """Say that ``count`` bytes are no longer held."""
+        """Return ``count`` bytes to the budget."""
         self.held -= count
 
 
 class Sender(Protocol):
-    """A connection that is written to, or whatever else keeps answers for someone who reads."""
+    """A connection that is written to, or another buffer of answers."""
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that were not taken yet."""
+        """Return the bytes that the peer has not read yet."""
         ...
 
     def abort(self) -> None:
-        """End the connection at once and forget these bytes."""
+        """End the connection at once, and drop these bytes."""
         ...
 
 
 class UnreadBudget:
-    """Bytes of answers that were written and not taken yet, over all connections of a process.
+    """The budget of bytes of answers that were written and not read, over all connections.
 
-    At the bound connections are cut, those first that have taken nothing for the longest time. One
-    that holds no more than its share, which all connections have room for, is cut last. The bytes
-    are looked up again before anyone is cut; in between the sum may be too high, never too low.
+    Above the limit, connections are cut: first those that have read nothing for longest, and last
+    those within their share, which is the limit divided by the number of connections. Before that,
+    the bytes are looked up again; until then, the sum may be too high, but never too low.
     """
 
     def __init__(self, bytes_max: int, connections_max: int) -> None:
@@ -60,12 +61,12 @@ class UnreadBudget:
         self._share = bytes_max // connections_max
         self.held = 0
         self.cut = 0
-        """Connections that were cut."""
+        """Number of connections that were cut."""
         self._senders: dict[Sender, int] = {}
-        """Unread bytes when last looked at; whoever was seen to take some goes to the end."""
+        """Unread bytes at the last look. A sender that has read some since moves to the end."""
 
     def wrote(self, sender: Sender, count: int) -> None:
-        """Look after ``sender``, to which ``count`` bytes have just been written."""
+        """Track ``sender``, to which ``count`` bytes have just been written."""
         unread = sender.get_write_buffer_size()
         known = self._senders.get(sender)
         if known is None:
@@ -81,7 +82,7 @@ class UnreadBudget:
             self._cut()
 
     def forget(self, sender: Sender) -> None:
-        """Look after ``sender`` no more: its connection has ended."""
+        """Stop tracking ``sender``, because its connection has ended."""
         self.held -= self._senders.pop(sender, 0)
 
     def _look(self) -> None:

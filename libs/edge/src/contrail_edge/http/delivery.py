@@ -1,4 +1,4 @@
-"""Sending an answer over ASGI: whole or streamed, and what becomes of a body nobody read."""
+"""Sending an answer over ASGI, whole or streamed, and dropping a request body that was not read."""
 
 import asyncio
 from typing import Final
@@ -17,9 +17,9 @@ _END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": 
 class Wire:
     """``send`` of one request, for answers that need more than two plain messages.
 
-    Adds the request id. When the request's body was not read, the answer is sent whole, then the
-    body is read and dropped for a while, then the connection ends: closing at once would reset the
-    connection while the client still writes, and it would never see the answer.
+    Adds the request id. If the request's body was not read, the whole answer is sent, the body is
+    read and dropped for some time, and then the connection ends. Closing it at once would reset it
+    while the client is still writing, and the client would never see the answer.
     """
 
     __slots__ = ("_linger_s", "_request", "_send", "_to_discard", "status")
@@ -32,13 +32,13 @@ class Wire:
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
-        """Pass ``message`` on."""
+        """Send ``message``, with the additional headers if it is the head."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message["headers"], (b"x-request-id", self._request.request_id)]
             if self._request.body_pending:
                 headers.append((b"connection", b"close"))
-                # A client that waits for 100 Continue never sends what was refused.
+                # A client that waits for 100 Continue does not send a refused body.
                 self._to_discard = not self._request.waits_to_be_asked
             headers += self._request.cors_headers([name for name, _ in headers])
             await self._send({**message, "headers": headers})
@@ -58,7 +58,7 @@ class Wire:
 
 
 async def deliver(request: Request, answer: Answer, send: Send, linger_s: float) -> None:
-    """Send ``answer``; raises ClientGoneError when the reader of a stream left."""
+    """Send ``answer``; raise ClientGoneError if the reader of a stream has left."""
     if isinstance(answer, Response) and not request.body_pending:
         headers = answer.wire_headers()
         headers.append((b"x-request-id", request.request_id))
@@ -70,7 +70,7 @@ async def deliver(request: Request, answer: Answer, send: Send, linger_s: float)
 
 
 async def send_answer(request: Request, answer: Answer, send: Send) -> None:
-    """Send ``answer`` as it is, through a ``send`` that adds what every answer has."""
+    """Send ``answer`` through a ``send`` that adds the common headers."""
     await send(
         {
             "type": "http.response.start",
@@ -88,7 +88,7 @@ async def _send_chunks(request: Request, answer: StreamResponse, send: Send) -> 
     try:
         if not request.head_only:
             async for chunk in answer.chunks:
-                # send() says nothing of a reader that left; a body still being read tells itself.
+                # send() does not report a reader that has left; reading a body does.
                 if not request.body_pending and request.gone.done():
                     raise ClientGoneError
                 if isinstance(chunk, tuple):

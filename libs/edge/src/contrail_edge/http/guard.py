@@ -1,4 +1,4 @@
-"""Who may call: the Host and Origin allow-lists and the bootstrap bearer token."""
+"""The checks of callers: the Host and Origin allow-lists and the bootstrap bearer token."""
 
 import hmac
 from typing import Final
@@ -10,7 +10,7 @@ from contrail_edge.http.requests import Request
 from contrail_edge.http.settings import EdgeSettings
 
 OPEN_PATHS: Final = frozenset({b"/", b"/docs", b"/livez", b"/openapi.json", b"/readyz"})
-"""Probes carry no credentials, nor do readers of the documents; none tells about data."""
+"""Paths that need no token: probes and documentation, which show nothing about data."""
 _EVENTS: Final = b"text/event-stream"
 _TICKET: Final = b"ticket="
 
@@ -18,7 +18,7 @@ _REMEMBERED_MAX: Final = 256
 
 
 class Guard:
-    """Checks each request before anything else looks at it.
+    """Checks each request before it is handled in any other way.
 
     The Host check keeps a web page from reaching a local server by DNS rebinding; the Origin check
     keeps it from posting across sites.
@@ -31,15 +31,15 @@ class Guard:
         self._good_hosts: set[bytes] = set()
 
     def check(self, request: Request) -> None:
-        """Raise FOREIGN_HOST, FOREIGN_ORIGIN or UNAUTHENTICATED for a request that may not call."""
+        """Raise FOREIGN_HOST, FOREIGN_ORIGIN or UNAUTHENTICATED if the request is not allowed."""
         self.check_site(request)
         if self._token is not None and request.raw_path not in OPEN_PATHS:
             self._check_token(request.headers.get(b"authorization", b""), self._token)
 
     def check_socket(self, request: Request) -> bool:
-        """Whether a handshake is authenticated; browsers can send a token only on the socket.
+        """Return True if a handshake is authenticated; a browser sends its token in a frame later.
 
-        Raises as :meth:`check` does, for a token that is given.
+        Raises as :meth:`check` does; UNAUTHENTICATED only if there is a token.
         """
         self.check_site(request)
         header = request.headers.get(b"authorization")
@@ -49,9 +49,9 @@ class Guard:
         return True
 
     def ticket(self, request: Request) -> bytes | None:
-        """The ticket of a request that asks for a socket or for events and brings no token.
+        """Return the ticket of a request for a socket or for events that has no token, or None.
 
-        Nothing else takes one: what stands in a URL may come to be known.
+        Other requests must not use tickets, because URLs are logged and shared.
         """
         headers = request.headers
         if self._token is None or b"authorization" in headers or request.method != "GET":
@@ -64,7 +64,7 @@ class Guard:
         return None
 
     def good_token(self, token: str) -> bool:
-        """Whether ``token`` is the bearer token; without one, every token is."""
+        """Return True if ``token`` is the bearer token, or if the server has none."""
         return self._token is None or hmac.compare_digest(token.encode(), self._token)
 
     def check_site(self, request: Request) -> None:
@@ -100,7 +100,7 @@ class Guard:
 
 
 def _host_name(authority: str) -> str | None:
-    """The name in ``host[:port]``, lower-case and without brackets; None when it is neither."""
+    """Return the name in ``host[:port]``, lower-case and without brackets; None if invalid."""
     try:
         parts = urlsplit(f"//{authority}")
         if parts.netloc != authority or parts.username is not None or parts.port == 0:

@@ -1,4 +1,4 @@
-"""What the head of any request must be, before anything else looks at it."""
+"""Checks of the head of every request, which come before all others."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,30 +23,30 @@ _NEVER_OF_ONE_CONNECTION: Final = frozenset(
 )
 """Headers that Connection must not name.
 
-Whoever passes a request on drops what Connection names (RFC 9110, section 7.6.1). Without one of
-these the next process would read another request than the first did.
+A process that forwards a request drops the headers that Connection names (RFC 9110, section 7.6.1).
+Without one of these, the next process would read a different request.
 """
 
 
 def too_long_target(limits: EdgeSettings) -> ApiError:
-    """The refusal of a target beyond its bound."""
+    """Return the error for a target above its limit."""
     detail = f"the limit is {limits.target_bytes_max} bytes"
     return ApiError(errors.URI_TOO_LONG, detail, applied=False)
 
 
 def too_large_head(limits: EdgeSettings) -> ApiError:
-    """The refusal of more header bytes or lines than a request may have."""
+    """Return the error for too many header bytes or lines."""
     detail = f"the limit is {limits.head_bytes_max} bytes and {limits.head_lines_max} lines"
     return ApiError(errors.REQUEST_HEADERS_TOO_LARGE, detail, applied=False)
 
 
 def bad_request(detail: str) -> ApiError:
-    """The refusal of what is not HTTP as it should be."""
+    """Return the error for a request that is not valid HTTP."""
     return ApiError(errors.BAD_REQUEST, detail, applied=False)
 
 
 def check_head(url: bytes, headers: Sequence[Header], version: str, limits: EdgeSettings) -> None:
-    """Refuse a head beyond its bounds, or one that two processes could read differently.
+    """Refuse a head above its limits, or one that two processes could read differently.
 
     Names are lower-case. Raises URI_TOO_LONG, REQUEST_HEADERS_TOO_LARGE, BAD_REQUEST and
     NOT_IMPLEMENTED.
@@ -71,7 +71,7 @@ def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Edge
     if codings:
         _check_codings(codings, version)
     if not url.startswith(b"/"):
-        # RFC 9112 section 3.2.2: the target's authority, not the Host header, would count.
+        # RFC 9112 section 3.2.2: the authority of such a target overrides the Host header.
         authority = url.partition(b"://")[2].partition(b"/")[0]
         if authority.lower() != hosts[0].lower():
             raise bad_request("the request target names another server than the Host header")
@@ -85,7 +85,7 @@ def _check_connection(value: bytes) -> None:
 
 
 def _check_codings(codings: Sequence[bytes], version: str) -> None:
-    """Take chunks alone (RFC 9112, section 6.1): no other coding is understood here."""
+    """Accept only ``chunked`` (RFC 9112, section 6.1); no other coding is supported."""
     if codings[-1] != _CHUNKED or codings.count(_CHUNKED) > 1 or version == "1.0":
         raise bad_request("the Transfer-Encoding does not determine where the body ends")
     if len(codings) > 1:

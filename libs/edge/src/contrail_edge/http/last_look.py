@@ -1,7 +1,7 @@
-"""Deadlines that count what a peer lets pass, not what the server itself does.
+"""Deadlines that only count the delays of a peer, not those of the server.
 
-A loop that was held up runs its timers before it reads its sockets. Whoever acts on a timer at once
-therefore closes connections whose bytes came in time and lie in the socket's buffer.
+A delayed event loop runs its timers before it reads its sockets. A timer that acts at once would
+therefore close connections whose bytes arrived in time and are still in the socket's buffer.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Final
 
 _LOOK_S: Final = 0.001
-"""Longer than no time at all: the loop then polls its sockets once before the timer runs."""
+"""Above 0, so that the event loop polls its sockets once before the timer runs."""
 
 
 def after_a_look(loop: asyncio.AbstractEventLoop, act: Callable[[], object]) -> asyncio.TimerHandle:
-    """Run ``act`` once every socket was read, and written to, that was ready by now.
+    """Run ``act`` after every socket that is ready now was read and written.
 
-    For a deadline that has passed: cancel the handle when what was awaited turns out to be there.
+    Call this when a deadline has passed, and cancel the handle if the awaited bytes were there.
     """
     return loop.call_later(_LOOK_S, act)

@@ -1,4 +1,4 @@
-"""A request of the kit: headers, the body under its bounds, and when nobody waits any more."""
+"""A request: its headers, its body within the limits, and the end of its client's connection."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ from contrail_edge.http.cors import Cors
 from contrail_link.request_context import REQUEST_ID, RequestContext
 
 REQUEST_KEY: Final = "contrail.request"
-"""Where the ASGI scope of a request that FastAPI serves holds the kit's."""
+"""Key of the ASGI scope under which a request that FastAPI serves has its ``Request``."""
 
 _T = TypeVar("_T")
 
@@ -26,12 +26,12 @@ _id_counter: Final = itertools.count(1)
 
 
 class ClientGoneError(Exception):
-    """The client went away: there is nobody to answer."""
+    """The client has disconnected, so no answer is needed."""
 
 
 @dataclass(slots=True)
 class EdgeState:
-    """What the requests of one process share: bounds on memory and waiting, the drain signal."""
+    """State that the requests of one process share: limits on memory and waits, drain signal."""
 
     bodies: BodyBudget
     unread: UnreadBudget
@@ -42,18 +42,18 @@ class EdgeState:
     _drained: bool = False
 
     def drain(self) -> None:
-        """End all waiting: the process is about to stop."""
+        """End all waits, because the process is about to stop."""
         self._drained = True
         if self._draining is not None and not self._draining.done():
             self._draining.set_result(None)
 
     @property
     def drained(self) -> bool:
-        """Whether the process is about to stop."""
+        """True if the process is about to stop."""
         return self._drained
 
     def draining(self) -> asyncio.Future[None]:
-        """A future that is done once the process drains; waits are raced against it."""
+        """A future that is done when the process drains. Waits end when it is."""
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_future()
             if self._drained:
@@ -62,7 +62,7 @@ class EdgeState:
 
 
 def bodies_overloaded() -> ApiError:
-    """The refusal of more body bytes than a connection, or all of them, may hold."""
+    """Return the error for more body bytes than one or all connections may hold."""
     detail = "too many bytes of request bodies are in flight"
     return ApiError(errors.OVERLOADED, detail, applied=False)
 
@@ -105,12 +105,12 @@ class Request:
         )
 
     def cors_headers(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-        """What an answer with headers of these names needs besides, for pages that may read it."""
+        """Return the CORS headers for an answer that has headers of these ``names``."""
         return self._state.cors.headers(self.headers.get(b"origin"), names)
 
     @property
     def unread(self) -> UnreadBudget:
-        """Who looks after what is sent in answer and not taken."""
+        """The budget that counts the unread bytes of the answer."""
         return self._state.unread
 
     @property
@@ -121,7 +121,7 @@ class Request:
 
     @property
     def request_id(self) -> bytes:
-        """The client's X-Request-Id when it has a usable one, otherwise one made here."""
+        """The client's X-Request-Id if it is valid, otherwise a new one."""
         if self._id is None:
             given = self.headers.get(b"x-request-id")
             if given is not None and REQUEST_ID.fullmatch(given):
@@ -132,27 +132,27 @@ class Request:
 
     @property
     def context(self) -> RequestContext:
-        """What the work on the request is part of."""
+        """The request id and trace, for log lines and for storage."""
         return RequestContext.of(self.request_id, self.headers.get(b"traceparent", b""))
 
     @property
     def body_pending(self) -> bool:
-        """Whether bytes of the body may still be on their way."""
+        """True if the body was not read completely."""
         return not self._body_done
 
     @property
     def is_coded(self) -> bool:
-        """Whether the body has a content coding (RFC 9110 section 8.4); none is understood here."""
+        """True if the body has a content coding (RFC 9110 section 8.4); none is supported."""
         return self.headers.get(b"content-encoding", _IDENTITY).lower() != _IDENTITY
 
     @property
     def waits_to_be_asked(self) -> bool:
-        """Whether the client sends its body after 100 Continue only (RFC 9110 section 10.1.1)."""
+        """True if the client waits for 100 Continue before the body (RFC 9110 section 10.1.1)."""
         return self.headers.get(b"expect", b"").lower() == b"100-continue"
 
     # Body ----------------------------------------------------------------------------------------
     async def body(self, limit: int, too_large: ErrorSpec = errors.BODY_TOO_LARGE) -> bytes:
-        """The whole body; ``too_large`` as soon as it is known to exceed ``limit`` bytes."""
+        """Read the whole body; raise ``too_large`` as soon as it is known to exceed ``limit``."""
         self.check_declared_length(limit, too_large)
         if self._body_done:
             return b""
@@ -168,7 +168,7 @@ class Request:
         return b"".join(chunks)
 
     async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives; each chunk counts as in flight until :meth:`consumed`."""
+        """Yield the body as it arrives. Each chunk counts as in flight until :meth:`consumed`."""
         self.check_declared_length(limit)
         left, more = limit, not self._body_done
         if more:
@@ -180,7 +180,7 @@ class Request:
                 yield chunk
 
     def consumed(self, count: int) -> None:
-        """Say that ``count`` bytes of the body are no longer held."""
+        """Stop counting ``count`` bytes of the body as in flight."""
         self._reserved -= count
         self._state.bodies.give(count)
 
@@ -193,7 +193,7 @@ class Request:
             raise ApiError(too_large, f"the body is larger than {limit} bytes", applied=False)
 
     def _check_coding(self) -> None:
-        # Stored as it came, a coded payload would reach readers who are not told how to read it.
+        # The server does not store the coding, so readers could not decode such a payload.
         if self.is_coded:
             detail = "request bodies with a Content-Encoding are not supported"
             raise ApiError(errors.UNSUPPORTED_MEDIA, detail, applied=False)
@@ -211,7 +211,7 @@ class Request:
         return chunk, more
 
     async def discard_body(self) -> None:
-        """Read what is left of the body and drop it."""
+        """Read the rest of the body, and drop it."""
         while not self._body_done:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -219,19 +219,22 @@ class Request:
             self._body_done = not message.get("more_body", False)
 
     def hold(self, count: int) -> None:
-        """Count ``count`` bytes of the body as in flight until :meth:`release`; OVERLOADED."""
+        """Count ``count`` bytes of the body as in flight until :meth:`release`.
+
+        Raises OVERLOADED.
+        """
         if not self._state.bodies.take(self._reserved, count):
             raise bodies_overloaded()
         self._reserved += count
 
     def body_came(self) -> None:
-        """Say that the whole body was handed over by whoever held it."""
+        """Note that the protocol has collected the whole body."""
         self._body_done = True
 
     # Waiting -------------------------------------------------------------------------------------
     @property
     def gone(self) -> asyncio.Task[None]:
-        """A task that ends when the client disconnects; only for a request whose body is read."""
+        """A task that ends when the client disconnects. The body must have been read."""
         if self._gone is None:
             self._gone = asyncio.create_task(self._until_disconnect())
         return self._gone
@@ -241,9 +244,9 @@ class Request:
             pass
 
     async def while_wanted(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """The result of ``work``, cancelled when the client leaves or the process drains.
+        """Return the result of ``work``; cancel it if the client leaves or the process drains.
 
-        Raises ClientGoneError, SHUTTING_DOWN, or TOO_MANY_WAITERS when the process has its fill.
+        Raises ClientGoneError, SHUTTING_DOWN, or TOO_MANY_WAITERS if too many requests wait.
         """
         state = self._state
         if state.waiting >= state.waiting_max:
@@ -261,14 +264,14 @@ class Request:
             state.waiting -= 1
             if not task.done():
                 task.cancel()
-                # The work gives back what it holds before this request ends.
+                # Let the work release its resources before this request ends.
                 await asyncio.gather(task, return_exceptions=True)
         if draining.done():
             raise ApiError(errors.SHUTTING_DOWN, applied=False)
         raise ClientGoneError
 
     def release(self) -> None:
-        """Give back what the request holds; called once, when it has been answered."""
+        """Return the budgets that the request uses. Called once, after it was answered."""
         if self._gone is not None:
             self._gone.cancel()
         self._state.bodies.give(self._reserved)

@@ -1,4 +1,4 @@
-"""Long work in steps, so that the event loop can serve others in between."""
+"""Long work in steps, so that the event loop can do other work in between."""
 
 from collections.abc import Generator
 from typing import TypeVar
@@ -6,11 +6,11 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 Steps = Generator[None, None, _T]
-"""Work that yields wherever it may be interrupted: each step takes a few milliseconds at most."""
+"""Work that yields where it may be interrupted. A step takes a few milliseconds at most."""
 
 
 def at_once(steps: Steps[_T]) -> _T:
-    """The result of ``steps`` that are known to be few."""
+    """Run ``steps``, which must be few, without interruption, and return their result."""
     while True:
         try:
             next(steps)

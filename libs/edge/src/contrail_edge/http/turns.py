@@ -1,4 +1,4 @@
-"""Steps of long work on the event loop: others have their turn in between."""
+"""Turns of long work on the event loop, which leave time for other work in between."""
 
 import asyncio
 import time
@@ -9,14 +9,14 @@ from contrail_edge.http.steps import Steps
 _T = TypeVar("_T")
 
 TURN_NS: Final = 10_000_000
-"""How much CPU time steps may take, one after the other, before the loop goes round."""
+"""CPU time of consecutive steps, after which the event loop must do other work."""
 
 
 class Turn:
-    """The CPU time that one task may use before others have theirs.
+    """The CPU time that one task may use before the event loop does other work.
 
-    Time that other processes took from this one is not counted: shorter turns would not give it
-    back, and they would cost more.
+    Time in which other processes had the CPU is not counted. Shorter turns would not give that time
+    back, and would cost more.
     """
 
     __slots__ = ("_look_ns", "_over_ns")
@@ -27,9 +27,9 @@ class Turn:
 
     @property
     def over(self) -> bool:
-        """Whether the time is used up."""
+        """True if the time is used up."""
         now_ns = time.monotonic_ns()
-        if now_ns < self._look_ns:  # asking for the CPU time takes longer
+        if now_ns < self._look_ns:  # reading the CPU time is slower than the clock
             return False
         left_ns = self._over_ns - time.thread_time_ns()
         self._look_ns = now_ns + left_ns
@@ -37,7 +37,7 @@ class Turn:
 
 
 async def in_turns(steps: Steps[_T]) -> _T:
-    """The result of ``steps``; the loop goes round whenever a turn is over."""
+    """Run ``steps``, let the event loop do other work after each turn, and return the result."""
     turn = Turn()
     while True:
         try:

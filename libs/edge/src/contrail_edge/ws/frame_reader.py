@@ -1,9 +1,9 @@
-"""Reading a client's frames: whole plain messages here, everything else by ``websockets``.
+"""Reading a client's frames: complete plain messages here, everything else by ``websockets``.
 
-A socket that is published to carries many small messages, each in a frame of its own. One that came
-whole, in one frame, is read in a fifth of the library's time. Fragments, control frames, what comes
-in pieces and what is against the rules are the library's. It is never given more than its frame, so
-where the next one begins is known.
+A socket of a publisher has many small messages, each in a frame of its own. This module reads a
+message that arrives completely, in one frame, in a fifth of the library's time. The library reads
+fragments, control frames, incomplete frames and invalid frames. It gets one frame at a time, so
+the start of the next frame is known.
 """
 
 from collections.abc import Iterator
@@ -23,27 +23,27 @@ _OPCODE: Final = 0x0F
 _MEDIUM: Final = 126
 _LONG: Final = 127
 _HEAD_BYTES: Final = {_MEDIUM: 4, _LONG: 10}
-"""Of a head without its mask; others have two."""
+"""Bytes of a head without its mask, by length code; all other heads have two."""
 _MASK_BYTES: Final = 4
 _ALL: Final = 1 << 64
-"""More than will ever come."""
+"""More bytes than a connection can ever receive."""
 _OPCODES: Final = frozenset(map(int, Opcode))
 
 
 class FrameReader:
-    """The frames of one connection (RFC 6455, 5.2), in order, as they come in any pieces."""
+    """Reads the frames of one connection (RFC 6455, 5.2) from bytes that arrive in any pieces."""
 
     def __init__(self, wire: Protocol, opcode: Opcode) -> None:
-        """Plain messages are frames of ``opcode``; ``wire`` reads the others, and has the bound."""
+        """Read frames of ``opcode`` here; ``wire`` reads all others, and has the size limit."""
         self._wire = wire
         self._plain = FINAL | opcode
         self._begun = b""
-        self._missing = 0  # of what the library has begun to read
+        self._missing = 0  # bytes until the end of the frame that the library is reading
 
     def read(self, data: bytes) -> Iterator[bytes | Frame]:
-        """What ``data`` completes: plain messages, and frames as the library has read them.
+        """Yield plain messages and the library's frames that ``data`` completes.
 
-        What breaks the rules is in the library's ``parser_exc`` then; nothing is raised.
+        Never raises: a violation of the protocol is in ``parser_exc`` of the library.
         """
         if self._begun:
             data, self._begun = self._begun + data, b""
@@ -67,12 +67,12 @@ class FrameReader:
                 yield cast(Frame, event)
 
     def _frame_at(self, data: bytes, at: int) -> tuple[int, int]:
-        """Where the content of the frame at ``at`` begins, 0 until that is known; its bytes."""
+        """Return start (0: not known yet) and size of the content of the frame at ``at``."""
         if len(data) - at == 1:
             return 0, 0
         first, second = data[at], data[at + 1]
         if not second & MASKED or first & _OPCODE not in _OPCODES:
-            return at + 2, _ALL  # the library refuses it, and what follows is no frame
+            return at + 2, _ALL  # the library refuses it, and no frame follows
         size = second & ~MASKED
         head = at + _HEAD_BYTES.get(size, 2)
         if head > len(data):

@@ -17,7 +17,7 @@ _SWITCHING: Final = 101
 
 
 def accept(request: Request, endpoint: SocketEndpoint) -> tuple[bytes, str]:
-    """The answer that opens the socket, and the sub-protocol that was chosen.
+    """Return the answer that opens the socket, and the chosen sub-protocol.
 
     permessage-deflate is never accepted, so a compressed frame is a protocol error. Raises
     UPGRADE_REQUIRED, SUBPROTOCOL_UNKNOWN and BAD_REQUEST.

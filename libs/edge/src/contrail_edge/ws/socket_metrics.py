@@ -1,4 +1,4 @@
-"""What the edge counts of sockets."""
+"""Metrics of all WebSockets of a process."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _STANDARD_CODES: Final = range(1000, 1016)
 
 
 class Unread(Protocol):
-    """A socket, as far as it is counted."""
+    """The part of a socket that the metrics read."""
 
     @property
     def unread_bytes(self) -> int:
@@ -30,11 +30,11 @@ class SocketCounts(Collector):
         self._closed: Counter[str] = Counter()
 
     def opened(self, socket: Unread) -> None:
-        """A handshake was accepted."""
+        """Count an accepted handshake."""
         self._open.add(socket)
 
     def closed(self, socket: Unread, code: int) -> None:
-        """A socket ended with ``code``, its own or the peer's; 1006 when it ended without one."""
+        """Count a socket that ended with ``code``, ours or the peer's; 1006 means without one."""
         self._open.discard(socket)
         known = code in _OWN_CODES or code in _STANDARD_CODES
         self._closed[str(code) if known else "other"] += 1

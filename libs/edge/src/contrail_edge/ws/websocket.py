@@ -1,8 +1,8 @@
 """WebSocket on the wire (RFC 6455): messages in and out, joined writes, budgets, dead peers.
 
-Frames are read by the Sans-I/O protocol of the ``websockets`` library. Those sent are built here:
-a server's frames are a head and the payload as it is, and all frames of one pass of the loop leave
-in one write, which costs a thirtieth of a write for each.
+The Sans-I/O protocol of the ``websockets`` library reads frames. Frames to send are built here: a
+server's frame is a head and the unchanged payload. All frames of one pass of the event loop go
+into one write, which costs about a thirtieth of one write per frame.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from contrail_edge.ws.frame_reader import FINAL, FrameReader
 from contrail_edge.ws.socket_metrics import SocketCounts
 
 REASON_BYTES_MAX: Final = 123
-"""What fits behind the code in a control frame (RFC 6455, 5.5)."""
+"""Bytes for the reason after the code in a close frame (RFC 6455, 5.5)."""
 
 _PACE_BYTES: Final = 1 << 20
 _PACED_BYTES: Final = 256 << 10
@@ -38,7 +38,7 @@ _MEDIUM: Final = 1 << 16
 
 
 class CloseCode(IntEnum):
-    """Why a socket is closed; below 4500 a client comes back, above it does not."""
+    """Why a socket is closed. Clients reconnect after codes below 4500, but not after others."""
 
     INVALID_DATA = 1007
     DRAINING = 4000
@@ -53,25 +53,25 @@ class CloseCode(IntEnum):
 
 
 class SocketHandler(Protocol):
-    """What happens on a socket; every method is called on the event loop and returns at once."""
+    """The callbacks of a socket. Each runs on the event loop and returns at once."""
 
     def received(self, message: bytes) -> Steps[None] | None:
-        """A whole message came, in the kind of frame that the sub-protocol uses.
+        """Handle a complete message; its frames are of the sub-protocol's kind.
 
-        What is answered is left to do, before anything that came behind it.
+        Returned steps are the rest of the work. The socket runs them before the next message.
         """
         ...
 
     def caught_up(self) -> None:
-        """All messages that came together with the last one were handed over, and are done."""
+        """Note that all messages that arrived together have been handled."""
         ...
 
     def drain(self, grace_s: float) -> None:
-        """The process is about to stop: finish within ``grace_s``, then close the socket."""
+        """Finish within ``grace_s`` and close the socket, because the process stops."""
         ...
 
     def lost(self) -> None:
-        """The socket is closed or closing; nothing more can be sent. Called once."""
+        """Stop: the socket is closed or closing, and nothing can be sent. Called exactly once."""
         ...
 
 
@@ -79,7 +79,7 @@ class SocketHandler(Protocol):
 class Opening:
     """A handshake that was accepted.
 
-    Unless it is ``authenticated``, a token is still to come, which ``good_token`` checks.
+    If it is not ``authenticated``, the first frame must have a token, which ``good_token`` checks.
     """
 
     subprotocol: str
@@ -88,7 +88,7 @@ class Opening:
 
 
 class SocketEndpoint(Protocol):
-    """What serves the sockets of one path."""
+    """Serves the sockets of one path."""
 
     path: str
     subprotocols: Mapping[str, Opcode]
@@ -101,7 +101,7 @@ class SocketEndpoint(Protocol):
 
 
 def frame_head(opcode: Opcode, length: int) -> bytes:
-    """The head of a server's unfragmented frame (RFC 6455, 5.2)."""
+    """Return the head of an unfragmented, unmasked frame (RFC 6455, 5.2)."""
     first = FINAL | opcode
     if length < _SHORT:
         return bytes((first, length))
@@ -111,7 +111,7 @@ def frame_head(opcode: Opcode, length: int) -> bytes:
 
 
 class EdgeSocket(asyncio.Protocol):
-    """One open socket, from its accepted handshake on."""
+    """One open socket, from its accepted handshake on. All fields belong to the event loop."""
 
     def __init__(
         self,
@@ -120,38 +120,44 @@ class EdgeSocket(asyncio.Protocol):
         state: EdgeState,
         counts: SocketCounts,
     ) -> None:
+        # Reads frames, and builds pongs and close frames. Its size limit grows in `trust`.
         self._wire = Wire(Side.SERVER, max_size=settings.unproven_frame_bytes_max)
+        # Reads simple messages faster than `_wire`, and gives it all other bytes.
         self._frames = FrameReader(self._wire, opcode)
-        self._opcode = opcode
+        self._opcode = opcode  # the kind of frame of the sub-protocol: text or binary
         self._settings = settings
-        self._state = state
-        self._counts = counts
+        self._state = state  # budgets of the process
+        self._counts = counts  # metrics of all sockets
         self._loop = asyncio.get_running_loop()
-        self._connections: set[Any] = set()
-        self._handler: SocketHandler
-        self._transport: asyncio.Transport
+        self._connections: set[Any] = set()  # uvicorn's open connections, which it shuts down
+        self._handler: SocketHandler  # set once, in `begin`
+        self._transport: asyncio.Transport  # set once, in `begin`
+        # Bytes for the next write, and their number. Set while not empty: `_flushing`.
         self._queue: list[bytes] = []
         self._queued = 0
         self._flushing: asyncio.Handle | None = None
+        # The start of a fragmented message; None between messages.
         self._fragments: bytearray | None = None
         self._arrived: list[bytes] = []
-        """What came while others have their turn."""
+        """Bytes that arrived while ``_left`` was not done, in order."""
         self._left: Steps[None] | None = None
-        """What is still to be done of what was read; nothing is read meanwhile."""
+        """The rest of the work for the bytes that were read; reading is paused meanwhile."""
         self._working_bytes = 0
-        """The message that it is about."""
+        """Size of the message that ``_left`` is working on, or 0."""
+        # The next call of `_go_on`. While it is set, reading is paused.
         self._next_turn: asyncio.Handle | None = None
+        # Bytes of unfinished messages that are counted in `_state.bodies`.
         self._held = 0
-        self._proven = False
-        self._paused = False
-        self._writable = asyncio.Event()
+        self._proven = False  # the peer has shown its token, or needs none
+        self._paused = False  # the handler does not want more messages now
+        self._writable = asyncio.Event()  # cleared while the write buffer is full
         self._writable.set()
-        self._heard = True
-        self._pinged = False
-        self._ended = False
-        self._deaf = False
-        self._watch: asyncio.TimerHandle | None = None
-        self._cut: asyncio.TimerHandle | None = None
+        self._heard = True  # bytes have arrived since the last look for life
+        self._pinged = False  # the last look for life sent a ping
+        self._ended = False  # closing or closed; the handler was told
+        self._deaf = False  # arriving bytes are dropped
+        self._watch: asyncio.TimerHandle | None = None  # the next look for life
+        self._cut: asyncio.TimerHandle | None = None  # aborts a peer that does not close
 
     # Beginning and end ---------------------------------------------------------------------------
     def begin(
@@ -162,7 +168,10 @@ class EdgeSocket(asyncio.Protocol):
         endpoint: SocketEndpoint,
         opening: Opening,
     ) -> None:
-        """Take over ``transport``; ``answer`` opens the socket, in one write with what follows."""
+        """Take over ``transport``, and send ``answer``, the answer to the handshake.
+
+        The answer goes into one write with the first frames.
+        """
         self._transport = transport
         transport.set_write_buffer_limits(_PACE_BYTES, _PACED_BYTES)
         transport.set_protocol(self)
@@ -176,17 +185,17 @@ class EdgeSocket(asyncio.Protocol):
         self._handler = endpoint.open(self, opening)
 
     def trust(self) -> None:
-        """Take messages of full size: the peer has shown its token, or needs none."""
+        """Accept messages of full size, as the peer has shown its token or needs none."""
         self._proven = True
         self._wire.max_message_size = self._settings.frame_bytes_max
 
     @property
     def open(self) -> bool:
-        """Whether messages can still be sent."""
+        """True while messages can be sent."""
         return not self._ended
 
     def close(self, code: int, reason: str = "") -> None:
-        """Send what is queued and a close frame; the peer's own has a while to come."""
+        """Send what is queued and a close frame, then give the peer some time to close."""
         if self._ended:
             return
         self._end(code)
@@ -201,12 +210,12 @@ class EdgeSocket(asyncio.Protocol):
         self._leave(_UNREAD_LINGER_S if unread else self._settings.linger_s)
 
     def shutdown(self) -> None:
-        """The server stops; uvicorn calls this on each of its connections."""
+        """Drain the session. uvicorn calls this for each connection when the server stops."""
         if not self._ended:
             self._handler.drain(self._settings.grace_s / 2)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """End the session, stop the timers, and return all budgets."""
         self._end(1006)
         for timer in (self._watch, self._cut, self._flushing, self._next_turn):
             if timer is not None:
@@ -225,7 +234,7 @@ class EdgeSocket(asyncio.Protocol):
             self._handler.lost()
 
     def _leave(self, linger_s: float) -> None:
-        """Cut the connection when the peer does not end it within ``linger_s``."""
+        """Abort the connection if the peer does not end it within ``linger_s``."""
         self._fragments = None
         self._writable.set()
         self.resume()
@@ -234,7 +243,7 @@ class EdgeSocket(asyncio.Protocol):
 
     # Reading -------------------------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
-        """Read frames; the messages they complete go to the handler."""
+        """Read frames, and hand complete messages to the handler."""
         self._heard = True
         if self._deaf:
             return
@@ -258,7 +267,7 @@ class EdgeSocket(asyncio.Protocol):
             yield
 
     def _go_on(self) -> None:
-        """Work until nothing is left, or others are to have their turn."""
+        """Work until everything is done or this turn of the event loop is over."""
         assert self._left is not None
         turn = Turn()
         for _ in self._left:
@@ -290,7 +299,7 @@ class EdgeSocket(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether something is left to do of what was read."""
+        """True while messages that were read are not completely handled."""
         return self._left is not None
 
     def _answer_control_frames(self) -> None:
@@ -301,10 +310,10 @@ class EdgeSocket(asyncio.Protocol):
             self._answer(answers)
 
     def eof_received(self) -> None:
-        """The peer sends no more: the connection ends, as RFC 6455 has no half-open sockets."""
+        """Let the transport close: RFC 6455 has no half-open sockets."""
 
     def _take(self, frame: Frame) -> bytes | None:
-        """The message that ``frame`` completes, if it does."""
+        """Return the message that ``frame`` completes, or None."""
         if self._ended:
             return None
         opcode, data = frame.opcode, bytes(frame.data)
@@ -328,7 +337,7 @@ class EdgeSocket(asyncio.Protocol):
         return None
 
     def _answer(self, answers: list[bytes]) -> None:
-        """Pongs; or the answer to a close frame, behind which the connection ends."""
+        """Send pongs, or the answer to a close frame, after which the connection ends."""
         self._put([answer for answer in answers if answer])
         if b"" in answers:
             self._flush()
@@ -336,7 +345,7 @@ class EdgeSocket(asyncio.Protocol):
             self._leave(self._settings.linger_s)
 
     def _fail(self, error: Exception, answers: list[bytes]) -> None:
-        """What came is not WebSocket, or is too large: say so and listen no more."""
+        """Close because the bytes are not WebSocket or a message is too large."""
         if self._ended:
             return
         if isinstance(error, PayloadTooBig):
@@ -348,8 +357,8 @@ class EdgeSocket(asyncio.Protocol):
         self._listen_no_more()
 
     def _listen_no_more(self) -> None:
-        # Closing now would reset the connection under a peer that still writes, and it would never
-        # see why: end this side, drop what comes, close a little later.
+        # Closing now would reset the connection of a peer that is still writing, and it would never
+        # see the reason. So end this side, drop what arrives, and close later.
         self._deaf = True
         self._arrived.clear()
         self._wire.reader.discard()
@@ -359,9 +368,10 @@ class EdgeSocket(asyncio.Protocol):
             self._transport.write_eof()
 
     def _hold(self, count: int) -> None:
-        """Count the bytes of messages that are not complete with the bodies in flight.
+        """Count ``count`` bytes of unfinished messages in the budget of bodies in flight.
 
-        Those of a peer that has not shown its token are few, and take no room from others.
+        A peer that has not shown its token is not counted: its messages are small, and it must not
+        use up the budget of others.
         """
         bodies = self._state.bodies
         if not self._proven:
@@ -375,14 +385,14 @@ class EdgeSocket(asyncio.Protocol):
         self._held = count
 
     def pause(self) -> None:
-        """Read no more for now: the peer sends faster than its messages can be worked on."""
+        """Stop reading for now, because the peer sends faster than its messages are handled."""
         if not self._paused and not self._ended:
             self._paused = True
             if self._next_turn is None:
                 self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read again."""
+        """Read again after ``pause``."""
         if self._paused:
             self._paused = False
             if self._next_turn is None:
@@ -390,7 +400,7 @@ class EdgeSocket(asyncio.Protocol):
 
     # Writing -------------------------------------------------------------------------------------
     def send(self, message: bytes) -> None:
-        """Send a message; what the peer leaves unread counts against its budget."""
+        """Send a message. Bytes that the peer leaves unread count against its budget."""
         if self._ended:
             return
         self._counts.frames_out += 1
@@ -424,13 +434,14 @@ class EdgeSocket(asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that the peer has not taken yet, without those in the kernel's buffers."""
+        """Bytes that the peer has not read yet, without those in the kernel's buffers."""
         return self._queued + self._transport.get_write_buffer_size()
 
     async def room(self) -> None:
-        """Wait while the peer reads, but slower than it is sent to.
+        """Wait for a peer that reads, but more slowly than the server sends.
 
-        For a peer that takes nothing at all there is no waiting: it spends its budget.
+        Returns after a second in which the peer has read nothing: such a peer then uses up its
+        budget of unread bytes, and is closed as a slow consumer.
         """
         while not self._ended and not self._writable.is_set():
             before = self._transport.get_write_buffer_size()
@@ -442,16 +453,16 @@ class EdgeSocket(asyncio.Protocol):
                     return
 
     def pause_writing(self) -> None:
-        """The peer reads slower than it is sent to."""
+        """Make ``room`` wait, because the write buffer is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """End the waits of ``room``, because the peer has read enough."""
         self._writable.set()
 
     # Life ----------------------------------------------------------------------------------------
     def _look_for_life(self) -> None:
-        """Ping a peer that is silent; one that stays silent is dead."""
+        """Ping a silent peer. If it was pinged before and is still silent, it is dead."""
         silent = not self._heard and not self._paused and not self.busy
         if silent and self._pinged:
             self._watch = after_a_look(self._loop, self._end_silent)
@@ -459,14 +470,14 @@ class EdgeSocket(asyncio.Protocol):
         self._ping_if(silent)
 
     def _end_silent(self) -> None:
-        if self._heard:  # it is we who did not listen
+        if self._heard:  # bytes were there; the event loop was late to read them
             self._ping_if(silent=False)
             return
         self._end(1006)
         self._transport.abort()
 
     def _ping_if(self, silent: bool) -> None:
-        """Send a ping, maybe, and look again later."""
+        """Send a ping if the peer is ``silent``, and look again later."""
         self._pinged = silent
         if silent and not self._ended:
             self._wire.send_ping(b"")

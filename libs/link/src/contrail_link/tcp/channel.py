@@ -1,4 +1,4 @@
-"""The client's connection to storage: kept up, made again when it is lost, with all that waits."""
+"""The client's connection to storage, with its open requests; a lost connection is made again."""
 
 import asyncio
 import itertools
@@ -29,42 +29,48 @@ _status: Final = msgspec.msgpack.Decoder(dict[str, str])
 _MS: Final = 1000.0
 _NOT_YET: Final = "not connected yet"
 _LEFT_MAX: Final = 1_024
-"""Callers that have left whose results may still come: they come within one round trip."""
+"""Cancelled requests whose result may still arrive. It takes one round trip at most."""
 
 Late = Callable[[memoryview], None]
-"""Who gets a result that came for a caller who had left."""
+"""Gets the result of a request that was cancelled too late."""
 
 Address = tuple[str, int]
 
 
 class LinkLostError(Exception):
-    """The connection ended, or the time was over, after a request was sent and before its answer.
+    """A request was sent, and the connection ended or the time was over before its answer.
 
-    Whether storage has done it nobody knows.
+    The outcome is unknown: storage may have carried out the request.
     """
 
 
 class Caller(Protocol):
-    """Who waits for the answer to a request; told exactly once how it ended."""
+    """Waits for the answer to a request.
+
+    Exactly one of the methods is called, once; none after the request was cancelled.
+    """
 
     def answered(self, body: memoryview) -> None:
-        """The result came; of a stream, that it begins."""
+        """Take the result; for a stream, this says that it begins."""
         ...
 
     def failed(self, error: ApiError | LinkLostError) -> None:
-        """It was refused, or nobody knows."""
+        """Take an ApiError if storage refused, or a LinkLostError if the outcome is unknown."""
         ...
 
 
 class StreamCaller(Caller, Protocol):
-    """Who reads a stream: after ``answered`` come pieces, then one end."""
+    """Reads a stream: ``answered``, then any number of pieces, then ``ended``.
+
+    ``failed`` may come at any point instead, and is then the last call.
+    """
 
     def chunk(self, piece: memoryview) -> None:
-        """A piece of the stream."""
+        """Take a piece of the stream."""
         ...
 
     def ended(self) -> None:
-        """The stream is complete."""
+        """Note that the stream is complete."""
         ...
 
 
@@ -88,41 +94,54 @@ class _Pending:
 
 
 class Channel:
-    """One connection to one of ``addresses``: the one that answered last, else the next.
+    """A connection to one of ``addresses``: the one that answered last, otherwise the next.
 
-    Requests are refused with NOT_READY while there is none, with OVERLOADED at the bounds.
+    Requests are refused with NOT_READY without a connection, and with OVERLOADED at the limits.
+    All fields belong to the event loop.
     """
 
     def __init__(self, addresses: Sequence[Address], key: bytes, limits: LinkLimits) -> None:
         self.limits = limits
         self.losses = 0
         self.timings: dict[str, Timings] = {}
-        """Of all requests, by method, however they ended."""
+        """Durations of all requests by method, whatever their outcome."""
         self.failed: dict[str, int] = {}
-        """Requests that were refused or lost, by method."""
+        """Number of refused or lost requests by method."""
         self.status: dict[str, str] = {}
-        """What storage said last of its own readiness."""
+        """Readiness of storage, from its last pulse."""
         self.why = _NOT_YET
-        """Why there is no connection."""
+        """Why there is no connection; meaningless while there is one."""
+        # Host and port of each storage process; never changes.
         self._addresses = list(addresses)
+        # Index of the current address, modulo their number; it only grows.
         self._at = 0
+        # The cluster secret, for the handshake.
         self._key = key
+        # Source of request numbers. `_next_number` skips 0 and those in use.
         self._numbers = itertools.count(1)
+        # Requests without an answer by number, and streams that have not ended.
         self._pending: dict[int, _Pending] = {}
+        # Cancelled requests by number whose late result somebody wants, oldest first; at most
+        # _LEFT_MAX. Disjoint from `_pending`.
         self._left: dict[int, Late] = {}
+        # Totals over `_pending`: requests that may wait are in `_waits`, all others in `_busy`,
+        # and their bodies in `_busy_bytes`.
         self._busy = self._busy_bytes = self._waits = 0
+        # The open connection; None while there is none. `_up` is set if and only if it is not None.
         self._connection: ClientConnection | None = None
         self._up = asyncio.Event()
+        # True once `close` was called.
         self._closed = False
+        # The task that connects, watches the connection, and connects again; None before `start`.
         self._task: asyncio.Task[None] | None = None
 
     # Life ----------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Connect, and keep connected until closed."""
+        """Connect, and connect again after each loss, until ``close``."""
         self._task = asyncio.create_task(self._keep_connected())
 
     async def close(self) -> None:
-        """End the connection; who still waits is told that it is lost."""
+        """End the connection, and fail pending requests with LinkLostError."""
         self._closed = True
         self.why = "closed"
         if self._connection is not None:
@@ -134,7 +153,7 @@ class Channel:
 
     @property
     def up(self) -> bool:
-        """Whether requests can be sent."""
+        """True if requests can be sent."""
         return self._connection is not None
 
     @property
@@ -143,7 +162,7 @@ class Channel:
         return len(self._pending)
 
     async def wait_until_up(self, timeout_s: float) -> bool:
-        """Wait for a connection; answers whether there is one."""
+        """Wait for a connection; return False if there is none after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
@@ -152,7 +171,7 @@ class Channel:
         return True
 
     def move_on(self) -> None:
-        """Leave a storage that does not serve for the next address, when there is another."""
+        """Connect to the next address if there is one, because this storage does not serve."""
         if len(self._addresses) > 1 and self._connection is not None:
             self._at += 1
             self._connection.fail("it is not serving")
@@ -171,7 +190,7 @@ class Channel:
                     _log.warning("link_down", reason=told)
                 self.why = told
                 self._at += 1
-            # Many clients that lost the same server do not come back at the same moment.
+            # Keep clients that lost the same server from coming back all at the same moment.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, limits.backoff_max_s)
 
@@ -199,7 +218,7 @@ class Channel:
             self._expire(now)
 
     def lost(self, connection: "ClientConnection", reason: str) -> None:
-        """The connection has ended."""
+        """Note that a connection has ended, and fail its requests with LinkLostError."""
         if self._connection is connection:
             self._connection = None
             self._up.clear()
@@ -218,9 +237,10 @@ class Channel:
         caller: Caller,
         stream: StreamCaller | None = None,
     ) -> int:
-        """Send a request; ``caller`` is told how it ended. NOT_READY, OVERLOADED: nothing was sent.
+        """Send a request, and return its number, by which it can be cancelled.
 
-        Answers the request's number, by which it can be cancelled.
+        ``caller`` gets the outcome. Raises NOT_READY, OVERLOADED or BODY_TOO_LARGE, and has then
+        sent nothing.
         """
         connection = self._connection
         if connection is None:
@@ -242,13 +262,16 @@ class Channel:
         return number
 
     def away(self) -> ApiError:
-        """The refusal while there is no connection."""
+        """Return the error for a request while there is no connection."""
         return ApiError(
             errors.NOT_READY, "storage cannot be reached", retry_after_s=1, applied=False
         )
 
     def cancel(self, number: int, late: Late | None = None) -> None:
-        """The caller has left: it is told nothing more. ``late`` gets a result on its way."""
+        """Cancel a request; its caller hears nothing more.
+
+        ``late`` gets the result if storage sends it before it sees the cancellation.
+        """
         if self._take(number) is not None and self._connection is not None:
             self._connection.send(frames.CANCEL, number)
             if late is not None:
@@ -312,7 +335,7 @@ class Channel:
 
     # Frames --------------------------------------------------------------------------------------
     def take(self, frame: Frame) -> None:
-        """Give a frame to whom it is for; nobody, when the caller has left."""
+        """Hand a frame to the caller of its request; drop it if the request was cancelled."""
         if frame.kind == frames.PULSE:
             self.status = _status.decode(frame.body)
             return
@@ -347,7 +370,7 @@ class Channel:
 
 
 class ClientConnection(FramedConnection):
-    """One connection; it is open when storage has proved itself and said how it is."""
+    """One connection. It is open after the handshake and the first frame, a pulse."""
 
     def __init__(self, channel: Channel, handshake: ClientHandshake) -> None:
         super().__init__(handshake, channel.limits)
@@ -359,21 +382,21 @@ class ClientConnection(FramedConnection):
         self._hello = handshake
 
     def on_open(self) -> None:
-        """Storage has proved itself; its first pulse comes next."""
+        """Do nothing: the connection is open only with the first frame."""
 
     def on_frame(self, frame: Frame) -> None:
-        """Hand the frame over."""
+        """Hand the frame to the channel."""
         self._channel.take(frame)
         if not self.opened.done():
             self.opened.set_result(None)
 
     def on_lost(self, reason: str) -> None:
-        """Tell whoever waits."""
+        """Fail the attempt to connect, and tell the channel."""
         if not self.opened.done():
             if self._hello.proof_sent and not self._hello.done:
                 reason = "storage refused the cluster secret, or shut down"
             self.opened.set_exception(HandshakeError(reason))
-            self.opened.exception()  # who waited for it may have given up: that is no news
+            self.opened.exception()  # marks it as seen: the waiting task may have given up
         self.closed.set_result(None)
         self._channel.lost(self, reason)
 

@@ -57,9 +57,10 @@ _AGAIN_S: Final = 1
 class RemoteLink:
     """``contrail_link.contract.StorageLink`` on a storage node in another process.
 
-    Two connections, so that no bulk of a replay stands before the answer to a publish. What was not
-    sent, and what changes nothing, is asked again for a moment when a connection is lost; what may
-    have been done is OUTCOME_UNKNOWN. While storage is away everything is NOT_READY.
+    It has two connections, so that the answer to a publish never waits behind the bytes of a
+    replay. If a connection is lost, requests that were not sent or that change nothing are repeated
+    for a short time. A request that may have had an effect ends with OUTCOME_UNKNOWN. While there
+    is no connection, all requests are refused with NOT_READY.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class RemoteLink:
         self._streams = Channel(addresses, key, self.limits)
 
     def start(self) -> None:
-        """Connect in the background; requests are refused until that is done."""
+        """Connect in the background. Until then, requests are refused."""
         self._calls.start()
         self._streams.start()
 
@@ -80,7 +81,7 @@ class RemoteLink:
         await self._streams.close()
 
     async def wait_until_up(self, timeout_s: float) -> bool:
-        """Wait until storage answers; whether it does."""
+        """Wait until there is a connection to storage; return False after ``timeout_s``."""
         return await self._calls.wait_until_up(timeout_s)
 
     # Calls ---------------------------------------------------------------------------------------
@@ -92,9 +93,9 @@ class RemoteLink:
         on_loss: OnLoss | None = None,
         late: Late | None = None,
     ) -> _R:
-        """The method's result. ``wait_s`` is how long storage may wait before it answers.
+        """Return the method's result. ``wait_s``: how long storage may wait before it answers.
 
-        ``late`` gets a result that comes when the caller has left.
+        ``late`` gets a result that arrives after the caller was cancelled.
         """
         body = encode(arguments)
         what_then = on_loss or method.on_loss
@@ -188,7 +189,7 @@ class RemoteLink:
 
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order, waiting for the first when asked to."""
-        # A wait is not begun anew: its caller would wait longer than it said.
+        # A wait is not repeated, because the caller would then wait longer than it asked for.
         on_loss = OnLoss.REFUSE if request.wait_ns else None
         wait_s = request.wait_ns / NS_PER_S
         return await self._call(methods.READ_RANGE, request, wait_s=wait_s, on_loss=on_loss)
@@ -301,11 +302,11 @@ class RemoteLink:
         return await self._call(methods.PULL, request, wait_s=wait_s, late=late)
 
     def _give_back(self, request: PullRequest, body: memoryview) -> None:
-        """Deliveries that came for nobody are for whoever pulls next."""
+        """Return deliveries to the consumer that arrived after the caller was cancelled."""
         try:
             result = methods.PULL.result.decode(body)
         except msgspec.DecodeError:
-            return  # a storage of another kind: they come again after ack_wait
+            return  # another version of storage; it delivers them again after ack_wait
         items = [AckItem(*result.address(one), one.message.seq, "nak") for one in result.deliveries]
         if items:
             arguments = encode((request.stream, request.consumer, items, False))
@@ -347,19 +348,19 @@ class RemoteLink:
 
     # Node ----------------------------------------------------------------------------------------
     def readiness(self) -> dict[str, str]:
-        """What is not ready, and why: the link, or what storage said of itself within a second."""
+        """Return why the link or storage is not ready; storage reports once a second."""
         for channel in (self._calls, self._streams):
             if not channel.up:
                 return {"storage link": f"down: {channel.why}"}
         return self._calls.status
 
     def metrics_text(self) -> str:
-        """The link's own metrics; storage's are at its own address."""
+        """Return the metrics of this end of the link; storage serves its own."""
         return exposition(client_metrics({"calls": self._calls, "streams": self._streams}))
 
 
 class _Retry:
-    """How long one caller's request is kept for a connection that comes back."""
+    """The time for which one caller's request waits for a new connection."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -438,7 +439,7 @@ class _Publish:
 
 
 class ChunkStream(AsyncIterator[bytes]):
-    """The chunks of a stream. At most a window of them is here or on its way."""
+    """The chunks of a stream. At most a window of bytes is buffered here or on its way."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -452,7 +453,7 @@ class ChunkStream(AsyncIterator[bytes]):
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def begin(self, method: Method[None], body: bytes, limits: LinkLimits) -> None:
-        """Ask, and wait until storage has checked the request."""
+        """Send the request, and wait until storage has checked it."""
         self._window = limits.window_bytes
         self._number = self._channel.post(method, body, limits.call_s, self, self)
         self._channel.give_credit(self._number, self._window)
@@ -463,7 +464,7 @@ class ChunkStream(AsyncIterator[bytes]):
             raise
 
     async def __anext__(self) -> bytes:
-        """The next piece; ApiError when the stream was cut."""
+        """Return the next piece; raise ApiError if the stream was cut."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -479,20 +480,20 @@ class ChunkStream(AsyncIterator[bytes]):
         return piece
 
     async def aclose(self) -> None:
-        """End the stream before its end; nothing to do behind it."""
+        """Cancel the rest of the stream; does nothing after its end."""
         if not self._complete:
             self._complete = True
             self._channel.cancel(self._number)
         self._pieces.clear()
 
     def answered(self, body: memoryview) -> None:
-        """Storage has taken the request."""
+        """Note that storage has accepted the request."""
         del body
         if not self._begun.done():
             self._begun.set_result(None)
 
     def failed(self, error: ApiError | LinkLostError) -> None:
-        """The request was refused, or the stream is cut."""
+        """Note that the request was refused, or that the stream was cut."""
         if not self._begun.done():
             self._complete = True
             self._begun.set_exception(error)
@@ -502,12 +503,12 @@ class ChunkStream(AsyncIterator[bytes]):
         self._wake()
 
     def chunk(self, piece: memoryview) -> None:
-        """A piece."""
+        """Buffer a piece."""
         self._pieces.append(bytes(piece))
         self._wake()
 
     def ended(self) -> None:
-        """That was all."""
+        """Note that the stream is complete."""
         self._complete = True
         self._wake()
 

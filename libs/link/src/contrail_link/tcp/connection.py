@@ -1,4 +1,4 @@
-"""One connection of the link, either end: handshake, frames, joined writes, and when to give up."""
+"""Either end of one connection of the link: handshake, frames, joined writes and time limits."""
 
 import asyncio
 from typing import cast
@@ -14,41 +14,51 @@ Body = bytes | memoryview
 
 
 class FramedConnection(asyncio.Protocol):
-    """Frames both ways once the handshake is done; what is sent in one pass of the loop is joined.
+    """Sends and receives frames after the handshake. All fields belong to the event loop.
 
-    A peer that cannot prove itself in time, breaks the protocol, says nothing or reads nothing for
-    too long is cut off; :meth:`on_lost` is told why.
+    Frames sent in one pass of the event loop go into one write. The connection is aborted if the
+    peer fails the handshake, violates the protocol, or sends or reads nothing for too long;
+    :meth:`on_lost` gets the reason.
     """
 
     def __init__(self, handshake: Handshake, limits: LinkLimits) -> None:
         self.limits = limits
         self.writable = True
         self.lost = False
+        # The handshake under way; None once it is done. No frame is read before.
         self._handshake: Handshake | None = handshake
+        # Cuts the received bytes into frames.
         self._reader = FrameReader(limits.frame_bytes_max)
+        # Heads and bodies for the next write. Not empty only while a call of `_flush` is due.
         self._out: list[Body] = []
+        # False while `set_reading` has paused the transport.
         self._reading = True
+        # The reason for `on_lost`.
         self._reason = "the connection was closed"
+        # Loop times: of the last bytes received, of the last pulse, and of the last moment at
+        # which the write buffer was seen to shrink (meaningless while `writable`).
         self._heard_at = self._pulse_at = self._drained_at = 0.0
+        # Bytes in the write buffer at the last look; meaningless while `writable`.
         self._unwritten = 0
+        # Set by `connection_made`. The timer aborts a handshake that takes too long.
         self._loop: asyncio.AbstractEventLoop
         self._transport: asyncio.Transport
         self._handshake_timer: asyncio.TimerHandle
 
     # What the ends do ----------------------------------------------------------------------------
     def on_open(self) -> None:
-        """The handshake is done."""
+        """Begin to use the connection: the handshake is done."""
         raise NotImplementedError
 
     def on_frame(self, frame: Frame) -> None:
-        """A frame came; FrameError or msgspec.DecodeError ends the connection."""
+        """Handle a frame. Raise FrameError or msgspec.DecodeError to end the connection."""
         raise NotImplementedError
 
     def on_flow(self) -> None:
-        """The peer reads again, or does not."""
+        """Note that ``writable`` has changed: the peer has stopped reading, or reads again."""
 
     def on_lost(self, reason: str) -> None:
-        """The connection has ended."""
+        """Note that the connection has ended. Called exactly once."""
         raise NotImplementedError
 
     # Transport -----------------------------------------------------------------------------------
@@ -63,14 +73,14 @@ class FramedConnection(asyncio.Protocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell why."""
+        """Stop the timer, and report the reason."""
         self.lost = True
         self._out.clear()
         self._handshake_timer.cancel()
         self.on_lost(self._reason if exc is None else f"{self._reason}: {exc}")
 
     def data_received(self, data: bytes) -> None:
-        """Take part in the handshake, then take frames."""
+        """Continue the handshake; after it, read frames."""
         if self.lost or self._transport.is_closing():
             return
         self._heard_at = self._loop.time()
@@ -97,14 +107,14 @@ class FramedConnection(asyncio.Protocol):
         return handshake.rest
 
     def pause_writing(self) -> None:
-        """The peer reads slower than we write."""
+        """Begin to watch a peer that reads more slowly than this end writes."""
         self.writable = False
         self._drained_at = self._loop.time()
         self._unwritten = self._transport.get_write_buffer_size()
         self.on_flow()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """Note that the peer has read enough."""
         self.writable = True
         self.on_flow()
 
@@ -112,7 +122,7 @@ class FramedConnection(asyncio.Protocol):
     def send(
         self, kind: int, request: int, *, method: int = 0, value: int = 0, body: Body = b""
     ) -> None:
-        """Send a frame with the others of this pass of the loop."""
+        """Send a frame, in one write with all others of this pass of the event loop."""
         if self.lost:
             return
         if not self._out:
@@ -127,7 +137,7 @@ class FramedConnection(asyncio.Protocol):
             self._transport.writelines(out)
 
     def set_reading(self, wanted: bool) -> None:
-        """Read, or leave what comes to the peer's buffers."""
+        """Resume or pause reading. While it is paused, TCP slows down the peer."""
         if wanted is self._reading or self.lost or self._transport.is_closing():
             return
         self._reading = wanted
@@ -138,7 +148,7 @@ class FramedConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def close(self) -> None:
-        """End the connection when everything is sent."""
+        """End the connection after everything has been sent."""
         if not self.lost:
             self._flush()
             self._transport.close()
@@ -151,13 +161,13 @@ class FramedConnection(asyncio.Protocol):
 
     # Pulse ---------------------------------------------------------------------------------------
     def pulse(self, now: float, body: Body = b"") -> None:
-        """Say that we are there, and end a connection whose peer is not; called now and then."""
+        """Send a pulse, or end a connection whose peer is silent. Called every ``pulse_s``."""
         if self._handshake is not None:
             return
         late = now - self._pulse_at > 2 * self.limits.pulse_s
         self._pulse_at = now
         if late or not self._reading:
-            # It is we who did not listen.
+            # This end did not read, so silence says nothing about the peer.
             self._heard_at = now
         if now - self._heard_at > self.limits.silence_s:
             self.fail(f"nothing was received for {self.limits.silence_s:g} s")

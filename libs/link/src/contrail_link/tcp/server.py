@@ -1,4 +1,4 @@
-"""The storage end of the link: answers the frames of many clients with one ``StorageLink``."""
+"""The storage end of the link: it serves one ``StorageLink`` to many clients."""
 
 import asyncio
 import contextlib
@@ -56,11 +56,11 @@ class LinkServer:
         self.connections: set[ServerConnection] = set()
         self.refused = 0
         self.timings: dict[str, Timings] = {}
-        """Of the requests that were answered or refused, by method."""
+        """Durations of all requests that were answered or refused, by method."""
         self.failed: dict[str, int] = {}
-        """Requests that were refused, by method."""
+        """Number of refused requests by method."""
         self.numbers = itertools.count()
-        """Of connections, in the order they came."""
+        """Numbers for connections, in the order of their arrival."""
         self._complained = False
         self._quiet: asyncio.Future[None] | None = None
         self._pulse: asyncio.Task[None]
@@ -73,7 +73,10 @@ class LinkServer:
         self._pulse = asyncio.create_task(self._keep_pulse())
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse what is new, answer all who wait, end when what is under way is answered."""
+        """Refuse new requests, end all waits, and finish when running requests are answered.
+
+        Waits at most ``grace_s`` for them.
+        """
         self.stopping = True
         self._server.close()
         self._pulse.cancel()
@@ -88,11 +91,11 @@ class LinkServer:
 
     @property
     def served(self) -> int:
-        """Requests answered, one way or the other."""
+        """Number of requests that were answered or refused."""
         return sum(timings.count for timings in self.timings.values())
 
     def request_ended(self, work: "Work", seconds: float) -> None:
-        """A request was answered, or left."""
+        """Count a request that was answered, refused or cancelled, and log it if asked for."""
         name, error = work.method.name, work.error
         timings = self.timings.get(name)
         if timings is None:
@@ -105,10 +108,10 @@ class LinkServer:
                 _log.info("link_request", method=name, error=error or None, seconds=seconds)
 
     def admits(self) -> bool:
-        """Whether one more connection may try to prove itself.
+        """Return True if one more connection may begin its handshake.
 
-        A client does so at once. Where all places are taken by others that have not, the one that
-        has had the longest time for it makes room: strangers keep nobody out.
+        Clients finish theirs at once. If all places are taken, the connection that has been in its
+        handshake for longest is ended, so that strangers cannot keep clients out.
         """
         unproven = [one for one in self.connections if not one.proven]
         if len(unproven) >= self.limits.unproven_max:
@@ -118,26 +121,26 @@ class LinkServer:
         return len(self.connections) < self.limits.connections_max
 
     def proved(self) -> None:
-        """A client has shown that it knows the key."""
+        """Note that a client has proved that it knows the key."""
         self._complained = False
 
     def turned_away(self, reason: str) -> None:
-        """A connection ended before its client had proved itself; told once, then counted."""
+        """Count a connection that ended before its proof; only the first one is logged."""
         self.refused += 1
         if not self._complained:
             self._complained = True
             _log.warning("link_client_refused", reason=reason)
 
     def readiness(self) -> dict[str, str]:
-        """What clients are told is not ready."""
+        """Return the readiness that clients get with each pulse."""
         return {"storage": "shutting down"} if self.stopping else self.link.readiness()
 
     def metrics_text(self) -> str:
-        """Prometheus exposition text."""
+        """Return the Prometheus text of the server's metrics."""
         return exposition(server_metrics(self.connections, self.refused, self.timings, self.failed))
 
     def work_ended(self) -> None:
-        """A request was answered; at the end the last one is waited for."""
+        """Note that a request has ended; ``stop`` waits for the last one."""
         quiet = self._quiet
         if quiet is not None and not quiet.done() and not any(map(_at_work, self.connections)):
             quiet.set_result(None)
@@ -152,9 +155,10 @@ class LinkServer:
 
 
 class Work:
-    """A request under way; ``size`` is that of its arguments, ``credit`` that of its stream.
+    """A running request.
 
-    ``error`` is the name of what it was refused with.
+    ``size``: bytes of its arguments. ``credit``: bytes that its stream may still send. ``error``:
+    name of the error it was refused with, or "".
     """
 
     __slots__ = (
@@ -193,19 +197,19 @@ class Work:
         self.end_with: ApiError | None = None
 
     def wake(self) -> None:
-        """Let a stream look again whether it may go on."""
+        """Let a stream check again whether it may send."""
         if self.more_credit is not None and not self.more_credit.done():
             self.more_credit.set_result(None)
 
     def cancel(self, end_with: ApiError | None = None) -> None:
-        """End it, answering ``end_with`` when there is somebody to hear it."""
+        """Cancel it; the client gets ``end_with`` if that is given."""
         if self.task is not None and not self.task.done():
             self.end_with = end_with
             self.task.cancel()
 
 
 class ServerConnection(FramedConnection):
-    """One client."""
+    """The connection of one client, with its running requests."""
 
     def __init__(self, owner: LinkServer) -> None:
         self._hello = ServerHandshake(owner.key, secrets.token_bytes(NONCE_BYTES))
@@ -220,7 +224,7 @@ class ServerConnection(FramedConnection):
 
     # Connection ----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet a client, unless there are too many."""
+        """Begin the handshake, or refuse a connection above the limit."""
         super().connection_made(transport)
         if not self._owner.admits():
             self.fail("too many connections")
@@ -229,27 +233,27 @@ class ServerConnection(FramedConnection):
         self._transport.write(self._hello.hello)
 
     def on_open(self) -> None:
-        """Tell the client at once what is not ready."""
+        """Send the readiness at once."""
         self.proven = True
         self._owner.proved()
         self.send(frames.PULSE, 0, body=encode(self._owner.readiness()))
 
     def on_lost(self, reason: str) -> None:
-        """Cancel what waits; what was begun goes on to its end, which nobody hears."""
+        """Cancel waits and streams. Other requests continue, and their answers are dropped."""
         self._owner.connections.discard(self)
         if not self.proven:
             self._owner.turned_away(reason)
         self._cancel_waits(None)
 
     def on_flow(self) -> None:
-        """Go on, or stop reading, as the client reads or not."""
+        """Continue or stop reading and streaming, depending on whether the client reads."""
         self._regulate()
         if self.writable:
             for work in self._works.values():
                 work.wake()
 
     def tick(self, now: float, status: bytes) -> None:
-        """What is due each second."""
+        """Send the pulse, and refuse overdue waits; called once a second."""
         overdue = ApiError(errors.NOT_READY, "the caller's deadline has passed", applied=None)
         for work in list(self._works.values()):
             if work.method.may_wait and now > work.deadline:
@@ -257,7 +261,7 @@ class ServerConnection(FramedConnection):
         self.pulse(now, status)
 
     def leave(self) -> None:
-        """Answer all that waits, and let the client know."""
+        """End all waits with an answer, and send the new readiness."""
         self._cancel_waits(ApiError(errors.SHUTTING_DOWN, applied=False))
         if self.proven:
             self.send(frames.PULSE, 0, body=encode(self._owner.readiness()))
@@ -269,7 +273,7 @@ class ServerConnection(FramedConnection):
 
     # Frames --------------------------------------------------------------------------------------
     def on_frame(self, frame: Frame) -> None:
-        """Begin a request, or do what the frame says about one."""
+        """Begin, cancel or continue a request, as the frame says."""
         if frame.kind == frames.REQUEST:
             self._begin(frame)
             self._regulate()
@@ -311,7 +315,7 @@ class ServerConnection(FramedConnection):
                 self._publish(work, *arguments)
             else:
                 work.task = self._loop.create_task(self._run(work, arguments))
-                # Not within the task: one that is cancelled before it begins never runs.
+                # Not in the task itself: a task that is cancelled before its first step never runs.
                 work.task.add_done_callback(lambda task: self._ended(work, task))
 
     def _take_context(self, request: int) -> RequestContext | None:
@@ -335,7 +339,7 @@ class ServerConnection(FramedConnection):
 
     # Requests ------------------------------------------------------------------------------------
     def _publish(self, work: Work, stream: str, messages: list[PublishMessage]) -> None:
-        """Without a task: the most frequent request of all."""
+        """Publish without a task, as this is the most frequent request."""
 
         def done(outcome: PublishOutcome) -> None:
             if isinstance(outcome, PublishAck):
@@ -376,7 +380,7 @@ class ServerConnection(FramedConnection):
         chunks = await getattr(self._link, work.method.name)(*arguments)
         try:
             self.send(frames.RESULT, work.request, body=encode(None))
-            work.deadline = math.inf  # its reader sets the pace
+            work.deadline = math.inf  # the reader may take any time
             async for chunk in chunks:
                 for piece in pieces_of(chunk):
                     await self._send_chunk(work, memoryview(piece))
@@ -388,7 +392,7 @@ class ServerConnection(FramedConnection):
                     await close()
 
     async def _send_chunk(self, work: Work, chunk: memoryview) -> None:
-        """In pieces, so that no answer waits long behind it, as far as the credit goes."""
+        """Send a chunk within the credit, in pieces, so that answers do not wait long for it."""
         size = self.limits.chunk_bytes
         for at in range(0, len(chunk), size):
             while work.credit <= 0 or not self.writable:
@@ -443,14 +447,14 @@ def _at_work(connection: ServerConnection) -> bool:
 
 
 def _is_sound(batch: MessageBatch) -> bool:
-    """Whether the columns fit each other: storage joins and cuts them without looking again."""
+    """Return True if the columns fit each other; storage does not check them again."""
     count = batch.count
     if not count:
         return True
     index = batch.subject_index
     return (
         batch.columns.is_sound()
-        and batch.columns.seals is None  # storage seals, and nobody else
+        and batch.columns.seals is None  # only storage encrypts
         and len(index) == as_u32(index).itemsize * count
         and int(as_u32(index).max()) < len(batch.subjects)
         and (batch.ids is None or batch.ids.is_sound(count))

@@ -1,13 +1,13 @@
-"""Credit: how much a subscriber is ready to be sent."""
+"""Credit: the number of messages or bytes that a subscriber allows the server to send."""
 
 from contrail_common.timeunits import INT64_MAX
 
 
 class Credit:
-    """A balance of messages and one of bytes; None is without a limit.
+    """A balance of messages and one of bytes; None means no limit.
 
     A message that begins within the credit is sent whole, so the balance of bytes may fall below
-    zero, and what is added fills that up first.
+    zero. Added credit first makes up for that.
     """
 
     __slots__ = ("bytes", "msgs")
@@ -17,7 +17,7 @@ class Credit:
         self.bytes = bytes_
 
     def add(self, msgs: int, bytes_: int) -> None:
-        """Allow that much more."""
+        """Add to the balances."""
         if self.msgs is not None:
             self.msgs = min(self.msgs + msgs, INT64_MAX)
         if self.bytes is not None:
@@ -25,11 +25,11 @@ class Credit:
 
     @property
     def open(self) -> bool:
-        """Whether another message may begin."""
+        """True if another message may be sent."""
         return (self.msgs is None or self.msgs > 0) and (self.bytes is None or self.bytes > 0)
 
     def spend(self, count: int, size: int) -> None:
-        """``count`` messages of ``size`` bytes in all are sent."""
+        """Subtract ``count`` messages of ``size`` bytes in total."""
         if self.msgs is not None:
             self.msgs -= count
         if self.bytes is not None:

@@ -1,41 +1,41 @@
-"""The ledger of a subscription: which messages the socket holds unacknowledged."""
+"""The ledger of a subscription: the messages that the socket holds and has not settled."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 HELD_MAX: Final = 65_536
-"""Beyond this the oldest are forgotten: their acknowledgement has been overdue for long."""
+"""Entries of a ledger. Above this it drops the oldest, whose ack wait is long over."""
 
 _SHOWN_MAX: Final = 5
 _SEQ_BITS: Final = 64
 
 
 def place(shard: int, seq: int) -> int:
-    """What stands for a sequence of a shard in a ledger; of shard 0 it is the sequence itself.
+    """Combine a shard and a sequence into one number, as ledgers use it.
 
-    So it is of a stream with one shard.
+    In shard 0, and in a stream with one shard, the place is the sequence itself.
     """
     return shard << _SEQ_BITS | seq
 
 
 def shard_of_place(at: int) -> int:
-    """The shard of a place."""
+    """Return the shard of a place."""
     return at >> _SEQ_BITS
 
 
 def seq_of_place(at: int) -> int:
-    """The sequence of a place."""
+    """Return the sequence of a place."""
     return at & ((1 << _SEQ_BITS) - 1)
 
 
 def up_to(at: int) -> range:
-    """All places of the same shard up to ``at``, itself included."""
+    """Return all places of the same shard up to and including ``at``."""
     return range(place(shard_of_place(at), 0), at + 1)
 
 
 def newest_of_shards(places: Iterable[int]) -> list[int]:
-    """The highest of the places of each shard."""
+    """Return the highest place of each shard."""
     newest: dict[int, int] = {}
     for at in places:
         shard = shard_of_place(at)
@@ -44,9 +44,9 @@ def newest_of_shards(places: Iterable[int]) -> list[int]:
 
 
 class Ledger:
-    """Sequences that were sent and are not settled, each once however often it was sent.
+    """The sequences that were sent and are not settled, without duplicates, oldest first.
 
-    Of several shards they are the places that :func:`place` makes.
+    If the stream has several shards, the entries are places as made by :func:`place`.
     """
 
     def __init__(self, held_max: int = HELD_MAX) -> None:
@@ -60,11 +60,11 @@ class Ledger:
         return seq in self._held
 
     def clear(self) -> None:
-        """The socket holds nothing."""
+        """Drop all entries."""
         self._held.clear()
 
     def sent(self, seqs: Iterable[int]) -> None:
-        """The socket holds ``seqs`` from now on."""
+        """Add ``seqs`` as the newest entries."""
         for seq in seqs:
             self._held.pop(seq, None)
             self._held[seq] = None
@@ -72,21 +72,21 @@ class Ledger:
             del self._held[next(iter(self._held))]
 
     def settled(self, seqs: Iterable[int]) -> None:
-        """The socket no longer holds ``seqs``."""
+        """Drop ``seqs``; sequences that are not held are ignored."""
         for seq in seqs:
             self._held.pop(seq, None)
 
     def settled_up_to(self, seq: int) -> None:
-        """The socket holds nothing of its shard up to ``seq``, itself included."""
+        """Drop all entries of the shard of ``seq`` up to and including ``seq``."""
         below = up_to(seq)
         for held in [held for held in self._held if held in below]:
             del self._held[held]
 
     def find(self, seqs: Sequence[int], ranges: Sequence[tuple[int, int]]) -> tuple[list[int], str]:
-        """Those of the held sequences that are named, ascending; ``ranges`` are closed.
+        """Return the held sequences in ``seqs`` and ``ranges`` (closed), in ascending order.
 
-        The text tells which of ``seqs`` are not held and which ranges hold none that is, "" when
-        there are no such.
+        The text names the ``seqs`` that are not held and the ranges without a held sequence; it is
+        "" if there are none.
         """
         held = self._held
         unknown = [_shown(seq) for seq in seqs if seq not in held]
@@ -109,7 +109,7 @@ def _shown(at: int) -> str:
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same sequences in ranges that do not overlap, so that none is looked at twice."""
+    """Merge overlapping ranges, so that no sequence is visited twice."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1]:

@@ -1,4 +1,4 @@
-"""Lots: what one pull brought, as the subscription counts and cuts it."""
+"""Lots: the messages of one pull, which the subscription counts and divides."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from contrail_link.contract import Delivery
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Deliveries in order, at least one, as :class:`DeliveryColumns` but one by one."""
+    """At least one delivery, in order; the same interface as :class:`DeliveryColumns`."""
 
     deliveries: Sequence[Delivery]
 
@@ -20,22 +20,22 @@ class Listed:
 
     @property
     def first_seq(self) -> int:
-        """Stream sequence of the first."""
+        """Stream sequence of the first delivery."""
         return self.deliveries[0].message.seq
 
     @property
     def last_seq(self) -> int:
-        """Stream sequence of the last."""
+        """Stream sequence of the last delivery."""
         return self.deliveries[-1].message.seq
 
     @property
     def first_consumer_seq(self) -> int:
-        """Consumer sequence of the first."""
+        """Consumer sequence of the first delivery."""
         return self.deliveries[0].consumer_seq
 
     @property
     def last_consumer_seq(self) -> int:
-        """Consumer sequence of the last."""
+        """Consumer sequence of the last delivery."""
         return self.deliveries[-1].consumer_seq
 
     @property
@@ -44,7 +44,10 @@ class Listed:
         return [_place(delivery) for delivery in self.deliveries]
 
     def begin_within(self, limit: int, most: int) -> tuple[int, int]:
-        """How many of the first ``most`` begin within ``limit`` bytes (above 0), and their size."""
+        """Return how many of the first ``most`` begin before ``limit`` bytes, and their size.
+
+        ``limit`` is above 0, so at least one begins.
+        """
         count = size = 0
         while count < most and size < limit:
             size += _size(self.deliveries[count])
@@ -52,11 +55,11 @@ class Listed:
         return count, size
 
     def slice(self, start: int, stop: int) -> "Listed":
-        """Those from position ``start`` up to ``stop``."""
+        """Return the deliveries from ``start`` up to, but without, ``stop``."""
         return Listed(self.deliveries[start:stop])
 
     def without(self, seqs: Container[int]) -> "Listed":
-        """The others."""
+        """Return the deliveries whose places are not in ``seqs``."""
         return Listed([one for one in self.deliveries if _place(one) not in seqs])
 
 
@@ -68,6 +71,6 @@ def _place(delivery: Delivery) -> int:
 
 
 def _size(delivery: Delivery) -> int:
-    """What a message counts for credit: subject, headers and payload."""
+    """Return the bytes that a message costs of the credit: subject, headers and payload."""
     message = delivery.message
     return len(message.subject.encode()) + message_size(message.headers, len(message.payload))

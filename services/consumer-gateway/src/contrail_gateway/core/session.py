@@ -1,6 +1,6 @@
-"""The state of one socket: who it is, what it subscribed to, what is not answered yet.
+"""The state of one socket: authentication, subscriptions, and the work that is not answered yet.
 
-Frames come in decoded and time is an argument; what must be done is in the return values.
+The module does no I/O. Arguments are decoded frames and the time; return values say what to do.
 """
 
 from collections.abc import Mapping
@@ -46,14 +46,14 @@ _KINDS: Final[dict[type[Settling], AckKind]] = {
 
 
 class UnauthenticatedError(Exception):
-    """The socket has no good token: it is closed."""
+    """The socket has shown no valid token, and must be closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """Acknowledgements of one frame: of ``seqs``, which the socket holds, and of ``tokens``.
+    """The acknowledgements of one frame: of ``seqs``, which the socket holds, and of ``tokens``.
 
-    ``unknown`` tells what else the frame named, "" for nothing.
+    ``unknown`` describes sequences of the frame that the socket does not hold, or is "".
     """
 
     kind: AckKind
@@ -66,9 +66,9 @@ class Settlement:
     def items(
         self, addresses: Mapping[int, tuple[int, int, int]], part: slice = slice(None)
     ) -> list[AckItem]:
-        """The acknowledgements of (a ``part`` of) ``seqs`` for the consumer as it delivered them.
+        """Return the acknowledgements of ``seqs``, or of a ``part`` of them, for storage.
 
-        ``addresses`` has shard id, consumer id and epoch for each shard of the stream.
+        ``addresses`` has shard id, consumer id and epoch of the deliveries for each shard.
         """
         return [
             AckItem(
@@ -83,7 +83,7 @@ class Settlement:
 
 
 class Session:
-    """What a socket may do now, and what it has under way; ``packed`` is one with msgpack."""
+    """The state of one socket. ``packed``: its frames are msgpack."""
 
     def __init__(self, *, authenticated: bool, now_ns: int, packed: bool = False) -> None:
         self.authenticated = authenticated
@@ -97,13 +97,16 @@ class Session:
 
     # Who -----------------------------------------------------------------------------------------
     def heard(self, frame: ClientFrame, now_ns: int) -> None:
-        """A frame came; UnauthenticatedError when the socket has to connect first."""
+        """Note that a frame arrived. Raises UnauthenticatedError if it must be ``connect``."""
         self._heard_ns = now_ns
         if not self.authenticated and not isinstance(frame, Connect):
             raise UnauthenticatedError
 
     def connect(self, frame: Connect, *, good_token: bool) -> None:
-        """Take what a client says of itself; ``good_token`` is what its token is worth."""
+        """Apply a ``connect`` frame; ``good_token``: its token is valid.
+
+        Raises UnauthenticatedError and INVALID_FIELD.
+        """
         if not (self.authenticated or good_token) or (frame.token is not None and not good_token):
             raise UnauthenticatedError
         if frame.heartbeat is not None:
@@ -112,25 +115,25 @@ class Session:
 
     # Back-pressure -------------------------------------------------------------------------------
     def begin(self, count: int, size: int) -> None:
-        """Messages or acknowledgements were passed on, and are answered later."""
+        """Count messages or acknowledgements that were passed on and are answered later."""
         self._outstanding += count
         self._outstanding_bytes += size
 
     def finish(self, count: int, size: int) -> None:
-        """They were answered."""
+        """Stop counting messages or acknowledgements, because they were answered."""
         self._outstanding -= count
         self._outstanding_bytes -= size
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to be read until something was answered."""
+        """True if the socket must not read until something is answered."""
         return (
             self._outstanding >= OUTSTANDING_MAX or self._outstanding_bytes >= OUTSTANDING_BYTES_MAX
         )
 
     # Subscriptions -------------------------------------------------------------------------------
     def subscribe(self, frame: Sub) -> Subscription:
-        """The new subscription, whose consumer is still to be found or made.
+        """Add a subscription; the caller must then find or create its consumer.
 
         Raises SUBSCRIPTION_EXISTS, SHUTTING_DOWN, TOO_MANY_WAITERS and INVALID_FIELD.
         """
@@ -160,22 +163,22 @@ class Session:
         return found
 
     def find(self, sid: str) -> Subscription:
-        """The subscription under ``sid`` (SUBSCRIPTION_NOT_FOUND)."""
+        """Return the subscription ``sid``. Raises SUBSCRIPTION_NOT_FOUND."""
         found = self.subscriptions.get(sid)
         if found is None:
             raise ApiError(errors.SUBSCRIPTION_NOT_FOUND, f"sid {sid}", applied=False)
         return found
 
     def credit(self, frame: AddCredit) -> Subscription:
-        """Add credit; answers the subscription, which may go on now."""
+        """Add credit, and return the subscription, which may now continue."""
         found = self.find(frame.sid)
         found.credit.add(frame.msgs, frame.bytes)
         return found
 
     def settle(self, frame: Settling) -> Settlement:
-        """What ``frame`` acknowledges.
+        """Return the acknowledgements of ``frame``.
 
-        Raises BATCH_TOO_LARGE, INVALID_FIELD, and NOT_SENT_HERE when it is nothing at all.
+        Raises BATCH_TOO_LARGE, INVALID_FIELD, and NOT_SENT_HERE if the socket holds none of them.
         """
         found = self.find(frame.sid)
         seqs, ranges = _places(found, frame)
@@ -199,7 +202,7 @@ class Session:
 
     # Heartbeats ----------------------------------------------------------------------------------
     def beats(self, now_ns: int) -> list[Beat]:
-        """The heartbeats that are due."""
+        """Return the heartbeats that are due, and count them as sent."""
         if not self.heartbeat_ns:
             return []
         due = [
@@ -221,7 +224,10 @@ class Session:
 
     # The end -------------------------------------------------------------------------------------
     def quiet(self, now_ns: int) -> bool:
-        """Whether a draining socket has nothing under way, and its client no more to say."""
+        """Return True if a draining socket can close.
+
+        All work is answered, all messages are settled, and the client has been silent for 300 ms.
+        """
         return (
             not self._outstanding
             and now_ns - self._heard_ns >= _QUIET_NS
@@ -230,7 +236,7 @@ class Session:
 
 
 def _places(sub: Subscription, frame: Settling) -> tuple[list[int], list[tuple[int, int]]]:
-    """The sequences and ranges of a frame as the subscription's ledger has them."""
+    """Return the sequences and ranges of a frame as places of the ledger."""
     for name, given in (("seqs", frame.seqs), ("ranges", frame.ranges)):
         if given and isinstance(given, dict) != bool(sub.last_of_shards):
             form = (
@@ -263,7 +269,7 @@ def _check_durable(frame: Sub) -> None:
 
 
 def _heartbeat_ns(text: DurationText) -> int:
-    """The interval of heartbeats; 0 is none."""
+    """Return the interval of heartbeats; 0 means none."""
     interval_ns = _duration("heartbeat", text)
     if interval_ns and not HEARTBEAT_MIN_NS <= interval_ns <= HEARTBEAT_MAX_NS:
         raise _invalid("heartbeat", "must be 0 or between 100ms and 1h")

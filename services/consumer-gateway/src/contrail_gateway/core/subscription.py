@@ -1,4 +1,4 @@
-"""One subscription of a socket: what to ask for next, what may be sent, what it has seen."""
+"""The state of one subscription: its next pull, its credit, and its position in the stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from contrail_gateway.core.sharded_order import ShardedOrder
 
 BATCH_MAX: Final = 1_000
 BATCH_BYTES_MAX: Final = 384 << 10
-"""A batch becomes one frame, which clients must be able to take: many stop at 1 MiB."""
+"""Bytes of a pull. A batch becomes one frame, and many clients refuse frames above 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullTerms:
-    """What the next pull asks for; ``max_bytes`` 0 is for the next message, whatever its size."""
+    """The limits of the next pull. If ``max_bytes`` is 0, the message may have any size."""
 
     batch: int
     max_bytes: int
@@ -25,10 +25,11 @@ class PullTerms:
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """``own`` is a consumer of the socket itself, ``ordered`` one that resumes by itself.
+    """What the server knows about one subscription.
 
-    ``cols`` tells that its client takes columns. ``next_seq`` and ``next_consumer_seq`` are where
-    an ordered subscription goes on.
+    ``own``: the socket created the consumer. ``ordered``: the subscription resumes by itself after
+    a loss; ``next_seq`` and ``next_consumer_seq`` are then the next sequences that it expects.
+    ``cols``: the client accepts columns.
     """
 
     sid: str
@@ -39,7 +40,7 @@ class Subscription:
     cols: bool = False
     consumer: str = ""
     leaving: bool = False
-    """Nothing more is pulled."""
+    """True once the subscription has stopped pulling."""
     ack_all: bool = False
     acks: bool = True
     ack_wait_ns: int = 0
@@ -51,17 +52,24 @@ class Subscription:
     last_consumer_seq: int = 0
     last_stream_seq: int = 0
     last_of_shards: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Consumer sequence and stream sequence in each shard, where the stream has several."""
+    """Last consumer sequence and stream sequence sent, by shard; empty for a single shard."""
     last_sent_ns: int = 0
     order: ShardedOrder | None = None
-    """Where an ordered subscription goes on in each shard of a stream that has several."""
+    """Position of an ordered subscription in each shard; None for a stream with one shard."""
     ledger: Ledger = field(default_factory=Ledger)
     held_back: Lot | None = None
-    """Pulled beyond the credit, because subjects count for it but not for a pull."""
+    """Messages that were pulled beyond the credit, and are sent first when there is credit again.
+
+    This happens because subjects count against the credit, but not against the limit of a pull.
+    """
     _one: bool = False
+    """True if the next pull is for one message of any size, as it was too large for a batch."""
 
     def opened(self, info: ConsumerInfo, now_ns: int, from_seq: int = 0) -> None:
-        """The consumer is there; it goes on behind what it has delivered, or at ``from_seq``."""
+        """Take over the state of a consumer.
+
+        Its next message is the one after its last delivery, or ``from_seq`` if that is not 0.
+        """
         config = info.config
         self.consumer = config.name
         self.acks = config.ack_policy != "none"
@@ -78,7 +86,7 @@ class Subscription:
         self.last_sent_ns = now_ns
 
     def limited(self, info: ConsumerInfo) -> None:
-        """Ask for no more at once than the consumer allows."""
+        """Limit pulls to what the consumer allows."""
         config = info.config
         self.batch_max = min(config.max_batch or BATCH_MAX, BATCH_MAX)
         self.batch_bytes_max = min(config.max_bytes or BATCH_BYTES_MAX, BATCH_BYTES_MAX)
@@ -86,7 +94,7 @@ class Subscription:
 
     # Asking --------------------------------------------------------------------------------------
     def wanted(self) -> PullTerms | None:
-        """What to pull now; None while the credit does not allow a message to begin."""
+        """Return the terms of the next pull, or None if there is no credit for a message."""
         credit = self.credit
         if not credit.open or self.held_back:
             return None
@@ -97,12 +105,15 @@ class Subscription:
         return PullTerms(batch, limit if credit.bytes is None else min(credit.bytes, limit))
 
     def too_large(self) -> None:
-        """The next message is larger than the pull allowed: it is sent whole, by itself."""
+        """Let the next pull ask for a single message of any size."""
         self._one = True
 
     # Sending -------------------------------------------------------------------------------------
     def take(self, lot: Lot | None = None) -> Lot | None:
-        """What may be sent of what was held back, or else of ``lot``; the rest is held back."""
+        """Spend credit on ``lot``, or on the held-back messages if there is no ``lot``.
+
+        Returns the messages to send now, and holds the others back.
+        """
         credit = self.credit
         if lot is not None:
             self._one = False
@@ -121,7 +132,7 @@ class Subscription:
         return lot.slice(0, count)
 
     def sent(self, lot: Lot, now_ns: int) -> None:
-        """``lot`` is on its way to the client."""
+        """Record that ``lot`` was sent to the client."""
         self.last_sent_ns = now_ns
         if self.last_of_shards and isinstance(lot, Listed):
             self._sent_of_shards(lot)
@@ -141,12 +152,15 @@ class Subscription:
         self.last_stream_seq = max(seq for _, seq in last.values())
 
     def give_back(self) -> list[int]:
-        """The sequences that were pulled, but will not be sent."""
+        """Drop held-back messages, and return their sequences if they have to be acknowledged."""
         lot, self.held_back = self.held_back, None
         return lot.seqs if self.acks and isinstance(lot, Listed) else []
 
     def settled(self, seqs: Sequence[int]) -> None:
-        """``seqs`` were acknowledged, refused or given up for good."""
+        """Forget messages whose acknowledgement storage has accepted.
+
+        With ``ack_all``, all earlier messages of the same shards are forgotten too.
+        """
         if not seqs:
             return
         if self.ack_all:
@@ -155,7 +169,8 @@ class Subscription:
         else:
             self.ledger.settled(seqs)
         if isinstance(self.held_back, Listed):
-            # Held back is what came again: settled under an earlier attempt, nobody wants it now.
+            # A held-back message can be a redelivery. If the client has just settled an earlier
+            # delivery of it, there is no need to send it again.
             if not self.ack_all:
                 self.held_back = self.held_back.without(frozenset(seqs)) or None
                 return
@@ -165,7 +180,7 @@ class Subscription:
 
     # Order ---------------------------------------------------------------------------------------
     def in_order(self, lot: Lot) -> bool:
-        """Whether ``lot`` follows what came before: nobody else took any."""
+        """Return True if ``lot`` continues the sequences, so no other client took a message."""
         expected = self.next_consumer_seq
         return (
             lot.first_consumer_seq == expected
@@ -174,19 +189,19 @@ class Subscription:
         )
 
     def leaves_a_hole(self, lot: Lot) -> bool:
-        """Whether stream sequences before ``lot`` were passed over."""
+        """Return True if there are stream sequences between the last message and ``lot``."""
         return lot.first_seq > self.next_seq
 
     def advance(self, lot: Lot) -> None:
-        """``lot``, which is in order, was taken over."""
+        """Move the position to the end of ``lot``, which must be in order."""
         self.next_consumer_seq = lot.last_consumer_seq + 1
         self.next_seq = lot.last_seq + 1
 
     def lost_below(self, first_kept_seq: int, before_seq: int) -> tuple[int, int] | None:
-        """The sequences (closed range) that went away before they could be sent.
+        """Return the sequences (closed range) that left the stream before they were sent.
 
-        ``first_kept_seq`` is the stream's first, ``before_seq`` the one that is sent next. The
-        subscription goes on behind the range.
+        ``first_kept_seq`` is the first sequence of the stream, ``before_seq`` the next one to
+        send. The position moves to the end of the range.
         """
         first, last = self.next_seq, min(first_kept_seq, before_seq) - 1
         if last < first:
@@ -195,5 +210,5 @@ class Subscription:
         return first, last
 
     def passed(self, seq: int) -> None:
-        """Up to ``seq`` the stream holds nothing more for this subscription."""
+        """Move the position after ``seq``: nothing up to it is left for this subscription."""
         self.next_seq = max(self.next_seq, seq + 1)
