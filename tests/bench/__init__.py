@@ -1,5 +1,5 @@
-"""Benchmarks of the running service beside the machine's limits and other servers.
+"""Benchmarks of the running service, compared with the machine's limits and with other servers.
 
-``python -m tests.bench`` starts real servers as child processes, drives them from a process of its
-own, and compares every figure with what the same machine did in the same run.
+``python -m tests.bench`` starts real servers as child processes and loads them from another
+process. It compares every figure with figures of the same machine in the same run.
 """

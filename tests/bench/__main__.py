@@ -1,7 +1,7 @@
 """``python -m tests.bench [--quick] [--cases a,b] [--json FILE] [--patience SECONDS]``.
 
-A full run takes some minutes and writes its figures into docs/benchmarks.md. Its status is 0 when
-everything could be measured, whether or not the aims were met.
+A full run takes some minutes and writes its figures into docs/benchmarks.md. Its status is 0 if
+everything was measured, even if aims were missed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
 
 
 def main() -> int:
-    """Measure and report; answers the exit status."""
+    """Measure and report; returns the exit status."""
     arguments = _arguments()
     names = with_references(arguments.cases or list(CASES))
     results: dict[str, Measured | None] = {}
@@ -46,10 +46,10 @@ def _measure(
     results: dict[str, Measured | None],
     report: Report,
 ) -> list[str]:
-    """Fill ``results``; answers the names of the cases that could not be measured."""
+    """Fill ``results``; returns the names of the cases that could not be measured."""
     scale = QUICK if arguments.quick else FULL
     failed: list[str] = []
-    # On the disk of the checkout: the temporary folder of the system may be memory.
+    # On the disk of the checkout: the temporary folder of the system may be in memory.
     parent = ROOT / "build"
     parent.mkdir(exist_ok=True)
     spawn = multiprocessing.get_context("spawn")

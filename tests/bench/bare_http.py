@@ -1,7 +1,7 @@
-"""HTTP without a service behind it: uvicorn and an application that answers at once.
+"""HTTP without a service: uvicorn and an application that answers at once.
 
-``python -m tests.bench.bare_http`` serves on a free port and prints it. What this reaches on a
-machine is what any service on the same server and event loop could at most.
+``python -m tests.bench.bare_http`` serves on a free port and prints it. Its rate is the upper limit
+for every service on the same HTTP server and event loop.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ async def _answer(_: Scope, receive: Receive, send: Send) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BareRequests:
-    """Requests like those of a single publish, answered without storing anything, a second."""
+    """Requests a second, like those of single publishes, answered without storing anything."""
 
     connections: int
 

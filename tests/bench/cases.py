@@ -410,7 +410,7 @@ CASES: Final = {
 
 
 def with_references(names: list[str]) -> list[str]:
-    """``names`` and what stands beside them, in the order of the list."""
+    """``names`` and the cases to compare them with, in the order of the list."""
     wanted: set[str] = set()
     ahead = list(names)
     while ahead:

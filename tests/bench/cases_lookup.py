@@ -1,6 +1,6 @@
-"""Reading a part: filtered replay, the last message of a subject, a message by its sequence.
+"""Partial reads: filtered replay, the last message of a subject, a message by its sequence.
 
-And replay of larger messages, where bytes count rather than messages.
+Also the replay of larger messages, where bytes count rather than messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ _MIB: Final = 1 << 20
 
 
 def replay_kib(bench: Bench) -> Measured:
-    """Half as many messages as the scale says, of 1 KiB, as Arrow: GB of payload a second."""
+    """Arrow replay of messages of 1 KiB, half as many as the scale: GB of payload a second."""
     messages = bench.scale.messages // 2
     with fresh_server(bench) as server:
         server.create_stream(STREAM, _PREFIX)
@@ -58,7 +58,7 @@ def replay_kib(bench: Bench) -> Measured:
 
 
 def replay_filtered(bench: Bench) -> Measured:
-    """Replay of one message in a hundred, by a wildcard: messages looked through a second."""
+    """Replay of one message in a hundred, by a wildcard: messages searched a second."""
     messages = _FILTERED_TIMES * bench.scale.messages
     with fresh_server(bench) as server:
         server.create_stream(STREAM, _PREFIX)
@@ -92,7 +92,7 @@ def _drain_filtered(source: Source) -> Run:
 
 
 def _checked(batch: pa.RecordBatch, last: int) -> int:
-    """The last sequence of a batch after ``last`` that has matching messages alone, in order."""
+    """The last sequence of a batch; checks that it follows ``last`` and has only matches."""
     if not batch.num_rows:
         return last
     sequences = batch.column("seq").to_numpy()

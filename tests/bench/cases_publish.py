@@ -21,7 +21,7 @@ Scripts = Callable[[], Sequence[Script]]
 
 
 def published(bench: Bench, scripts: Callable[[str, str], Scripts], timed: bool) -> Measured:
-    """Run after run on one server, each on a stream of its own, checked at the end of each."""
+    """Runs on one server, each on its own stream, which is checked at the end of the run."""
     with fresh_server(bench) as server:
 
         def once(number: int) -> Run:
@@ -87,7 +87,7 @@ def batches_with_ids(bench: Bench) -> Measured:
 def held_kib_batches(bench: Bench) -> Measured:
     """Batches of 1,000 messages of 1 KiB for a long time, once: MB of payload a second.
 
-    The stream keeps a part of them only, so that the disk does not fill.
+    The stream keeps only a part of them, so that the disk does not fill.
     """
     stream, prefix = "BENCH", "bench"
     batches = Batches(
@@ -113,7 +113,7 @@ def held_kib_batches(bench: Bench) -> Measured:
 
 
 def distinct_subjects(bench: Bench) -> Measured:
-    """Memory that a subject costs: RSS before and after publishing to each of a million."""
+    """Memory of one subject: RSS before and after publishing to each of a million subjects."""
     count = bench.scale.messages // FILL_BATCH
     with fresh_server(bench) as server:
         fill(bench, server, "SAME", "same")

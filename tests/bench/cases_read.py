@@ -1,4 +1,4 @@
-"""Reading: bulk replay over HTTP, through the Spark source's client, through Spark, and pulls."""
+"""Reading: replay over HTTP, by the client of the Spark source, and by Spark; and pulls."""
 
 import contextlib
 import http.client
@@ -48,7 +48,7 @@ def replay_arrow(bench: Bench) -> Measured:
 
 
 def replay_client(bench: Bench) -> Measured:
-    """The same through the client inside the Spark source, split after split, without Spark."""
+    """The same with the client of the Spark source, split by split, without Spark."""
     return _read(bench, _drain_client)
 
 
@@ -56,7 +56,7 @@ def _read(bench: Bench, drain: Callable[[Source], Run]) -> Measured:
     with fresh_server(bench) as server:
         fill(bench, server, STREAM, _PREFIX)
         source = Source(server.port, server.pid, bench.scale.messages)
-        # The first read makes buffers and maps that later ones find.
+        # The first read allocates buffers that later ones reuse.
         first = bench.worker.submit(drain, source).result()
         runs = repeat(bench, lambda _: bench.worker.submit(drain, source).result())
     return Measured(runs, note=f"first read {first.value:,.0f}/s")
@@ -74,7 +74,7 @@ def drain_http(source: Source) -> Run:
 
 
 def arrow_batches(source: Source, **parameters: str) -> Iterator[pa.RecordBatch]:
-    """What a replay of all messages answers; ``parameters`` are more ones of its query."""
+    """The batches of a replay of all messages; ``parameters`` are added to its query."""
     connection = http.client.HTTPConnection(HOST, source.port, timeout=_TIMEOUT_S)
     query = urlencode({"from_seq": 1, "to_seq": source.messages, **parameters})
     with contextlib.closing(connection):
@@ -145,7 +145,7 @@ class SparkCount:
         with fresh_server(bench) as server:
             fill(bench, server, STREAM, _PREFIX)
             source = Source(server.port, server.pid, bench.scale.messages)
-            # A process of its own: the JVM lives as long as the process that started it.
+            # In another process, because the JVM runs until the process that started it ends.
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 runs = process.submit(_count, source, self.columns, bench.scale.runs).result()
         return Measured(tuple(runs), note="local[2], 8 splits") if runs else None
@@ -181,7 +181,7 @@ def _counted(session: Any, source: Source, columns: str | None) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Pulls of 100, each with the acknowledgements of the one before."""
+    """Pulls of 100 messages, each with the acknowledgements of the previous pull."""
 
     connections: int
     batch: int = 100

@@ -1,4 +1,4 @@
-"""Removal: erasing until the receipt says done, and streams whose messages go by acks."""
+"""Removal: erasing until the receipt is done, and streams that acks remove messages from."""
 
 from dataclasses import dataclass
 from time import monotonic
@@ -51,7 +51,7 @@ def _erase(server: Server, seq: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PullAway:
-    """Pulls of 100 with the acks of the one before, on a stream that loses what is acked."""
+    """Pulls of 100 with the acks of the last one, from a stream that removes acked messages."""
 
     retention: str
     batch: int = 100

@@ -1,4 +1,4 @@
-"""Sockets: publishing with many messages outstanding, pushing, and the way between them."""
+"""Sockets: publishing with many messages in flight, pushing, and the delay between them."""
 
 import asyncio
 import statistics
@@ -81,7 +81,7 @@ class Delay:
 
 
 def delays(port: int, server_pid: int, rate: int, count: int) -> Run:
-    """Publish ``count`` messages at ``rate`` a second; how long each was on its way."""
+    """Publish ``count`` messages at ``rate`` a second; measures the delay of each."""
     return uvloop.run(_delays(port, server_pid, rate, count))
 
 

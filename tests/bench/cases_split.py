@@ -1,4 +1,4 @@
-"""The split form: the cases of one process with storage, an api and a gateway as processes."""
+"""The split form: cases of one process, run with storage, an api and a gateway as processes."""
 
 import contextlib
 import secrets
@@ -18,7 +18,7 @@ Edge = Literal["api", "gateway"]
 
 @dataclass(frozen=True, slots=True)
 class SplitServer(Server):
-    """Three processes, of which one is asked; all of them count."""
+    """Three processes. Clients use one of them; the CPU and memory of all are counted."""
 
     pids: tuple[int, ...] = ()
 
@@ -30,7 +30,7 @@ class SplitServer(Server):
 
 @contextlib.contextmanager
 def split(asked: Edge, data_dir: Path) -> Iterator[Server]:
-    """Storage, an api and a gateway on ``data_dir``; ``asked`` is the one that clients come to."""
+    """Storage, an api and a gateway on ``data_dir``; clients use the one in ``asked``."""
     link_port = free_port()
     ports: dict[Edge, int] = {"api": free_port(), "gateway": free_port()}
     peers = {"api": {"gateways": ports["gateway"]}, "gateway": {"apis": ports["api"]}}
@@ -57,7 +57,7 @@ def split(asked: Edge, data_dir: Path) -> Iterator[Server]:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A case of one process, with clients that come to an ``edge`` of the split form."""
+    """A case of one process, with clients that use an ``edge`` of the split form."""
 
     measure: Callable[[Bench], Measured | None]
     edge: Edge = "api"

@@ -25,7 +25,7 @@ def interpreter_and_imports(bench: Bench) -> Measured:
         subprocess.run(command, check=True, env=service_environment())
         return Run(perf_counter() - begun)
 
-    once(0)  # compiles what is not
+    once(0)  # compiles modules that are not compiled yet
     return Measured(repeat(bench, once))
 
 
@@ -44,9 +44,9 @@ def start_empty(bench: Bench) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Starts after kill -9 of a server that had stored messages a moment before.
+    """Starts after kill -9 of a server that has just stored messages.
 
-    ``times`` as many as the scale says.
+    Their number is ``times`` that of the scale.
     """
 
     times: int = 1
@@ -75,7 +75,7 @@ class Restart:
         return Measured(runs, note)
 
     def _filled(self, bench: Bench, server: Server) -> str:
-        """What memory the server took with how many messages."""
+        """Fill the server; returns a note with its memory and the number of messages."""
         each = bench.scale.messages
         server.create_stream(_STREAM, _PREFIX)
         grown: dict[int, int] = {}

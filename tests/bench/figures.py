@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tests.bench.server import Server
 
 DISTURBED_CORES: Final = 0.25
-"""A run beside which other processes used more CPU than this is marked in the report."""
+"""The report marks a run if other processes used more CPU than this at the same time."""
 
 
 PULLED_MAX: Final = 200_000
-"""Messages that a consumer is given in one run."""
+"""Messages that a consumer gets in one run."""
 
 
 class BenchError(Exception):
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The runs of one case; ``note`` says what the numbers alone do not."""
+    """The runs of one case; ``note`` explains the numbers."""
 
     runs: tuple[Run, ...]
     note: str = ""
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How long and how often to measure; ``held_s`` is for rates that must last."""
+    """How long and how often to measure; ``held_s`` is the time for sustained rates."""
 
     runs: int
     seconds: float
@@ -84,10 +84,10 @@ QUICK: Final = Scale(runs=1, seconds=1.0, messages=100_000, held_s=3.0)
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a case measures with.
+    """The means with which a case measures.
 
-    ``folder`` lies on the disk that is measured; ``worker`` is the process of the load generator.
-    ``started`` starts a server over a folder, by default everything in one process.
+    ``folder`` is on the measured disk; ``worker`` is the process of the load generator. ``started``
+    starts a server on a folder, by default everything in one process.
     """
 
     folder: Path
@@ -99,11 +99,11 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A figure to hold another one against.
+    """A figure to compare another one with.
 
     ``factor`` makes one operation of the ``reference`` comparable: a disk that syncs 5,000 times a
-    second, each time for 64 messages, stores at most 320,000. ``aim`` is the ratio that is aimed
-    for, where that is what counts.
+    second, each time for 64 messages, stores at most 320,000. ``aim`` is the ratio to reach, for
+    cases whose aim is a ratio.
     """
 
     reference: str
@@ -114,9 +114,9 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One figure: how to measure it, its aim, and what stands beside it.
+    """One figure: how to measure it, its aim, and the figures to compare it with.
 
-    ``measure`` returns None when what it needs is not installed.
+    ``measure`` returns None if something that it needs is not installed.
     """
 
     name: str

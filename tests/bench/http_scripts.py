@@ -1,4 +1,4 @@
-"""Requests of the public API, encoded before they are sent, and reading their answers."""
+"""Requests of the public API, encoded in advance, and the parsing of their answers."""
 
 import itertools
 import random
@@ -13,7 +13,7 @@ from tests.bench.figures import BenchError
 from tests.bench.load import SHOWN_BYTES, Script
 
 MARKER: Final = b"payload:"
-"""Begins every payload and stands nowhere else on any wire: who counts it counts messages."""
+"""Begins every payload and occurs nowhere else, so counting it counts messages."""
 PAYLOAD_BYTES: Final = 128
 SUBJECTS: Final = 16
 JSON: Final = "application/json"
@@ -26,18 +26,18 @@ _VARIANTS: Final = 4_000
 _LETTERS: Final = string.ascii_letters + string.digits
 
 Item = tuple[str, dict[str, list[str]] | None, bytes]
-"""A message of a batch as msgpack carries it: subject, headers, payload."""
+"""A message of a msgpack batch: subject, headers, payload."""
 
 
 def payloads(count: int = _VARIANTS, size: int = PAYLOAD_BYTES) -> list[bytes]:
-    """Random letters and digits, the same in every run: compression finds little in them."""
+    """Random letters and digits, equal in all runs. They hardly compress."""
     chance = random.Random(1)
     length = size - len(MARKER)
     return [MARKER + "".join(chance.choices(_LETTERS, k=length)).encode() for _ in range(count)]
 
 
 def http_request(path: str, content_type: str, body: bytes, accept: str = "*/*") -> bytes:
-    """A POST as it goes over the wire."""
+    """The bytes of a POST."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {accept}\r\n"
         f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -46,9 +46,9 @@ def http_request(path: str, content_type: str, body: bytes, accept: str = "*/*")
 
 
 def body_start(received: bytes, statuses: tuple[bytes, ...]) -> int:
-    """Where the body of a complete answer begins; 0 while it is not complete.
+    """Where the body of a complete answer begins; 0 while the answer is incomplete.
 
-    BenchError when the answer has another status or no length.
+    BenchError if the answer has another status or no length.
     """
     end = received.find(b"\r\n\r\n")
     if end < 0:

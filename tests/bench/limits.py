@@ -1,4 +1,4 @@
-"""What the machine itself can do: syncing appends to its disk, and loopback TCP."""
+"""The limits of the machine itself: synced appends to its disk, and loopback TCP."""
 
 import multiprocessing
 import os

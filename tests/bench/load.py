@@ -1,7 +1,7 @@
-"""The load generator: connections with one request outstanding each, at little CPU of its own.
+"""The load generator: connections with one request in flight each, which use little CPU.
 
-It runs in a process of its own. Requests are encoded beforehand where that is possible, and of an
-answer only as much is read as tells that it is complete and good.
+It runs in its own process. Requests are encoded in advance if possible, and answers are read only
+as far as needed to know that they are complete and valid.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SHOWN_BYTES: Final = 400
 
 
 class Script(Protocol):
-    """What one connection says."""
+    """The requests of one connection."""
 
     messages: int
     """Messages that the answers have confirmed so far."""
@@ -33,16 +33,16 @@ class Script(Protocol):
         ...
 
     def complete(self, received: bytes) -> bool:
-        """Whether ``received`` is the whole answer; BenchError when it is not a good one."""
+        """Whether ``received`` is the complete answer; BenchError if it is not valid."""
         ...
 
 
 @runtime_checkable
 class Ahead(Script, Protocol):
-    """A script that does not wait for answers: at the end some of them are still to come."""
+    """A script that does not wait for answers, so at its end some are still missing."""
 
     def end(self, answer: bytes) -> bool:
-        """Take ``answer``, after which nothing is asked; whether it was the last."""
+        """Handle ``answer`` after the last request; True if it was the last answer."""
         ...
 
 

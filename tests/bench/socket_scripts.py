@@ -1,4 +1,4 @@
-"""What is said over sockets: messages published one by one, and messages pushed under credit."""
+"""Scripts for sockets: messages published one by one, and messages pushed under credit."""
 
 import base64
 import itertools
@@ -24,7 +24,7 @@ _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MEDIUM: Final = 1 << 16
 _NO_MASK: Final = bytes(4)
-"""A mask that changes nothing: the server has to take it off all the same."""
+"""A mask that changes nothing. The server has to unmask anyway."""
 
 
 def handshake(form: str) -> bytes:
@@ -45,7 +45,7 @@ def opened(received: bytes) -> bool:
 
 
 def client_frame(form: str, value: dict[str, Any]) -> bytes:
-    """A message of one object as it goes over the wire."""
+    """The bytes of a WebSocket message with one object."""
     text = form == JSON
     payload = msgspec.json.encode(value) if text else msgspec.msgpack.encode(value)
     first = _TEXT if text else _BINARY
@@ -60,7 +60,7 @@ def client_frame(form: str, value: dict[str, Any]) -> bytes:
 
 
 class SocketPublishing:
-    """Keeps messages outstanding: as many as were acknowledged are sent anew."""
+    """Keeps messages in flight: sends one new message for each acknowledgement."""
 
     def __init__(self, frames: Sequence[bytes], outstanding: int) -> None:
         self.messages = 0
@@ -70,7 +70,7 @@ class SocketPublishing:
         self._open = False
 
     def request(self, answer: bytes) -> bytes | None:
-        """The handshake, then a first lot of messages, then one for each acknowledgement."""
+        """The handshake, then the first messages, then one for each acknowledgement."""
         if not answer:
             return handshake(JSON)
         if not self._open:
@@ -126,7 +126,7 @@ class SocketPublishes:
 
 
 class SocketPushed:
-    """A subscription that gives credit for what it was sent until it has all messages."""
+    """A subscription that gives credit for received messages until it has all of them."""
 
     def __init__(self, form: str, sub: dict[str, Any], messages: int, window: int) -> None:
         self.messages = 0
@@ -154,7 +154,7 @@ class SocketPushed:
         return client_frame(self._form, {"op": "credit", "sid": "s", "msgs": more})
 
     def complete(self, received: bytes) -> bool:
-        """Count the messages in ``received``, whole or not."""
+        """Count the messages in ``received``, complete or not."""
         if not self._open:
             return opened(received)
         data = self._before + received
@@ -181,10 +181,10 @@ _frames: Final = msgspec.msgpack.Decoder(_Frame)
 
 
 class SocketPushedColumns(SocketPushed):
-    """The same in columns: every frame is read, and every sequence looked at."""
+    """The same in columns: decodes every frame, and checks every sequence."""
 
     def complete(self, received: bytes) -> bool:
-        """Take the whole frames in ``received``; the rest waits for more."""
+        """Handle the complete frames in ``received``; keep the rest until more comes."""
         if not self._open:
             return opened(received)
         data = memoryview(self._before + received)
@@ -212,7 +212,7 @@ class SocketPushedColumns(SocketPushed):
 
 
 def _server_frame(data: memoryview, at: int) -> tuple[int, int] | None:
-    """Where the payload of the frame at ``at`` begins and ends; None while it is not whole."""
+    """Start and end of the payload of the frame at ``at``; None while it is incomplete."""
     if len(data) - at < 2:
         return None
     length, start = data[at + 1], at + 2

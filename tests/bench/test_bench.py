@@ -1,4 +1,4 @@
-"""The benchmarks must not take errors, losses or halves of answers for figures."""
+"""The benchmarks must not report figures for errors, losses or partial answers."""
 
 import json
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Checks of the repository's own text: each takes files and returns the problems it finds."""
+"""Checks of the repository itself: each takes files and returns the problems that it finds."""

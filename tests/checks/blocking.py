@@ -1,6 +1,6 @@
 """Writes the blocking client from the asynchronous one: ``python -m tests.checks.blocking``.
 
-The two differ in a few words only, which are replaced line by line. Where that is not enough, a
+They differ only in a few words, which are replaced line by line. Where that is not enough, a
 comment ``# blocking: ...`` gives the blocking form of its whole line.
 """
 
@@ -40,7 +40,7 @@ _TIDY: Final = (
 
 
 def blocking_path(path: str) -> str | None:
-    """Where the blocking form of an asynchronous module lies; None for other files."""
+    """The path of the blocking form of an asynchronous module; None for other files."""
     folder, _, name = path.removeprefix(SOURCE).partition("/")
     if not path.startswith(SOURCE) or not (folder == "aio" or name == "aio.py"):
         return None
@@ -56,7 +56,7 @@ def blocking_form(file: File) -> str:
 
 
 def outdated(files: Iterable[File]) -> dict[str, str | None]:
-    """Generated modules that are not as they should be, and how: None for one that is left over."""
+    """Paths of outdated generated modules, with their correct text; None for one to remove."""
     there = {file.path: file.text for file in files}
     wanted = {
         path: blocking_form(File(source, text))
@@ -76,7 +76,7 @@ def _blocking_line(line: str) -> str:
 
 
 def _tidied(text: str, path: str) -> str:
-    """The text with sorted imports and in the one format, as if it had been written by hand."""
+    """The text with sorted imports and formatted, as if it had been written by hand."""
     for command in _TIDY:
         ruff = [sys.executable, "-m", "ruff", *command, f"--stdin-filename={path}", "-"]
         done = subprocess.run(
@@ -87,7 +87,7 @@ def _tidied(text: str, path: str) -> str:
 
 
 def main() -> int:
-    """Write the blocking modules that are out of date, and remove those that are left over."""
+    """Write the outdated blocking modules, and remove those without a source."""
     for path, text in outdated(repository_files()).items():
         if text is None:
             (ROOT / path).unlink()

@@ -17,7 +17,7 @@ IMPURE_MODULES = {"random", "time"}
 
 
 def oversized(file: File) -> list[str]:
-    """Functions, measured from `def` to their last line, and modules that are too long."""
+    """Functions and modules that are too long. A function counts from `def` to its last line."""
     problems = [
         f"{file.path}:{function.lineno}: {function.name} has {length} lines"
         for function in _functions(file.tree)
@@ -39,15 +39,15 @@ def deeply_nested(file: File) -> list[str]:
 
 
 def without_docstring(file: File) -> list[str]:
-    """Modules that do not say what they are for; an empty one only marks a package."""
+    """Modules without a docstring; empty modules, which only mark a package, need none."""
     documented = not file.tree.body or ast.get_docstring(file.tree)
     return [] if documented else [f"{file.path}: no module docstring"]
 
 
 def sleeping(file: File) -> list[str]:
-    """Sleeps in tests; only a helper named `wait_...` may pause between two looks at a condition.
+    """Sleeps in tests. Only helpers named `wait_...` may sleep, between two checks of a condition.
 
-    `sleep(0)` is not a wait: it lets other tasks run.
+    `sleep(0)` is allowed: it lets other tasks run.
     """
     allowed = {
         id(node)
@@ -66,7 +66,7 @@ def sleeping(file: File) -> list[str]:
 
 
 def reading_clock_or_chance(file: File) -> list[str]:
-    """Code that asks for the time or for randomness instead of taking it as an argument."""
+    """Code that reads the time or random numbers instead of taking them as arguments."""
     return [
         f"{file.path}:{node.lineno}: {ast.unparse(node)}"
         for node in ast.walk(file.tree)

@@ -1,4 +1,4 @@
-"""Checks of documents: links lead somewhere, decisions have one form and one entry in the index."""
+"""Checks of documents: links have targets, decisions have one form and one entry in the index."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,9 +16,9 @@ PART = re.compile(r"^\*\*([^*]+)\.\*\*", re.MULTILINE)
 
 
 def malformed_decision(file: File) -> list[str]:
-    """What keeps a decision from its form: a numbered title, the parts in order, the size.
+    """Decisions without the required form: a numbered title, the parts in order, the size.
 
-    A line between title and parts is for what supersedes the decision.
+    Between title and parts there may be one line that names the decision that replaces this one.
     """
     found = DECISION.fullmatch(file.path)
     lines = file.text.splitlines()
@@ -41,14 +41,14 @@ def malformed_decision(file: File) -> list[str]:
 
 
 def not_listed_once(index: File, paths: Iterable[str]) -> list[str]:
-    """Files of the index's folder that it does not link to exactly once."""
+    """Files in the folder of the index to which it does not link exactly once."""
     listed = [link["path"] for link in LINK.finditer(index.text)]
     names = (path.rpartition("/")[2] for path in paths)
     return [f"{index.path}: {name} is not listed once" for name in names if listed.count(name) != 1]
 
 
 def dead_links(file: File, files: Mapping[str, File]) -> list[str]:
-    """Relative links to files, folders or headings that are not there."""
+    """Relative links to files, folders or headings that do not exist."""
     problems = []
     for link in LINK.finditer(file.text):
         target = normpath(f"{dirname(file.path)}/{link['path']}") if link["path"] else file.path
@@ -63,6 +63,6 @@ def dead_links(file: File, files: Mapping[str, File]) -> list[str]:
 
 
 def _anchors(file: File) -> set[str]:
-    """The anchors that headings get: lower case, without punctuation, joined by hyphens."""
+    """The anchors of the headings: lower case, without punctuation, joined by hyphens."""
     titles = HEADING.findall(file.text)
     return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}

@@ -1,7 +1,7 @@
 """Checks of the distributions: declared dependencies, one version, classified vocabulary.
 
-All members share one environment, so an undeclared import works here and fails for whoever installs
-that one distribution; only a check can see it.
+All members share one environment. An undeclared import therefore works here, and fails where only
+that distribution is installed. Only a check can find it.
 """
 
 import ast
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from tests.checks.repository import ROOT, File
 
-# The sockets of the service link do IO; its contract, frames, handshake and methods do not.
+# The sockets of the link do IO; its contract, frames, handshake and methods do not.
 VOCABULARY = re.compile(
     r"^contrail_(common\.(?!__about__$|columns$)"
     r"|link\.(?!tcp(\.(channel|client|connection|metrics|server))?$))"
@@ -21,13 +21,13 @@ CORE = re.compile(r"^contrail_\w+\.core(\.|$)")
 
 
 def root_packages() -> list[str]:
-    """The packages that the import contracts are about."""
+    """The packages to which the import contracts apply."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return list(project["tool"]["importlinter"]["root_packages"])
 
 
 def undeclared_imports(files: Iterable[File]) -> list[str]:
-    """Imports that the pyproject.toml of the importing distribution does not name."""
+    """Imports that are missing in the pyproject.toml of the importing distribution."""
     files = list(files)
     problems = []
     for project in files:
@@ -48,7 +48,7 @@ def undeclared_imports(files: Iterable[File]) -> list[str]:
 
 
 def undocumented_version(about: File, changelog: File) -> list[str]:
-    """The version of the distributions, when the changelog has no section for it."""
+    """The version of the distributions, if the changelog has no section for it."""
     version = re.findall(r'__version__ = "(.+)"', about.text)[0]
     documented = re.findall(r"^## (\S+)", changelog.text, re.MULTILINE)
     return [] if version in documented else [f"{changelog.path}: no section for {version}"]
@@ -57,7 +57,7 @@ def undocumented_version(about: File, changelog: File) -> list[str]:
 def impure_vocabulary(files: Iterable[File], pure: set[str]) -> list[str]:
     """Modules of the vocabulary and of the link that are not declared pure.
 
-    Also modules declared pure that no longer exist: a contract on nothing protects nothing.
+    Also modules that are declared pure and do not exist: such a contract protects nothing.
     """
     found = {file.module for file in files if file.module and VOCABULARY.match(file.module)}
     return [f"{name}: not declared pure" for name in sorted(found - pure)] + [

@@ -1,4 +1,4 @@
-"""The files that are checked: everything a clone would hold, read once."""
+"""The files to check: everything that a clone has, read once."""
 
 import ast
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Folders that .gitignore leaves out; a check must not depend on git being installed.
+# Folders that .gitignore excludes. They are listed here, so that the checks need no git.
 UNTRACKED = {"__pycache__", "build", "contrail-data", "data", "dist", "reports", "spark-warehouse"}
 TRACKED_DOT_FOLDERS = {".ci", ".github"}
 
@@ -45,7 +45,7 @@ class File:
 
     @property
     def is_test(self) -> bool:
-        """True for what lies under tests/."""
+        """True for files under tests/."""
         return self.path.startswith("tests/")
 
     @property

@@ -1,4 +1,4 @@
-"""How easily the code is found and followed, in figures: ``python -m tests.checks.structure``."""
+"""Figures of how easy the code is to find and follow: ``python -m tests.checks.structure``."""
 
 import asyncio
 import io
@@ -29,7 +29,7 @@ _LINK_TO_LOG = re.compile(
 
 
 def fullest_folder(files: Iterable[File]) -> tuple[int, str]:
-    """The largest number of modules in one folder, and which."""
+    """The largest number of modules in one folder, and that folder."""
     folders = Counter(
         file.path.rpartition("/")[0] for file in files if not file.path.endswith("__init__.py")
     )
@@ -38,9 +38,10 @@ def fullest_folder(files: Iterable[File]) -> tuple[int, str]:
 
 
 def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Circles of a graph of imports, each with its start at both ends.
+    """Circles in a graph of imports, each with its start at both ends.
 
-    One arrow of each is taken away to find the next, so circles that share it are told once.
+    To find the next circle, one arrow of each is removed. So only one is found of several circles
+    that share this arrow.
     """
     left = {name: set(others) for name, others in arrows.items()}
     found = []
@@ -48,7 +49,7 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
         try:
             TopologicalSorter(left).prepare()
         except CycleError as error:
-            circle = error.args[1]  # each imports what stands before it
+            circle = error.args[1]  # each module imports the one before it
             found.append(circle[::-1])
             left[circle[1]].discard(circle[0])
         else:
@@ -56,7 +57,7 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def module_arrows(graph: grimp.ImportGraph) -> dict[str, set[str]]:
-    """What each module imports."""
+    """The modules that each module imports."""
     return {
         module: graph.find_modules_directly_imported_by(module) & graph.modules
         for module in graph.modules
@@ -64,7 +65,7 @@ def module_arrows(graph: grimp.ImportGraph) -> dict[str, set[str]]:
 
 
 def package_arrows(arrows: Mapping[str, Iterable[str]], packages: set[str]) -> dict[str, set[str]]:
-    """What each package imports of the packages beside it, with all that lies below both."""
+    """The sibling packages that each package imports, directly or in a module below it."""
     between: dict[str, set[str]] = defaultdict(set)
     pairs = ((module, other) for module, others in arrows.items() for other in others)
     for module, other in pairs:
@@ -76,13 +77,13 @@ def package_arrows(arrows: Mapping[str, Iterable[str]], packages: set[str]) -> d
 
 
 def _lineage(module: str) -> Iterator[str]:
-    """The packages that a module lies in, from the outermost on, and itself."""
+    """The packages that contain a module, from the outermost to the module itself."""
     parts = module.split(".")
     return (".".join(parts[: at + 1]) for at in range(len(parts)))
 
 
 def comment_lines(file: File) -> int:
-    """Lines with a comment for people; neither a ruler nor a directive to a tool."""
+    """Lines with a comment for people: not a ruler, and not a directive for a tool."""
     tokens = tokenize.generate_tokens(io.StringIO(file.text).readline)
     return sum(
         token.type == tokenize.COMMENT
@@ -93,7 +94,7 @@ def comment_lines(file: File) -> int:
 
 
 def shared_names(files: Iterable[File]) -> dict[str, int]:
-    """Names of classes with three or more owners; a leading underscore is no other name."""
+    """Names of three or more classes; a leading underscore does not make another name."""
     owners = Counter(name for file in files for name in {_bare(one) for one in file.classes})
     return {name: count for name, count in owners.most_common() if count >= OWNERS_MANY}
 
@@ -114,14 +115,14 @@ def publish_verbs(files: Iterable[File]) -> list[str]:
 
 
 def subject_lengths(commits: int) -> list[int]:
-    """Lengths of the newest commits' subjects without merges; none outside a checkout."""
+    """Lengths of the subjects of the newest commits, without merges; none outside a checkout."""
     command = ["git", "log", "--no-merges", f"-{commits}", "--format=%s"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return [len(line) for line in told.stdout.splitlines()]
 
 
 def figures() -> Iterator[tuple[str, str]]:
-    """What is measured, and the result, in the order in which to show them."""
+    """Names and values of the figures, in the order in which to show them."""
     with tempfile.TemporaryDirectory() as folder:
         published = asyncio.run(walk(Path(folder) / "data")).publish_calls
     yield (

@@ -1,4 +1,4 @@
-"""The figures of the structure are what they say: each is shown on a small example."""
+"""Tests of the figures of the structure, each on a small example."""
 
 import itertools
 

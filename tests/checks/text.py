@@ -9,7 +9,7 @@ PAGE_WIDTH_MAX = 120
 
 FENCE = re.compile(r"^(```|~~~)")
 HEADING_1 = re.compile(r"^# ")
-# Written with classes, so that this file does not match itself.
+# Written with character classes, so that this file does not match itself.
 MACHINE_PATH = re.compile(
     r"(?<![\w.:/}])/(?:[r]oot|[h]ome/\w|[U]sers/\w|[w]ork)(?=[/\s\"'`,;)]|\w)"
 )
@@ -35,7 +35,7 @@ def top_headings(file: File) -> list[str]:
 
 
 def long_page(file: File) -> list[str]:
-    """Pages that nobody reads at one go: too many lines, or too wide ones outside of tables."""
+    """Pages that are too long to read: too many lines, or too wide ones outside of tables."""
     lines = file.text.splitlines()
     problems = [
         f"{file.path}:{number}: {len(line)} characters"
@@ -53,7 +53,7 @@ def machine_paths(file: File) -> list[str]:
 
 
 def registry_addresses(file: File) -> list[str]:
-    """Addresses of package registries: where to look is the installing machine's choice."""
+    """Addresses of package registries: the machine that installs chooses its registry."""
     return _lines(file, REGISTRY, "address of a registry")
 
 

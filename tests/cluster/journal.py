@@ -1,4 +1,4 @@
-"""What the clients of a run asked for and were told. Threads write it, the verdict reads it."""
+"""The requests and answers of the clients of a run. Threads write it, the verdict reads it."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from contrail_client import Message
 
 @dataclass(slots=True)
 class Sent:
-    """A message: publisher, its place in the publisher's order, and every answer about it."""
+    """A message: its publisher, its position in the publisher's order, and all answers to it."""
 
     publisher: str
     number: int
@@ -20,7 +20,7 @@ class Sent:
 
 @dataclass(slots=True, frozen=True)
 class Delivered:
-    """A delivery, with the moment its pull was sent."""
+    """A delivery, with the time at which its pull was sent."""
 
     consumer: str
     seq: int
@@ -35,38 +35,38 @@ class Journal:
         self.sent: dict[str, Sent] = {}
         self.deliveries: list[Delivered] = []
         self.settled_s: dict[tuple[str, int], float] = {}
-        """When a synchronous acknowledgement of (consumer, sequence) was answered."""
+        """When the sync acknowledgement of a (consumer, sequence) was answered."""
         self.acknowledged = 0
         self.unknown = 0
         self._changed = threading.Condition()
 
     def sending(self, entries: list[Sent]) -> None:
-        """Messages are about to be published."""
+        """Record messages that are about to be published."""
         with self._changed:
             for entry in entries:
                 assert entry.message.msg_id is not None
                 self.sent[entry.message.msg_id] = entry
 
     def answered(self, entry: Sent, seq: int) -> None:
-        """A message was acknowledged, perhaps as a duplicate."""
+        """Record the ack of a message, perhaps as a duplicate."""
         with self._changed:
             entry.seqs.add(seq)
             self.acknowledged += 1
             self._changed.notify_all()
 
     def doubted(self) -> None:
-        """A request ended without an answer."""
+        """Count a request that ended without an answer."""
         with self._changed:
             self.unknown += 1
 
     def delivered(self, deliveries: list[Delivered]) -> None:
-        """A pull was answered."""
+        """Record the deliveries of a pull."""
         with self._changed:
             self.deliveries += deliveries
             self._changed.notify_all()
 
     def settled(self, consumer: str, seqs: list[int]) -> None:
-        """A synchronous acknowledgement was answered."""
+        """Record the answer to a sync acknowledgement."""
         now_s = time.monotonic()
         with self._changed:
             for seq in seqs:

@@ -1,6 +1,6 @@
-"""Clients in threads: publishers that repeat what has no answer, and consumers that acknowledge.
+"""Clients in threads: publishers that repeat unanswered requests, and consumers that acknowledge.
 
-Every choice comes from the seed; only the moments are the machine's.
+All choices come from the seed; only the timing depends on the machine.
 """
 
 import itertools
@@ -36,7 +36,10 @@ _ONCE: Final = Retries(attempts=1)
 
 
 class Load:
-    """Publishers and consumers of one run, each at one of the addresses. Start it, `finish` it."""
+    """The publishers and consumers of one run, each at one of the addresses.
+
+    Call `prepare` and `start`, then `finish`.
+    """
 
     def __init__(self, urls: Sequence[str], seed: int) -> None:
         self.journal = Journal()
@@ -55,7 +58,7 @@ class Load:
         ]
 
     def prepare(self) -> None:
-        """Make the stream and its consumers."""
+        """Create the stream and its consumers."""
         with Contrail(next(self._urls)) as client:
             client.ensure_stream(STREAM, {"subjects": ["load.>"]})
             client.ensure_consumer(STREAM, ALL, {"ack_wait": ACK_WAIT})
@@ -70,7 +73,7 @@ class Load:
             )
 
     def start(self) -> None:
-        """Begin to publish and consume."""
+        """Start to publish and consume."""
         self._publishing.set()
         self._consuming.set()
         self.server_is_up()
@@ -78,15 +81,15 @@ class Load:
             thread.start()
 
     def server_is_up(self) -> None:
-        """The server serves."""
+        """Note that the server serves."""
         self._serving.set()
 
     def server_goes_down(self) -> None:
-        """The server is about to be killed: who fails now waits for the next one."""
+        """Note that the server is about to be killed: clients that fail wait for the next one."""
         self._serving.clear()
 
     def finish(self) -> None:
-        """End publishing, let the consumers get everything, end consuming."""
+        """Stop publishing, wait until the consumers got everything, then stop consuming."""
         self._publishing.clear()
         for thread in self._publishers:
             thread.join(_END_S)
@@ -96,7 +99,7 @@ class Load:
             thread.join(_END_S)
 
     def abandon(self) -> None:
-        """Let the threads end, whatever they wait for."""
+        """End the threads, even if they wait for something."""
         self._publishing.clear()
         self._consuming.clear()
         self._serving.set()
@@ -124,7 +127,7 @@ class Load:
                 entries = self._try(client, entries, single=batch_max == 1)
 
     def _try(self, client: Contrail, entries: list[Sent], *, single: bool) -> list[Sent]:
-        """Publish once; answers what must be tried again, with the same ids."""
+        """Publish once; returns the messages to publish again, with the same ids."""
         messages = [entry.message for entry in entries]
         try:
             if single:
@@ -183,7 +186,7 @@ class Load:
                     raise
 
     def _acknowledge(self, client: Contrail, name: str, pull: Pull, chance: random.Random) -> None:
-        """Acknowledge nearly all, half of the time waiting until it is durable."""
+        """Acknowledge nearly all messages; half of the time wait until that is durable."""
         done = [one for one in pull if chance.random() > 0.05]
         if not done:
             return

@@ -41,7 +41,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def rotate(server: Process, key_file: Path, text: str, event: str) -> None:
-    """Write other keys, have the file read again and wait until the log tells of it."""
+    """Replace the keys in the file, make the server reload it, and wait for the log event."""
     told = server.log.read_text().count(event)
     key_file.write_text(text)
     os.kill(server.pid, signal.SIGHUP)
@@ -70,7 +70,7 @@ def publish_words(url: str) -> None:
 
 
 def files_with(folder: Path, words: tuple[str, ...]) -> list[str]:
-    """The files that show one of the words; the one written by hand is the proof of the search."""
+    """The files that contain one of the words. A file written by hand proves that this works."""
     (folder / "proof").write_text(words[-1])
     found = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

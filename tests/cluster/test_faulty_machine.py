@@ -1,4 +1,4 @@
-"""A server whose machine has a fault: it stores nothing on a doubtful state, and ends."""
+"""A server on a faulty machine stores nothing on top of a doubtful state, and ends."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ runpy.run_module("contrail_serve", run_name="__main__")
 
 
 class FaultyServer(ServerProcess):
-    """A server that can append no message."""
+    """A server that cannot append messages."""
 
     program: ClassVar = (sys.executable, "-c", FAULTY)
 

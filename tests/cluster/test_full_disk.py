@@ -1,4 +1,4 @@
-"""A disk that is full or fails below a server: 507, reads go on, and it heals without a restart."""
+"""A full or failing disk: publishes get 507, reads continue, and no restart is needed."""
 
 import asyncio
 import errno
@@ -67,7 +67,7 @@ class Client:
         self._http.put("/v1/streams/S", json={"subjects": ["s.*"]}).raise_for_status()
 
     def turn_to(self, server: ServerProcess) -> None:
-        """Ask ``server`` from now on."""
+        """Send requests to `server` from now on."""
         self._http.close()
         self._http = server.client()
 
@@ -85,7 +85,7 @@ class Client:
         return answer
 
     def fill(self) -> None:
-        """Publish until nothing is taken any more, also after a checkpoint has made room."""
+        """Publish until nothing is accepted any more, even after a checkpoint has freed space."""
         refused = 0
         while refused < 8:
             if self.publish().status_code == 507:
@@ -95,7 +95,7 @@ class Client:
                 refused = 0
 
     def look(self, sample: int = 0) -> None:
-        """Every acknowledged message reads back under its sequence; with ``sample`` so many."""
+        """Read acknowledged messages back by their sequences: all, or `sample` of them."""
         seqs = sorted(self.acked)
         for seq in seqs[-sample:] if sample else seqs:
             found = self._http.get(f"/v1/streams/S/messages/{seq}")
@@ -107,7 +107,7 @@ class Client:
         self.acked = {seq: one for seq, one in self.acked.items() if one % 5 != gone}
 
     def not_ready(self) -> str:
-        """What readiness says of the storage; empty when it is ready."""
+        """The reason why storage is not ready; empty if it is ready."""
         answer = self._http.get("/readyz?verbose")
         if answer.status_code == 200:
             return ""
@@ -122,7 +122,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 def stop(server: ServerProcess) -> None:
-    """SIGTERM ends it in good order, whatever state it is in."""
+    """SIGTERM ends the server cleanly in every state."""
     assert server.stop() == 0
     assert "Traceback" not in server.log.read_text()
 
@@ -197,7 +197,7 @@ def test_disk_filled_by_others_is_served_for_reading_also_by_a_start(
 def test_room_for_what_the_store_lacks_is_enough_to_open_it_again(
     small_disk: Path, key: tuple[bytes, ...]
 ) -> None:
-    """A flush came through, the checkpoint behind it did not: the log is larger than its debt."""
+    """A flush succeeded and its checkpoint did not: the log has more than the store lacks."""
 
     async def scene() -> None:
         options = NodeOptions(small_disk / "data", node_keys=key)
@@ -211,7 +211,7 @@ def test_room_for_what_the_store_lacks_is_enough_to_open_it_again(
             await node.until_written()
             await asyncio.to_thread(node.raw_store.flush)
             log_bytes = node.log.stats.size_bytes
-            left = log_bytes + (4 << 20)  # less than the log and what is to spare besides
+            left = log_bytes + (4 << 20)  # less than the log and the reserve together
             status = os.statvfs(small_disk)
             with (small_disk / "ballast").open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - left)
@@ -229,7 +229,7 @@ def test_room_for_what_the_store_lacks_is_enough_to_open_it_again(
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that lets calls fail."""
+    """The library that makes calls fail."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler to make calls to the disk fail with")

@@ -1,4 +1,4 @@
-"""A server that is killed while it restores a stream has all of it afterwards, or nothing."""
+"""A server that is killed during a restore has all of the stream afterwards, or nothing."""
 
 import threading
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def is_whole(client: Contrail) -> bool:
-    """Whether the stream is there, as it was; False when nothing of it is."""
+    """True if the stream is complete, False if nothing of it exists."""
     if not list(client.list_streams()):
         return False
     [info] = client.list_streams()

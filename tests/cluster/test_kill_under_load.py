@@ -1,4 +1,4 @@
-"""`kill -9` under load: what was acknowledged is there, once, where it was said to be."""
+"""`kill -9` under load: each acknowledged message exists once, at its acknowledged sequence."""
 
 import os
 import random
@@ -41,10 +41,10 @@ def read_all(client: Contrail) -> list[StoredMessage]:
 
 
 def run(data_dir: Path, seed: int, kills: int) -> list[str]:
-    """Load a server, kill it some times; answer the broken promises."""
+    """Load a server and kill it `kills` times; returns the broken promises."""
     chance = random.Random(seed)
     with ServerProcess(data_dir, port=0) as server:
-        # Whoever comes back finds the server where it was.
+        # Keep the port, so that clients find the server again.
         server.settings["port"] = int(server.url.rpartition(":")[2])
         load = Load([server.url], seed)
         load.prepare()

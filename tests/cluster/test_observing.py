@@ -1,4 +1,4 @@
-"""What operators see of a request on its way through the processes: logs, traces, metrics."""
+"""Operators can follow a request through the processes: logs, traces, metrics."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Storage, two apis and two gateways as processes: what each death costs, and what comes back."""
+"""The split form: what the death of each process costs, and what recovers."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitServers]:
 
 @pytest.fixture
 def split(servers: SplitServers) -> SplitServers:
-    """All processes, those that the test before has killed started again; a new stream ``S``."""
+    """All processes, restarted if the previous test killed them, with a new stream `S`."""
     servers.start()
     with servers.client() as client:
         client.delete(STREAM)
@@ -117,7 +117,7 @@ def test_storage_killed_under_load_loses_and_doubles_nothing(split: SplitServers
 
 @contextlib.contextmanager
 def strangers(address: tuple[str, int]) -> Iterator[None]:
-    """Many who connect, prove nothing, and come back when they are cut off."""
+    """Many connections without a valid handshake, which reconnect when they are closed."""
     over = asyncio.Event()
 
     async def come_back(said: bytes) -> None:
@@ -287,7 +287,7 @@ def test_api_with_another_secret_gets_nothing_and_disturbs_nobody(
         wait_until(lambda: "secret" in ask(stranger, "GET", "/readyz?verbose").text)
         assert ask(stranger, "GET", STREAM).status_code == 503
         assert all(map(ready, split.edges))
-        # Told once, however often the stranger tries, until a client of this cluster connects.
+        # Logged once, however often the stranger tries, until a client of this cluster connects.
         assert max(told_before, 1) <= _refused_clients(split) <= told_before + 1
 
 

@@ -1,4 +1,4 @@
-"""Events where storage, apis and gateways are processes of their own, and storage dies."""
+"""Events in the split form, when storage dies."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitServers]:
 
 @pytest.fixture
 def split(servers: SplitServers) -> SplitServers:
-    """All processes, those that the test before has ended started again; no stream."""
+    """All processes, restarted if the previous test ended them, without streams."""
     servers.start()
     with servers.client() as client:
         client.delete("/v1/streams/S")
@@ -30,7 +30,7 @@ def split(servers: SplitServers) -> SplitServers:
 
 
 def until_lost(events: Listener) -> list[str]:
-    """The actions up to the event that tells of a loss."""
+    """The actions up to the event `lost`."""
     actions: list[str] = []
     while (event := events.next())["type"] != "lost":
         actions.append(event["action"])
@@ -87,7 +87,7 @@ def test_api_that_stops_ends_its_events_and_those_of_the_gateways_that_asked_it(
 
 
 def test_gateway_that_stops_ends_the_events_it_passes_on(split: SplitServers) -> None:
-    # Without an Accept header the answer alone says that it has no end.
+    # Without an Accept header, only the answer says that it is endless.
     with split.gateways[0].client() as client:
         del client.headers["accept"]
         with client.stream("GET", EVENTS) as response:

@@ -1,4 +1,4 @@
-"""The verdict on a run names every planted anomaly, and nothing in a sound run."""
+"""The verdict names every planted anomaly of a run, and nothing for a sound run."""
 
 from collections.abc import Callable
 from typing import Final
@@ -17,7 +17,7 @@ Run = tuple[Journal, list[StoredMessage], list[StoredMessage]]
 
 
 def sound_run() -> Run:
-    """Two publishers in turn; everything is stored, delivered and settled."""
+    """A run of two publishers in turn; everything is stored, delivered and settled."""
     journal = Journal()
     stored = []
     for seq in range(1, MESSAGES + 1):

@@ -1,4 +1,4 @@
-"""Whether what a run left behind agrees with what its clients were told."""
+"""Checks that the final state of a run agrees with the answers that its clients got."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ def problems(
     *,
     eager_consumer: str,
 ) -> list[str]:
-    """Every broken promise, with a few examples; `eager_consumer` was to get all messages."""
+    """All broken promises, with a few examples. `eager_consumer` must have got all messages."""
     by_seq = {message.seq: message for message in stored}
     checks: dict[str, Sequence[object]] = {
         "acknowledged and lost": _lost(journal, by_seq),

@@ -1,4 +1,4 @@
-"""Fixtures of the crash tests: the zygote, and a place for data directories."""
+"""Fixtures of the crash tests: the zygote, and folders for data."""
 
 import os
 import tempfile
@@ -15,14 +15,14 @@ _MEMORY: Final = Path("/dev/shm")
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    """A process that forks lives; they cost little then."""
+    """A process that forks lives, which makes them cheap."""
     with Zygote() as running:
         yield running
 
 
 @pytest.fixture
 def area() -> Iterator[Path]:
-    """A directory in memory where there is one: what is synced is decided here, not by a disk."""
+    """A folder, in memory if possible: the tests simulate syncs, so no real disk is needed."""
     yield from _directory()
 
 

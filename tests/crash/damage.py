@@ -1,4 +1,4 @@
-"""Damage to the files of a node that is not running: single bits, cut ends, missing files."""
+"""Damages the files of a node that is not running: single bits, cut ends, missing files."""
 
 import os
 import random
@@ -26,7 +26,7 @@ def contents(data_dir: Path) -> dict[str, bytes]:
 
 
 def written_end(segment: Path) -> int:
-    """Where the last batch of a log's file ends; behind it is room made ahead."""
+    """The end of the last batch in a segment of the log; preallocated space follows it."""
     found = list_segments(Files(), segment.parent)
     (salt,) = (one.salt for one in found if one.name == segment.name)
     content, end = memoryview(segment.read_bytes()), 0
@@ -36,7 +36,7 @@ def written_end(segment: Path) -> int:
 
 
 def flip_bit(path: Path, chance: random.Random, start: int = 0, stop: int | None = None) -> str:
-    """Turn over one bit of the bytes from `start` to `stop`; answers which."""
+    """Flip one bit of the bytes from `start` to `stop`; returns which one."""
     content = bytearray(path.read_bytes())
     offset, bit = chance.randrange(start, stop or len(content)), chance.randrange(8)
     content[offset] ^= 1 << bit
@@ -47,7 +47,7 @@ def flip_bit(path: Path, chance: random.Random, start: int = 0, stop: int | None
 def cut_end(
     path: Path, chance: random.Random, at_most: int | None = None, size: int | None = None
 ) -> str:
-    """Take at least one byte from the end, which is at `size`; answers how many."""
+    """Cut at least one byte from the end, which is at `size`; returns how many."""
     size = path.stat().st_size if size is None else size
     taken = chance.randint(1, min(at_most or size, size))
     os.truncate(path, size - taken)

@@ -29,12 +29,12 @@ from tests.crash.pipe import Reporter
 
 Lane = Literal["log", "files", "store"]
 UNDO: Final = ".undo"
-"""What a write in place replaced and no sync has confirmed: beside the shadow of its file."""
+"""Suffix of the file with the bytes that unsynced writes in place have replaced."""
 LANES: Final[tuple[Lane, ...]] = ("log", "files", "store")
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """End the process before call `number` of a lane; `torn`: after a part of it was written."""
+    """End the process before call `number` of a lane; with `torn`, after a part of its bytes."""
 
     lane: Lane
     number: int
@@ -45,7 +45,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Let `count` calls of a kind fail with an error number, from the `first` on."""
+    """Make `count` calls of a kind fail with an error number, starting with call `first`."""
 
     lane: Lane
     call: str
@@ -61,15 +61,15 @@ class Plan(msgspec.Struct, frozen=True):
     kill: Kill | None = None
     failures: tuple[Failure, ...] = ()
     lies_from: int = 0
-    """From this call of the log on, its files say that they are synced, and are not (0: never)."""
+    """From this call of the log on, syncs of its files report success and do nothing; 0: never."""
     linger_s: float = 0.0
-    """How long the fatal call hangs first, unless something is reported meanwhile."""
+    """Seconds that the fatal call hangs first, unless something is reported meanwhile."""
     shadow: str = ""
-    """Directory for a second link to every file, so that a power cut can bring it back."""
+    """Folder for a second link to every file, from which a power cut can restore it."""
 
 
 class Switch:
-    """Counts the calls and does what the plan says. Thread-safe."""
+    """Counts the calls and carries out the plan. Thread-safe."""
 
     def __init__(self, plan: Plan, reporter: Reporter) -> None:
         self.plan = plan
@@ -79,9 +79,9 @@ class Switch:
         self._lock = threading.Lock()
 
     def step(self, lane: Lane, call: str) -> bool:
-        """Count a call that is about to be made; True when it is to be torn, then `die`.
+        """Count a call that is about to be made. If True, write a part of it, then `die`.
 
-        Raises OSError where the plan lets it fail.
+        Raises OSError if the plan makes it fail.
         """
         with self._lock:
             self.calls[lane].append(call)
@@ -101,7 +101,7 @@ class Switch:
 
     @property
     def lies(self) -> bool:
-        """Whether files of the log only say that they are synced."""
+        """Whether syncs of the log's files do nothing."""
         return 0 < self.plan.lies_from <= len(self.calls["log"])
 
     def die(self) -> NoReturn:
@@ -112,13 +112,13 @@ class Switch:
         raise SystemExit("unreachable: SIGKILL cannot be survived")
 
     def tear(self, size: int) -> int:
-        """How much of a torn write of `size` bytes reaches the file: from nothing to nearly all."""
+        """Bytes of a torn write of `size` bytes that reach the file: from none to nearly all."""
         kill = self.plan.kill
         return random.Random(f"{self.plan.seed} {kill}").randrange(1, max(size, 2))
 
 
 class CountedFiles(Files):
-    """The real disk behind a switch; reports what has happened when the plan has a shadow."""
+    """The real disk behind a switch; reports its calls if the plan has a shadow."""
 
     def __init__(self, switch: Switch, root: Path, reporter: Reporter) -> None:
         self._switch = switch
@@ -168,7 +168,7 @@ class CountedFiles(Files):
         size: int = 0,
         inode: int = 0,
     ) -> None:
-        """Tell of a call that has returned."""
+        """Report a call that has returned."""
         if self._shadow is not None and path.is_relative_to(self._root):
             where = str(target.relative_to(self._root)) if target is not None else ""
             name = str(path.relative_to(self._root))
@@ -212,7 +212,7 @@ class _CountedHandle:
 
 
 class _CountedUpdate:
-    """A file that is changed in place; what unsynced writes replaced is kept beside its shadow."""
+    """A file that is changed in place. The bytes that unsynced writes replace are kept."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class CountedStore(RocksStore):
 
 
 class StoreOpener:
-    """Opens stores whose writes and flushes a switch counts, and keeps the last one."""
+    """Opens stores whose writes and flushes a switch counts, and remembers the last one."""
 
     def __init__(self, switch: Switch, apart_bytes_min: int) -> None:
         self._switch = switch

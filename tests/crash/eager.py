@@ -1,7 +1,7 @@
-"""Raft groups with their most important rule left out: they commit before the log is durable.
+"""Raft groups without their most important rule: they commit before the log is durable.
 
-For the test of the tests: with these groups acknowledged messages get lost, and the checker must
-say so.
+They test the tests: with these groups acknowledged messages are lost, and the checker must report
+that.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from contrail_storage.wal.replay import RecoveredGroup
 
 
 class EagerLog:
-    """A node log that calls every record durable as soon as it is appended."""
+    """A node log that reports every record as durable as soon as it is appended."""
 
     def __init__(self, log: NodeLog) -> None:
         self._log = log
@@ -24,19 +24,19 @@ class EagerLog:
         self._last_index = 0
 
     def attach(self, group: int, on_durable: Callable[[int, int], None]) -> RecoveredGroup:
-        """Keep the word of the disk from the group; it gets ours."""
+        """Attach a group, without passing on the reports of the disk: it gets ours."""
         self._on_durable = on_durable
         recovered = self._log.attach(group, lambda _position, _index: None)
         self._last_index = recovered.last_index
         return recovered
 
     def append(self, group: int, index: int, term: int, data: bytes) -> int:
-        """Append, and claim that it is done."""
+        """Append a record, and report it as durable."""
         self._last_index = index
         return self._claim(self._log.append(group, index, term, data))
 
     def save_hard_state(self, group: int, term: int, voted_for: str | None) -> int:
-        """Save, and claim that it is done."""
+        """Save the hard state, and report it as durable."""
         return self._claim(self._log.save_hard_state(group, term, voted_for))
 
     def _claim(self, position: int) -> int:

@@ -1,4 +1,4 @@
-"""What a stream and its consumers should hold, as far as the history tells."""
+"""The expected state of a stream and its consumers, as far as the history determines it."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,7 +20,7 @@ AT_ANY_TIME: Final = Between()
 
 @dataclass(eq=False)
 class Consumer:
-    """A consumer; what is maybe settled depends on acknowledgements in doubt."""
+    """A consumer; whether messages are maybe settled depends on acknowledgements in doubt."""
 
     config: ConsumerConfig
     start_seq: int
@@ -38,7 +38,7 @@ class Consumer:
 
 @dataclass(eq=False)
 class Stream:
-    """A stream: what is live in it, who reads it, and when its messages were stored."""
+    """A stream: its live messages, its consumers, and when its messages were stored."""
 
     config: StreamConfig
     last_seq: int
@@ -59,13 +59,13 @@ class Stream:
         self.keep_limits()
 
     def is_stored(self, message: PublishMessage) -> bool:
-        """Whether it is more than a sequence: of an interest stream somebody has to want it."""
+        """Whether a message is stored: an interest stream stores it only if a consumer wants it."""
         return self.config.retention != "interest" or any(
             one.wants(self.last_seq + 1, message.subject) for one in self.consumers.values()
         )
 
     def unneeded(self, *, surely: bool, without: frozenset[str] = frozenset()) -> set[int]:
-        """What all consumers have settled (or maybe settled) of an interest stream."""
+        """Messages of an interest stream that all consumers have settled, or maybe settled."""
         if self.config.retention != "interest":
             return set()
         consumers = [one for name, one in self.consumers.items() if name not in without]
@@ -81,7 +81,7 @@ class Stream:
         return {seq for seq, message in self.live.items() if not is_needed(seq, message)}
 
     def due(self, now_ns: int) -> set[int]:
-        """What has to be gone at a log time."""
+        """Messages that must be removed by a log time."""
         return {
             seq
             for seq, message in self.live.items()
@@ -89,7 +89,7 @@ class Stream:
         }
 
     def maybe_due(self, now_ns: int) -> set[int]:
-        """What may be gone at a log time."""
+        """Messages that may be removed at a log time."""
         return {
             seq
             for seq, message in self.live.items()
@@ -97,7 +97,7 @@ class Stream:
         }
 
     def add_evicted(self, count: int, candidates: list[PublishMessage]) -> None:
-        """Add messages of a request that its own later messages have taken away again."""
+        """Add messages of a request that later messages of the same request have removed."""
         if count and max(self.config.max_msgs, self.config.max_bytes) >= 0:
             fresh = [one for one in candidates if one.msg_id not in self.ids and not one.expected]
             for message in fresh[-count:]:

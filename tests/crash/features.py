@@ -1,4 +1,4 @@
-"""A scripted run over what streams do by their configuration: limits, times, interest, archives."""
+"""A scripted run of configured behaviour: limits, times, interest, archives."""
 
 from collections.abc import Iterator
 from typing import Any, Final

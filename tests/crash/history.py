@@ -1,4 +1,4 @@
-"""What is asked of a node, what came of it, and what was seen: one history over several lives.
+"""Calls to a node, their outcomes, and what a look shows: one history over several lives.
 
 Records cross a pipe as msgpack, so everything here is a plain struct.
 """
@@ -34,7 +34,7 @@ class DeleteStream(msgspec.Struct, frozen=True, tag=True):
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """One request with one or more messages; ``atomic``: all are stored, or none."""
+    """One request with one or more messages; with `atomic`, all are stored or none."""
 
     stream: str
     messages: list[PublishMessage]
@@ -49,7 +49,7 @@ class Remove(msgspec.Struct, frozen=True, tag=True):
 
 
 class Purge(msgspec.Struct, frozen=True, tag=True):
-    """Remove messages below `up_to_seq`, or all but the newest `keep`, or all; of a subject."""
+    """Remove messages of a subject: those below `up_to_seq`, all but the newest `keep`, or all."""
 
     stream: str
     up_to_seq: int = 0
@@ -66,13 +66,13 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskErasure(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a receipt, and wait until it is done."""
+    """Read a receipt, and wait until it is done."""
 
     erasure_id: str
 
 
 class MakeRoom(msgspec.Struct, frozen=True, tag=True):
-    """Drop and rewrite blocks for what was deleted."""
+    """Reclaim the space of deleted messages: drop and rewrite blocks."""
 
 
 class PutConsumer(msgspec.Struct, frozen=True, tag=True):
@@ -90,7 +90,7 @@ class DropConsumer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pull(msgspec.Struct, frozen=True, tag=True):
-    """Take up to `batch` messages that are there."""
+    """Pull up to `batch` messages, without waiting."""
 
     stream: str
     consumer: str
@@ -98,7 +98,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True):
-    """Acknowledge deliveries; with `sync` the answer means it is durable."""
+    """Acknowledge deliveries; with `sync`, the answer means that it is durable."""
 
     stream: str
     consumer: str
@@ -108,7 +108,7 @@ class Ack(msgspec.Struct, frozen=True, tag=True):
 
 
 class AckPulled(msgspec.Struct, frozen=True, tag=True):
-    """Acknowledge up to `count` of the deliveries not acknowledged so far; becomes an `Ack`."""
+    """Acknowledge up to `count` deliveries that are not acknowledged yet; becomes an `Ack`."""
 
     stream: str
     consumer: str
@@ -118,37 +118,37 @@ class AckPulled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a consumer's progress."""
+    """Read a consumer's progress."""
 
     stream: str
     consumer: str
 
 
 class PassTime(msgspec.Struct, frozen=True, tag=True):
-    """Let log time move on, do what is due by then, and look at everything."""
+    """Move log time forward, do everything that is due then, and look at everything."""
 
     time_ns: int
 
 
 class WriteOut(msgspec.Struct, frozen=True, tag=True):
-    """Have the store hold all that is applied."""
+    """Write everything that is applied to the store."""
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Keep an archive of a stream, with its consumers, as long as this life lasts."""
+    """Take an archive of a stream with its consumers, and keep it until this life ends."""
 
     stream: str
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):
-    """Make a stream of the archive that was kept of the stream `saved`."""
+    """Create a stream from the archive of the stream `saved`."""
 
     stream: str
     saved: str
 
 
 class TakeCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """Flush the store and drop the log below."""
+    """Flush the store and remove the segments of the log before it."""
 
 
 Call = (
@@ -189,7 +189,7 @@ class Published(msgspec.Struct, frozen=True, tag=True):
 
 
 class Delivered(msgspec.Struct, frozen=True, tag=True):
-    """What a pull brought."""
+    """The deliveries of a pull."""
 
     deliveries: list[Delivery]
 
@@ -207,7 +207,7 @@ class Erased(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The call had no effect (`applied` False), or that is not said (None)."""
+    """The call was refused: without effect (`applied` False), or the server does not say (None)."""
 
     name: str
     detail: str
@@ -215,7 +215,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unknown(msgspec.Struct, frozen=True, tag=True):
-    """The call may have had its effect or not."""
+    """The call may or may not have taken effect."""
 
 
 Outcome = Done | Published | Delivered | Looked | Erased | Refused | Unknown
@@ -224,7 +224,7 @@ Outcome = Done | Published | Delivered | Looked | Erased | Refused | Unknown
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """A process opened the data and serves; what the one before had not answered is open."""
+    """A process opened the data and serves. Calls that the last one did not answer are in doubt."""
 
 
 class Invoked(msgspec.Struct, frozen=True, tag=True):
@@ -244,7 +244,7 @@ class Returned(msgspec.Struct, frozen=True, tag=True):
 
 
 class StreamView(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """One stream as every way of reading shows it."""
+    """One stream, as every way of reading it shows."""
 
     config: StreamConfig
     state: StreamState
@@ -256,9 +256,9 @@ class StreamView(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, tag=True):
-    """Everything a node holds; `unreadable` names streams that it does not show, and why not.
+    """Everything a node holds; `unreadable` has the streams that it does not show, with the reason.
 
-    With `kept` all is done that was due at the log time `time_ns`.
+    With `kept`, everything is done that was due at the log time `time_ns`.
     """
 
     streams: dict[str, StreamView]
@@ -270,7 +270,7 @@ class Seen(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):
-    """All that a consumer still delivers once every pending delivery is given back."""
+    """Everything that a consumer still delivers after all pending deliveries were returned."""
 
     stream: str
     consumer: str
@@ -281,7 +281,7 @@ ChangeKind = Literal["created", "synced", "renamed", "unlinked", "directory-sync
 
 
 class FileChange(msgspec.Struct, frozen=True, tag=True):
-    """A call to the disk that has returned; `path` and `target` are relative to the data."""
+    """A call to the disk that has returned; `path` and `target` are relative to the data folder."""
 
     kind: ChangeKind
     path: str
@@ -291,7 +291,7 @@ class FileChange(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """The script came to its end; the kinds of the calls to the disk, in order, per lane."""
+    """The script is complete; has the kinds of the calls to the disk, in order, per lane."""
 
     calls: dict[str, list[str]]
 

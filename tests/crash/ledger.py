@@ -1,8 +1,8 @@
-"""What a history promises, and where a later record breaks a promise.
+"""Derives the promises of a history, and finds later records that break one.
 
-The ledger takes records in order. A call that was answered has had its effect, once; a refused one
-has had none; one without an answer is in doubt until the next look shows which of the two holds,
-and from then on that is the truth. Every problem is a sentence.
+The ledger takes records in order. An answered call took effect exactly once, and a refused call had
+no effect. A call without an answer is in doubt until the next look shows whether it took effect;
+from then on that is final. Every problem is a sentence.
 """
 
 from collections import Counter, deque
@@ -59,32 +59,44 @@ _READS = history.Pull | history.Look | history.Save | _OF_NO_STREAM
 
 
 class Ledger:
-    """Takes records, in order, and collects `problems`.
+    """Takes records in order and collects `problems`.
 
-    With `trust_async` an acknowledgement that was not waited for counts as durable once a later
-    call to the same log was answered; where calls to the disk fail it may be lost quietly. With
-    `accept_refusals` a stream may say that its data is lost, as long as it says so.
+    With `trust_async`, an acknowledgement that nobody waited for counts as durable once a later
+    call to the same log was answered. Leave it out if calls to the disk fail: then such an
+    acknowledgement may be lost silently. With `accept_refusals`, a stream may report that its data
+    is lost, as long as it keeps reporting that.
     """
 
     def __init__(self, *, trust_async: bool = True, accept_refusals: bool = False) -> None:
         self.problems: list[str] = []
         self.doubts: list[Call] = []
         self._streams: dict[str, Stream] = {}
+        """The expected state of every stream, by name."""
         self._sent: dict[str, dict[str, PublishMessage]] = {}
+        """Messages with an id that were ever published, by stream and id."""
         self._open: dict[int, Call] = {}
+        """Calls of this life that have not returned, by number. A new life puts them in doubt."""
         self._trust_async = trust_async
         self._accept_refusals = accept_refusals
         self._receipts: list[str] = []
+        """Ids of all receipts of erasures that were answered."""
         self._to_erase: set[tuple[str, int]] = set()
+        """Stream and sequence of messages that an erasure named. They are not published again."""
         self._unsure: list[history.Ack] = []
+        """Answered acknowledgements of this life that may not be durable yet."""
         self._unsure_before: dict[int, list[history.Ack]] = {}
+        """The content of `_unsure` when a call began, by its number: they precede it in the log."""
         self._saved: dict[str, Stream] = {}
+        """The expected state of streams when they were archived, by name."""
         self._begun_ns: dict[int, int] = {}
+        """The log time when a call began, by its number."""
         self._during = AT_ANY_TIME
+        """The log times between which the current call ran: when its messages were stored."""
         self._latest_ns = 0
+        """The latest log time in any record, with the jumps of `PassTime`."""
 
     def take(self, records: Iterable[Record]) -> list[str]:
-        """Take records; answer all problems so far."""
+        """Take records; returns all problems so far."""
         for record in records:
             match record:
                 case Opened():
@@ -102,18 +114,18 @@ class Ledger:
         return self.problems
 
     def follow_up(self) -> list[Step]:
-        """What to ask of the node that opens the data next.
+        """The calls for the node that opens the data next.
 
-        Whatever is in doubt once more (messages without an id excepted), every id that was ever
-        answered, and a new message for every stream.
+        These are all calls in doubt, except messages without an id; all message ids and receipts
+        that were ever answered; and a new message for every stream.
         """
         doubts = self.doubts + list(self._open.values())
         steps: list[Step] = [[call] for call in doubts if _may_repeat(call)]
         steps += [[history.AskErasure(known)] for known in self._receipts]
         for name, stream in self._streams.items():
-            # Sending again what is to be erased would bring its bytes back.
             if stream.config.sealed:
                 continue
+            # Publishing a message that is to be erased again would bring its bytes back.
             ids = [one for one, seq in stream.ids.items() if (name, seq) not in self._to_erase]
             known = [self._sent[name][msg_id] for msg_id in ids]
             subject = stream.config.subjects[0].replace(">", "probe").replace("*", "probe")
@@ -148,7 +160,7 @@ class Ledger:
             case Unknown():
                 self.doubts.append(call)
             case Refused(name=errors.STREAM_NOT_FOUND.name) if call in self.doubts:
-                # The first attempt, of unknown outcome, has removed it.
+                # An earlier attempt, whose outcome is unknown, removed the stream.
                 self._streams.pop(_stream_of(call), None)
             case Refused() if isinstance(call, history.AskErasure):
                 self._fault(f"the receipt {call.erasure_id} is not known")
@@ -159,7 +171,7 @@ class Ledger:
                 self._promote(call, self._unsure_before[record.number])
 
     def _promote(self, call: Call, unsure: list[history.Ack]) -> None:
-        """Earlier acknowledgements stand before this call in the log: they are durable, too."""
+        """Settle acknowledgements before this call: they precede it in the log, so are durable."""
         if not self._trust_async or isinstance(call, _READS):
             return
         if isinstance(call, history.Ack) and not call.sync:
@@ -321,7 +333,7 @@ class Ledger:
         self.doubts.clear()
 
     def _see_kept(self, stream: Stream, view: StreamView, now_ns: int) -> None:
-        """What had to be done by now, and is not."""
+        """Report messages that should be removed by now and still exist."""
         name = stream.config.name
         there = {message.seq for message in view.messages}
         if late := stream.due(now_ns) & there:
@@ -382,7 +394,7 @@ class Ledger:
                 self._fault(f"{name} shows another content at {seq}")
 
     def _adopt_markers(self, stream: Stream, view: StreamView) -> None:
-        """A marker stands behind all, in the place of messages of its subject that were due."""
+        """Accept markers: each follows all messages and replaces due messages of its subject."""
         config = stream.config
         for stored in view.messages:
             marker = as_marker(config, stored)
@@ -400,7 +412,10 @@ class Ledger:
     def _see_markers(
         self, stream: Stream, seen: dict[int, StoredMessage], removed: set[int]
     ) -> None:
-        """A subject that has ended by its time alone has left a marker, if it was none itself."""
+        """Report missing markers: a subject whose last message expired must have left one.
+
+        A marker that expires leaves no further one.
+        """
         if not stream.config.subject_delete_marker_ttl_ns:
             return
         left = {message.subject for message in seen.values()}
@@ -411,7 +426,7 @@ class Ledger:
                 self._fault(f"{stream.config.name} has no marker of {message.subject}")
 
     def _pass_over_unwanted(self, stream: Stream, view: StreamView, doubts: list[Call]) -> None:
-        """Messages in doubt that nobody wants to have are sequences and nothing else."""
+        """Skip messages in doubt that no consumer wants: they only use up sequences."""
         doubtful = [call for call in doubts if isinstance(call, history.Publish)]
         unwanted = [one for call in doubtful for one in call.messages if not stream.is_stored(one)]
         missing = view.state.last_seq - stream.last_seq
@@ -422,7 +437,7 @@ class Ledger:
     def _adopt_new(
         self, stream: Stream, seen: dict[int, StoredMessage], doubts: list[Call]
     ) -> None:
-        """What stands behind the last answered sequence must come from calls in doubt, in order."""
+        """Messages after the last answered sequence must come from calls in doubt, in order."""
         publishes = [call for call in doubts if isinstance(call, history.Publish)]
         candidates = deque(message for call in publishes for message in call.messages)
         passed_over: list[PublishMessage] = []

@@ -1,6 +1,6 @@
-"""One life of a storage node, inside a process made for it: make calls, look at what is there.
+"""One life of a storage node, in its own process: make calls, then look at everything it holds.
 
-Everything goes out through a reporter as it happens: a call's outcome before the next call.
+Everything is reported as it happens: the outcome of a call before the next call.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ _UNAVAILABLE: Final = (
 
 
 class MovedTime(LogTime):
-    """Log time that can be moved on."""
+    """Log time that a test can move forward."""
 
     ahead_ns = 0
 
@@ -77,11 +77,11 @@ class MovedTime(LogTime):
 
 
 class NodeStoppedError(Exception):
-    """The node does not go on; the text says why."""
+    """The node has stopped; the text says why."""
 
 
 class Life:
-    """A node in this process, and what it is asked."""
+    """A node in this process, and the calls to it."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Life:
         *,
         held: bool = False,
     ) -> None:
-        """With `held` nothing waits for the store, which gets what a call makes it get."""
+        """With `held`, nothing is written to the store until a call asks for it."""
         self.node = node
         self._store = store
         self._held = held
@@ -105,7 +105,7 @@ class Life:
         self._pulled: dict[tuple[str, str], list[int]] = {}
 
     async def run(self, script: list[Step], *, insist: bool) -> None:
-        """Make the calls step by step; with `insist` again until the disk has let them pass."""
+        """Make the calls step by step; with `insist`, repeat those that the disk has failed."""
         for step in script:
             calls = [self._resolved(call) for call in step]
             outcomes = await self._make_together(calls)
@@ -250,10 +250,10 @@ class Life:
     # Waiting -------------------------------------------------------------------------------------
 
     async def _settle(self, calls: list[Call], outcomes: list[Outcome]) -> None:
-        """Let everything the calls have brought about reach the log and the store.
+        """Wait until all effects of the calls are in the log and the store.
 
-        Deliveries are recorded a little after they were sent; waiting for that, too, makes every
-        run write the same batches.
+        Deliveries are recorded a little after they are sent. Waiting for that too makes every run
+        write the same batches.
         """
         for call, outcome in zip(calls, outcomes, strict=True):
             if isinstance(call, history.Pull) and isinstance(outcome, Delivered):
@@ -264,7 +264,7 @@ class Life:
         consumer = self.node.streams.shard(pull.stream).machine.consumer(pull.consumer)
         assert consumer is not None
         last = max((delivery.consumer_seq for delivery in deliveries), default=0)
-        # Where the log failed meanwhile it never comes.
+        # If the log has failed meanwhile, the condition never holds.
         with suppress(TimeoutError):
             await wait_until(lambda: consumer.delivered.consumer_seq >= last, _RECORD_S)
 
@@ -279,12 +279,12 @@ class Life:
         )
 
     def _is_all_written(self) -> bool:
-        """Whether nothing waits for the store any more; what does is handed over."""
+        """Whether the store has everything; hands it what is still held back."""
         self.node.applier.flush()
         return self._is_quiet() and self._is_written()
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds. Raises TimeoutError or NodeStoppedError."""
+        """Wait until the condition holds. Raises TimeoutError or NodeStoppedError."""
         fatal = self.node.fatal
         await wait_until(lambda: fatal.done() or condition())
         if fatal.done():
@@ -295,7 +295,7 @@ class Life:
     async def look(self, *, kept: bool = False) -> None:
         """Report everything the node holds, read in every way there is.
 
-        With `kept` what is due is done first.
+        With `kept`, everything that is due is done first.
         """
         time_ns = self.node.clock.now()
         with suppress(TimeoutError):
@@ -303,7 +303,7 @@ class Life:
         if kept:
             try:
                 await self.node._housekeeper.tick()
-            except ApiError:  # the disk does not let it
+            except ApiError:  # the disk fails
                 kept = False
         await self._wait_until(self._is_all_written)
         unreadable: dict[str, str] = {}
@@ -357,7 +357,7 @@ class Life:
         return [json.loads(row)["seq"] for row in rows]
 
     def _half_made(self) -> list[str]:
-        """Streams and shards that a crash left between being there and not."""
+        """Streams and shards that a crash left half created or half deleted."""
         entries = self.node.meta.streams.values()
         found = [f"{entry.name} is {entry.stage}" for entry in entries if entry.stage != "listed"]
         numbers = {number for entry in entries for number in entry.numbers}
@@ -365,7 +365,7 @@ class Life:
         return found + [f"shard {number} is loaded or listed, not both" for number in strays]
 
     def _overlaps(self) -> list[str]:
-        """Blocks that hold sequences which another block holds, too."""
+        """Blocks whose sequences overlap those of another block."""
         found = []
         for number, directory in self.node.blocks.directories.items():
             spans = [directory.span(at) for at in range(len(directory))]
@@ -377,7 +377,7 @@ class Life:
         return found
 
     def _leftovers(self, store: RocksStore) -> list[str]:
-        """Rows of streams that are not there."""
+        """Rows of streams that do not exist."""
         rows = {
             int.from_bytes(key[1:5], "big")
             for kind in keys.SHARD_KINDS
@@ -397,7 +397,7 @@ class Life:
                     await self._drain(name, consumer, seqs)
 
     async def _drain(self, stream: str, consumer: str, seqs: list[int]) -> None:
-        """Give back whatever is pending of `seqs`, then take all that the consumer has."""
+        """Return the pending deliveries of `seqs`, then pull all that the consumer has."""
         if seqs:
             await self._acknowledge(history.Ack(stream, consumer, "nak", seqs, sync=True))
         deliveries: list[Delivery] = []
@@ -407,7 +407,7 @@ class Life:
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = _WAIT_S) -> None:
-    """Return once the condition holds. Raises TimeoutError."""
+    """Wait until the condition holds. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -416,7 +416,7 @@ async def wait_until(condition: Callable[[], bool], timeout_s: float = _WAIT_S) 
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Whether the call is to be made again: its outcome is unknown, or the disk was refused."""
+    """Whether to repeat the call: its outcome is unknown, or it was refused because of the disk."""
     match outcome:
         case Unknown():
             return True

@@ -1,6 +1,6 @@
-"""Nodes that are broken on purpose, each in one rule, for the test of the tests.
+"""Nodes that are broken on purpose, each in one rule, to test the tests.
 
-A mutant changes the code of the process that it is called in, which lives one life.
+A mutant changes the code of the process in which it is called. That process lives one life.
 """
 
 from collections import deque
@@ -21,12 +21,12 @@ from tests.crash.disk import CountedStore
 
 
 def replace(owner: object, name: str, value: object) -> None:
-    """Put something else under a name of a module or a class."""
+    """Replace an attribute of a module or a class."""
     setattr(owner, name, value)
 
 
 def _without(kind: bytes) -> Callable[[], None]:
-    """Rows of a kind do not reach the store."""
+    """Never write rows of a kind to the store."""
 
     def mutate() -> None:
         write = CountedStore.write
@@ -40,9 +40,9 @@ def _without(kind: bytes) -> Callable[[], None]:
 
 
 def _write_late(take: Callable[[list[Row]], tuple[list[Row], list[Row]]]) -> None:
-    """Of every batch hold back what ``take`` answers second, for two batches.
+    """Hold back the rows of every batch that `take` returns second, for two batches.
 
-    The next batch may be the record of a checkpoint.
+    One batch would not do: the next one may be the record of a checkpoint.
     """
     write = CountedStore.write
     waiting: deque[list[Row]] = deque([[], []])
@@ -56,7 +56,7 @@ def _write_late(take: Callable[[list[Row]], tuple[list[Row], list[Row]]]) -> Non
 
 
 def _late_rows(kind: bytes) -> Callable[[], None]:
-    """Rows of a kind do not go with their entry, but with a batch behind it."""
+    """Write rows of a kind not with their entry, but with a later batch."""
 
     def take(operations: list[Row]) -> tuple[list[Row], list[Row]]:
         apart = [row for row in operations if row[1][:1] == kind]
@@ -66,7 +66,7 @@ def _late_rows(kind: bytes) -> Callable[[], None]:
 
 
 def _late(owner: type[Any], name: str) -> Callable[[], None]:
-    """What a method writes does not go with its entry, but with a batch behind it."""
+    """Write the rows of a method not with their entry, but with a later batch."""
 
     def mutate() -> None:
         method = getattr(owner, name)
@@ -92,7 +92,7 @@ def _late(owner: type[Any], name: str) -> Callable[[], None]:
 
 
 def _out_of_order() -> None:
-    """What was held first is written last."""
+    """Write held changes in reverse order."""
     operations = StoreWriter._operations
 
     def backwards(self: StoreWriter, jobs: list[Any]) -> list[Row]:
@@ -103,7 +103,7 @@ def _out_of_order() -> None:
 
 
 def _job_dropped() -> None:
-    """Of several jobs that are held one never gets to the store."""
+    """Drop one of several held jobs."""
     flush = WriteBehind.flush
 
     def lossy(self: WriteBehind) -> None:
@@ -115,7 +115,7 @@ def _job_dropped() -> None:
 
 
 def _parts_kept() -> None:
-    """Blocks that were joined are written as well as the joined one."""
+    """Write the parts of a joined block as well as the joined block."""
     join = WriteBehind._join
 
     def too_many(self: WriteBehind, number: int, run: Any) -> None:
@@ -130,7 +130,7 @@ def _parts_kept() -> None:
 
 
 def _part_rows_kept() -> None:
-    """Where blocks are merged, the directory rows of the parts stay."""
+    """Keep the directory rows of the parts after a merge of blocks."""
     deletes = store_writer._block_deletes
 
     def body_alone(gone: store_writer.GoneBlock) -> list[Row]:
@@ -140,7 +140,7 @@ def _part_rows_kept() -> None:
 
 
 def _batch_in_parts() -> None:
-    """An atomic batch is stored message by message."""
+    """Store an atomic batch message by message."""
 
     async def publish_batch(self: local_link.LocalLink, stream: str, batch: Any) -> Any:
         batch.atomic = False
@@ -155,7 +155,7 @@ def _batch_in_parts() -> None:
 
 
 def _not_mended() -> None:
-    """What a crash left half made stays so."""
+    """Do not repair what a crash left half made."""
 
     async def mend_all(self: StreamManager) -> None:
         return

@@ -1,4 +1,4 @@
-"""Records over a pipe: each a length and its msgpack, whole or not there."""
+"""Records over a pipe: each is a length and msgpack. A reader drops a partial record."""
 
 import os
 import select
@@ -14,7 +14,7 @@ _CHUNK: Final = 1 << 20
 
 
 class Reporter:
-    """The writing end. May be used from any thread; a record is out when `send` returns."""
+    """The writing end, for any thread. A record is in the pipe when `send` returns."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -23,7 +23,7 @@ class Reporter:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def send(self, record: object) -> None:
-        """Write one record. Whoever dies within leaves a cut one, which the reader drops."""
+        """Write one record. A process that dies meanwhile leaves a partial record."""
         body = self._encode(record)
         pending = memoryview(_LENGTH.pack(len(body)) + body)
         with self._lock:
@@ -33,14 +33,14 @@ class Reporter:
             self._lock.notify_all()
 
     def wait_for_more(self, timeout_s: float) -> None:
-        """Return when another record has been sent, at the latest after the timeout."""
+        """Wait until another record has been sent, at most for the timeout."""
         with self._lock:
             before = self._sent
             self._lock.wait_for(lambda: self._sent > before, timeout_s)
 
 
 def read_to_end(descriptor: int, timeout_s: float) -> bytes:
-    """All bytes until the last writer is gone. Raises TimeoutError."""
+    """All bytes until the last writer has closed the pipe. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     chunks: list[bytes] = []
     while True:
@@ -54,7 +54,7 @@ def read_to_end(descriptor: int, timeout_s: float) -> bytes:
 
 
 def bodies(data: bytes) -> list[bytes]:
-    """The whole records in `data`, still encoded; a last one that is cut is dropped."""
+    """The complete records in `data`, still encoded; a partial last one is dropped."""
     found, offset = [], 0
     while offset + _LENGTH.size <= len(data):
         (length,) = _LENGTH.unpack_from(data, offset)

@@ -1,11 +1,14 @@
-"""A simulated power cut: what was not synced is taken back from the node's files.
+"""A simulated power cut: reverts changes of the node's files that were not synced.
 
-The dead process has reported every call that returned, and every file has a second link outside
-the data, so the files can be laid out as the disk may hold them: bytes behind the last sync are
-gone, kept in part, or zeros, with or without the room made ahead of them; names created, replaced
-or removed since the last sync of their directory are as before, or, up to some point, as after.
-Folders that were renamed go back, the newest first, as far as no sync of a folder has confirmed it.
-The store's files are its own business: it has no log here, and syncs what it flushes itself.
+The dead process has reported every call that returned, and every file has a second link outside the
+data folder. So the files can be laid out as the disk may hold them:
+
+- Bytes after the last sync are gone, kept in part, or zeros, with or without preallocated space.
+- Names that were created, replaced or removed since the last sync of their folder are as before, or
+  as after up to some point.
+- Folders that were renamed go back, the newest first, unless a sync of a folder confirmed it.
+
+The files of the store are left alone: it has no log here, and syncs the files that it flushes.
 """
 
 import os
@@ -45,14 +48,14 @@ class _Directory:
 
 
 class PowerCut:
-    """Follows what one process does to the files of `data_dir`, then cuts the power."""
+    """Follows the changes of one process to the files of `data_dir`, then cuts the power."""
 
     def __init__(self, data_dir: Path, shadow: Path) -> None:
         self._data_dir = data_dir
         self._shadow = shadow
         self._directories: dict[str, _Directory] = {}
         self._moved: list[tuple[str, str]] = []
-        """Folders renamed since the last sync of any: a file system's journal has one order."""
+        """Folders renamed since the last sync of any folder: the journal has one order for all."""
         shadow.mkdir()
         for path in _own_files(data_dir):
             self._adopt(path)
@@ -69,7 +72,7 @@ class PowerCut:
         return self._directories.setdefault(parent, _Directory()), name
 
     def follow(self, changes: Iterable[FileChange]) -> None:
-        """Take note of calls that have returned, in their order."""
+        """Record calls that have returned, in order."""
         for change in changes:
             self._take(change)
 
@@ -102,12 +105,12 @@ class PowerCut:
         }
 
     def cut(self, chance: random.Random) -> None:
-        """Lay the files out as the disk may hold them after the power went."""
+        """Lay the files out as the disk may hold them after the power cut."""
         for path in _own_files(self._data_dir):
             path.unlink()
         for parent, directory in self._directories.items():
             if not (self._data_dir / parent).is_dir():
-                continue  # removed with all that was in it
+                continue  # removed with its content
             names = dict(directory.durable)
             for change in directory.unsynced[: chance.randint(0, len(directory.unsynced))]:
                 _update(names, change)
@@ -118,7 +121,7 @@ class PowerCut:
 
 
 def _survivor(inode: _Inode, chance: random.Random) -> bytes:
-    """The synced bytes, and of the rest nothing, its begin, or zeros with or without its end."""
+    """The synced bytes, then of the rest nothing, its beginning, or zeros and perhaps its end."""
     content = _undone(inode.shadow, chance)
     sound, rest = content[: inode.synced], content[inode.synced :].rstrip(b"\0")
     kept = rest[: chance.randint(0, len(rest))]
@@ -129,7 +132,7 @@ def _survivor(inode: _Inode, chance: random.Random) -> bytes:
 
 
 def _undone(shadow: Path, chance: random.Random) -> bytes:
-    """The content without some of the newest writes in place that no sync has confirmed."""
+    """The content without some of the newest writes in place, of those that were not synced."""
     content = bytearray(shadow.read_bytes())
     undo = shadow.with_name(shadow.name + UNDO)
     data = undo.read_bytes() if undo.exists() else b""

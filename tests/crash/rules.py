@@ -1,6 +1,6 @@
-"""What the rules of a stream's configuration take away, said plainly: limits, roll-ups, times.
+"""A plain model of the rules by which a stream removes messages: limits, roll-ups, times.
 
-Times are bounds where nobody has said when exactly a message was stored.
+Times are bounds, because the exact time at which a message was stored may be unknown.
 """
 
 from collections.abc import Mapping
@@ -19,30 +19,30 @@ from contrail_common.model import (
 from contrail_common.subjects import matches, matches_any
 
 SLACK_NS: Final = 30_000_000_000
-"""More than any life takes, and less than any deadline or step of the clock in a script."""
+"""Longer than any life takes, and shorter than any deadline or jump of the clock in a script."""
 
 Live = Mapping[int, PublishMessage]
 
 
 @dataclass(frozen=True)
 class Between:
-    """When a message was stored: log time, both ends included."""
+    """The range of log time in which a message was stored, both ends included."""
 
     low_ns: int = 0
     high_ns: int = 0
 
 
 def replaced_by(message: PublishMessage, live: Live) -> set[int]:
-    """What a roll-up takes away of the messages before it."""
+    """Earlier messages that a roll-up removes."""
     if message.rollup == "all":
         return set(live)
     return {seq for seq, one in live.items() if message.rollup and one.subject == message.subject}
 
 
 def over_limits(config: StreamConfig, live: Live, *, lowered: bool = False) -> set[int]:
-    """What the limits take away: the oldest of each subject, then the oldest of all.
+    """Messages that the limits remove: the oldest of each subject, then the oldest of all.
 
-    Where they were ``lowered`` it is first the oldest of all.
+    After limits were `lowered`, the oldest of all go first.
     """
     steps = [_over_subject_limit, _over_stream_limits]
     gone: set[int] = set()
@@ -76,7 +76,7 @@ def _over_stream_limits(config: StreamConfig, live: Live) -> set[int]:
 
 
 def purged(live: Live, subject: str, up_to_seq: int, keep: int) -> set[int]:
-    """What a purge takes away."""
+    """Messages that a purge removes."""
     own = sorted(seq for seq, one in live.items() if not subject or matches(subject, one.subject))
     if keep:
         return set(own[:-keep])
@@ -84,7 +84,7 @@ def purged(live: Live, subject: str, up_to_seq: int, keep: int) -> set[int]:
 
 
 def time_to_live(config: StreamConfig, message: PublishMessage) -> int | None:
-    """Nanoseconds after which a message goes; None: never."""
+    """Nanoseconds after which a message is removed; None means never."""
     if message.ttl_ns == TTL_NEVER:
         return None
     bounds = [one for one in (message.ttl_ns, config.max_age_ns) if one]
@@ -92,19 +92,19 @@ def time_to_live(config: StreamConfig, message: PublishMessage) -> int | None:
 
 
 def may_be_due(config: StreamConfig, message: PublishMessage, at: Between, now_ns: int) -> bool:
-    """Whether a message may be gone at ``now_ns``, or a little later."""
+    """Whether a message may be removed at `now_ns`, or a little later."""
     ttl_ns = time_to_live(config, message)
     return not config.sealed and ttl_ns is not None and at.low_ns + ttl_ns <= now_ns + SLACK_NS
 
 
 def is_due(config: StreamConfig, message: PublishMessage, at: Between, now_ns: int) -> bool:
-    """Whether a message has to go at ``now_ns``."""
+    """Whether a message must be removed by `now_ns`."""
     ttl_ns = time_to_live(config, message)
     return not config.sealed and ttl_ns is not None and at.high_ns + ttl_ns <= now_ns
 
 
 def as_marker(config: StreamConfig, stored: StoredMessage) -> PublishMessage | None:
-    """A marker as if somebody had published it; None: it is none."""
+    """A marker as if it had been published; None if the message is not a marker."""
     ttl_ns = config.subject_delete_marker_ttl_ns
     if not ttl_ns or stored.payload or model.MARKER_REASON not in (stored.headers or {}):
         return None
@@ -112,7 +112,7 @@ def as_marker(config: StreamConfig, stored: StoredMessage) -> PublishMessage | N
 
 
 def pinned_for(config: ConsumerConfig, live: Live) -> frozenset[int]:
-    """What a consumer begins with that gets the last message of each subject first."""
+    """The first messages of a consumer that starts with the last message of each subject."""
     if config.deliver_policy != "last_per_subject":
         return frozenset()
     filters = config.filter_subjects

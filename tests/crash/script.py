@@ -36,7 +36,7 @@ KEYED: Final = "KEYED"
 
 
 class Writer:
-    """Makes messages, each with a payload found nowhere else."""
+    """Makes messages, each with a unique payload."""
 
     def __init__(self, seed: int, *, all_ids: bool) -> None:
         self._chance = random.Random(seed)
@@ -68,7 +68,7 @@ class Writer:
 
 
 def script(seed: int, *, all_ids: bool = False) -> list[Step]:
-    """All steps; with `all_ids` every message has an id, so that every publish can be repeated."""
+    """All steps; with `all_ids`, every message has an id, so every publish can be repeated."""
     write = Writer(seed, all_ids=all_ids)
     return [
         *_publish(write),
@@ -204,7 +204,7 @@ def _finish(write: Writer) -> Iterator[Step]:
 
 
 def erasing(seed: int) -> list[Step]:
-    """Messages of two streams in tables and in the log behind them, some of which are erased."""
+    """Messages of two streams, in tables and in the log after them; some of them are erased."""
     return list(_erasing(Writer(seed, all_ids=True)))
 
 
@@ -217,7 +217,7 @@ def _erasing(write: Writer) -> Iterator[Step]:
         yield [write.events(write.message("events.a", size=60))]
     yield [Pull(ORDERS, "all", 5)]
     yield [TakeCheckpoint()]
-    # Behind a large block nothing waits for a merge any more.
+    # After a large block, no earlier block waits for a merge any more.
     yield [write.orders(write.message("orders.large", size=40_000))]
     yield [write.orders(write.message("orders.late", size=60))]
     yield [Remove(ORDERS, seq) for seq in (9, 13, 14, 15, 16, 18)]
@@ -259,7 +259,7 @@ def _shredding(write: Writer) -> Iterator[Step]:
 
 
 def archive(seed: int) -> list[Step]:
-    """Two streams with messages in two flushed files and in the log behind them."""
+    """Two streams with messages in two flushed files and in the log after them."""
     return list(_archive(Writer(seed, all_ids=True)))
 
 
@@ -284,7 +284,7 @@ def _archive(write: Writer) -> Iterator[Step]:
 
 
 class Wanderer:
-    """Calls at random, for as many lives as wanted; the same seed gives the same calls."""
+    """Random calls for any number of lives; the same seed gives the same calls."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -292,7 +292,7 @@ class Wanderer:
         self._sent: list[PublishMessage] = []
 
     def steps(self, count: int) -> list[Step]:
-        """The next steps; each life begins by making sure that something is there."""
+        """The next steps; each life first ensures that its streams and consumers exist."""
         begin: list[Step] = [[PutStream(self._config(name))] for name in (ORDERS, EVENTS)]
         consumers = [(ORDERS, "a"), (ORDERS, "b"), (EVENTS, "a")]
         begin += [[self._put_consumer(stream, name)] for stream, name in consumers]

@@ -1,6 +1,6 @@
-"""Damaged folders opened with ``accept_data_loss``: what can be read is served as it was.
+"""Damaged folders opened with ``accept_data_loss``: readable messages are served unchanged.
 
-Without it a start is refused and changes nothing; after it every start serves.
+Without the switch a start is refused and changes nothing. After one with it, every start serves.
 """
 
 import itertools
@@ -59,19 +59,19 @@ class Damaged:
         return self._zygote.live(Job(data_dir=str(folder), **given))  # type: ignore[arg-type]
 
     def seen(self, ended: Ended) -> Seen:
-        """What a life looked at; it must have served."""
+        """The look of a life, which must have served."""
         assert refusals(ended) == []
         return next(record for record in ended.records if isinstance(record, Seen))
 
     def refused(self, folder: Path, *, accept: bool = False) -> str:
-        """Why a folder is not opened; it is left as it was."""
+        """The reason why a folder is refused; checks that it is unchanged."""
         before = damage.contents(folder)
         (reason,) = refusals(self.live(folder, look=True, accept=accept))
         assert damage.contents(folder) == before
         return reason
 
     def accepted(self, folder: Path) -> Seen:
-        """What is left of a folder that is refused without the switch, twice the same."""
+        """The remaining content of a folder that is refused without the switch; looks twice."""
         self.refused(folder)
         before = damage.contents(folder)
         first = self.seen(self.live(folder, look=True, accept=True))
@@ -150,7 +150,7 @@ def any_table(folder: Path, chance: random.Random) -> Path:
 
 
 def any_blob(folder: Path, chance: random.Random) -> Path:
-    """A file of blocks that stand apart from the tables."""
+    """A blob file: it has blocks outside of the tables."""
     return damage.some_file(folder, "store/*.blob", chance)
 
 

@@ -1,6 +1,6 @@
-"""The disk fails, or the power goes, while a damaged folder is opened with ``accept_data_loss``.
+"""The disk or the power fails while a damaged folder is opened with ``accept_data_loss``.
 
-What is left is the damaged folder or the healed one, and the next start with the switch serves.
+Afterwards the folder is as damaged or as healed, and the next start with the switch serves.
 """
 
 import errno
@@ -58,7 +58,7 @@ def stored(zygote: Zygote, lasting_area: Path) -> Damaged:
 def healed(
     stored: Damaged, folder: Path
 ) -> tuple[dict[str, list[str]], dict[str, dict[int, StoredMessage]]]:
-    """The calls of an accepting start over a sound disk, and what it shows."""
+    """The disk calls of a start with the switch on a sound disk, and what it shows."""
     twin = stored.twin(folder)
     whole = stored.live(twin, look=True, accept=True, end="stop")
     shutil.rmtree(twin)

@@ -1,6 +1,6 @@
-"""The process is killed, or the power goes, at the calls of a scripted run: every promise holds.
+"""The process is killed, or the power fails, at calls of a scripted run: every promise holds.
 
-The quick suite takes every rare call and a part of the others, the slow one takes every call.
+The quick suite tests every rare call and a part of the others; the slow one tests every call.
 """
 
 from pathlib import Path

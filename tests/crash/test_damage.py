@@ -1,7 +1,7 @@
-"""Stored files are damaged while the node is down: it says so, and never shows less or other data.
+"""Stored files are damaged while the node is down: it never silently shows less or other data.
 
-What is allowed: the node refuses to start and says why, or it serves and refuses the damaged stream
-(503 `data_lost`), or the damage hit nothing and all is as it was.
+Three outcomes are allowed. The node refuses to start and says why; or it serves and refuses the
+damaged stream (503 `data_lost`); or the damage had no effect and everything is unchanged.
 """
 
 import copy
@@ -41,7 +41,7 @@ class Archive:
         self._cases = 0
         ledger = Ledger(accept_refusals=True)
         self._built = self._trial(directory / "built", ledger)
-        # With its successor written the last batch of the log is told from a torn one.
+        # With a successor, the last batch of the log can be distinguished from a torn one.
         job = Job(steps=archive(SEED), successors=True, segment_bytes=SEGMENT_BYTES)
         self._built.live(job)
         assert self._built.ledger.problems == []

@@ -1,4 +1,4 @@
-"""The process is killed, or the power goes, while messages are erased: it is finished anyway."""
+"""The process is killed, or the power fails, during an erasure: it is completed anyway."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ _SHORT: Final = 8
 
 
 def texts_of(message: PublishMessage) -> list[bytes]:
-    """What would tell of a message, besides its subject, which others may have."""
+    """The texts that reveal a message. Its subject is not one: other messages may have it."""
     headers = [value for values in (message.headers or {}).values() for value in values]
     return [message.payload, *[one.encode() for one in headers if len(one) >= _SHORT]]
 
@@ -62,7 +62,7 @@ def tried(
     power_cuts: bool = False,
     node_keys: tuple[bytes, ...] = (),
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """A run that ends at ``kill`` and one that goes on: what is wrong, and the disk's calls."""
+    """A run that ends at ``kill`` and one that continues: the problems, and the disk calls."""
     trial = Trial(zygote, area, SEED, power_cuts=power_cuts, node_keys=node_keys)
     job = Job(steps=erasing(SEED), end="stop", plan=Plan(seed=SEED, kill=kill))
     first = trial.live(job)

@@ -1,7 +1,7 @@
-"""The store fails while a node starts, or the node is stopped in the midst of it.
+"""The store fails while a node starts, or the node is stopped during its start.
 
-A start that finds all that was acknowledged serves it, whatever the store says. One that does not
-come to its end leaves nothing behind: the same process opens the folder again.
+A start that finds all acknowledged messages serves them, even if the store fails. A start that does
+not complete leaves nothing open: the same process can open the folder again.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def unwritable_from(first: int, number: int = errno.EIO) -> Plan:
 
 
 async def fill(data_dir: Path) -> None:
-    """All messages in the log alone: the folder is as a killed process leaves it."""
+    """Put all messages into the log only: the folder is as a killed process leaves it."""
     async with node_over_a_switched_store(data_dir.with_name("lived")) as (node, _):
         link = LocalLink(node)
         await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
@@ -69,7 +69,7 @@ async def fill(data_dir: Path) -> None:
 
 
 class Gate:
-    """Holds the threads that come by, once it is shut, until it is opened."""
+    """While it is shut, holds all threads that pass by until it is opened."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -152,7 +152,7 @@ class Rig:
 
 
 async def settled(link: LocalLink) -> None:
-    """Everything is there, and more comes behind it."""
+    """Check that all messages exist, and that new ones follow them."""
     assert await everything(link) == PAYLOADS
     again = await link.publish("S", [large(0), large(COUNT - 1)])
     assert all(result.duplicate for result in again.results)

@@ -203,7 +203,7 @@ async def look_into_a_store_at_work(data_dir: Path, monkeypatch: pytest.MonkeyPa
 def test_file_that_a_store_at_work_has_just_removed_is_no_damage(
     area: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The failed store has threads that go on; they remove files that a second reader just saw."""
+    """Threads of the failed store continue, and remove files that a second reader just saw."""
     asyncio.run(look_into_a_store_at_work(area / "data", monkeypatch))
 
 

@@ -1,7 +1,8 @@
-"""The node dies anywhere in a run over the rules of streams: what has to be there is, and no more.
+"""The node dies anywhere in a run over the rules of streams: exactly the right messages remain.
 
-Each run is made twice: with writes to the store soon after the log's, as a node does, and with the
-longest time in between, so that many entries share a batch and blocks wait while others go.
+Each run is made twice. In one, writes to the store follow soon after those to the log, as in a
+node. In the other they are held as long as possible, so that many entries share a batch and blocks
+wait while others are removed.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The judge of histories finds every planted anomaly, and nothing in the history as it was."""
+"""The ledger finds every planted anomaly, and nothing in the original history."""
 
 from collections.abc import Callable
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""The tests of crashes turn red when the node is broken on purpose."""
+"""The crash tests fail when the node is broken on purpose."""
 
 from pathlib import Path
 from typing import Any, Final

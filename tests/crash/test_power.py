@@ -1,4 +1,4 @@
-"""The simulated power cut takes back exactly what was not synced."""
+"""The simulated power cut reverts exactly the changes that were not synced."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Calls at random over several lives, each killed or cut off at random: every promise holds."""
+"""Random calls over several lives, each ended by a random kill or power cut: promises hold."""
 
 import os
 import random

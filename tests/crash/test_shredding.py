@@ -1,4 +1,4 @@
-"""The process is killed, or the power goes, while keys of subjects are made and destroyed."""
+"""The process is killed, or the power fails, while subject keys are created and destroyed."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,7 +38,7 @@ def tried(
     power_cuts: bool = False,
     node_keys: tuple[bytes, ...] = (),
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """A run that ends at ``kill`` and one that goes on: what is wrong, and the disk's calls."""
+    """A run that ends at ``kill`` and one that continues: the problems, and the disk calls."""
     trial = Trial(zygote, area, SEED, power_cuts=power_cuts, node_keys=node_keys)
     job = Job(steps=shredding(SEED), end="stop", plan=Plan(seed=SEED, kill=kill))
     first = trial.live(job)

@@ -1,4 +1,4 @@
-"""Trials: one life that is cut short, another that looks at what is left, and the verdict."""
+"""Trials: one life that is cut short, another that looks at the remaining data, and a verdict."""
 
 import random
 import shutil
@@ -22,7 +22,7 @@ _RARE: Final = 10
 
 @dataclass(eq=False)
 class Trial:
-    """One data directory over several lives, with its history."""
+    """One data folder over several lives, with its history."""
 
     zygote: Zygote
     directory: Path
@@ -41,7 +41,7 @@ class Trial:
         return self.directory / "data"
 
     def live(self, job: Job) -> Ended:
-        """Live one life on the trial's data; after it, cut the power if this is such a trial."""
+        """Run one life on the trial's data; then cut the power if the trial says so."""
         self.lives += 1
         cut: PowerCut | None = None
         plan = job.plan
@@ -61,9 +61,9 @@ class Trial:
         return ended
 
     def look(self, kill: Kill | None = None) -> Ended:
-        """Open what is left, look, ask again for what is in doubt, look again; then a hard end.
+        """Open the remaining data, look, repeat calls in doubt, look again, then end hard.
 
-        With `kill` the end comes earlier, at that call.
+        With `kill`, the life ends earlier, at that call.
         """
         job = Job(look=True, steps=self.ledger.follow_up(), plan=Plan(seed=self.seed, kill=kill))
         job = msgspec.structs.replace(job, first_number=_FOLLOW_UP_NUMBER * self.lives)
@@ -74,19 +74,19 @@ class Trial:
         return ended
 
     def verdict(self) -> list[str]:
-        """All broken promises; a trial without any leaves nothing behind."""
+        """All broken promises. Without any, the data of the trial is removed."""
         if not self.ledger.problems:
             shutil.rmtree(self.directory)
         return self.ledger.problems
 
 
 def calls_of(ended: Ended) -> dict[str, list[str]]:
-    """The kinds of the calls to the disk that a whole life made, per lane."""
+    """The kinds of the calls to the disk that a complete life made, per lane."""
     return [record for record in ended.records if isinstance(record, Finished)][-1].calls
 
 
 def kill_points(calls: dict[str, list[str]]) -> list[Kill]:
-    """Every call of a life; writes of files twice, the second time torn."""
+    """A kill at every call of a life; writes of files have two, the second one torn."""
     return [
         Kill(lane, number, torn)
         for lane in LANES
@@ -109,7 +109,7 @@ def sample(points: Sequence[Kill], calls: dict[str, list[str]], stride: int) -> 
 def undisturbed(
     zygote: Zygote, area: Path, job: Job, seed: int, *, node_keys: tuple[bytes, ...] = ()
 ) -> dict[str, list[str]]:
-    """The calls of a life that nothing disturbs; it keeps its promises."""
+    """The calls of a life without a kill; checks that it keeps all promises."""
     trial = Trial(zygote, area / "whole", seed, node_keys=node_keys)
     ended = trial.live(job)
     trial.look()
@@ -127,7 +127,7 @@ def broken_promises(
     power_cuts: bool = False,
     node_keys: tuple[bytes, ...] = (),
 ) -> list[str]:
-    """Live a life once for each of the points, killed there, and look at what is left."""
+    """Run a life once for each point, killed there, and look at the remaining data."""
     found = []
     for at, kill in enumerate(points):
         trial = Trial(zygote, area / f"{at}", seed, power_cuts=power_cuts, node_keys=node_keys)
@@ -138,7 +138,7 @@ def broken_promises(
 
 
 class Tried(Protocol):
-    """A run that ends at ``kill``, or whole, and what follows: problems, the whole run's calls."""
+    """Makes a run, killed at `kill` or complete; returns its problems and the calls it made."""
 
     def __call__(
         self,
@@ -149,7 +149,7 @@ class Tried(Protocol):
         power_cuts: bool = False,
         node_keys: tuple[bytes, ...] = (),
     ) -> tuple[list[str], dict[str, list[str]]]:
-        """Try it in ``area``."""
+        """Make the run in `area`."""
         ...
 
 
@@ -162,7 +162,7 @@ def problems_anywhere(
     power_cuts: bool,
     node_keys: tuple[bytes, ...],
 ) -> list[str]:
-    """What is wrong after a run that is killed at one of the points of :func:`sample`, at each."""
+    """The problems after runs that are killed, one at each point of :func:`sample`."""
     _, calls = tried(zygote, area / "whole", node_keys=node_keys)
     problems: list[str] = []
     for at, kill in enumerate(sample(kill_points(calls), calls, stride)):

@@ -1,6 +1,6 @@
-"""A process that has everything imported and forks one child per life: a life then costs little.
+"""A process with all modules imported that forks one child per life, which makes a life cheap.
 
-It opens no store itself: RocksDB's threads do not survive a fork.
+It opens no store itself, because the threads of RocksDB do not survive a fork.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ from tests.crash.pipe import Reporter, bodies, read_to_end
 _LIFE_S: Final = 60.0
 _NEVER_S: Final = 1_000.0
 HELD_S: Final = 1_000.0
-"""What entries change is held until a call needs it in the store."""
+"""Hold the changes of entries back until a call needs them in the store."""
 _ROOT: Final = Path(__file__).parents[2]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What one life is to do: open `data_dir`, look, make the calls, look again, end."""
+    """The work of one life: open `data_dir`, look, make the calls, look again, end."""
 
     data_dir: str = ""
     node_keys: tuple[bytes, ...] = ()
@@ -62,7 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a life ended, and its records (a row of whole ones, as they crossed the pipe)."""
+    """How a life ended, and its complete records, as they came through the pipe."""
 
     killed: bool
     records: list[Record]
@@ -82,7 +82,7 @@ class Zygote:
         )
 
     def live(self, job: Job) -> Ended:
-        """Have one life lived; raises AssertionError for what no node may do."""
+        """Run one life; raises AssertionError if the node does something that no node may do."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         _write_frame(self._process.stdin, msgspec.msgpack.encode(job))

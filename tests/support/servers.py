@@ -1,4 +1,4 @@
-"""Real servers for tests: all in one process or split into several, on free loopback ports."""
+"""Real servers for tests: in one process or in several, on free loopback ports."""
 
 import contextlib
 import itertools
@@ -23,16 +23,17 @@ STOP_S = 30.0
 HOST: Final = "127.0.0.1"
 SECRET: Final = "the cluster secret of a test"
 PLAIN: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For clients, which speak plain HTTP: each would read the machine's certificates, 30 ms long."""
+"""An empty context for clients, which use plain HTTP. Without it each would spend 30 ms on reading
+the certificates of the machine."""
 
 _ports = itertools.cycle(random.sample(range(16_384, 32_768), 16_384))
 
 
 def free_port() -> int:
-    """A port that nobody listens on, for processes that must know each other's.
+    """A port on which nobody listens, for processes that must know each other's ports.
 
-    It is none that the kernel gives away: a server that asks for any port, started meanwhile by a
-    test beside this one, would have it first.
+    It is outside the range from which the kernel assigns ports: otherwise a server of a concurrent
+    test that asks for any port could get it first.
     """
     for port in _ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -42,7 +43,7 @@ def free_port() -> int:
 
 
 class Process:
-    """A server command as a child process; may be killed and started again."""
+    """A server command as a child process, which can be killed and started again."""
 
     program: ClassVar[Sequence[str]] = (sys.executable, "-m", "contrail_serve")
 
@@ -54,12 +55,12 @@ class Process:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        """Start and wait until it serves; raises with its log when it does not."""
+        """Start the process and wait until it serves; raises with its log if it does not."""
         self.spawn()
         return self.wait_until_serving()
 
     def spawn(self) -> None:
-        """Start without waiting."""
+        """Start the process without waiting."""
         settings = {"host": HOST, "port": 0, **self.settings}
         arguments = [f"{name}={value}" for name, value in settings.items()]
         with self.log.open("a", encoding="utf-8") as log:
@@ -83,7 +84,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self.process is not None and self.process.poll() is None
 
     @property
@@ -93,20 +94,20 @@ class Process:
         return self.process.pid
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """End the process at once, as a crash does."""
         if self.process is not None and self.alive:
             os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait(STOP_S)
         self._close()
 
     def stop(self) -> int:
-        """End it cleanly; answers its exit status."""
+        """End the process cleanly; returns its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> int:
-        """Wait until it ends by itself; answers its exit status."""
+        """Wait until the process ends by itself; returns its exit status."""
         assert self.process is not None
         status = self.process.wait(STOP_S)
         self._close()
@@ -147,7 +148,7 @@ class ServerProcess(Process):
 
 
 class SplitServers:
-    """A storage process behind two apis and two gateways; whoever asks meets them in turn."""
+    """One storage process, two apis and two gateways; requests go to the edges in turn."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         common = {"cluster_secret": SECRET, **settings}
@@ -172,22 +173,22 @@ class SplitServers:
 
     @property
     def edges(self) -> list[Process]:
-        """The processes with the public interface, an api and a gateway in turn."""
+        """The processes with the public interface: api and gateway alternate."""
         pairs = zip(self.apis, self.gateways, strict=True)
         return [edge for pair in pairs for edge in pair]
 
     @property
     def processes(self) -> list[Process]:
-        """All of them."""
+        """All processes."""
         return [self.storage, *self.edges]
 
     @property
     def url(self) -> str:
-        """Where one of them answers: another one each time."""
+        """The address of the next edge; another one each time."""
         return self.edges[next(self._turns)].url
 
     def start(self) -> Self:
-        """Start all that do not run, at once, and wait until the edges have found storage."""
+        """Start all processes that do not run, concurrently; wait until the edges reach storage."""
         missing = [process for process in self.processes if not process.alive]
         for process in missing:
             process.spawn()
@@ -198,7 +199,7 @@ class SplitServers:
 
     @staticmethod
     def wait_until_ready(edges: Iterable[Process]) -> None:
-        """Wait until each of ``edges`` says that it is ready."""
+        """Wait until each of `edges` reports that it is ready."""
         deadline = time.monotonic() + START_S
         for edge in edges:
             with edge.client() as client:
@@ -207,7 +208,7 @@ class SplitServers:
                     time.sleep(0.01)
 
     def client(self, **options: Any) -> httpx.Client:
-        """An HTTP client that asks another process with each request."""
+        """An HTTP client that sends each request to the next process."""
         transport = _InTurn([edge.url for edge in self.edges])
         return httpx.Client(
             base_url=self.edges[0].url, timeout=30.0, transport=transport, **options

@@ -1,1 +1,1 @@
-"""One publish and one delivery of a running server, told hop by hop."""
+"""One publish and one delivery of a running server, shown hop by hop."""

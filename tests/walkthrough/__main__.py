@@ -37,7 +37,7 @@ def show(console: Console, title: str, hops: list[Hop]) -> None:
 
 
 def main() -> int:
-    """Walk and print; 1 when a hop that the walk names was not passed."""
+    """Walk and print the hops; returns 1 if an expected hop was not reached."""
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(open(os.devnull, "w")))  # noqa: SIM115
     with tempfile.TemporaryDirectory() as folder:
         walked = asyncio.run(walk(Path(folder) / "data"))

@@ -1,4 +1,4 @@
-"""The tour's hops are those of a real run, in the order that the architecture page tells."""
+"""The hops of the tour are those of a real run, in the order of the architecture page."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.walkthrough.walk import walk
 
 PUBLISH_CALLS_MAX = 315
 PUBLISH_FILES_MAX = 64
-"""What a reader has to follow from the socket to the answer: lower these when it gets less."""
+"""The most calls and files from the socket to the answer. Lower these when it gets less."""
 
 
 def _position(hops: list[Hop], name: str) -> int:

@@ -1,4 +1,4 @@
-"""Records which functions of the rooms a piece of work passes through, in every thread."""
+"""Records the functions of the services that some work passes through, in all threads."""
 
 import inspect
 import sys
@@ -17,7 +17,7 @@ _NO_FUNCTIONS = {"<dictcomp>", "<genexpr>", "<listcomp>", "<setcomp>", "<module>
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """The first call of one function: where it stands and when it was reached."""
+    """The first call of one function: its source position, and when it was reached."""
 
     name: str
     file: Path
@@ -29,7 +29,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """How many calls of the distributions' own functions were made, of how many, in which files."""
+    """The calls of functions of the distributions: their number, their functions and files."""
 
     calls: int
     functions: int
@@ -37,7 +37,7 @@ class Census:
 
 
 class Recorder:
-    """Notes the first call of each watched function; install it before threads are started."""
+    """Records the first call of each watched function. Install it before threads start."""
 
     def __init__(self) -> None:
         self.hops: list[Hop] = []
@@ -46,17 +46,17 @@ class Recorder:
         self._started = 0.0
 
     def install(self) -> None:
-        """Hook into this thread and into every thread that is started from now on."""
+        """Hook into this thread and into all threads that start from now on."""
         threading.setprofile(self._called)
         sys.setprofile(self._called)
 
     def uninstall(self) -> None:
-        """Take the hook out of this thread and of those to come."""
+        """Remove the hook from this thread and from future threads."""
         threading.setprofile(None)
         sys.setprofile(None)
 
     def watch(self, functions: Sequence[Function]) -> None:
-        """Begin anew with ``functions``."""
+        """Forget all calls, and watch `functions` from now on."""
         self.hops = []
         self._counts.clear()
         self._started = time.perf_counter()
@@ -82,10 +82,10 @@ class Recorder:
         )
 
     def census(self) -> Census:
-        """The calls since :meth:`watch`, without comprehensions, which are no functions."""
+        """The calls since :meth:`watch`. Comprehensions do not count as functions."""
         own = {
             code: count
-            for code, count in list(self._counts.items())  # threads go on
+            for code, count in list(self._counts.items())  # other threads still add calls
             if "/src/" in code.co_filename and code.co_name not in _NO_FUNCTIONS
         }
         files = frozenset(Path(code.co_filename) for code in own)

@@ -87,7 +87,7 @@ _PUBLISH_PATH: Final = "/v1/subjects/tour.hello/messages"
 
 
 class _Client:
-    """A bare HTTP/1.1 client on one connection, so that the trace shows the server alone."""
+    """A bare HTTP/1.1 client on one connection, so that the trace shows only the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -108,10 +108,10 @@ class _Client:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The hops of one publish and of one delivery, and which of the hops named were not passed.
+    """The hops of one publish and one delivery, and the expected hops that were not reached.
 
-    ``publish_calls`` are all calls of a publish, from the socket to its answer: the fewest of
-    several, since timers of the groups may fall into it.
+    `publish_calls` are all calls of a publish, from the socket to its answer. They are the fewest
+    of several publishes, because timers of the groups may run during one.
     """
 
     published: list[Hop]
@@ -125,8 +125,8 @@ async def walk(data_dir: Path) -> Walk:
     recorder = Recorder()
     recorder.install()
     try:
-        # The log's thread writes an empty batch when it has been idle: on a busy machine that can
-        # fall into the walk, before the batch that the walk is about.
+        # The thread of the log writes an empty batch when it is idle. On a busy machine that could
+        # happen during the walk, before the batch of the walk.
         options = NodeOptions(data_dir, log=LogOptions(idle_s=_NEVER_S))
         node = await asyncio.to_thread(StorageNode.open, options, SingleMemberGroups())
         await node.start()
@@ -152,7 +152,7 @@ async def _walk_served(node: StorageNode, recorder: Recorder) -> Walk:
         await client.post("/v1/streams/TOUR/consumers", b'{"durable_name": "walker"}')
         await client.post(_PUBLISH_PATH, b"the first finds out which stream takes it")
         await node.until_written()
-        await node.checkpoint()  # so that none becomes due during the walk
+        await node.checkpoint()  # so that no checkpoint becomes due during the walk
         calls = [await _census(client, recorder) for _ in range(_PUBLISHES)]
         await node.until_written()
         published, missing = recorder.hops, recorder.missing()

@@ -1,4 +1,4 @@
-"""The batch reader: one pinned split per Spark partition, Arrow record batches out of it."""
+"""The batch reader: one split per Spark partition, read as Arrow record batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class ContrailBatchReader(DataSourceReader):
         return [SplitPartition(split) for split in self._plan.splits]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Record batches of one partition; None stands for a plan without partitions."""
+        """The record batches of one partition; None means that the plan has no partitions."""
         if not isinstance(partition, SplitPartition):
             return
         client = ReplayClient(self._options)

@@ -1,4 +1,4 @@
-"""Replay over HTTP/1.1 with the standard library: streaming, resuming, bounded in every way.
+"""Replay over HTTP/1.1 with the standard library: streamed, resumable, with bounded memory.
 
 It runs inside Spark's Python workers, one connection per split.  ``http.client`` feeding Arrow
 directly costs a fraction of the CPU time of a general HTTP client, and leaves nothing to install
@@ -56,7 +56,7 @@ RETRYABLE: Final = frozenset({429, 502, 503, 504})
 
 
 class _InterruptedError(Exception):
-    """An attempt that may succeed when it is made again; ``after_s`` is what the server asks."""
+    """A failed attempt that may be repeated; ``after_s`` is the pause that the server asks for."""
 
     def __init__(self, reason: str, after_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class _InterruptedError(Exception):
 
 @dataclass(slots=True)
 class _Retries:
-    """Counts attempts that brought nothing; exponential backoff with jitter between them."""
+    """Counts attempts without a message, with exponential, jittered pauses between them."""
 
     allowed: int
     sleep: Callable[[float], None]
@@ -85,7 +85,7 @@ class _Retries:
 
 
 class _Body:
-    """A response as the file that Arrow reads from, straight into buffers of its own.
+    """A response as a file, which Arrow reads directly into its own buffers.
 
     Arrow knows the length of every part and reads its end mark without touching the end of the
     body.  A read that comes short therefore shows that the body was cut, whatever ended it.
@@ -127,7 +127,7 @@ class ReplayClient:
         self._sleep = sleep
 
     def plan(self) -> ReplayPlan:
-        """Pin the snapshot that the options ask for."""
+        """Fix the range that the options ask for."""
         retries = _Retries(self._options.retries, self._sleep)
         while True:
             try:
@@ -185,7 +185,7 @@ class ReplayClient:
             yield from (batch for batch in reader if batch.num_rows)
             if body.cut:
                 raise _InterruptedError(f"{what}: the answer ended without its end mark")
-            # What ends the body in HTTP: a server that is left before it sees a broken connection.
+            # Read the end of the HTTP body: otherwise the server sees a broken connection.
             response.read(1)
         except (OSError, http.client.HTTPException, pa.ArrowException) as error:
             raise _InterruptedError(f"{what} at {self._options.url}: {_reason(error)}") from error
@@ -221,13 +221,13 @@ class ReplayClient:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in words; the name of the error where it says nothing else."""
+    """The text of an error; its type if it has no text."""
     said = error.strerror if isinstance(error, OSError) else None
     return (said or str(error) or type(error).__name__).lower()
 
 
 def _end_of(batch: pa.RecordBatch, position: int, split: Split) -> int:
-    """The last sequence of ``batch``; ProtocolError when it leaves the range that was asked."""
+    """The last sequence of ``batch``; ProtocolError if it is outside the requested range."""
     sequences = batch.column(SEQ)
     first, last = sequences[0].as_py(), sequences[-1].as_py()
     if not position <= first <= last <= split.to_seq:
@@ -269,7 +269,7 @@ def _problem(body: bytes) -> dict[str, object]:
 
 
 def _retry_after_s(value: str | None) -> float:
-    """Seconds to wait of a Retry-After header (RFC 9110, 10.2.3: seconds or an HTTP date)."""
+    """Seconds in a Retry-After header (RFC 9110, 10.2.3: a number or an HTTP date)."""
     if value is None:
         return 0.0
     if value.isascii() and value.strip().isdigit():

@@ -1,4 +1,4 @@
-"""What a read of a stream can fail with; every message is a sentence for the person who ran it."""
+"""The errors of reading a stream; each message is a sentence for the user."""
 
 import os
 from collections.abc import Iterator
@@ -30,11 +30,11 @@ class ServerRefusedError(ContrailSparkError):
 
 
 class StreamChangedError(ServerRefusedError):
-    """The stream was deleted and made anew since the snapshot of this DataFrame was taken."""
+    """The stream was deleted and created again after the range of this DataFrame was fixed."""
 
 
 class DataLossError(ServerRefusedError):
-    """Messages of the pinned range are gone: retention was faster than the job."""
+    """Messages of the fixed range are gone: retention removed them before the job read them."""
 
 
 class UnavailableError(ContrailSparkError):
@@ -47,7 +47,7 @@ class ProtocolError(ContrailSparkError):
 
 @contextmanager
 def message_first() -> Iterator[None]:
-    """Let Spark report an error of ours by its message, without a traceback before it.
+    """Make Spark report our errors by their message, without a traceback before it.
 
     Spark formats what a Python worker raises, by default with the whole traceback in front of the
     message.  The worker ends with the error, so the variable hides no other traceback.

@@ -1,4 +1,4 @@
-"""The options of ``spark.read.format("contrail")``: names, defaults, a sentence per mistake."""
+"""The options of ``spark.read.format("contrail")``: names, defaults and error messages."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """Checked options.  Times are RFC 3339; None leaves a limit open.
+    """Checked options.  Times are RFC 3339; None means no limit.
 
     ``token`` is kept out of ``repr``, so that it cannot reach a log line or an error.
     """
@@ -85,7 +85,7 @@ class ReplayOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> ReplayOptions:
-    """Check what the user gave to ``.option(...)``; names are matched without case.
+    """Check the user's ``.option(...)`` values; the case of names does not matter.
 
     Raises OptionError for an unknown name, a bad value, or two options that exclude each other.
     """
@@ -154,7 +154,7 @@ def _not_empty(text: str) -> str:
 
 
 def parse_url(text: str) -> str:
-    """The origin of a server without a slash at its end; ValueError with a sentence."""
+    """The address of a server without a slash at its end; ValueError if it is not valid."""
     url = _not_empty(text).rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:

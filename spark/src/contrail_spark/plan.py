@@ -1,4 +1,4 @@
-"""Pure rules between a replay plan and the requests that read it.  No Spark, no Arrow, no IO."""
+"""Replay plans, and the requests that read them.  Pure: no Spark, no Arrow, no IO."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -24,9 +24,9 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """The pinned snapshot: what every read of one DataFrame, and every retry, returns.
+    """A fixed range: every read of one DataFrame, and every retry, returns its messages.
 
-    ``incarnation`` guards against a stream that was deleted and made anew in between.
+    ``incarnation`` detects a stream that was deleted and created again in between.
     """
 
     stream: str
@@ -35,12 +35,12 @@ class ReplayPlan:
 
 
 def plan_path(options: ReplayOptions) -> str:
-    """The path of the request that pins the snapshot."""
+    """The path of the request for the plan."""
     return f"/v1/streams/{quote(options.stream, safe='')}/replay/plan"
 
 
 def plan_query(options: ReplayOptions) -> Query:
-    """The query of the request that pins the snapshot: only the limits the caller gave."""
+    """The query of the request for the plan: only the limits that the caller has set."""
     asked = {
         "splits": options.splits,
         "from_seq": options.from_seq,
@@ -53,7 +53,7 @@ def plan_query(options: ReplayOptions) -> Query:
 
 
 def parse_plan(document: object) -> ReplayPlan:
-    """The plan in the server's JSON answer; ProtocolError when it is not one."""
+    """The plan in the server's JSON answer; ProtocolError if it is not valid."""
     try:
         fields = _object(document)
         splits = fields["splits"]
@@ -101,7 +101,7 @@ def replay_path(plan: ReplayPlan) -> str:
 
 
 def wire_columns(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns to ask for: a read that resumes must know the sequence it stopped at."""
+    """The columns to request, always with `seq`: a read resumes after the last sequence."""
     return wanted if SEQ in wanted else (*wanted, SEQ)
 
 

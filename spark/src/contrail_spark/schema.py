@@ -22,7 +22,7 @@ from contrail_spark.errors import ProtocolError, SchemaError
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; ``arrow`` is its type in a replay asked for with ``schema=spark``."""
+    """One column; ``arrow`` is its type in a replay with ``schema=spark``."""
 
     spark: DataType
     arrow: pa.DataType
@@ -41,7 +41,7 @@ COLUMNS: Final[dict[str, Column]] = {
     ),
     "data": Column(BinaryType(), pa.binary(), nullable=True),
 }
-"""All columns, in the order they have when nothing else is asked for."""
+"""All columns, in their default order."""
 
 
 def spark_schema(columns: tuple[str, ...] | None = None) -> StructType:
@@ -55,10 +55,10 @@ def spark_schema(columns: tuple[str, ...] | None = None) -> StructType:
 
 
 def checked_projection(schema: StructType, columns: tuple[str, ...] | None) -> StructType:
-    """``schema`` as given to ``.schema(...)``, when it selects known columns in their own types.
+    """Check that a user's ``.schema(...)`` selects known columns with their types; return it.
 
-    ``columns`` is the option of that name: given as well, it has to name the same columns.
-    Raises SchemaError with the column at fault.
+    ``columns`` is the option of that name: if both are given, they must name the same columns.
+    Raises SchemaError, which names the wrong column.
     """
     names = schema.fieldNames()
     if not names:
@@ -82,14 +82,14 @@ def checked_projection(schema: StructType, columns: tuple[str, ...] | None) -> S
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark compares the first record batch with: names, order, types and nullability."""
+    """The schema with which Spark compares record batches: names, order, types, nullability."""
     return pa.schema(
         [pa.field(field.name, COLUMNS[field.name].arrow, field.nullable) for field in schema.fields]
     )
 
 
 def check_wire(schema: pa.Schema, columns: tuple[str, ...]) -> None:
-    """ProtocolError unless the server's stream holds every one of ``columns`` in its type."""
+    """Raise ProtocolError unless the server's answer has all ``columns`` with their types."""
     for name in columns:
         position = schema.get_field_index(name)
         if position < 0:
@@ -102,7 +102,7 @@ def check_wire(schema: pa.Schema, columns: tuple[str, ...]) -> None:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of ``schema`` cut out of a wire batch, without a copy.
+    """Select the columns of ``schema`` from a batch of the server, without a copy.
 
     Spark compares schemas including nullability, which the server need not send the same.
     """

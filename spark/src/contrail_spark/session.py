@@ -1,4 +1,4 @@
-"""Spark sessions, local or on a master, that start wherever Python does: Java, profile, paths."""
+"""Starts Spark sessions, local or on a master: finds Java, sets the profile and the paths."""
 
 import hashlib
 import importlib.util
@@ -35,7 +35,7 @@ _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 class JavaNotFoundError(RuntimeError):
-    """No Java that can run Spark was found; the message says what was looked at."""
+    """No Java that can run Spark was found; the message says where it was searched for."""
 
 
 class MasterError(RuntimeError):
@@ -46,14 +46,14 @@ class Profile(Enum):
     """Settings on top of the common ones; the value is (driver memory, JVM flags)."""
 
     QUICK = ("1g", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    """Starts about a second sooner and runs short jobs faster: tests, small reports."""
+    """Starts about a second sooner and runs short jobs faster. For tests and small reports."""
     BENCH = ("3g", "")
-    """The JVM as Spark ships it, for measurements."""
+    """The JVM with the defaults of Spark. For measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that starts Spark: ``home`` for JAVA_HOME, and where it was found."""
+    """A Java that can start Spark: ``home`` is for JAVA_HOME, and where it was found."""
 
     home: Path
     origin: str
@@ -112,7 +112,7 @@ def register(session: SparkSession) -> None:
 
 
 def prepare_environment(address: str) -> Java:
-    """Set what a JVM started by this process, and its Python workers, inherit; the Java to start.
+    """Set the environment that the JVM and its Python workers inherit; returns the Java to start.
 
     Spark binds ``address``.  Raises JavaNotFoundError.
     """
@@ -125,7 +125,7 @@ def prepare_environment(address: str) -> Java:
 
 
 def parse_master(text: str) -> tuple[str, int]:
-    """Host and port of ``spark://host:port``; MasterError."""
+    """Host and port of ``spark://host:port``; MasterError if it is not valid."""
     found = _MASTER.fullmatch(text)
     if found is None:
         raise MasterError(f"{text!r} is not a master URL such as spark://127.0.0.1:7077")
@@ -133,19 +133,19 @@ def parse_master(text: str) -> tuple[str, int]:
 
 
 def shut_down(session: SparkSession) -> None:
-    """Stop the session and end its JVM, which would otherwise stay as long as this process."""
+    """Stop the session and end its JVM, which would otherwise run until this process ends."""
     session.stop()
     gateway = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = None
     if gateway is not None:
         gateway.shutdown()
-        # The JVM ends when this pipe does.
+        # The JVM ends when this pipe is closed.
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=STOP_TIMEOUT_S)
 
 
 def _session(app_name: str, master: str, address: str, settings: Mapping[str, str]) -> SparkSession:
-    # A JVM that runs already, such as one of spark-submit, does not see what is set here.
+    # A JVM that runs already, such as one of spark-submit, does not get this environment.
     started_elsewhere = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
     prepare_environment(address)
     builder = SparkSession.Builder().master(master).appName(app_name)
@@ -166,9 +166,9 @@ def _address_towards(master: str) -> str:
 
 
 def _await_executor(session: SparkSession, master: str) -> None:
-    # Spark itself would wait without end for a worker with room, and say so in its log only.
+    # Spark itself would wait forever for a worker with free cores, and say so only in its log.
     deadline = time.monotonic() + EXECUTOR_TIMEOUT_S
-    # The driver is in the list as well.
+    # The list also has the driver.
     while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2:  # noqa: PLR2004
         if time.monotonic() > deadline:
             raise MasterError(
@@ -198,8 +198,8 @@ def _common(address: str, partitions: int, profile: Profile) -> dict[str, str]:
 
 
 def _make_importable_in_workers() -> None:
-    # An installed package is found by the workers anyway; one that only this process has on its
-    # path is not.
+    # Workers find an installed package by themselves, but not one that is only on the path of this
+    # process.
     source = str(Path(__file__).resolve().parents[1])
     known = os.environ.get("PYTHONPATH", "")
     if source not in known.split(os.pathsep):
@@ -275,7 +275,7 @@ def _wrapped(executable: Path, environment: Mapping[str, str]) -> Path:
     binary = _cache_folder(environment) / name / "bin" / "java"
     if not os.access(binary, os.X_OK):
         binary.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place: another process may be starting Spark at the same moment.
+        # Write and rename: another process may start Spark at the same moment.
         with tempfile.NamedTemporaryFile("w", dir=binary.parent, delete=False) as draft:
             draft.write(script)
         os.chmod(draft.name, 0o755)

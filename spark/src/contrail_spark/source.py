@@ -1,4 +1,4 @@
-"""``spark.read.format("contrail")``: a stream as a DataFrame over a pinned snapshot."""
+"""``spark.read.format("contrail")``: a fixed range of a stream as a DataFrame."""
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -14,8 +14,8 @@ from contrail_spark.schema import checked_projection, spark_schema
 class ContrailDataSource(DataSource):
     """The data source named ``contrail``; the options are listed in ``contrail_spark.options``.
 
-    The snapshot is pinned once per ``load()``: every action, self-join and task retry on one
-    DataFrame reads the same messages.  ``load()`` again for newer ones.
+    The range is fixed once per ``load()``: every action, self-join and task retry on one DataFrame
+    reads the same messages.  Call ``load()`` again for newer ones.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -30,9 +30,9 @@ class ContrailDataSource(DataSource):
         return "contrail"
 
     def schema(self) -> StructType:
-        """The columns asked for; called once per ``load()``, so the snapshot is pinned here.
+        """The requested columns.  Spark calls this once per ``load()``, so it fixes the range.
 
-        Spark pickles this object afterwards, and the plan reaches every later call with it.
+        Spark pickles this object afterwards, so every later call has the same plan.
         """
         with message_first():
             schema = spark_schema(self._parsed.columns)
@@ -40,7 +40,7 @@ class ContrailDataSource(DataSource):
             return schema
 
     def reader(self, schema: StructType) -> ContrailBatchReader:
-        """A reader of the pinned splits.  With ``.schema(...)`` given, Spark skips ``schema``."""
+        """A reader of the splits.  If the user gives ``.schema(...)``, Spark skips ``schema``."""
         with message_first():
             projection = checked_projection(schema, self._parsed.columns)
             if self._plan is None:

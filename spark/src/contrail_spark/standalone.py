@@ -29,13 +29,13 @@ _CLASSES: Final = {
     "worker": "org.apache.spark.deploy.worker.Worker",
 }
 _MASTER_OPTIONS: Final = "-Dspark.master.rest.enabled=false"
-"""Otherwise Spark takes jobs on port 6066 as well, on every address and from anybody."""
+"""Otherwise Spark also accepts jobs on port 6066, on every address and from anybody."""
 _WORKER_OPTIONS: Final = "-Dspark.worker.cleanup.enabled=true"
-"""Spark would keep the files of every application for ever; with this, for a week."""
+"""Keep the files of applications for a week; by default Spark keeps them forever."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Become the daemon; returns only when it cannot be started, with 1."""
+    """Replace this process by the daemon; returns 1 if it cannot be started."""
     options = _options(arguments)
     try:
         if options.daemon == "worker":
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def spark_arguments(options: argparse.Namespace) -> list[str]:
-    """The class and its arguments, as spark-class takes them."""
+    """The class and its arguments, as for spark-class."""
     given = ["--host", options.host, "--port", options.port, "--webui-port", options.web_port]
     if options.daemon == "worker":
         given += ["--memory", options.memory, "--work-dir", options.work_dir]

@@ -42,7 +42,7 @@ EXPECTED: Final = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demonstration; 0 when everything agreed, 1 with a message otherwise."""
+    """Run the demonstration; returns 0 if all checks agree, otherwise 1 with a message."""
     settings = parse_settings(arguments)
     console = Console(highlight=False)
     # Py4J logs the traceback of every call that Ctrl-C cuts short.
@@ -67,7 +67,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def parse_settings(arguments: list[str] | None) -> Settings:
-    """What the command line says; ends the process with a message when it cannot be followed."""
+    """Parse the command line; ends the process with a message if it is not valid."""
     parser = argparse.ArgumentParser(
         prog="python -m contrail_flights",
         description="Publish a year of real flights, consume a route, report with Spark.",

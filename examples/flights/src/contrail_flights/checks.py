@@ -1,4 +1,4 @@
-"""What the demonstration holds itself to: the CSV's figures beside those of service and Spark."""
+"""The checks of the demonstration: figures of the CSV against those of the service and Spark."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from contrail_flights.tally import Tally
 
 
 class DisagreementError(RuntimeError):
-    """Something that was published, delivered or read is not what the CSV holds."""
+    """Messages that were published, delivered or read differ from the CSV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that has to be the same on both sides."""
+    """A figure that must be the same on both sides."""
 
     what: str
     expected: str
@@ -21,7 +21,7 @@ class Check:
 
     @property
     def agrees(self) -> bool:
-        """True when both sides say the same."""
+        """Whether both sides have the same figure."""
         return self.expected == self.found
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a consumer was given of its route, ``expected`` by the CSV, and what it has left."""
+    """The messages that a consumer got of its route, those ``expected``, and those left."""
 
     how: str
     expected: Tally
@@ -42,7 +42,7 @@ class Received:
 def check_all(
     whole: Tally, published: Tally | None, received: Sequence[Received], read: Tally
 ) -> list[Check]:
-    """Every check of a run; ``published`` is None when an earlier run has published."""
+    """All checks of a run; ``published`` is None if an earlier run has published."""
     checks = [] if published is None else [Check("published", str(whole), str(published))]
     for each in received:
         left = _left(each.consumer.num_pending, each.consumer.num_ack_pending)
@@ -52,7 +52,7 @@ def check_all(
 
 
 def raise_disagreements(checks: Sequence[Check]) -> None:
-    """DisagreementError with every check that fails, when one does."""
+    """Raise DisagreementError with all checks that fail, if there are any."""
     if wrong := [str(check) for check in checks if not check.agrees]:
         raise DisagreementError("; ".join(wrong))
 

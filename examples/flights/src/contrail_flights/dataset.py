@@ -28,7 +28,7 @@ class DatasetError(RuntimeError):
 
 
 class Flight(NamedTuple):
-    """One flight: its subject, its whole row as compact JSON, and an id, the same in every run."""
+    """One flight: its subject, its row as compact JSON, and an id that is equal in all runs."""
 
     subject: str
     payload: bytes
@@ -37,7 +37,7 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """All flights in time order, and the names behind the codes of airlines and airports."""
+    """All flights in time order, and the names for the codes of airlines and airports."""
 
     flights: list[Flight]
     airlines: dict[str, str]
@@ -60,7 +60,7 @@ def load_dataset(limit: int | None = None) -> Dataset:
 def read_flights(archive: Path, limit: int | None = None) -> list[Flight]:
     """The rows of the only CSV in ``archive``, ordered by scheduled hour and departure.
 
-    With ``limit`` the first so many; the others are not made into messages at all.
+    With ``limit``, only the first ones; the others are not converted to messages.
     """
     with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as raw:
         lines = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
@@ -81,7 +81,7 @@ def _data_folder() -> Path:
 
 
 def _moments(columns: list[str]) -> Callable[[list[str]], tuple[str, int]]:
-    """What lines are ordered by: the hour in UTC and the scheduled departure."""
+    """Makes the sort key of a line: the hour in UTC and the scheduled departure."""
     hour, departure = columns.index("time_hour"), columns.index("sched_dep_time")
 
     def moment(line: list[str]) -> tuple[str, int]:
@@ -91,7 +91,7 @@ def _moments(columns: list[str]) -> Callable[[list[str]], tuple[str, int]]:
 
 
 def _flights(columns: list[str]) -> Callable[[list[str]], Flight]:
-    """Makes a line into a message."""
+    """Makes a message from a line."""
     converters: list[Callable[[str], str | int]] = [
         str if name in _TEXT_COLUMNS else int for name in columns
     ]

@@ -37,12 +37,12 @@ from contrail_spark.session import cluster_session, find_java, local_session, sh
 CORES_MIN: Final = 2
 CORES_MAX: Final = 4
 REPORTS: Final = Path("reports")
-"""Where a run leaves its report when the data is another process's."""
+"""The folder of the report if the data folder belongs to another server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line decides."""
+    """The settings from the command line."""
 
     port: int
     data_dir: Path
@@ -55,20 +55,20 @@ class Settings:
 
     @property
     def report_dir(self) -> Path:
-        """Where page, tables and plot are saved."""
+        """The folder for page, tables and plot."""
         return (REPORTS if self.url else self.data_dir / "report").resolve()
 
     @property
     def spark_log(self) -> Path:
-        """What Spark logs."""
+        """The log file of Spark."""
         return (REPORTS if self.url else self.data_dir).resolve() / "spark.log"
 
 
 def run(settings: Settings, console: Console) -> None:
-    """Serve, publish, consume, report and check; stays up until Ctrl-C unless ``once``.
+    """Serve, publish, consume, report and check; then keep the server up unless ``once``.
 
-    With a ``url`` that server is used, and there is nothing to stay up for.  Raises an error of
-    this package, of the client or of Spark, each with a sentence for the user.
+    Ctrl-C stops it.  With a ``url``, that server is used, and this returns after the checks.
+    Raises errors of this package, the client or Spark, each with a sentence for the user.
     """
     java = find_java()
     with step(console, "Reading the flights"):
@@ -92,7 +92,7 @@ def run(settings: Settings, console: Console) -> None:
 
 
 def _stay(console: Console, server: Server) -> None:
-    """Keep the server up until Ctrl-C, or raise when it ends on its own."""
+    """Keep the server up until Ctrl-C; raises if it ends on its own."""
     show_suggestions(console, server.url)
     try:
         ended = server.wait()
@@ -141,7 +141,7 @@ class _Demonstration:
     def _stream(
         self, kept: bool, pulling: Consumer, pushing: Consumer
     ) -> tuple[Published | None, Tally, Tally]:
-        """Publish, unless an earlier run has, while one route is pulled and another pushed."""
+        """Publish unless an earlier run did; meanwhile one route is pulled, another pushed."""
         with progress(self.console) as bars:
 
             def counter(what: str, total: int, *, visible: bool = True) -> Callable[[int], None]:
@@ -166,7 +166,7 @@ class _Demonstration:
                 return published, pulled.finish(), pushed.finish()
 
     def _keep_or_create(self) -> bool:
-        """Bring the stream into the state a run begins with; True when it is complete already."""
+        """Prepare the stream for a run; True if an earlier run has completed it."""
         info = stream_info(self.client)
         found = Found.INCOMPLETE if self.settings.fresh and info else judge(info, self.whole)
         if found is Found.FOREIGN:
@@ -196,7 +196,7 @@ class _Demonstration:
             interrupt = signal.getsignal(signal.SIGINT)
             with _stderr_into(self.settings.spark_log):
                 spark = self._session()
-            # Spark's own handler would ask the session to cancel its jobs; it is stopped anyway.
+            # The handler of Spark would cancel the jobs of the session, which is stopped anyway.
             signal.signal(signal.SIGINT, interrupt)
         try:
             with step(self.console, f"Reading {STREAM} back with Spark and summing up the year"):
@@ -217,7 +217,7 @@ class _Demonstration:
 
 @contextlib.contextmanager
 def _stderr_into(file: Path) -> Iterator[None]:
-    """Let processes that are started meanwhile, the JVM here, inherit ``file`` as their stderr."""
+    """Use ``file`` as the stderr of processes that start meanwhile, such as the JVM."""
     file.parent.mkdir(parents=True, exist_ok=True)
     own = os.dup(sys.stderr.fileno())
     try:
@@ -230,7 +230,7 @@ def _stderr_into(file: Path) -> Iterator[None]:
 
 
 def _facts(published: Published | None, checks: list[Check]) -> list[str]:
-    """The head of the report: what was compared with the CSV, and how fast it was published."""
+    """The head of the report: the checks against the CSV, and the publish rate."""
     facts = [f"{check} ({'as' if check.agrees else 'not as'} in the CSV)" for check in checks]
     if published is not None:
         facts.append(

@@ -27,7 +27,7 @@ _HEADINGS: Final = {
 def save(report: Report, facts: Sequence[str], folder: Path) -> Path:
     """Write page, plot and one CSV per table into ``folder``; returns the page.
 
-    ``facts`` are the lines at the head of the page: what was checked and how fast it went.
+    ``facts`` are the lines at the head of the page: the checks and the rates.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for table in report.tables:
@@ -50,7 +50,7 @@ def console_table(table: Table) -> ConsoleTable:
 
 
 def _clipped(text: str) -> str:
-    """``text`` so short that a row fits 80 columns; numbers and codes always are."""
+    """``text``, shortened so that a row fits 80 columns; numbers and codes never need that."""
     return text if len(text) <= _NAME_CHARS else f"{text[: _NAME_CHARS - 1].rstrip()}…"
 
 

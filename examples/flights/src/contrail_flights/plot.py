@@ -20,7 +20,7 @@ GRID: Final = "#DDDDDD"
 ROUTES_DRAWN: Final = 12
 DPI: Final = 150
 CLOSE_MINUTES: Final = 5
-"""A 90th percentile nearer to the mean than this would be covered by the mean's number."""
+"""The least distance from the mean to the 90th percentile at which its mark is not covered."""
 
 _LEGAL_FORMS: Final = (" Inc.", " Co.", " Corporation")
 

@@ -1,4 +1,4 @@
-"""The Spark job: read the stream back as a DataFrame, tally it, and sum up the year."""
+"""The Spark job: read the stream as a DataFrame, tally it, and summarise the year."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from contrail_flights.tally import SEPARATOR, Tally
 SPLITS: Final = 4
 ROUTES_SHOWN: Final = 20
 DESTINATION_FLIGHTS_MIN: Final = 365
-"""Destinations with less than a flight a day are left out: their averages say little."""
+"""Destinations with less than one flight a day are left out: their averages mean little."""
 
 _PAYLOAD: Final = (
     "origin string, dest string, carrier string, dep_time int, dep_delay double, arr_delay double"
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What Spark read (``tally``) and what it makes of it.  Delays are in minutes."""
+    """The ``tally`` of what Spark read, and the tables made from it.  Delays are in minutes."""
 
     tally: Tally
     carriers: Table
@@ -59,7 +59,7 @@ def read_stream(
 ) -> DataFrame:
     """The stream as ``subject`` and ``data``: the two columns the report needs.
 
-    A token file is named, not sent: each executor reads it at the same path.
+    Spark gets the path of a token file, not the token: each executor reads the file itself.
     """
     reader = spark.read.format("contrail")
     if token_file is not None:
@@ -94,7 +94,7 @@ def make_report(
 
 
 def parse_flights(messages: DataFrame) -> DataFrame:
-    """The fields the report uses, and ``crc``: the message's own part of the checksum."""
+    """The fields that the report uses, and ``crc``: each message's part of the checksum."""
     text = sf.concat(sf.col("subject").cast("binary"), sf.lit(SEPARATOR), sf.col("data"))
     fields = sf.from_json(sf.col("data").cast("string"), _PAYLOAD)
     return messages.select(sf.crc32(text).alias("crc"), fields.alias("flight")).select(
@@ -103,7 +103,7 @@ def parse_flights(messages: DataFrame) -> DataFrame:
 
 
 def tally_of_flights(flights: DataFrame) -> Tally:
-    """Count and checksum of everything that was read."""
+    """Count and checksum of all flights that were read."""
     row = flights.agg(sf.count("*"), sf.coalesce(sf.sum("crc"), sf.lit(0))).collect()[0]
     return Tally(row[0], row[1])
 
@@ -170,6 +170,6 @@ def _routes(flights: DataFrame) -> Table:
 
 
 def _named(frame: DataFrame, names: Mapping[str, str]) -> list[tuple[Value, ...]]:
-    """The rows with the name behind the code in the second column; the code when none is known."""
+    """The rows with a name instead of the code in the second column, if there is one."""
     rows: Sequence[tuple[Value, ...]] = [tuple(row) for row in frame.collect()]
     return [(row[0], names.get(str(row[0]), str(row[0])), *row[1:]) for row in rows]

@@ -1,4 +1,4 @@
-"""Two routes are received while the year is still being published: one pulled, one pushed."""
+"""Receives two routes while the year is still being published: one pulled, one pushed."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -30,11 +30,11 @@ PUSHED: Final = Route("LGA-ATL", "flights.LGA.ATL.*", "lga-atl")
 
 
 class RouteError(RuntimeError):
-    """A consumer did not come to its end."""
+    """A consumer did not get all messages of its route."""
 
 
 def new_consumer(client: Contrail, route: Route) -> Consumer:
-    """The durable consumer of the route, made anew: a run has to see the whole route."""
+    """The durable consumer of the route, re-created so that a run sees the whole route."""
     try:
         client.consumer(STREAM, route.consumer).delete()
     except ApiProblem as problem:
@@ -44,11 +44,11 @@ def new_consumer(client: Contrail, route: Route) -> Consumer:
 
 
 class RouteReceiver:
-    """Receives and acknowledges in a thread of its own, while the context lasts.
+    """Receives and acknowledges in its own thread, while the context lasts.
 
-    A consumer delivers at least once, so a message may come again when its ack was late; it is
-    tallied the first time.  ``expected`` is how many the route has: the acks that complete it are
-    sent as sync acks, which are durable once they are answered.
+    A consumer delivers at least once, so a message whose ack was late may come again; only the
+    first delivery is tallied.  ``expected`` is the number of messages of the route.  The acks that
+    complete it are sync acks, which are durable when they are answered.
     """
 
     def __init__(self, consumer: str, expected: int, on_progress: Callable[[int], object]) -> None:
@@ -76,7 +76,7 @@ class RouteReceiver:
         self._thread.join()
 
     def finish(self) -> Tally:
-        """What was delivered, once everything is: to be called when publishing is over."""
+        """Wait until everything is delivered, and return its tally.  Call it after publishing."""
         self._published.set()
         self._thread.join(FINISH_TIMEOUT_S)
         if self._failure is not None:
@@ -91,17 +91,17 @@ class RouteReceiver:
             for more in self._receive():
                 if self._stopped.is_set() or (complete and not more):
                     return
-                # Only a look that began when everything was published can tell the end.
+                # Only a check that began after everything was published can find the end.
                 complete = self._published.is_set()
         except Exception as error:
             self._failure = error
 
     def _receive(self) -> Iterator[bool]:
-        """Receive and acknowledge, step by step: whether there may be more at the moment."""
+        """Receive and acknowledge, step by step; yields whether more may be available now."""
         raise NotImplementedError
 
     def _take(self, *messages: Delivery | PushedMessage) -> bool:
-        """Tally what comes for the first time; True when that completes the route."""
+        """Tally messages that come for the first time; True if they complete the route."""
         fresh = [message for message in messages if message.seq not in self._seen]
         self._seen.update(message.seq for message in fresh)
         self._tally += tally_of((message.subject, message.payload) for message in fresh)
@@ -110,7 +110,7 @@ class RouteReceiver:
 
 
 class PulledRoute(RouteReceiver):
-    """Asks for batches, over HTTP."""
+    """Pulls batches over HTTP."""
 
     def __init__(
         self, consumer: Consumer, expected: int, on_progress: Callable[[int], object]
@@ -128,7 +128,7 @@ class PulledRoute(RouteReceiver):
 
 
 class PushedRoute(RouteReceiver):
-    """Is sent messages as they are stored, over a WebSocket."""
+    """Gets messages pushed over a WebSocket as they are stored."""
 
     def __init__(
         self,
@@ -153,6 +153,6 @@ class PushedRoute(RouteReceiver):
                 yield message is not None or self._unfinished()
 
     def _unfinished(self) -> bool:
-        """Whether messages are still on their way: silence alone does not say that none are."""
+        """Whether messages are still in flight: silence alone does not prove that none are."""
         info = self._consumer.info()
         return bool(info.num_pending or info.num_ack_pending)

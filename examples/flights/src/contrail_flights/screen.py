@@ -1,4 +1,4 @@
-"""What the demonstration shows: steps, progress bars, tables, and what to try next."""
+"""The output of the demonstration: steps, progress bars, tables, and commands to try next."""
 
 import contextlib
 import time
@@ -38,7 +38,7 @@ def progress(console: Console) -> Progress:
 
 @contextlib.contextmanager
 def step(console: Console, what: str) -> Iterator[None]:
-    """Show what is being done while it lasts, and how long it took."""
+    """Show a step while it runs, and how long it took."""
     begun = time.perf_counter()
     if console.is_terminal:
         with console.status(f"{what} ..."):
@@ -67,11 +67,11 @@ def show_report(console: Console, report: Report, checks: Sequence[Check], page:
 
 
 def show_suggestions(console: Console, url: str) -> None:
-    """Commands to go on with, while the server stays up."""
+    """Show commands to try while the server stays up."""
     console.print("\n[bold]Try next[/], in another terminal:")
     for suggestion in suggestions(url):
         console.print(f"\n[dim]# {suggestion.purpose}[/]", highlight=False)
-        # Not wrapped: a command that is copied has to stay one line.
+        # Not wrapped, so that a copied command stays one line.
         console.print(
             suggestion.command, markup=False, highlight=False, soft_wrap=True, style="cyan"
         )

@@ -1,4 +1,4 @@
-"""The server: a child process that is stopped with this one, or one that runs already."""
+"""The server: a child process that stops with this one, or a server that runs already."""
 
 import contextlib
 import json
@@ -24,24 +24,24 @@ UNAUTHENTICATED: Final = 401
 
 
 class ServerError(RuntimeError):
-    """The server did not start, ended on its own (its last words follow), or cannot be used."""
+    """The server did not start, ended on its own (with the end of its log), or cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is up: where it answers, where it logs, and its process."""
+    """A server that is up: its address, its log file and its process."""
 
     url: str
     log: Path
     process: subprocess.Popen[bytes]
 
     def ended(self) -> ServerError | None:
-        """What to tell when the process is no longer there, else None."""
+        """The error to raise if the process has ended; None if it runs."""
         status = self.process.poll()
         return None if status is None else _ended(status, self.log)
 
     def wait(self) -> ServerError:
-        """What to tell once the process has ended."""
+        """Wait until the process ends; returns the error to raise."""
         return _ended(self.process.wait(), self.log)
 
 
@@ -49,15 +49,15 @@ class Server:
 def serving(port: int, data_dir: Path) -> Iterator[Server]:
     """A server on 127.0.0.1 (``port`` 0 takes a free one) for as long as the context lasts.
 
-    It gets a process group of its own: Ctrl-C in a terminal reaches this process alone, which
-    then stops the server in good order.  Raises ServerError when it does not come up.
+    It gets its own process group: Ctrl-C in a terminal reaches only this process, which then stops
+    the server cleanly.  Raises ServerError if it does not start.
     """
     _check_free(port)
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "serve.log"
     command = [sys.executable, "-m", "contrail_client", "serve"]
     command += ["--host", HOST, "--port", str(port), "--data-dir", str(data_dir)]
-    # The flags above decide: settings of another server in the environment must not.
+    # Only the flags above count: the environment may have settings of another server.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("CONTRAIL_")
     }
@@ -78,9 +78,9 @@ def serving(port: int, data_dir: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def connected(url: str, token_file: Path | None) -> Iterator[Contrail]:
-    """A client of a server that runs already, which has answered once.
+    """A client of a server that runs already, after the server has answered once.
 
-    Raises ServerError when it does not answer, or not to this token.
+    Raises ServerError if it does not answer, or refuses the token.
     """
     with Contrail(url, token=_token(token_file)) as client:
         try:
@@ -108,7 +108,7 @@ def _token(file: Path | None) -> str | None:
 
 def _check_free(port: int) -> None:
     with socket.socket() as probe:
-        # As the server does: a port that only waits out old connections counts as free.
+        # As the server does: a port with connections in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -120,7 +120,7 @@ def _check_free(port: int) -> None:
 
 
 def _ready_url(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The address on the one line that the server prints once it answers."""
+    """The address in the line that the server prints when it is ready."""
     assert process.stdout is not None
     line = _first_line(process.stdout, READY_TIMEOUT_S)
     if not line:
@@ -138,7 +138,7 @@ def _ready_url(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _first_line(stream: IO[bytes], timeout_s: float) -> bytes:
-    """The first whole line, or nothing when the stream ends or the time is over before it."""
+    """The first complete line; empty if the stream or the time ends before it."""
     line = b""
     deadline = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:

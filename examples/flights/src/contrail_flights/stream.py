@@ -1,4 +1,4 @@
-"""The stream of the demonstration: what an earlier run left of it, and publishing it in full."""
+"""The stream of the demonstration: judge what an earlier run left, and publish all flights."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from contrail_flights.tally import Tally, tally_of
 
 STREAM: Final = "FLIGHTS"
 MARK: Final = "flights"
-"""Key of the stream's metadata under which a run notes the tally it is about to publish."""
+"""The key in the stream's metadata for the tally that a run is about to publish."""
 
 
 NOT_FOUND: Final = 404
@@ -23,7 +23,7 @@ class ForeignStreamError(RuntimeError):
 
 
 class Found(Enum):
-    """What is there of the stream when a run begins."""
+    """The state of the stream when a run begins."""
 
     NOTHING = auto()
     COMPLETE = auto()
@@ -32,7 +32,7 @@ class Found(Enum):
 
 
 def stream_info(client: Contrail) -> StreamInfo | None:
-    """The stream's configuration and state, None when there is no such stream."""
+    """The configuration and state of the stream; None if it does not exist."""
     try:
         return client.get_stream(STREAM)
     except ApiProblem as problem:
@@ -42,7 +42,7 @@ def stream_info(client: Contrail) -> StreamInfo | None:
 
 
 def judge(info: StreamInfo | None, expected: Tally) -> Found:
-    """Whether the stream holds what this run would publish.
+    """Compare the stream with the messages that this run would publish.
 
     COMPLETE is an earlier run's stream with this run's tally and as many messages (Spark checks
     their content later).  INCOMPLETE is one that was interrupted, or had another limit.  FOREIGN
@@ -68,13 +68,13 @@ def _count(noted: str) -> int:
 
 
 def create(client: Contrail, expected: Tally) -> None:
-    """Make the stream, with the tally that is to be published noted in it."""
+    """Create the stream, with the tally of the messages to publish in its metadata."""
     client.put_stream(STREAM, {"subjects": [SUBJECTS], "metadata": {MARK: _note(expected)}})
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the service has acknowledged as stored, and how long it took."""
+    """The messages that the service has acknowledged, and how long it took."""
 
     tally: Tally
     seconds: float
@@ -88,11 +88,11 @@ class Published:
 def publish_all(
     client: Contrail, flights: Sequence[Flight], on_progress: Callable[[int], object]
 ) -> Published:
-    """Publish ``flights`` in their order; ``on_progress`` hears how many each answer confirmed.
+    """Publish ``flights`` in order; ``on_progress`` gets the number confirmed by each answer.
 
-    One batch is under way at a time: with several, a later hour could be stored before an earlier
+    One batch is in flight at a time: with several, a later hour could be stored before an earlier
     one.  A batch that is sent again after a lost answer stores nothing twice, because each message
-    carries its id.
+    has an id.
     """
     begun = time.perf_counter()
     messages = (

@@ -1,4 +1,4 @@
-"""Commands that work as they stand against the server of the demonstration."""
+"""Commands to try, which work unchanged with the server of the demonstration."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from contrail_flights.stream import STREAM
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A shell command, and what it shows."""
+    """A shell command, and a description of what it shows."""
 
     purpose: str
     command: str
@@ -22,15 +22,15 @@ _CONTRAIL: Final = Path(sys.executable).with_name("contrail")
 
 
 def _program(path: Path) -> str:
-    """How a shell in this folder starts it."""
+    """The text with which a shell in this folder starts the program."""
     shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
     return shlex.quote(shown)
 
 
 def suggestions(url: str) -> list[Suggestion]:
-    """What to try next, in an order in which each command finds what it needs."""
+    """Commands to try next. Each one finds what it needs if they are run in this order."""
     stream = f"{url}/v1/streams/{STREAM}"
-    # Each answer ends with a line feed, so that the prompt does not stand behind it.
+    # Each answer ends with a line feed, so that the prompt starts on a new line.
     get = "curl -sw '\\n'"
     python, contrail = _program(Path(sys.executable)), _program(_CONTRAIL)
     put = "curl -so /dev/null -X PUT -H 'Content-Type: application/json'"

@@ -1,4 +1,4 @@
-"""Count and checksum of a set of messages, the same whatever their order and whoever counts."""
+"""Count and checksum of a set of messages, independent of their order."""
 
 import zlib
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ SEPARATOR = b"\n"
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many messages, and the sum of the CRC-32 of ``subject``, a line feed and ``payload``.
+    """The number of messages, and a sum of CRC-32: of ``subject``, a line feed and ``payload``.
 
-    A sum does not depend on order and can be taken by Spark as well as here; the count beside it
-    shows what a sum could hide, a message lost and another one doubled.
+    A sum does not depend on order, and Spark can compute it too.  Count and sum together show lost,
+    doubled and changed messages.
     """
 
     count: int = 0

@@ -16,20 +16,20 @@ READ_BYTES: Final = 1 << 20
 
 
 class ArrowReplays:
-    """What only the blocking client can do: Arrow's reader pulls its bytes from a file."""
+    """Arrow replays. Only the blocking client has them: the reader of Arrow reads from a file."""
 
     _transport: Transport
 
     def read_split_arrow(self, split: ReplaySplit, columns: Sequence[str] = ()) -> Iterator[Any]:
-        """A split as `pyarrow.RecordBatch`es (`columns` empty means all).
+        """A split as `pyarrow.RecordBatch`es; without `columns` they have all columns.
 
-        Raises `ReplayCut` when the connection breaks: read the split again from its beginning.
+        Raises `ReplayCut` if the connection breaks. Then read the split again from its beginning.
         """
         return record_batches(self._transport.stream(arrow_request(split, columns)))
 
 
 class _Body(io.RawIOBase):
-    """The chunks of a body as a file; `tail` is its last bytes so far."""
+    """The chunks of a body as a file; `tail` has the last bytes that were read."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -51,10 +51,9 @@ class _Body(io.RawIOBase):
 
 
 def record_batches(chunks: Iterator[bytes]) -> Iterator[Any]:
-    """The record batches of an Arrow stream; ReplayCut when it is not whole.
+    """The record batches of an Arrow stream; raises ReplayCut if it is incomplete.
 
-    Arrow's own reader takes a stream that ends between two batches for a whole one, so the end
-    mark is looked for here.
+    This checks the end mark: the reader of Arrow accepts a stream that ends between two batches.
     """
     try:
         import pyarrow  # noqa: PLC0415 - the SDK is useful without it

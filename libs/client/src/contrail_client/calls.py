@@ -1,8 +1,8 @@
 """Requests and answers as values, without IO.
 
-A `Call` is a request together with the function that reads its answer. The modules `streams`,
-`publishing`, `consumers`, `reading` and `replaying` build calls; `transport` carries them out. So
-the synchronous and the asynchronous client share every rule.
+A `Call` is a request with the function that parses its answer. The modules `streams`, `publishing`,
+`consumers`, `reading` and `replaying` build calls, and `transport` carries them out. So the
+blocking and the asynchronous client share all rules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,15 +37,15 @@ OUTCOME_UNKNOWN: Final = "outcome_unknown"
 """The problem's name when a request may or may not have taken effect."""
 
 _LATE_ATTEMPT: Final = 16
-"""By then the pause between attempts has long been the longest."""
+"""From this attempt on the pause does not grow any more. It bounds the exponent."""
 
 LONG_POLL_S: Final = 60.0
-"""The server ends every long poll after this time, whatever was asked for."""
+"""The server ends every long poll after at most this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request; `path` is percent-encoded. The server may hold the answer back for `wait_s`."""
+    """A request; `path` is percent-encoded. The server may delay the answer for `wait_s`."""
 
     method: str
     path: str
@@ -56,7 +56,7 @@ class Request:
 
     @property
     def is_read(self) -> bool:
-        """True when the request changes nothing."""
+        """Whether the request changes nothing."""
         return self.method in ("GET", "HEAD")
 
 
@@ -76,7 +76,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No answer. `sent` is False when the request certainly did not reach the server."""
+    """No answer. `sent` is False if the request certainly did not reach the server."""
 
     sent: bool
     reason: str
@@ -84,9 +84,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request and how to read its answer.
+    """A request, and the function that parses its answer.
 
-    `repeatable`: carrying it out twice has the effect of once.
+    `repeatable` means that carrying it out twice has the same effect as once.
     """
 
     request: Request
@@ -105,7 +105,7 @@ def call(
     wait_s: float = 0.0,
     repeatable: bool = False,
 ) -> Call[T]:
-    """A call with an optional JSON body. Reads are repeatable, and what is said to be."""
+    """A call with an optional JSON body. It is repeatable if it is a read, or if `repeatable`."""
     body = b""
     if json is not None:
         body = msgspec.json.encode(wire(json))
@@ -116,10 +116,10 @@ def call(
 
 
 def path_of(*segments: str | int) -> str:
-    """The path of `/v1/...`; a segment may hold any character.
+    """The path `/v1/...`; a segment may have any characters.
 
-    Raises ValueError for a segment that would make it the path of something else: deleting the
-    consumer `..` must not delete the stream.
+    Raises ValueError for a segment that would change the meaning of the path: deleting the consumer
+    `..` must not delete the stream.
     """
     for segment in segments:
         if segment in ("", ".", ".."):
@@ -128,7 +128,7 @@ def path_of(*segments: str | int) -> str:
 
 
 def query_items(query: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Query parameters that are given: None is left out, booleans are `true` and `false`."""
+    """Query parameters as texts: None is left out, booleans become `true` and `false`."""
     return tuple(
         (name, str(value).lower() if isinstance(value, bool) else str(wire(value)))
         for name, value in query.items()
@@ -137,7 +137,7 @@ def query_items(query: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def texts(value: str | Sequence[T]) -> tuple[str | T, ...]:
-    """Several texts, or one: a `str` would otherwise be taken for a sequence of its letters."""
+    """A sequence of texts, where a `str` is one text and not a sequence of letters."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
@@ -147,7 +147,7 @@ def given(**fields: Any) -> dict[str, Any]:
 
 
 def conclude(of: Call[T], outcome: Answer | Failure) -> T:
-    """The parsed answer of a call; raises `ContrailError` for anything else."""
+    """The parsed answer of a call; raises `ContrailError` if there is no valid answer."""
     if isinstance(outcome, Failure):
         raise _no_answer(of.request, outcome)
     if not 200 <= outcome.status < 300:  # noqa: PLR2004 - the class of success
@@ -166,7 +166,7 @@ def _no_answer(request: Request, failure: Failure) -> ContrailError:
 
 
 class Problem(msgspec.Struct):
-    """A problem document (RFC 9457), as answers, results and frames hold it."""
+    """A problem document (RFC 9457), as in answers, results and frames."""
 
     status: int = 0
     code: int = 0
@@ -183,7 +183,7 @@ _problem_decoder = msgspec.json.Decoder(Problem)
 
 
 def refusal(answer: Answer) -> ContrailError:
-    """The error that an answer outside 2xx stands for."""
+    """The error for an answer whose status is not 2xx."""
     try:
         problem = _to_error(_problem_decoder.decode(answer.body), answer)
     except msgspec.DecodeError:
@@ -200,7 +200,7 @@ def item_problem(document: Mapping[str, Any]) -> ApiProblem:
 
 
 def problem_of(document: Problem) -> ContrailError:
-    """The error that a problem without HTTP headers stands for."""
+    """The error for a problem document that came without HTTP headers, as in a frame."""
     problem = _to_error(document, Answer(0, {}))
     if problem.name == OUTCOME_UNKNOWN:
         return OutcomeUnknown(str(problem), problem)
@@ -224,10 +224,10 @@ def _to_error(problem: Problem, answer: Answer) -> ApiProblem:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """When to try again: `attempts` in all, with a growing, jittered pause between them.
+    """When to retry: `attempts` in all, with growing, jittered pauses between them.
 
-    A call is tried again only if the failed attempt certainly had no effect, or if carrying it out
-    twice has the effect of once; and only for failures that may pass.
+    A call is retried only if its failure may pass. In addition, either the failed attempt certainly
+    had no effect, or carrying out the call twice has the same effect as once.
     """
 
     attempts: int = 4
@@ -239,14 +239,14 @@ class Retries:
     ) -> float | None:
         """Seconds to wait after failed attempt number `attempt` (from 1); None to give up.
 
-        `chance` is uniform in [0, 1): many clients must not return at the same moment.
+        `chance` is uniform in [0, 1). It keeps many clients from returning at the same moment.
         """
         return self.pause_after(error, of.repeatable, attempt, chance)
 
     def pause_after(
         self, error: ContrailError, repeatable: bool, attempt: int, chance: float
     ) -> float | None:
-        """As `pause_s`, for what need not be a call; `repeatable`: twice has the effect of once."""
+        """As `pause_s`, for something that is not a `Call`; `repeatable` is as there."""
         asked = error.retry_after_s if isinstance(error, ApiProblem) else None
         if asked is not None and asked > self.longest_pause_s:
             return None
@@ -259,14 +259,14 @@ class Retries:
     def pause_while(
         self, error: ContrailError, repeatable: bool, attempt: int, chance: float
     ) -> float | None:
-        """As `pause_after`, for what has a deadline of its own rather than a number of attempts."""
+        """As `pause_after`, for something that has its own deadline instead of `attempts`."""
         if not _may_pass(error, repeatable):
             return None
         asked = error.retry_after_s if isinstance(error, ApiProblem) else None
         return max(asked or 0.0, self.backoff_s(min(attempt, _LATE_ATTEMPT), chance))
 
     def backoff_s(self, attempt: int, chance: float) -> float:
-        """The pause after failed attempt number `attempt` when the server does not name one."""
+        """The pause after failed attempt number `attempt` if the server does not ask for one."""
         pause = min(self.longest_pause_s, self.first_pause_s * 2.0 ** (attempt - 1))
         return pause * (0.5 + chance / 2)
 
@@ -283,7 +283,7 @@ def _may_pass(error: ContrailError, repeatable: bool) -> bool:
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """A page of a list. The last one has no `next_page_token`."""
+    """A page of a list. The last page has no `next_page_token`."""
 
     items: tuple[T, ...]
     next_page_token: str | None = None
@@ -305,15 +305,15 @@ def with_etag(parse: Callable[[Answer], S]) -> Callable[[Answer], S]:
 
 
 def nothing(answer: Answer) -> None:
-    """The parser of answers whose status says it all."""
+    """Parse an answer that has no content: its status is enough."""
 
 
 def precondition(if_match: str | None, only_create: bool) -> tuple[tuple[str, str], ...]:
-    """The headers of a guarded PUT."""
+    """The headers of a conditional PUT."""
     if only_create:
         return (("If-None-Match", "*"),)
     return (("If-Match", if_match),) if if_match else ()
 
 
 ALIVE: Final[Call[None]] = call("GET", "/livez", nothing)
-"""A request for which a server does nothing."""
+"""An empty request, for measuring the time to an answer."""

@@ -1,4 +1,4 @@
-"""Calls that run side by side while their results come in order: as tasks, or in threads."""
+"""Run calls concurrently, as tasks or in threads, and return their results in order."""
 
 import asyncio
 from collections import deque
@@ -12,10 +12,10 @@ T = TypeVar("T")
 async def async_in_order(
     calls: Iterable[Callable[[], Coroutine[Any, Any, T]]], at_once: int
 ) -> AsyncIterator[T]:
-    """The results of `calls` in their order, with up to `at_once` of them under way.
+    """The results of `calls` in order, while up to `at_once` of them run.
 
-    A call is taken when its turn has come, not before. What is under way when the loop over the
-    results is left, or a call fails, is cancelled.
+    A call is taken from the iterable only when it can start. When the loop over the results is
+    left, or a call fails, running calls are cancelled.
     """
     under_way: deque[asyncio.Task[T]] = deque()
     try:
@@ -32,7 +32,7 @@ async def async_in_order(
 
 
 def in_order(calls: Iterable[Callable[[], T]], at_once: int) -> Iterator[T]:
-    """As `async_in_order`, in threads: these cannot be cancelled, so their end is waited for."""
+    """As `async_in_order`, in threads. They cannot be cancelled, so leaving the loop waits."""
     with ThreadPoolExecutor(at_once) as pool:
         under_way: deque[Future[T]] = deque()
         for call in calls:

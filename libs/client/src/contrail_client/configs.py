@@ -97,5 +97,5 @@ if TYPE_CHECKING:
     ShownStreamConfig = StreamConfig
     ShownConsumerConfig = ConsumerConfig
 else:
-    # Read as they come: a field that only a newer server has is there, too.
+    # Plain dictionaries keep the fields that only a newer server has.
     ShownStreamConfig = ShownConsumerConfig = dict[str, Any]

@@ -48,11 +48,11 @@ _ack_results = json_as(_AckResults)
 def create(stream: str, name: str | None, config: ConsumerConfig) -> Call[ConsumerInfo]:
     """Create a consumer: durable with a name, otherwise ephemeral and named by the server.
 
-    One that exists under the name with an identical configuration is found.
+    An existing one with an identical configuration is returned.
     """
     body: dict[str, Any] = {**config}
     if name is not None:
-        path_of("streams", stream, "consumers", name)  # what cannot stand in a path is no name
+        path_of("streams", stream, "consumers", name)  # refuses names that no path can have
         body["name"] = name
     named = bool(body.get("name") or body.get("durable_name"))
     path = path_of("streams", stream, "consumers")
@@ -80,19 +80,19 @@ def put(
 def update(
     stream: str, name: str, changes: Mapping[str, Any], *, if_match: str | None
 ) -> Call[ConsumerInfo]:
-    """Change the given fields; None takes a field back to its default (RFC 7396)."""
+    """Change the given fields; None restores a default (RFC 7396)."""
     headers = (("Content-Type", MERGE_PATCH), *precondition(if_match, only_create=False))
     path = path_of("streams", stream, "consumers", name)
     return call("PATCH", path, _info, json=changes, headers=headers)
 
 
 def get(stream: str, name: str) -> Call[ConsumerInfo]:
-    """Configuration and progress."""
+    """The configuration and progress of a consumer."""
     return call("GET", path_of("streams", stream, "consumers", name), _info)
 
 
 def page(stream: str, *, limit: int | None, token: str | None) -> Call[Page[ConsumerInfo]]:
-    """A page of the list."""
+    """One page of the consumers of a stream."""
     query = {"limit": limit, "page_token": token}
     return call("GET", path_of("streams", stream, "consumers"), _page, query=query)
 
@@ -112,9 +112,9 @@ def pull(
     no_wait: bool | None,
     kind: type[D],
 ) -> Call[Pull[D]]:
-    """Lease up to `batch` messages; the server waits up to `expires` for the first.
+    """Pull up to `batch` messages; the server waits up to `expires` for the first one.
 
-    They are read as `kind`, which a client then gives to `bound`.
+    The messages are decoded as `kind`; pass the result to `bound`.
     """
     body = given(batch=batch, expires=expires, max_bytes=max_bytes, no_wait=no_wait)
     return call(
@@ -137,7 +137,7 @@ def acknowledge(
     reason: str | None = None,
     sync: bool = False,
 ) -> Call[None]:
-    """Acknowledge deliveries in one request; raises `AcksRefused` if any was not taken.
+    """Acknowledge deliveries in one request; raises `AcksRefused` if any of them was refused.
 
     With `sync` the answer comes once all of them are durable.
     """
@@ -167,9 +167,9 @@ def acknowledge(
 
 
 def bound(found: Pull[D], consumer: object) -> Pull[D]:
-    """What was pulled, each message with the consumer that acknowledges it."""
+    """Set the consumer that acknowledges the pulled messages, and return them."""
     for each in found:
-        force_setattr(each, "_consumer", consumer)  # new from the decoder, and nobody's yet
+        force_setattr(each, "_consumer", consumer)  # safe: nobody else has the message yet
     return found
 
 

@@ -1,7 +1,7 @@
-"""What `ensure_stream` and `ensure_consumer` do about a configuration that is there already.
+"""The comparison of configurations in `ensure_stream` and `ensure_consumer`.
 
-They leave it as it is. Where a field that was asked for has another value there, they say so: by a
-`ConfigDiffers` warning, and in `differs` of what they return. Fields that were not given are not
+They never change an existing configuration. If it has another value for a requested field, they
+report that: by a `ConfigDiffers` warning, and in `differs` of the result. Only requested fields are
 compared.
 """
 
@@ -13,24 +13,24 @@ from contrail_client.errors import Conflict, ContrailError
 from contrail_client.models import Difference
 
 ATTEMPTS: Final = 3
-"""It may be deleted between the refusal to create it and the look at what is there."""
+"""Attempts to create and then read: another client may delete it between the two."""
 
 _EXISTS: Final = ("stream_exists", "consumer_exists")
 
 
 class ConfigDiffers(UserWarning):
-    """A stream or consumer that was to be ensured exists with other values than asked for."""
+    """A stream or consumer exists with other values than `ensure_...` requested."""
 
 
 def exists_otherwise(error: ContrailError) -> bool:
-    """Whether creating was refused because of another configuration under the name."""
+    """Whether the name exists with another configuration."""
     return isinstance(error, Conflict) and error.name in _EXISTS
 
 
 def differences(
     refusal: Conflict, asked: Mapping[str, Any], existing: Mapping[str, Any]
 ) -> tuple[Difference, ...]:
-    """The fields given in `asked` that the server said to differ."""
+    """The fields of `asked` that differ according to the server's refusal."""
     named = {each.pointer.removeprefix("/") for each in refusal.errors}
     return tuple(
         Difference(name, wanted, existing.get(name))
@@ -40,7 +40,7 @@ def differences(
 
 
 def warn(what: str, differs: tuple[Difference, ...]) -> None:
-    """Warn whoever called the method that calls this."""
+    """Issue the warning, with the line that called the client's method as its source."""
     if differs:
         fields = ", ".join(map(str, differs))
         message = f"{what} already exists and was not changed: {fields}"
@@ -48,7 +48,7 @@ def warn(what: str, differs: tuple[Difference, ...]) -> None:
 
 
 def _holds(wanted: Any, existing: Any) -> bool:
-    """Whether each entry that is wanted of a table is there."""
+    """Whether a nested table has all wanted entries. It may have further ones, the defaults."""
     return (
         isinstance(wanted, Mapping)
         and isinstance(existing, Mapping)

@@ -16,7 +16,7 @@ def erase(
     shard: int | None,
     wait_s: float,
 ) -> Call[Erasure]:
-    """Erase messages by sequence or by subject; answers when done or after ``wait_s``."""
+    """Erase messages by sequence or subject; the answer comes when done, or after `wait_s`."""
     if isinstance(seqs, int):
         seqs = (seqs,)
     body = given(seqs=None if seqs is None else list(seqs), subject=subject, shard=shard)
@@ -25,7 +25,7 @@ def erase(
 
 
 def erasure(erasure_id: str, *, wait_s: float) -> Call[Erasure]:
-    """A receipt, when done or after ``wait_s``."""
+    """The receipt of an erasure; the answer comes when it is done, or after `wait_s`."""
     path = path_of("erasures", erasure_id)
     return call("GET", path, _erasure, query=_wait(wait_s), wait_s=wait_s)
 

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The errors of the client, as one tree.
 
     ContrailError
     ├── ApiProblem             the server refused the request and said why
@@ -6,22 +6,22 @@
     │   ├── NotFound           404, 410
     │   ├── Conflict           409, 423
     │   ├── PreconditionFailed 412
-    │   ├── Invalid            the rest of 4xx
+    │   ├── Invalid            other 4xx
     │   ├── Busy               429, 503
     │   ├── Full               507
-    │   └── ServerFault        the rest of 5xx
+    │   └── ServerFault        other 5xx
     ├── AcksRefused            some acknowledgements of a request were refused
     ├── PublishesFailed        messages given to a publisher were not confirmed as stored
     ├── OutcomeUnknown         the request may or may not have taken effect
     ├── Unreachable            the request certainly had no effect: it got no answer
-    ├── SocketRefused          the server closed the WebSocket and does not want it back
-    ├── SubscriptionEnded      the server ended a subscription: what it reads is gone
+    ├── SocketRefused          the server closed the WebSocket for good
+    ├── SubscriptionEnded      the stream or consumer of a subscription was deleted
     ├── Closed                 the publisher, subscription or client was closed here
     └── UnexpectedAnswer       the answer is not what the API promises
         └── ReplayCut          a replay ended before its end mark
 
-A caller that handles `ContrailError` misses nothing. A publish that ends in `OutcomeUnknown` is
-safe to repeat when its message has an id; the SDK does that by itself.
+To handle all of them, catch `ContrailError`. After `OutcomeUnknown` a publish is safe to repeat if
+its message has an id; the client does that by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class ContrailError(Exception):
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """One bad field: a JSON Pointer into the body, or the name of a parameter or header."""
+    """One invalid field. `pointer` is a JSON Pointer into the body, or a parameter or header."""
 
     pointer: str
     message: str
@@ -46,13 +46,13 @@ class ApiProblem(ContrailError):
 
     Attributes:
         status: the HTTP status.
-        code: JetStream's error code, from 20000 a code of Contrail's own, 0 when it has none.
-        name: the error's name in the registry, such as `stream_not_found`.
-        retryable: the same request may succeed later, unchanged.
-        applied: False when the request certainly had no effect, None when the server does not say.
-        errors: the bad fields.
-        retry_after_s: how long the server asks to wait, None when it does not.
-        request_id: what to look for in the server's log, "" for the items of a batch.
+        code: the error code of JetStream, or of Contrail from 20000 on; 0 if there is none.
+        name: the name of the error in the registry, such as `stream_not_found`.
+        retryable: whether the same request may succeed later.
+        applied: False if the request certainly had no effect, None if the server does not say.
+        errors: the invalid fields.
+        retry_after_s: seconds to wait, if the server asks for that; otherwise None.
+        request_id: the id of the request in the server's log; "" for the items of a batch.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class ApiProblem(ContrailError):
 
 
 class Denied(ApiProblem):
-    """No or a bad token, or not permitted."""
+    """The token is missing or invalid, or does not permit the request."""
 
 
 class NotFound(ApiProblem):
-    """No such stream, consumer, message or path, or no longer."""
+    """The stream, consumer, message or path does not exist, or no longer."""
 
 
 class Conflict(ApiProblem):
-    """It contradicts what is there: another configuration, a stale token, a sealed stream."""
+    """The request conflicts with the state, such as another configuration or a sealed stream."""
 
 
 class PreconditionFailed(ApiProblem):
@@ -97,11 +97,11 @@ class PreconditionFailed(ApiProblem):
 
 
 class Invalid(ApiProblem):
-    """The request is not valid as it is; `errors` names the bad fields."""
+    """The request is not valid; `errors` lists the invalid fields."""
 
 
 class Busy(ApiProblem):
-    """Not now: too many requests, no leader, or not ready."""
+    """The server cannot serve the request now: too many requests, no leader, or not ready."""
 
 
 class Full(ApiProblem):
@@ -109,7 +109,7 @@ class Full(ApiProblem):
 
 
 class ServerFault(ApiProblem):
-    """The server failed at something that the request is not to blame for."""
+    """The server failed; the request is not the cause."""
 
 
 _BY_STATUS: Final[Mapping[int, type[ApiProblem]]] = {
@@ -128,15 +128,15 @@ _SERVER_FAULTS: Final = 500
 
 
 def api_problem(status: int, *arguments: Any, **details: Any) -> ApiProblem:
-    """An `ApiProblem` of the class that its status stands for."""
+    """An `ApiProblem` of the class for its status."""
     rest = Invalid if status < _SERVER_FAULTS else ServerFault
     return _BY_STATUS.get(status, rest)(status, *arguments, **details)
 
 
 class AcksRefused(ContrailError):
-    """Some acknowledgements were refused; the others were taken.
+    """Some acknowledgements of a request were refused; the others were accepted.
 
-    `refused` maps the position in the request to the refusal.
+    `refused` maps positions in the request to refusals.
     """
 
     def __init__(self, refused: Mapping[int, ApiProblem]) -> None:
@@ -146,9 +146,9 @@ class AcksRefused(ContrailError):
 
 
 class PublishesFailed(ContrailError):
-    """Messages were not confirmed as stored, and nobody had looked at their outcome yet.
+    """Messages were not confirmed as stored, and nobody had asked for their outcomes.
 
-    `failures` are the first of them, each subject with its error; `count` is how many there are.
+    `failures` has the subjects and errors of the first of them; `count` is the number of all.
     """
 
     def __init__(self, failures: Sequence[tuple[str, ContrailError]], count: int) -> None:
@@ -159,9 +159,9 @@ class PublishesFailed(ContrailError):
 
 
 class OutcomeUnknown(ContrailError):
-    """The request was sent, and nobody can say whether it took effect.
+    """The request was sent, and may or may not have taken effect.
 
-    `problem` is the server's own answer (504), None when the connection broke.
+    `problem` is the server's answer (504); None if the connection broke.
     """
 
     def __init__(self, message: str, problem: ApiProblem | None = None) -> None:
@@ -170,13 +170,13 @@ class OutcomeUnknown(ContrailError):
 
 
 class Unreachable(ContrailError):
-    """No connection, or a read without an answer in time: nothing was changed."""
+    """No connection, or no answer to a read in time. Nothing was changed."""
 
 
 class SocketRefused(ContrailError):
-    """The server closed the WebSocket with a code that says not to come back (4500 to 4999).
+    """The server closed the WebSocket with a close code that forbids to reconnect.
 
-    `code` is the close code, `reason` the server's own words.
+    `code` is the close code, such as 4500 to 4999; `reason` is the text of the server.
     """
 
     def __init__(self, code: int, reason: str) -> None:
@@ -194,11 +194,11 @@ class SubscriptionEnded(ContrailError):
 
 
 class Closed(ContrailError):
-    """The publisher, subscription or client was closed here."""
+    """The publisher, subscription or client was closed by this program."""
 
 
 class UnexpectedAnswer(ContrailError):
-    """The answer does not have the promised form: another server, or a proxy, may stand there."""
+    """The answer does not have the promised form. It may come from a proxy or another server."""
 
 
 class ReplayCut(UnexpectedAnswer):

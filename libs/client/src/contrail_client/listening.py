@@ -1,4 +1,4 @@
-"""Events of a server: asking for them, and reading them across broken connections."""
+"""Reads the events of a server, also across broken connections."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,7 +11,7 @@ from contrail_client.models import Event, EventType
 from contrail_client.reconnecting import Reconnecting
 
 _SILENCE_S: Final = 15.0
-"""The server says something at least this often."""
+"""The server sends an event or a heartbeat at least this often."""
 _LINE_BYTES_MAX: Final = 1 << 20
 _GONE: Final = b"gone"
 _decoder: Final = msgspec.json.Decoder(Event)
@@ -21,7 +21,8 @@ class EventReader:
     """Reads server-sent events: bytes in, events out, without IO.
 
     Send `request()` and `feed` the chunks of its answer; call `ended` at its end. When the
-    connection breaks, tell `interrupted`, and `request()` asks for what follows.
+    connection breaks, call `interrupted`, wait, and send `request()` again: it continues after the
+    last event.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class EventReader:
         self._fields: dict[bytes, bytes] = {}
 
     def request(self) -> Request:
-        """The request for what comes, behind the last event that was seen."""
+        """The request for all events after the last one that was read."""
         self._begin()
         headers: tuple[tuple[str, str], ...] = (("Accept", "text/event-stream"),)
         if self._last_id:
@@ -51,7 +52,7 @@ class EventReader:
         return Request("GET", path_of("events"), self._query, headers, wait_s=_SILENCE_S)
 
     def feed(self, chunk: bytes, now_s: float) -> list[Event]:
-        """The events that are complete now; UnexpectedAnswer when these are none."""
+        """The events that `chunk` completes; raises UnexpectedAnswer if it has no valid events."""
         if not self._open:
             self._open = True
             self._reconnecting.opened(now_s)
@@ -71,11 +72,11 @@ class EventReader:
         return found
 
     def ended(self) -> None:
-        """The body is over, which events never are: raises `Unreachable`."""
+        """Raise `Unreachable`: the body has ended, although events never end."""
         raise Unreachable("the server ended the event stream")
 
     def interrupted(self, error: ContrailError, now_s: float, chance: float) -> float:
-        """Seconds to wait before asking again; raises `error` when it will not pass."""
+        """Seconds to wait before the next request; raises `error` if it will not pass."""
         pause_s = self._reconnecting.lost(error, now_s, chance)
         if pause_s is None:
             raise error

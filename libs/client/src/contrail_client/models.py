@@ -1,12 +1,12 @@
-"""What goes in and comes out: plain, frozen, typed.
+"""The values that methods of the client take and return: plain, frozen and typed.
 
-These are msgspec structs, read straight from the bytes of an answer: that is several times faster
-than frozen dataclasses, which would have to be filled from another object first.
+They are msgspec structs, decoded directly from the bytes of an answer. That is several times faster
+than frozen dataclasses, which would have to be filled from another object.
 
-Times are the API's RFC 3339 texts with nanoseconds; beside each stands a `datetime`, which has
-microseconds, and `time_ns` of a message. Durations come as texts such as `"30s"`, which
-`to_timedelta` reads; a `timedelta` may be given for any. Configurations are dictionaries with the
-API's field names.
+Times are the RFC 3339 texts of the API, with nanoseconds. Each also has a property that returns a
+`datetime`, which has microseconds, and messages have `time_ns`. Durations are texts such as
+`"30s"`; `to_timedelta` converts them, and wherever one is expected a `timedelta` is accepted.
+Configurations are dictionaries with the field names of the API.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ from contrail_client.tables import to_pandas
 from contrail_client.times import duration_text, parse_time_ns, to_datetime
 
 Headers = Mapping[str, str | Sequence[str]]
-"""Headers to publish: a name has one value, or several in a list."""
+"""Headers to publish: each name has one value, or a list of values."""
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What must hold for a message to be stored; otherwise it is refused with 412."""
+    """Conditions of a publish. If one does not hold, the message is refused with status 412."""
 
     stream: str | None = None
     last_seq: int | None = None
@@ -36,13 +36,13 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message to publish. Raises TypeError for a value of a type that no message can have.
+    """A message to publish. Raises TypeError if a value has the wrong type.
 
     `payload` is bytes, or text that is stored as UTF-8. A header has one value (`str`) or several
-    (a list of `str`). With `msg_id` the server stores it once within the stream's duplicate window,
-    and the SDK may repeat a publish whose outcome is unknown. `ttl` is how long it lives, where the
-    stream has `allow_msg_ttl`: at least 1 s, as a text ("90" seconds, "1h30m") or `timedelta`, or
-    "never".
+    (a list of `str`). A message with `msg_id` is stored once within the stream's duplicate window;
+    so the client may repeat a publish whose outcome is unknown. `ttl` is the time to live, for
+    streams with `allow_msg_ttl`: at least 1 s, as a text ("90" for seconds, "1h30m"), a `timedelta`
+    or "never".
     """
 
     subject: str
@@ -74,7 +74,7 @@ def _check_text(what: str, value: object) -> None:
 
 
 def _payload(value: object) -> bytes:
-    """A payload that is neither exactly `bytes` nor a `str`; the copy cannot change any more."""
+    """Copy a payload that is not exactly `bytes` or a `str`, so that it cannot change later."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(
@@ -84,7 +84,7 @@ def _payload(value: object) -> bytes:
 
 
 def _headers(headers: object) -> dict[str, list[str]]:
-    """Headers in their one form. A `str` is one value, although it is a sequence of `str`, too."""
+    """Headers with a list of values for each name. A `str` is one value, not a sequence."""
     if not isinstance(headers, Mapping):
         raise TypeError(f"headers must be a dict of names to values, not {_kind(headers)}")
     found: dict[str, list[str]] = {}
@@ -108,9 +108,9 @@ def _kind(value: object) -> str:
 
 
 class PubAck(msgspec.Struct, frozen=True):
-    """A stored message. `duplicate`: it was there already, at `seq`.
+    """The message is stored at `seq`; if it is a `duplicate`, it was stored there before.
 
-    `durability` is what the ack means: `memory`, `fsync` or `quorum-fsync`.
+    `durability` is the guarantee of the ack: `memory`, `fsync` or `quorum-fsync`.
     """
 
     stream: str
@@ -121,13 +121,13 @@ class PubAck(msgspec.Struct, frozen=True):
 
 
 class BatchResult(msgspec.Struct, frozen=True):
-    """One result for each message of a batch, in order: stored, or refused on its own."""
+    """One result for each message of a batch, in order: an ack or a refusal."""
 
     results: tuple[PubAck | ApiProblem, ...]
 
     @property
     def refused(self) -> dict[int, ApiProblem]:
-        """Position in the batch to its refusal."""
+        """The refusals, by position in the batch."""
         return {
             position: result
             for position, result in enumerate(self.results)
@@ -141,7 +141,7 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 
 class AtomicAck(msgspec.Struct, frozen=True):
-    """All messages of an atomic batch were stored, as one run of sequences."""
+    """All messages of an atomic batch are stored, with consecutive sequences."""
 
     stream: str
     first_seq: int
@@ -151,9 +151,10 @@ class AtomicAck(msgspec.Struct, frozen=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message as a reader sees it: the API's JSON message.
+    """A stored message, as in the JSON of the API.
 
-    The payload is `data` when it is UTF-8 text, otherwise `data_base64`; `payload` is it as bytes.
+    The payload is in `data` if it is UTF-8 text, otherwise in `data_base64`. `payload` returns it
+    as bytes.
     """
 
     stream: str
@@ -184,7 +185,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Delivery(StoredMessage, frozen=True, kw_only=True):
-    """A message delivered to a consumer; `num_pending` messages wait behind it."""
+    """A delivery of a consumer; `num_pending` messages follow it."""
 
     consumer_seq: int
     num_delivered: int
@@ -196,9 +197,9 @@ D = TypeVar("D", bound=Delivery)
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
-    """A message delivered over WebSocket: as `Delivery`, with the payload as bytes in `data`.
+    """A message that came over a WebSocket: as `Delivery`, with the payload as bytes in `data`.
 
-    Subscriptions that acknowledge nothing have no `ack_token`.
+    `ack_token` is empty if the message needs no acknowledgement.
     """
 
     stream: str
@@ -215,7 +216,7 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> int:
-        """What tells it from all others of its stream: its sequence, with the shard above it."""
+        """A number that identifies the message in its stream: `place_of` its shard and sequence."""
         return place_of(self.shard, self.seq)
 
     @property
@@ -235,7 +236,7 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes that count for credit: subject, headers (name + value + 4 each) and payload."""
+        """Bytes that count for credit: subject, payload, and name, value and 4 for each header."""
         size = len(self.subject.encode()) + len(self.data)
         for name, values in self.headers.items():
             size += sum(len(name.encode()) + len(value.encode()) + 4 for value in values)
@@ -243,7 +244,7 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageFacts:
-    """What a delivered message tells, for messages that can also be acknowledged."""
+    """The base of messages with methods to acknowledge them: the fields of a delivery."""
 
     __slots__ = ("delivered",)
 
@@ -252,7 +253,7 @@ class MessageFacts:
 
     @property
     def stream(self) -> str:
-        """The stream it is stored in."""
+        """The stream of the message."""
         return self.delivered.stream
 
     @property
@@ -262,7 +263,7 @@ class MessageFacts:
 
     @property
     def shard(self) -> int | None:
-        """The shard that the sequence is of, where its stream has several."""
+        """The shard of the sequence; None if the stream has only one."""
         return self.delivered.shard
 
     @property
@@ -297,19 +298,19 @@ class MessageFacts:
 
     @property
     def num_delivered(self) -> int:
-        """How often it was delivered, this time included."""
+        """The number of deliveries of the message, including this one."""
         return self.delivered.num_delivered
 
     @property
     def num_pending(self) -> int:
-        """How many messages wait behind it."""
+        """The number of messages that follow it."""
         return self.delivered.num_pending
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Sequences `first` to `last` of a stream went away before an ordered reader had them.
+    """Sequences `first` to `last` of a stream were removed before an ordered reader read them.
 
-    They are of `shard`, where the stream has several.
+    `shard` is their shard if the stream has several.
     """
 
     first: int
@@ -319,7 +320,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Pull(msgspec.Struct, Generic[D], frozen=True):
-    """The answer of one pull: a sequence of messages, empty when nothing came in time."""
+    """The answer to a pull: a sequence of messages, empty if none came in time."""
 
     messages: tuple[D, ...] = ()
     num_pending: int = 0
@@ -336,9 +337,9 @@ class Pull(msgspec.Struct, Generic[D], frozen=True):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A part of a stream; `next_seq` continues it, `num_pending` messages wait behind it.
+    """A part of a stream. To continue, read from `next_seq`; `num_pending` messages follow.
 
-    Where several shards were read together `cursor` continues it, and `next_seq` is 0.
+    If several shards were read together, read from `cursor` to continue; `next_seq` is 0.
     """
 
     messages: tuple[StoredMessage, ...]
@@ -352,7 +353,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream holds; the times are None while it has no message."""
+    """The state of a stream; the times are None while it has no message."""
 
     messages: int
     bytes: int
@@ -376,7 +377,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A field of a configuration that is there with another value than was asked for."""
+    """A field of an existing configuration that has another value than requested."""
 
     field: str
     wanted: Any
@@ -389,8 +390,8 @@ class Difference(msgspec.Struct, frozen=True):
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream's configuration and state. `etag` names the version of the configuration.
 
-    `data_loss` tells of stored messages that were lost, where there are such. `differs` has what
-    `ensure_stream` found to be otherwise than asked for.
+    `data_loss` describes stored messages that were lost; it is empty if there are none. `differs`
+    has the fields for which `ensure_stream` found another value than requested.
     """
 
     config: ShownStreamConfig
@@ -414,7 +415,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplicaErasure(msgspec.Struct, frozen=True):
-    """How far one node is with an erasure; ``reason`` is why it is pending once a try failed."""
+    """The progress of an erasure on one node; `reason` says why an attempt failed."""
 
     node: str
     status: Literal["pending", "done"]
@@ -422,9 +423,9 @@ class ReplicaErasure(msgspec.Struct, frozen=True):
 
 
 class Erasure(msgspec.Struct, frozen=True):
-    """The receipt of an erasure: done when the bytes are in no file of any replica.
+    """The receipt of an erasure. It is done when no file of any replica has the bytes.
 
-    ``shredded``: the keys of the subjects were destroyed first.
+    `shredded` means that the keys of the subjects were destroyed first.
     """
 
     id: str
@@ -435,14 +436,14 @@ class Erasure(msgspec.Struct, frozen=True):
 
 
 class SubjectCount(msgspec.Struct, frozen=True):
-    """A subject and how many messages a stream holds of it."""
+    """A subject and the number of its messages in a stream."""
 
     subject: str
     messages: int
 
 
 class SequenceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A position of a consumer: its own sequence and the stream's."""
+    """A position of a consumer: the consumer sequence and the stream sequence."""
 
     consumer_seq: int
     stream_seq: int
@@ -468,7 +469,7 @@ class ConsumerShardInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A consumer's configuration and progress. `etag` names the version of the configuration.
 
-    Where the stream has several shards, `shards` has the progress in each.
+    If the stream has several shards, `shards` has the progress in each.
     """
 
     stream: str
@@ -501,15 +502,16 @@ EventType = Literal[
     "server_out_of_space",
     "domain_leader_elected",
 ]
-"""Types of events that can be asked for."""
+"""Types of events that can be requested."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened on the server; what does not belong to its type is empty.
+    """Something that happened on the server. Fields that its type does not have are empty.
 
-    `type` is an `EventType`, one that a newer server has, or `lost`: `count` events before this one
-    are missing, of whatever stream and type, or None when nobody knows how many. `action` is
-    `create`, `modify` or `delete`. `consumer_seq` is that of the message's first delivery.
+    `type` is an `EventType`, a type of a newer server, or `lost`. `lost` means that `count` events
+    before this one are missing, of any stream and type; `count` is None if their number is unknown.
+    `action` is `create`, `modify` or `delete`. `consumer_seq` is that of the first delivery of the
+    message.
     """
 
     type: str
@@ -532,9 +534,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplaySplit(msgspec.Struct, frozen=True, kw_only=True):
-    """A pinned, closed range of one shard: reading it twice gives the same messages.
+    """A fixed range of one shard, both ends included. Reading it twice gives the same messages.
 
-    `messages` and `bytes` are estimates. The rest says of what the range was cut.
+    `messages` and `bytes` are estimates. `stream`, `incarnation` and `subject` are those of the
+    plan.
     """
 
     shard: int
@@ -548,7 +551,7 @@ class ReplaySplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's pinned range, cut into splits that can be read in parallel."""
+    """A fixed range of a stream, cut into splits that can be read in parallel."""
 
     stream: str
     incarnation: str
@@ -556,5 +559,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_of(shard: int | None, seq: int) -> int:
-    """A sequence with its shard above it; of the first shard it is the sequence itself."""
+    """A shard and a sequence as one number, with the shard above bit 64.
+
+    In the first shard, and in a stream without shards, it is the sequence itself.
+    """
     return (shard or 0) << 64 | seq

@@ -24,7 +24,7 @@ from contrail_client.models import AtomicAck, BatchResult, Message, PubAck
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 4 << 20
 BATCH_FORMAT: Final = 1
-"""The version that begins a msgpack batch."""
+"""The format version, which is the first item of a msgpack batch."""
 
 _HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _EXPECTED_HEADERS: Final = {
@@ -54,12 +54,12 @@ _atomic_ack = json_as(AtomicAck)
 
 
 def publish(message: Message) -> Call[PubAck]:
-    """Store one message in whichever stream captures its subject; the body is the payload."""
+    """Store one message in the stream that captures its subject."""
     return Call(_request(message), _one_ack, repeatable=message.msg_id is not None)
 
 
 def publish_unacked(message: Message) -> Call[None]:
-    """Hand over one message; the answer comes at once and promises nothing."""
+    """Send one message without an acknowledgement: the answer comes before it is stored."""
     return Call(_request(message, ack="none"), nothing, repeatable=message.msg_id is not None)
 
 
@@ -79,7 +79,7 @@ def _request(message: Message, **query: str) -> Request:
 
 
 def publish_batch(stream: str, messages: Sequence[Message]) -> Call[BatchResult]:
-    """Store messages in order, each stored or refused for itself."""
+    """Store messages in order; each one is stored or refused by itself."""
 
     def parse(answer: Answer) -> BatchResult:
         durability = answer.headers.get("durability", "")
@@ -99,9 +99,9 @@ def publish_atomic(stream: str, messages: Sequence[Message]) -> Call[AtomicAck]:
 def batches(
     messages: Iterable[Message], *, size: int = BATCH_MESSAGES, size_bytes: int = BATCH_BYTES
 ) -> Iterator[list[Message]]:
-    """Cut messages into batches of at most `size` messages and about `size_bytes`.
+    """Split messages into batches of at most `size` messages and about `size_bytes`.
 
-    A message that is larger than `size_bytes` makes a batch of its own.
+    A message that is larger than `size_bytes` gets its own batch.
     """
     batch: list[Message] = []
     used = 0
@@ -150,7 +150,7 @@ def _result(stream: str, ack: _Ack, durability: str) -> PubAck | ApiProblem:
 
 
 def payload_bytes(message: Message) -> bytes:
-    """The payload, text as UTF-8."""
+    """The payload as bytes; a text is encoded as UTF-8."""
     payload = message.payload
     return payload.encode() if isinstance(payload, str) else payload
 
@@ -163,8 +163,8 @@ def _checked(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def message_headers(message: Message) -> dict[str, list[str]] | None:
-    """The message's headers, with its id, expectations and time to live written in."""
-    # Making the message has put its headers into this form.
+    """The headers of a message, including those for its id, expectations and time to live."""
+    # `Message.__post_init__` has put the headers into this form.
     given = cast(dict[str, list[str]] | None, message.headers)
     if message.msg_id is None and message.expected is None and message.ttl is None:
         return given
@@ -181,7 +181,7 @@ def message_headers(message: Message) -> dict[str, list[str]] | None:
 
 
 def _http_header(name: str, value: str) -> tuple[str, str]:
-    """The message header as an HTTP header; ValueError for what only a batch can carry."""
+    """A message header as an HTTP header; ValueError if only a batch can carry it."""
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is not a valid HTTP header name; publish the message in a batch"

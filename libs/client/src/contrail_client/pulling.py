@@ -1,4 +1,4 @@
-"""An endless pull: what to ask for next, and what a failure means. Pure."""
+"""Endless pulling: the next request, and how to handle its failure. Pure."""
 
 from functools import partial
 from typing import Final, Generic
@@ -11,16 +11,17 @@ from contrail_client.reconnecting import Reconnecting
 from contrail_client.times import Duration, to_timedelta
 
 BATCH: Final = 10
-"""A pull costs about a millisecond, and each message of a batch must be done within `ack_wait`."""
+"""Messages of one pull. A pull costs about a millisecond, which speaks for large batches; but all
+messages of a batch have to be processed within `ack_wait`."""
 
 EXPIRES: Final = "30s"
 
 
 class Pulls(Generic[D]):
-    """Asks for one batch after the other, until none came for `timeout_s` (None: without an end).
+    """Pulls one batch after the other, until no message came for `timeout_s` (None: endlessly).
 
-    A server that is away is asked again, as `Reconnecting` allows. Of a pull without an answer the
-    messages come again after the consumer's `ack_wait`.
+    While the server is away, pulls are repeated as `Reconnecting` allows. If the answer to a pull
+    is lost, its messages are delivered again after the consumer's `ack_wait`.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class Pulls(Generic[D]):
         self._timeout_s = timeout_s
         self._reconnecting = reconnecting
         self._quiet_since_s: float | None = None
-        """When the wait for the next message began; None while what came is being handled."""
+        """When the wait for the next message began; None while the caller handles messages."""
         self._over = False
+        """Whether no message came for `timeout_s`."""
 
     def call(self, now_s: float) -> Call[Pull[D]] | None:
-        """The next request; None when nothing came for long enough."""
+        """The next request; None if no message came for `timeout_s`."""
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
         if self._over:
@@ -59,7 +61,7 @@ class Pulls(Generic[D]):
         return self._pull(no_wait=None, expires=f"{max(round(wait_s * 1_000), 1)}ms")
 
     def came(self, found: Pull[D], now_s: float) -> None:
-        """An answer came, with messages or without."""
+        """Note an answer, with or without messages."""
         self._reconnecting.opened(now_s)
         if len(found):
             self._quiet_since_s = None
@@ -67,7 +69,8 @@ class Pulls(Generic[D]):
             self._over = now_s - self._quiet_since_s >= self._timeout_s
 
     def failed(self, error: ContrailError, now_s: float, chance: float) -> float:
-        """Seconds to wait before asking again; raises `error` when it will not pass."""
+        """Seconds to wait before the next request; raises `error` if it will not pass."""
+        # A repeated pull does no harm, so an unknown outcome is like a server that is away.
         passing = Unreachable(str(error)) if isinstance(error, OutcomeUnknown) else error
         pause_s = self._reconnecting.lost(passing, now_s, chance)
         if pause_s is None:

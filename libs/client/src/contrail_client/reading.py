@@ -52,9 +52,9 @@ def read_range(
     wait: Duration | None,
     shard: int | None = None,
 ) -> Call[Range]:
-    """Messages in order; with `wait` the server waits for the first.
+    """Messages in order; with `wait` the server waits for the first one.
 
-    `from_seq` is a sequence, or the cursor of an earlier answer over several shards.
+    `from_seq` is a sequence, or the cursor of the previous answer if all shards are read together.
     """
     cursor = from_seq if isinstance(from_seq, str) else None
     seq = None if isinstance(from_seq, str) else from_seq
@@ -93,7 +93,7 @@ def last_messages(
     token: str | None,
     shard: int | None = None,
 ) -> Call[Page[StoredMessage]]:
-    """A page of the newest message of each subject."""
+    """One page of the newest messages of all subjects."""
     query: dict[str, Any] = {
         "subject": subject,
         "up_to_seq": up_to_seq,
@@ -111,7 +111,7 @@ def last_messages(
 
 
 def delete_message(stream: str, seq: int, *, shard: int | None = None) -> Call[None]:
-    """Make one message unreadable."""
+    """Delete one message."""
     return call(
         "DELETE", path_of("streams", stream, "messages", seq), nothing, query={"shard": shard}
     )

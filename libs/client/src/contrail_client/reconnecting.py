@@ -1,26 +1,30 @@
-"""When what was lost or refused is asked for again. Pure."""
+"""When to reconnect after a lost or refused connection. Pure."""
 
 from contrail_client.calls import Retries
 from contrail_client.errors import ApiProblem, ContrailError, Unreachable
 
 
 class Reconnecting:
-    """When a socket that is lost or refused is opened again. Pure.
+    """The pauses between attempts to reconnect. Pure.
 
-    Before the first success a few attempts are enough to tell that nobody is there. A server that
-    was there, or that says so by refusing for the moment, may be away for `reconnect_s`.
+    Before the first success a few attempts suffice: nobody is there. A server that was reached once
+    may be away for `reconnect_s`; a temporary refusal counts as reached.
     """
 
     def __init__(self, retries: Retries, reconnect_s: float) -> None:
         self._retries = retries
         self._reconnect_s = reconnect_s
         self._attempts = 0
+        """Failed attempts of the current outage."""
         self._ever = False
+        """Whether the server was ever reached."""
         self._opened_s: float | None = None
+        """When the connection was opened; None while it is lost."""
         self._away_since_s: float | None = None
+        """When the current outage began; a connection that does not last does not end it."""
 
     def opened(self, now_s: float) -> None:
-        """A socket is open."""
+        """Note that the connection is open."""
         self._ever = True
         self._opened_s = now_s
 
@@ -32,9 +36,9 @@ class Reconnecting:
         if not may_pass:
             return None
         if isinstance(error, ApiProblem):
-            self._ever = True  # somebody is there, who only cannot serve yet
+            self._ever = True  # a server is there and cannot serve yet
         if self._opened_s is not None and now_s - self._opened_s >= self._retries.longest_pause_s:
-            # It was up for a while: this is the beginning of an outage, not one more failure in it.
+            # The connection lasted for a while: a new outage begins.
             self._attempts = 0
             self._away_since_s = None
         self._opened_s = None

@@ -1,4 +1,4 @@
-"""Bulk replay: the plan, and reading a split to its end across broken connections."""
+"""Replays: the plan, and reading a split to its end, also across broken connections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,10 @@ _plan = json_as(ReplayPlan)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What of a stream to replay; None is open. Sequences need a shard where there are several."""
+    """The range of a stream to replay; None sets no bound.
+
+    In a stream with several shards, sequences need a `shard`.
+    """
 
     from_seq: int | None = None
     to_seq: int | None = None
@@ -45,7 +48,7 @@ class Bounds:
 
 
 def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
-    """Pin a range and cut it into about `splits` parts."""
+    """Fix a range of a stream and cut it into about `splits` parts."""
     query = {
         "splits": splits,
         "from_seq": bounds.from_seq,
@@ -77,12 +80,12 @@ def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
 
 
 def arrow_request(split: ReplaySplit, columns: Sequence[str]) -> Request:
-    """The request for a split as an Arrow stream; no columns are all columns."""
+    """The request for a split as an Arrow stream; without `columns` it has all columns."""
     return _request(split, ARROW, columns)
 
 
 class _End(msgspec.Struct):
-    """The record that ends a whole body."""
+    """The end mark: the last record of a complete body."""
 
     end: Literal[True]
     messages: int
@@ -96,7 +99,7 @@ class MessageReader:
     """Reads one split: bytes in, messages out, without IO.
 
     Send `request()` and `feed` the chunks of its answer; call `finish` at its end. When the
-    connection breaks, tell `interrupted`, and `request()` asks for the rest.
+    connection breaks, call `interrupted`, wait, and send `request()` again: it asks for the rest.
     """
 
     def __init__(self, split: ReplaySplit) -> None:
@@ -112,16 +115,16 @@ class MessageReader:
 
     @property
     def done(self) -> bool:
-        """True when nothing is left to read: the end mark came, or the last sequence did."""
+        """Whether nothing is left to read: the end mark or the last sequence came."""
         return self._ended or self._split.from_seq > self._split.to_seq
 
     def request(self) -> Request:
-        """The request for what has not been read yet; forgets a half-received line."""
+        """The request for the messages that were not read yet; drops a partial line."""
         self._begin()
         return _request(self._split, NDJSON, ())
 
     def feed(self, chunk: bytes) -> list[StoredMessage]:
-        """The messages that are complete now; UnexpectedAnswer when the body is not a replay."""
+        """The messages that `chunk` completes; UnexpectedAnswer if the body is not a replay."""
         if self._ended and chunk:
             raise UnexpectedAnswer("the replay continued after its end mark")
         complete, _, self._tail = (self._tail + chunk).rpartition(b"\n")
@@ -139,14 +142,14 @@ class MessageReader:
         return messages
 
     def finish(self) -> None:
-        """The body is over; ReplayCut when it lacks its end mark."""
+        """Check the end of the body; raises ReplayCut if messages are missing."""
         if not self.done:
             raise ReplayCut(f"the replay ended before sequence {self._split.to_seq}")
 
     def interrupted(self, error: ContrailError, retries: Retries, chance: float) -> float:
-        """Seconds to wait before asking for the rest.
+        """Seconds to wait before the request for the rest.
 
-        Raises `error` when it will not pass, or after too many attempts that brought nothing.
+        Raises `error` if it will not pass, or after too many attempts in a row without a message.
         """
         if self._split.from_seq > self._failed_at:
             self._failures = 0
@@ -160,7 +163,7 @@ class MessageReader:
         return retries.backoff_s(self._failures, chance)
 
     def _finish(self, end: _End) -> None:
-        # What is missing may lie anywhere, so this is not a cut that reading on could mend.
+        # The missing messages may be anywhere, so asking for the rest would not bring them.
         if end.messages != self._count:
             raise UnexpectedAnswer(
                 f"the replay announced {end.messages} messages and sent {self._count}"

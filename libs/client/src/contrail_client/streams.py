@@ -37,8 +37,8 @@ _purged = json_as(_Purged)
 
 
 def create(name: str, config: StreamConfig) -> Call[StreamInfo]:
-    """Create the stream; one that exists with an identical configuration is found."""
-    path_of("streams", name)  # what cannot stand in a path is no name
+    """Create a stream; an existing one with an identical configuration is returned."""
+    path_of("streams", name)  # refuses names that no path can have
     body = {**config, "name": name}
     return call("POST", path_of("streams"), _info, json=body, repeatable=True)
 
@@ -52,20 +52,20 @@ def put(
 
 
 def update(name: str, changes: Mapping[str, Any], *, if_match: str | None) -> Call[StreamInfo]:
-    """Change the given fields; None takes a field back to its default (RFC 7396)."""
+    """Change the given fields; None restores a default (RFC 7396)."""
     headers = (("Content-Type", MERGE_PATCH), *precondition(if_match, only_create=False))
     return call("PATCH", path_of("streams", name), _info, json=changes, headers=headers)
 
 
 def get(name: str) -> Call[StreamInfo]:
-    """Configuration and state."""
+    """The configuration and state of a stream."""
     return call("GET", path_of("streams", name), _info)
 
 
 def page(
     *, subject: str | None, prefix: str | None, limit: int | None, token: str | None
 ) -> Call[Page[StreamInfo]]:
-    """A page of the list."""
+    """One page of the streams."""
     query = {"subject": subject, "prefix": prefix, "limit": limit, "page_token": token}
     return call("GET", path_of("streams"), _page, query=query)
 
@@ -73,7 +73,7 @@ def page(
 def subjects(
     name: str, *, subject: str | None, limit: int | None, token: str | None
 ) -> Call[Page[SubjectCount]]:
-    """A page of the subjects that have messages."""
+    """One page of the subjects that have messages."""
     query = {"filter": subject, "limit": limit, "page_token": token}
     return call("GET", path_of("streams", name, "subjects"), _subjects, query=query)
 
@@ -81,13 +81,13 @@ def subjects(
 def deleted(
     name: str, *, token: str | None, shard: int | None = None
 ) -> Call[Page[tuple[int, int]]]:
-    """A page of the deleted sequences, as first and last of each run."""
+    """One page of the deleted sequences: the first and last of each run."""
     query = {"page_token": token, "shard": shard}
     return call("GET", path_of("streams", name, "deleted"), _deleted, query=query)
 
 
 def seal(name: str) -> Call[StreamInfo]:
-    """Let the stream be read only, from now on."""
+    """Make the stream read-only for good."""
     return call("POST", path_of("streams", name, "seal"), _info)
 
 
@@ -104,19 +104,19 @@ def purge(
     keep: int | None,
     shard: int | None = None,
 ) -> Call[int]:
-    """Remove messages; answers how many."""
+    """Remove messages; returns how many. `up_to_seq` itself is not removed."""
     body = given(subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard)
     return call("POST", path_of("streams", name, "purge"), _purged_count, json=body)
 
 
 def snapshot(name: str, *, consumers: bool) -> Request:
-    """The request for the stream's archive."""
+    """The request for a snapshot of the stream, as an archive."""
     query = query_items({"consumers": None if consumers else False})
     return Request("GET", path_of("streams", name, "snapshot"), query, (("Accept", SNAPSHOT),))
 
 
 def restore(name: str) -> Call[StreamInfo]:
-    """Make the stream out of an archive, which is the body."""
+    """Create a stream from an archive, which is the body of the request."""
     headers = (("Content-Type", SNAPSHOT),)
     return call("PUT", path_of("streams", name, "restore"), _info, headers=headers)
 

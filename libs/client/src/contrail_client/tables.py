@@ -5,11 +5,11 @@ from typing import Any, Protocol
 
 
 class Message(Protocol):
-    """What a row is made of."""
+    """A message that can become a row."""
 
     @property
     def shard(self) -> int | None:
-        """The shard that the sequence is of, where the stream has several."""
+        """The shard of the sequence; None if the stream has only one."""
         ...
 
     @property
@@ -39,9 +39,9 @@ class Message(Protocol):
 
 
 class Rows:
-    """Gathers messages as columns, which take less room than the messages.
+    """Collects messages as columns, which take less memory than the messages.
 
-    Raises ImportError when pandas is not installed, before anything is read.
+    The constructor raises ImportError if pandas is not installed, before anything is read.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Rows:
         }
 
     def add(self, message: Message) -> None:
-        """Take the next message."""
+        """Add a message as the next row."""
         columns = self._columns
         columns["shard"].append(message.shard or 0)
         columns["seq"].append(message.seq)

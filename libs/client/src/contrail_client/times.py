@@ -1,4 +1,4 @@
-"""Times and durations: the API's texts, and `datetime` and `timedelta` for Python. Pure."""
+"""Converts times and durations between texts of the API and Python types. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)", re.ASCII)
 
 
 def to_timedelta(value: Duration) -> timedelta:
-    """A duration of the API, text or nanoseconds, to the microsecond; ValueError for others."""
+    """Convert a duration of the API, to the microsecond; ValueError if it is not valid."""
     if isinstance(value, timedelta):
         return value
     if isinstance(value, int):
@@ -40,7 +40,7 @@ def to_timedelta(value: Duration) -> timedelta:
 
 
 def to_datetime(value: Time) -> datetime:
-    """A time of the API, to the microsecond and in UTC; ValueError when it is none."""
+    """Convert a time of the API, to the microsecond and in UTC; ValueError if it is not valid."""
     if isinstance(value, datetime):
         return value
     second, _, fraction = value.removesuffix("Z").partition(".")
@@ -49,28 +49,28 @@ def to_datetime(value: Time) -> datetime:
 
 
 def parse_time_ns(text: str) -> int:
-    """Nanoseconds since the epoch of an RFC 3339 time in UTC; ValueError when it is not one."""
+    """Nanoseconds since the epoch of an RFC 3339 time in UTC; ValueError if it is not valid."""
     second, _, fraction = text.removesuffix("Z").partition(".")
     seconds = int(datetime.fromisoformat(second + "+00:00").timestamp())
     return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)
 
 
 def duration_text(value: timedelta) -> str:
-    """A `timedelta` as the API reads it."""
+    """A `timedelta` as a text of the API."""
     microseconds = value // timedelta(microseconds=1)
     seconds, rest = divmod(microseconds, 1_000_000)
     return f"{microseconds}us" if rest else f"{seconds}s"
 
 
 def time_text(value: datetime) -> str:
-    """A `datetime` as the API reads it; ValueError for one without a time zone."""
+    """A `datetime` as a text of the API; ValueError if it has no time zone."""
     if value.tzinfo is None:
         raise ValueError(f"{value} has no time zone; use a value such as datetime.now(UTC)")
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def wire(value: Any) -> Any:
-    """What goes to the server for `value`: texts for times and durations, at any depth."""
+    """`value` with all times and durations in it, at any depth, as texts of the API."""
     match value:
         case timedelta():
             return duration_text(value)

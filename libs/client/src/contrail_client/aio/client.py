@@ -71,9 +71,9 @@ from contrail_client.transport.aio import AsyncTransport
 class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     """A server, addressed by its URL. Tasks of one event loop may share one.
 
-    Every method raises `ContrailError` (see `contrail_client.errors`). Reads, and publishes whose
-    messages have ids, are tried again when the failure may pass; other requests only when the
-    failed attempt certainly had no effect.
+    Every method raises `ContrailError` (see `contrail_client.errors`). The client retries requests
+    whose failure may pass: reads, and publishes whose messages have ids, always; other requests
+    only if the failed attempt certainly had no effect.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         retries: Retries | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
-        """Connect lazily; raises ValueError for an address that is none.
+        """Set the options; the first request connects. ValueError if the address is not valid.
 
-        Without `url` that is the environment's `CONTRAIL_URL`, or this machine; without `token` its
-        `CONTRAIL_TOKEN`, if there is one. An empty token is none.
+        `url` defaults to the environment variable `CONTRAIL_URL`, or else to this machine. `token`
+        defaults to `CONTRAIL_TOKEN`; an empty token means none.
 
-        `timeout_s` is the longest silence of the server beyond what a long poll asked for.
-        `reconnect_s` is how long a lost WebSocket, or lost events, are asked for anew before what
-        uses them fails.
+        `timeout_s` is the longest silence of the server, in addition to the wait of a long poll.
+        `reconnect_s` is the time for which a lost connection is retried: after it, publishers,
+        subscriptions and events fail.
         """
         url, token = from_environment(url, token)
         self._retries = retries or Retries()
@@ -120,7 +120,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         await self.close()
 
     async def rtt(self) -> float:
-        """Seconds that the server takes to answer a request for which it does nothing."""
+        """Seconds from an empty request to its answer."""
         begun = time.perf_counter()
         await self._transport.run(calls.ALIVE)
         return time.perf_counter() - begun
@@ -128,18 +128,19 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     # Streams -------------------------------------------------------------------------------------
 
     async def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
-        """Create the stream, or find one with an identical configuration.
+        """Create a stream; an existing one with an identical configuration is returned.
 
-        Raises `Conflict` when another configuration has the name; its `errors` say what differs.
+        Raises `Conflict` if the existing one has another configuration; its `errors` list the
+        differences.
         """
         return await self._transport.run(streams.create(name, config))
 
     async def ensure_stream(self, name: str, config: StreamConfig) -> StreamInfo:
-        """Create the stream unless there is one; one that exists is left as it is.
+        """Create a stream unless it exists. An existing one is not changed.
 
-        Where it has another value than asked for a field that `config` gives, `differs` of the
-        result says so, and there is a `ConfigDiffers` warning. `put_stream` replaces,
-        `update_stream` changes fields.
+        If the existing one has another value for a field of `config`, `differs` of the result says
+        so, and a `ConfigDiffers` warning is issued. Use `put_stream` to replace the configuration
+        and `update_stream` to change fields of it.
         """
         for attempt in range(1, ensuring.ATTEMPTS + 1):
             try:
@@ -166,10 +167,10 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         if_match: str | None = None,
         only_create: bool = False,
     ) -> StreamInfo:
-        """Create the stream, or replace its whole configuration: what is not given is reset.
+        """Create a stream, or replace its whole configuration. Fields left out get their defaults.
 
-        Messages beyond new limits are removed. With `if_match` (an `etag`) only that version is
-        replaced; with `only_create` none is.
+        Messages beyond the new limits are removed. With `if_match` (an `etag`) only that version is
+        replaced; with `only_create` nothing is replaced.
         """
         call = streams.put(name, config, if_match=if_match, only_create=only_create)
         return await self._transport.run(call)
@@ -181,13 +182,13 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         return await self._transport.run(streams.update(name, changes, if_match=if_match))
 
     async def get_stream(self, name: str) -> StreamInfo:
-        """Configuration and state."""
+        """The configuration and state of a stream."""
         return await self._transport.run(streams.get(name))
 
     def list_streams(
         self, *, subject: str | None = None, prefix: str | None = None
     ) -> AsyncIterator[StreamInfo]:
-        """Streams by name, page by page."""
+        """All streams in order of name, fetched page by page."""
         return self._items(
             lambda token: streams.page(subject=subject, prefix=prefix, limit=None, token=token)
         )
@@ -195,7 +196,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     def list_subjects(
         self, name: str, *, subject: str | None = None
     ) -> AsyncIterator[SubjectCount]:
-        """Subjects that have messages, those matching the filter `subject`, page by page."""
+        """Subjects that have messages and match the filter `subject`, fetched page by page."""
         return self._items(
             lambda token: streams.subjects(name, subject=subject, limit=None, token=token)
         )
@@ -203,11 +204,11 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     def list_deleted(
         self, name: str, *, shard: int | None = None
     ) -> AsyncIterator[tuple[int, int]]:
-        """Sequences inside the stream that were deleted: first and last of each run, by page."""
+        """Deleted sequences: the first and last of each run, fetched page by page."""
         return self._items(lambda token: streams.deleted(name, token=token, shard=shard))
 
     async def seal_stream(self, name: str) -> StreamInfo:
-        """Make the stream read-only, for good."""
+        """Make the stream read-only for good."""
         return await self._transport.run(streams.seal(name))
 
     async def delete_stream(self, name: str) -> None:
@@ -223,7 +224,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         keep: int | None = None,
         shard: int | None = None,
     ) -> int:
-        """Remove messages (`up_to_seq` is exclusive); answers how many."""
+        """Remove messages; returns how many. `up_to_seq` itself is not removed."""
         call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard)
         return await self._transport.run(call)
 
@@ -236,20 +237,23 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         shard: int | None = None,
         wait_s: float = 0.0,
     ) -> Erasure:
-        """Delete messages and have their bytes leave all files; waits for that up to 60 s."""
+        """Delete messages and remove their bytes from all files; waits up to `wait_s`, at most 60.
+
+        The receipt that it returns has the progress of the erasure.
+        """
         call = erasing.erase(stream, seqs=seqs, subject=subject, shard=shard, wait_s=wait_s)
         return await self._transport.run(call)
 
     async def erasure(self, erasure_id: str, *, wait_s: float = 0.0) -> Erasure:
-        """The receipt of an erasure; waits for its end up to 60 s."""
+        """The receipt of an erasure; waits for its end up to `wait_s`, at most 60 s."""
         return await self._transport.run(erasing.erasure(erasure_id, wait_s=wait_s))
 
     def snapshot(self, stream: str, *, consumers: bool = True) -> AsyncIterator[bytes]:
-        """An archive of the stream as it is now, in chunks; `Unreachable` when it is cut."""
+        """A snapshot of the stream as an archive, in chunks; `Unreachable` if it is cut short."""
         return self._transport.stream(streams.snapshot(stream, consumers=consumers))
 
     async def restore(self, stream: str, chunks: AsyncIterable[bytes]) -> StreamInfo:
-        """Make a stream out of an archive: all of it, or nothing when this raises a refusal."""
+        """Create a stream from an archive. After a refusal nothing of it exists."""
         return await self._transport.upload(streams.restore(stream), chunks)
 
     # Publishing ----------------------------------------------------------------------------------
@@ -264,7 +268,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         expected: Expected | None = None,
         ttl: str | timedelta | None = None,
     ) -> PubAck:
-        """Store one message in the stream that captures `subject`; durable when this returns.
+        """Store one message in the stream that captures `subject`; it is durable on return.
 
         The options are those of `Message`.
         """
@@ -279,12 +283,12 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         headers: Headers | None = None,
         msg_id: str | None = None,
     ) -> None:
-        """Hand over one message without a promise: it may get lost, and nobody will say so."""
+        """Send one message without an acknowledgement: it may be lost without an error."""
         message = Message(subject, payload, headers, msg_id)
         await self._transport.run(publishing.publish_unacked(message))
 
     async def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
-        """Store up to 10,000 messages in order with one request, each stored or refused."""
+        """Store up to 10,000 messages in order, with one request; each is stored or refused."""
         return await self._transport.run(publishing.publish_batch(stream, messages))
 
     async def publish_atomic(self, stream: str, messages: Sequence[Message]) -> AtomicAck:
@@ -299,10 +303,10 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         batch_size: int = publishing.BATCH_MESSAGES,
         outstanding: int = 1,
     ) -> AsyncIterator[BatchResult]:
-        """Publish any number of messages in batches; yields a result for each, in order.
+        """Publish any number of messages in batches; yields the result of each batch, in order.
 
-        Nothing is sent unless the results are iterated. Up to `outstanding` batches are under way
-        at once; with more than one, batches may be stored in any order.
+        Iterate over the results: otherwise nothing is sent. Up to `outstanding` batches are in
+        flight at once; with more than one, they may be stored in any order.
         """
         batches = publishing.batches(messages, size=batch_size)
         publishes = (partial(self.publish_batch, stream, batch) for batch in batches)
@@ -316,10 +320,11 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         auto_ids: bool = False,
         retry_s: float = RETRY_S,
     ) -> AsyncPublisher:
-        """Publish without waiting for one message before the next, over the client's WebSocket.
+        """A publisher over the client's WebSocket, which does not wait for each ack in turn.
 
-        At most `max_outstanding` messages or `max_bytes` are under way. Messages with ids survive a
-        lost connection, for up to `retry_s`, stored exactly once; with `auto_ids` all have one.
+        At most `max_outstanding` messages or `max_bytes` bytes are in flight. After a lost
+        connection, messages with ids are retried for up to `retry_s` and stored exactly once;
+        `auto_ids` gives an id to every message.
         """
         return AsyncPublisher(
             self._connection,
@@ -339,9 +344,9 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         credit_msgs: int = CREDIT_MSGS,
         credit_bytes: int = CREDIT_BYTES,
     ) -> AsyncSubscription:
-        """Messages of an existing consumer, pushed as they come, to be acknowledged.
+        """A subscription to an existing consumer. Acknowledge the messages that it yields.
 
-        Up to `credit_msgs` messages and `credit_bytes` are sent ahead of what was read.
+        The server sends up to `credit_msgs` messages and `credit_bytes` bytes ahead of the reader.
         """
         return AsyncSubscription(
             self._connection,
@@ -361,10 +366,10 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         credit_msgs: int = CREDIT_MSGS,
         credit_bytes: int = CREDIT_BYTES,
     ) -> AsyncOrderedReader:
-        """Messages of a stream in its order, none twice, and live from its end on.
+        """The messages of a stream in order, each once, then live as they are published.
 
-        `start` is a sequence, a time, or `all`, `last` or `new`. `on_gap` hears of sequences that
-        were gone when it was their turn.
+        `start` is a sequence, a time, or `all`, `last` or `new`. `on_gap` is called when the stream
+        no longer has some of the sequences.
         """
         return AsyncOrderedReader(
             self._connection,
@@ -385,10 +390,10 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         consumer: str | None = None,
         types: Sequence[EventType] = (),
     ) -> AsyncGenerator[Event, None]:
-        """What happens to streams, consumers and deliveries, from the first `next` on.
+        """Events of streams, consumers and deliveries, from the first `next` on.
 
-        Goes on across broken connections and restarts; where something was missed there is an event
-        `lost`. Closing the generator ends it.
+        Continues after broken connections and restarts of the server. An event `lost` stands for
+        events that were missed. Closing the generator ends it.
         """
         reader = EventReader(stream, consumer, types, self._transport.reconnecting())
         while True:
@@ -426,10 +431,10 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         wait: Duration | None = None,
         shard: int | None = None,
     ) -> Range:
-        """Messages in order; with `wait` the server waits for the first.
+        """Messages in order; with `wait` the server waits for the first one.
 
-        From a sequence on (of `shard`, where there are several), or from the `cursor` on that an
-        earlier answer had when it read several shards together.
+        `from_seq` is a sequence, of `shard` if the stream has several. To read all shards together,
+        pass the `cursor` of the previous answer instead.
         """
         call = reading.read_range(
             stream,
@@ -452,9 +457,9 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         up_to_time: Time | None = None,
         shard: int | None = None,
     ) -> AsyncIterator[StoredMessage]:
-        """The newest message of each subject matching the filter, page by page.
+        """The newest message of each subject that matches the filter, fetched page by page.
 
-        As of the sequence `up_to_seq`, or as it was before `up_to_time`; else as of now.
+        Later messages than `up_to_seq` are ignored, or those from `up_to_time` on.
         """
         return self._items(
             lambda token: reading.last_messages(
@@ -468,7 +473,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         )
 
     async def delete_message(self, stream: str, seq: int, *, shard: int | None = None) -> None:
-        """Make one message unreadable."""
+        """Delete one message. `erase` also removes its bytes from all files."""
         await self._transport.run(reading.delete_message(stream, seq, shard=shard))
 
     # Replay --------------------------------------------------------------------------------------
@@ -476,12 +481,12 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     async def replay_plan(
         self, stream: str, bounds: replaying.Bounds | None = None, *, splits: int = 1
     ) -> ReplayPlan:
-        """Pin a range of the stream, by default all of it, and cut it into about `splits` parts."""
+        """Fix a range of the stream, by default all of it, and cut it into about `splits` parts."""
         call = replaying.plan(stream, bounds or replaying.Bounds(), splits=splits)
         return await self._transport.run(call)
 
     def replay(self, stream: str, bounds: replaying.Bounds | None = None) -> AsyncReplay:
-        """Every message of a range, by default of what the stream holds when reading begins."""
+        """The messages of a range, by default all that the stream has when reading begins."""
 
         async def messages() -> AsyncIterator[StoredMessage]:
             plan = await self.replay_plan(stream, bounds)
@@ -492,7 +497,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         return AsyncReplay(messages())
 
     async def read_split(self, split: ReplaySplit) -> AsyncIterator[StoredMessage]:
-        """Every message of a split, once and in order, also across broken connections."""
+        """The messages of a split, each once and in order, also across broken connections."""
         reader = replaying.MessageReader(split)
         while not reader.done:
             try:
@@ -518,8 +523,9 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     ) -> AsyncConsumer:
         """Create a consumer: durable with a name, otherwise ephemeral and named by the server.
 
-        One with an identical configuration is found; with another one this raises `Conflict`,
-        whose `errors` say what differs. The server removes an ephemeral one when it is unused.
+        An existing one with an identical configuration is returned. Raises `Conflict` if it has
+        another configuration; its `errors` list the differences. The server removes an ephemeral
+        consumer that is unused for its inactive threshold.
         """
         info = await self._transport.run(consumers.create(stream, name, config or {}))
         return AsyncConsumer(self._transport, stream, info.name)
@@ -527,11 +533,11 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     async def ensure_consumer(
         self, stream: str, name: str, config: ConsumerConfig | None = None
     ) -> AsyncConsumer:
-        """Create a durable consumer unless there is one; one that exists is left as it is.
+        """Create a durable consumer unless it exists. An existing one is not changed.
 
-        Where it has another value than asked for a field that `config` gives, `differs` of the
-        result says so, and there is a `ConfigDiffers` warning. `put_consumer` replaces,
-        `Consumer.update` changes fields.
+        If the existing one has another value for a field of `config`, `differs` of the result says
+        so, and a `ConfigDiffers` warning is issued. Use `put_consumer` to replace the configuration
+        and `Consumer.update` to change fields of it.
         """
         for attempt in range(1, ensuring.ATTEMPTS + 1):
             try:
@@ -562,24 +568,24 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     ) -> AsyncConsumer:
         """Create a durable consumer, or replace its whole configuration.
 
-        With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
+        With `if_match` (an `etag`) only that version is replaced; with `only_create` nothing is.
         """
         call = consumers.put(stream, name, config or {}, if_match=if_match, only_create=only_create)
         await self._transport.run(call)
         return AsyncConsumer(self._transport, stream, name)
 
     def consumer(self, stream: str, name: str) -> AsyncConsumer:
-        """A consumer that exists; nothing is asked of the server yet."""
+        """A handle to an existing consumer; sends no request."""
         return AsyncConsumer(self._transport, stream, name)
 
     def list_consumers(self, stream: str) -> AsyncIterator[ConsumerInfo]:
-        """Consumers by name, page by page."""
+        """All consumers in order of name, fetched page by page."""
         return self._items(lambda token: consumers.page(stream, limit=None, token=token))
 
     # Pages ---------------------------------------------------------------------------------------
 
     async def _items(self, call: Callable[[str | None], Call[Page[T]]]) -> AsyncIterator[T]:
-        """What all pages of a list hold; `call` asks for the page that a token names."""
+        """The items of all pages; `call` makes the request for the page that a token names."""
         token: str | None = None
         while True:
             page = await self._transport.run(call(token))

@@ -16,17 +16,17 @@ from contrail_client.transport.aio import AsyncTransport
 
 
 class AsyncPulledMessage(Delivery, frozen=True, kw_only=True, dict=True):
-    """A message that was pulled, to be acknowledged by one of its methods.
+    """A message that was pulled. Acknowledge it with one of its methods.
 
-    Each is one request and raises `AcksRefused` when the server does not take it. The methods of
-    the consumer acknowledge many messages in one request.
+    Each of them is one request, and raises `AcksRefused` if the server refuses it. The methods of
+    the consumer acknowledge many messages with one request.
     """
 
     _consumer: ClassVar["AsyncConsumer"]
-    """Set on each message, and no field: the server cannot send it, nor does it show."""
+    """Set on each message. Not a field: so it is neither decoded from answers nor shown."""
 
     async def ack(self) -> None:
-        """It is done."""
+        """Acknowledge the message: it is done."""
         await self._consumer.ack(self)
 
     async def nak(self, *, delay: Duration | None = None) -> None:
@@ -38,18 +38,18 @@ class AsyncPulledMessage(Delivery, frozen=True, kw_only=True, dict=True):
         await self._consumer.term(self, reason=reason)
 
     async def in_progress(self) -> None:
-        """Still working: start its `ack_wait` anew."""
+        """Restart the `ack_wait` of the message: work on it continues."""
         await self._consumer.in_progress(self)
 
     async def ack_sync(self) -> None:
-        """It is done, and that is durable when this returns."""
+        """Acknowledge the message; the acknowledgement is durable when this returns."""
         await self._consumer.ack(self, sync=True)
 
 
 class AsyncConsumer:
     """A consumer of a stream: pull deliveries, then acknowledge them.
 
-    `differs` has what `ensure_consumer` found to be otherwise than asked for.
+    `differs` has the fields for which `ensure_consumer` found another value than requested.
     """
 
     def __init__(self, transport: AsyncTransport, stream: str, name: str) -> None:
@@ -81,11 +81,11 @@ class AsyncConsumer:
         max_bytes: int | None = None,
         no_wait: bool | None = None,
     ) -> Pull[AsyncPulledMessage]:
-        """Lease up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
+        """Pull up to `batch` messages; waits up to `expires` (at most 60 s) for the first.
 
-        Acknowledge each message with its own `ack`, or many in one request with the consumer's.
-        The result is empty when none came. After an `OutcomeUnknown` the messages come again once
-        the consumer's `ack_wait` is over.
+        The result is empty if none came. Acknowledge each message with its own `ack`, or many in
+        one request with that of the consumer. After an `OutcomeUnknown`, messages that were pulled
+        are delivered again after the consumer's `ack_wait`.
         """
         call = consumers.pull(
             self.stream,
@@ -106,14 +106,14 @@ class AsyncConsumer:
         expires: Duration = pulling.EXPIRES,
         max_bytes: int | None = None,
     ) -> AsyncGenerator[AsyncPulledMessage, None]:
-        """Messages one after the other, pulled in batches: acknowledge each, as with `next`.
+        """Messages one by one, pulled in batches. Acknowledge each of them, as with `next`.
 
-        Ends once no message came for `timeout_s`; without it never. Goes on after broken
+        Ends if no message came for `timeout_s`; without it, never. Continues after broken
         connections and restarts of the server, as a subscription does.
 
-        Messages that were pulled but not handed out go back to the server when the generator is
-        closed: as soon as the loop is left if that is under `contextlib.aclosing`, otherwise when
-        Python collects the generator.
+        Messages that were pulled and not yielded return to the server when the generator is closed:
+        as soon as you leave the loop if it is inside `contextlib.aclosing`, otherwise when Python
+        collects the generator.
         """
         pulls = pulling.Pulls(
             self.stream,
@@ -137,30 +137,30 @@ class AsyncConsumer:
                 while unread:
                     yield unread.popleft()
             finally:
-                with suppress(ContrailError):  # then they come again after the `ack_wait`
+                with suppress(ContrailError):  # if it fails, they return after the `ack_wait`
                     await self.nak(*(each for each in unread if each.ack_token), sync=True)
 
     async def ack(self, *deliveries: Delivery, sync: bool = False) -> None:
-        """These are done. With `sync`, return only once that is durable.
+        """Acknowledge messages: they are done. With `sync`, return only once that is durable.
 
-        Raises `AcksRefused` when any was not taken, for this and the next three methods.
+        Raises `AcksRefused` if the server refused any of them. So do the next three methods.
         """
         await self._acknowledge("ack", deliveries, sync=sync)
 
     async def nak(
         self, *deliveries: Delivery, delay: Duration | None = None, sync: bool = False
     ) -> None:
-        """Deliver these again, at once or after `delay`."""
+        """Deliver these messages again, at once or after `delay`."""
         await self._acknowledge("nak", deliveries, delay=delay, sync=sync)
 
     async def term(
         self, *deliveries: Delivery, reason: str | None = None, sync: bool = False
     ) -> None:
-        """Never deliver these again."""
+        """Never deliver these messages again."""
         await self._acknowledge("term", deliveries, reason=reason, sync=sync)
 
     async def in_progress(self, *deliveries: Delivery, sync: bool = False) -> None:
-        """Still working: start the `ack_wait` of these anew."""
+        """Restart the `ack_wait` of these messages: work on them continues."""
         await self._acknowledge("in_progress", deliveries, sync=sync)
 
     async def _acknowledge(

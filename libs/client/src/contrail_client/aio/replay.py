@@ -8,7 +8,7 @@ from contrail_client.tables import Rows
 
 
 class AsyncReplay(AsyncIterator[StoredMessage]):
-    """The messages of a replay: iterate over them, or have them all in a table."""
+    """The messages of a replay: iterate over them, or read them all into a table."""
 
     def __init__(self, messages: AsyncIterator[StoredMessage]) -> None:
         self._messages = messages
@@ -20,9 +20,9 @@ class AsyncReplay(AsyncIterator[StoredMessage]):
         return await anext(self._messages)
 
     async def to_pandas(self) -> Any:
-        """What was not iterated over yet, as `tables.to_pandas` has it: all of it is in memory.
+        """The messages that were not iterated over yet, as `tables.to_pandas` returns them.
 
-        For volume `Contrail.read_split_arrow` is far faster.
+        The whole table is in memory. For many messages `Contrail.read_split_arrow` is far faster.
         """
         rows = Rows()
         async for message in self._messages:

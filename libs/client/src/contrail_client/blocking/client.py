@@ -66,9 +66,9 @@ from contrail_client.transport.blocking import Transport
 class Contrail(ArrowReplays):
     """A server, addressed by its URL. Threads may share one.
 
-    Every method raises `ContrailError` (see `contrail_client.errors`). Reads, and publishes whose
-    messages have ids, are tried again when the failure may pass; other requests only when the
-    failed attempt certainly had no effect.
+    Every method raises `ContrailError` (see `contrail_client.errors`). The client retries requests
+    whose failure may pass: reads, and publishes whose messages have ids, always; other requests
+    only if the failed attempt certainly had no effect.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Contrail(ArrowReplays):
         retries: Retries | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
-        """Connect lazily; raises ValueError for an address that is none.
+        """Set the options; the first request connects. ValueError if the address is not valid.
 
-        Without `url` that is the environment's `CONTRAIL_URL`, or this machine; without `token` its
-        `CONTRAIL_TOKEN`, if there is one. An empty token is none.
+        `url` defaults to the environment variable `CONTRAIL_URL`, or else to this machine. `token`
+        defaults to `CONTRAIL_TOKEN`; an empty token means none.
 
-        `timeout_s` is the longest silence of the server beyond what a long poll asked for.
-        `reconnect_s` is how long a lost WebSocket, or lost events, are asked for anew before what
-        uses them fails.
+        `timeout_s` is the longest silence of the server, in addition to the wait of a long poll.
+        `reconnect_s` is the time for which a lost connection is retried: after it, publishers,
+        subscriptions and events fail.
         """
         url, token = from_environment(url, token)
         self._retries = retries or Retries()
@@ -115,7 +115,7 @@ class Contrail(ArrowReplays):
         self.close()
 
     def rtt(self) -> float:
-        """Seconds that the server takes to answer a request for which it does nothing."""
+        """Seconds from an empty request to its answer."""
         begun = time.perf_counter()
         self._transport.run(calls.ALIVE)
         return time.perf_counter() - begun
@@ -123,18 +123,19 @@ class Contrail(ArrowReplays):
     # Streams -------------------------------------------------------------------------------------
 
     def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
-        """Create the stream, or find one with an identical configuration.
+        """Create a stream; an existing one with an identical configuration is returned.
 
-        Raises `Conflict` when another configuration has the name; its `errors` say what differs.
+        Raises `Conflict` if the existing one has another configuration; its `errors` list the
+        differences.
         """
         return self._transport.run(streams.create(name, config))
 
     def ensure_stream(self, name: str, config: StreamConfig) -> StreamInfo:
-        """Create the stream unless there is one; one that exists is left as it is.
+        """Create a stream unless it exists. An existing one is not changed.
 
-        Where it has another value than asked for a field that `config` gives, `differs` of the
-        result says so, and there is a `ConfigDiffers` warning. `put_stream` replaces,
-        `update_stream` changes fields.
+        If the existing one has another value for a field of `config`, `differs` of the result says
+        so, and a `ConfigDiffers` warning is issued. Use `put_stream` to replace the configuration
+        and `update_stream` to change fields of it.
         """
         for attempt in range(1, ensuring.ATTEMPTS + 1):
             try:
@@ -161,10 +162,10 @@ class Contrail(ArrowReplays):
         if_match: str | None = None,
         only_create: bool = False,
     ) -> StreamInfo:
-        """Create the stream, or replace its whole configuration: what is not given is reset.
+        """Create a stream, or replace its whole configuration. Fields left out get their defaults.
 
-        Messages beyond new limits are removed. With `if_match` (an `etag`) only that version is
-        replaced; with `only_create` none is.
+        Messages beyond the new limits are removed. With `if_match` (an `etag`) only that version is
+        replaced; with `only_create` nothing is replaced.
         """
         call = streams.put(name, config, if_match=if_match, only_create=only_create)
         return self._transport.run(call)
@@ -176,29 +177,29 @@ class Contrail(ArrowReplays):
         return self._transport.run(streams.update(name, changes, if_match=if_match))
 
     def get_stream(self, name: str) -> StreamInfo:
-        """Configuration and state."""
+        """The configuration and state of a stream."""
         return self._transport.run(streams.get(name))
 
     def list_streams(
         self, *, subject: str | None = None, prefix: str | None = None
     ) -> Iterator[StreamInfo]:
-        """Streams by name, page by page."""
+        """All streams in order of name, fetched page by page."""
         return self._items(
             lambda token: streams.page(subject=subject, prefix=prefix, limit=None, token=token)
         )
 
     def list_subjects(self, name: str, *, subject: str | None = None) -> Iterator[SubjectCount]:
-        """Subjects that have messages, those matching the filter `subject`, page by page."""
+        """Subjects that have messages and match the filter `subject`, fetched page by page."""
         return self._items(
             lambda token: streams.subjects(name, subject=subject, limit=None, token=token)
         )
 
     def list_deleted(self, name: str, *, shard: int | None = None) -> Iterator[tuple[int, int]]:
-        """Sequences inside the stream that were deleted: first and last of each run, by page."""
+        """Deleted sequences: the first and last of each run, fetched page by page."""
         return self._items(lambda token: streams.deleted(name, token=token, shard=shard))
 
     def seal_stream(self, name: str) -> StreamInfo:
-        """Make the stream read-only, for good."""
+        """Make the stream read-only for good."""
         return self._transport.run(streams.seal(name))
 
     def delete_stream(self, name: str) -> None:
@@ -214,7 +215,7 @@ class Contrail(ArrowReplays):
         keep: int | None = None,
         shard: int | None = None,
     ) -> int:
-        """Remove messages (`up_to_seq` is exclusive); answers how many."""
+        """Remove messages; returns how many. `up_to_seq` itself is not removed."""
         call = streams.purge(name, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard)
         return self._transport.run(call)
 
@@ -227,20 +228,23 @@ class Contrail(ArrowReplays):
         shard: int | None = None,
         wait_s: float = 0.0,
     ) -> Erasure:
-        """Delete messages and have their bytes leave all files; waits for that up to 60 s."""
+        """Delete messages and remove their bytes from all files; waits up to `wait_s`, at most 60.
+
+        The receipt that it returns has the progress of the erasure.
+        """
         call = erasing.erase(stream, seqs=seqs, subject=subject, shard=shard, wait_s=wait_s)
         return self._transport.run(call)
 
     def erasure(self, erasure_id: str, *, wait_s: float = 0.0) -> Erasure:
-        """The receipt of an erasure; waits for its end up to 60 s."""
+        """The receipt of an erasure; waits for its end up to `wait_s`, at most 60 s."""
         return self._transport.run(erasing.erasure(erasure_id, wait_s=wait_s))
 
     def snapshot(self, stream: str, *, consumers: bool = True) -> Iterator[bytes]:
-        """An archive of the stream as it is now, in chunks; `Unreachable` when it is cut."""
+        """A snapshot of the stream as an archive, in chunks; `Unreachable` if it is cut short."""
         return self._transport.stream(streams.snapshot(stream, consumers=consumers))
 
     def restore(self, stream: str, chunks: Iterable[bytes]) -> StreamInfo:
-        """Make a stream out of an archive: all of it, or nothing when this raises a refusal."""
+        """Create a stream from an archive. After a refusal nothing of it exists."""
         return self._transport.upload(streams.restore(stream), chunks)
 
     # Publishing ----------------------------------------------------------------------------------
@@ -255,7 +259,7 @@ class Contrail(ArrowReplays):
         expected: Expected | None = None,
         ttl: str | timedelta | None = None,
     ) -> PubAck:
-        """Store one message in the stream that captures `subject`; durable when this returns.
+        """Store one message in the stream that captures `subject`; it is durable on return.
 
         The options are those of `Message`.
         """
@@ -270,12 +274,12 @@ class Contrail(ArrowReplays):
         headers: Headers | None = None,
         msg_id: str | None = None,
     ) -> None:
-        """Hand over one message without a promise: it may get lost, and nobody will say so."""
+        """Send one message without an acknowledgement: it may be lost without an error."""
         message = Message(subject, payload, headers, msg_id)
         self._transport.run(publishing.publish_unacked(message))
 
     def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
-        """Store up to 10,000 messages in order with one request, each stored or refused."""
+        """Store up to 10,000 messages in order, with one request; each is stored or refused."""
         return self._transport.run(publishing.publish_batch(stream, messages))
 
     def publish_atomic(self, stream: str, messages: Sequence[Message]) -> AtomicAck:
@@ -290,10 +294,10 @@ class Contrail(ArrowReplays):
         batch_size: int = publishing.BATCH_MESSAGES,
         outstanding: int = 1,
     ) -> Iterator[BatchResult]:
-        """Publish any number of messages in batches; yields a result for each, in order.
+        """Publish any number of messages in batches; yields the result of each batch, in order.
 
-        Nothing is sent unless the results are iterated. Up to `outstanding` batches are under way
-        at once; with more than one, batches may be stored in any order.
+        Iterate over the results: otherwise nothing is sent. Up to `outstanding` batches are in
+        flight at once; with more than one, they may be stored in any order.
         """
         batches = publishing.batches(messages, size=batch_size)
         publishes = (partial(self.publish_batch, stream, batch) for batch in batches)
@@ -307,10 +311,11 @@ class Contrail(ArrowReplays):
         auto_ids: bool = False,
         retry_s: float = RETRY_S,
     ) -> Publisher:
-        """Publish without waiting for one message before the next, over the client's WebSocket.
+        """A publisher over the client's WebSocket, which does not wait for each ack in turn.
 
-        At most `max_outstanding` messages or `max_bytes` are under way. Messages with ids survive a
-        lost connection, for up to `retry_s`, stored exactly once; with `auto_ids` all have one.
+        At most `max_outstanding` messages or `max_bytes` bytes are in flight. After a lost
+        connection, messages with ids are retried for up to `retry_s` and stored exactly once;
+        `auto_ids` gives an id to every message.
         """
         return Publisher(
             self._connection,
@@ -330,9 +335,9 @@ class Contrail(ArrowReplays):
         credit_msgs: int = CREDIT_MSGS,
         credit_bytes: int = CREDIT_BYTES,
     ) -> Subscription:
-        """Messages of an existing consumer, pushed as they come, to be acknowledged.
+        """A subscription to an existing consumer. Acknowledge the messages that it yields.
 
-        Up to `credit_msgs` messages and `credit_bytes` are sent ahead of what was read.
+        The server sends up to `credit_msgs` messages and `credit_bytes` bytes ahead of the reader.
         """
         return Subscription(
             self._connection,
@@ -352,10 +357,10 @@ class Contrail(ArrowReplays):
         credit_msgs: int = CREDIT_MSGS,
         credit_bytes: int = CREDIT_BYTES,
     ) -> OrderedReader:
-        """Messages of a stream in its order, none twice, and live from its end on.
+        """The messages of a stream in order, each once, then live as they are published.
 
-        `start` is a sequence, a time, or `all`, `last` or `new`. `on_gap` hears of sequences that
-        were gone when it was their turn.
+        `start` is a sequence, a time, or `all`, `last` or `new`. `on_gap` is called when the stream
+        no longer has some of the sequences.
         """
         return OrderedReader(
             self._connection,
@@ -376,10 +381,10 @@ class Contrail(ArrowReplays):
         consumer: str | None = None,
         types: Sequence[EventType] = (),
     ) -> Generator[Event, None, None]:
-        """What happens to streams, consumers and deliveries, from the first `next` on.
+        """Events of streams, consumers and deliveries, from the first `next` on.
 
-        Goes on across broken connections and restarts; where something was missed there is an event
-        `lost`. Closing the generator ends it.
+        Continues after broken connections and restarts of the server. An event `lost` stands for
+        events that were missed. Closing the generator ends it.
         """
         reader = EventReader(stream, consumer, types, self._transport.reconnecting())
         while True:
@@ -413,10 +418,10 @@ class Contrail(ArrowReplays):
         wait: Duration | None = None,
         shard: int | None = None,
     ) -> Range:
-        """Messages in order; with `wait` the server waits for the first.
+        """Messages in order; with `wait` the server waits for the first one.
 
-        From a sequence on (of `shard`, where there are several), or from the `cursor` on that an
-        earlier answer had when it read several shards together.
+        `from_seq` is a sequence, of `shard` if the stream has several. To read all shards together,
+        pass the `cursor` of the previous answer instead.
         """
         call = reading.read_range(
             stream,
@@ -439,9 +444,9 @@ class Contrail(ArrowReplays):
         up_to_time: Time | None = None,
         shard: int | None = None,
     ) -> Iterator[StoredMessage]:
-        """The newest message of each subject matching the filter, page by page.
+        """The newest message of each subject that matches the filter, fetched page by page.
 
-        As of the sequence `up_to_seq`, or as it was before `up_to_time`; else as of now.
+        Later messages than `up_to_seq` are ignored, or those from `up_to_time` on.
         """
         return self._items(
             lambda token: reading.last_messages(
@@ -455,7 +460,7 @@ class Contrail(ArrowReplays):
         )
 
     def delete_message(self, stream: str, seq: int, *, shard: int | None = None) -> None:
-        """Make one message unreadable."""
+        """Delete one message. `erase` also removes its bytes from all files."""
         self._transport.run(reading.delete_message(stream, seq, shard=shard))
 
     # Replay --------------------------------------------------------------------------------------
@@ -463,12 +468,12 @@ class Contrail(ArrowReplays):
     def replay_plan(
         self, stream: str, bounds: replaying.Bounds | None = None, *, splits: int = 1
     ) -> ReplayPlan:
-        """Pin a range of the stream, by default all of it, and cut it into about `splits` parts."""
+        """Fix a range of the stream, by default all of it, and cut it into about `splits` parts."""
         call = replaying.plan(stream, bounds or replaying.Bounds(), splits=splits)
         return self._transport.run(call)
 
     def replay(self, stream: str, bounds: replaying.Bounds | None = None) -> Replay:
-        """Every message of a range, by default of what the stream holds when reading begins."""
+        """The messages of a range, by default all that the stream has when reading begins."""
 
         def messages() -> Iterator[StoredMessage]:
             plan = self.replay_plan(stream, bounds)
@@ -478,7 +483,7 @@ class Contrail(ArrowReplays):
         return Replay(messages())
 
     def read_split(self, split: ReplaySplit) -> Iterator[StoredMessage]:
-        """Every message of a split, once and in order, also across broken connections."""
+        """The messages of a split, each once and in order, also across broken connections."""
         reader = replaying.MessageReader(split)
         while not reader.done:
             try:
@@ -500,8 +505,9 @@ class Contrail(ArrowReplays):
     ) -> Consumer:
         """Create a consumer: durable with a name, otherwise ephemeral and named by the server.
 
-        One with an identical configuration is found; with another one this raises `Conflict`,
-        whose `errors` say what differs. The server removes an ephemeral one when it is unused.
+        An existing one with an identical configuration is returned. Raises `Conflict` if it has
+        another configuration; its `errors` list the differences. The server removes an ephemeral
+        consumer that is unused for its inactive threshold.
         """
         info = self._transport.run(consumers.create(stream, name, config or {}))
         return Consumer(self._transport, stream, info.name)
@@ -509,11 +515,11 @@ class Contrail(ArrowReplays):
     def ensure_consumer(
         self, stream: str, name: str, config: ConsumerConfig | None = None
     ) -> Consumer:
-        """Create a durable consumer unless there is one; one that exists is left as it is.
+        """Create a durable consumer unless it exists. An existing one is not changed.
 
-        Where it has another value than asked for a field that `config` gives, `differs` of the
-        result says so, and there is a `ConfigDiffers` warning. `put_consumer` replaces,
-        `Consumer.update` changes fields.
+        If the existing one has another value for a field of `config`, `differs` of the result says
+        so, and a `ConfigDiffers` warning is issued. Use `put_consumer` to replace the configuration
+        and `Consumer.update` to change fields of it.
         """
         for attempt in range(1, ensuring.ATTEMPTS + 1):
             try:
@@ -544,24 +550,24 @@ class Contrail(ArrowReplays):
     ) -> Consumer:
         """Create a durable consumer, or replace its whole configuration.
 
-        With `if_match` (an `etag`) only that version is replaced; with `only_create` none is.
+        With `if_match` (an `etag`) only that version is replaced; with `only_create` nothing is.
         """
         call = consumers.put(stream, name, config or {}, if_match=if_match, only_create=only_create)
         self._transport.run(call)
         return Consumer(self._transport, stream, name)
 
     def consumer(self, stream: str, name: str) -> Consumer:
-        """A consumer that exists; nothing is asked of the server yet."""
+        """A handle to an existing consumer; sends no request."""
         return Consumer(self._transport, stream, name)
 
     def list_consumers(self, stream: str) -> Iterator[ConsumerInfo]:
-        """Consumers by name, page by page."""
+        """All consumers in order of name, fetched page by page."""
         return self._items(lambda token: consumers.page(stream, limit=None, token=token))
 
     # Pages ---------------------------------------------------------------------------------------
 
     def _items(self, call: Callable[[str | None], Call[Page[T]]]) -> Iterator[T]:
-        """What all pages of a list hold; `call` asks for the page that a token names."""
+        """The items of all pages; `call` makes the request for the page that a token names."""
         token: str | None = None
         while True:
             page = self._transport.run(call(token))

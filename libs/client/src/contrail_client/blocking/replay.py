@@ -9,7 +9,7 @@ from contrail_client.tables import Rows
 
 
 class Replay(Iterator[StoredMessage]):
-    """The messages of a replay: iterate over them, or have them all in a table."""
+    """The messages of a replay: iterate over them, or read them all into a table."""
 
     def __init__(self, messages: Iterator[StoredMessage]) -> None:
         self._messages = messages
@@ -21,9 +21,9 @@ class Replay(Iterator[StoredMessage]):
         return next(self._messages)
 
     def to_pandas(self) -> Any:
-        """What was not iterated over yet, as `tables.to_pandas` has it: all of it is in memory.
+        """The messages that were not iterated over yet, as `tables.to_pandas` returns them.
 
-        For volume `Contrail.read_split_arrow` is far faster.
+        The whole table is in memory. For many messages `Contrail.read_split_arrow` is far faster.
         """
         rows = Rows()
         for message in self._messages:

@@ -71,7 +71,7 @@ def headers_of(texts: list[str] | None) -> dict[str, list[str]]:
 
 @contextmanager
 def how_to_go_on(edit: str) -> Iterator[None]:
-    """Tell whoever wanted to create what exists otherwise how to change it."""
+    """Say how to change an existing configuration, after a refused attempt to create it."""
     try:
         yield
     except ContrailError as error:

@@ -1,4 +1,4 @@
-"""What every client command shares: its options, and the client that they make."""
+"""The common options of all client commands, and the client that is made from them."""
 
 import inspect
 import os
@@ -44,14 +44,14 @@ AsJson = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a command works with."""
+    """The means of a command: a client, its context, and the form of the output."""
 
     client: Contrail
     context: Context
     as_json: bool
 
     def connect(self, **options: Any) -> Contrail:
-        """One more client of the same server, with other options than `client`."""
+        """Make another client of the same server, with other options than `client`."""
         return Contrail(self.context.url, token=self.context.token or "", **options)
 
 

@@ -32,10 +32,10 @@ class Context:
 def read_context(
     url: str | None, token_file: Path | None, config: Path | None, environ: Mapping[str, str]
 ) -> Context:
-    """The effective context; ValueError for a file that cannot be used.
+    """The effective context; ValueError if a file cannot be used.
 
-    A flag goes before `CONTRAIL_URL` and `CONTRAIL_TOKEN`, these before the file, and the file
-    before the context in use. The context's token goes to the context's server alone.
+    Flags take precedence over `CONTRAIL_URL` and `CONTRAIL_TOKEN`, these over the file, and the
+    file over the context in use. The token of a context is only sent to the server of that context.
     """
     table = _read_table(config)
     if not (url or environ.get("CONTRAIL_URL") or table.get("url")):
@@ -50,7 +50,7 @@ def read_context(
 
 
 def read_file(path: Path) -> bytes:
-    """The file's bytes; ValueError when it cannot be read."""
+    """The bytes of a file; ValueError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

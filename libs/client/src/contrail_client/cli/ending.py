@@ -34,11 +34,11 @@ _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 class Misuse(Exception):
-    """What was asked for makes no sense, or lacks something; nothing was done. Status 2."""
+    """The command line is not valid or not complete; nothing was done. Status 2."""
 
 
 class Failed(Exception):
-    """The command failed at something that is neither the server's answer nor its absence."""
+    """The command failed for a reason other than the server's answer or a missing answer."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,17 +67,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def carry_out(command: Callable[[], int | None], *, as_json: bool) -> int:
-    """Run a command to its exit status; whatever it raises becomes a line on stderr."""
+    """Run a command and return its exit status; an exception becomes a line on stderr."""
     try:
         status = command() or DONE
-        sys.stdout.flush()  # here and not while Python ends, where nobody could tell of a failure
+        sys.stdout.flush()  # here: while Python ends, a failure could not be reported any more
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as ended:  # of Typer and Rich, which do so when a pipe breaks
         _discard_output()
         return ended.code if isinstance(ended.code, int) else FAILED
     except BrokenPipeError:
-        _discard_output()  # nobody reads on, as with `| head`: that is no news
+        _discard_output()  # the reader has closed the pipe, as `| head` does: not worth a message
         return FAILED
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None:
@@ -93,7 +93,7 @@ def carry_out(command: Callable[[], int | None], *, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def while_read() -> Iterator[None]:
-    """End the command when nobody reads its output any more, even while it has nothing to write.
+    """End the command when its output is closed, even while it has nothing to write.
 
     Otherwise `contrail sub S | head -1` would run, and hold messages, until the next one came.
     """
@@ -116,18 +116,18 @@ def while_read() -> Iterator[None]:
 
 
 def _watch(output: int, stopped: int) -> None:
-    """Interrupt the main thread when the reader of `output` goes; end when `stopped` is closed."""
+    """Interrupt the main thread when `output` loses its reader; return if `stopped` is closed."""
     poll = select.poll()
     for each in (output, stopped):
-        poll.register(each, 0)  # a hang-up is told without being asked for
+        poll.register(each, 0)  # poll always reports a hang-up
     gone = {number for number, _ in poll.poll()}
     if stopped not in gone:
-        # A real signal, because only that wakes a thread that waits for a lock or a socket.
+        # Only a real signal wakes a thread that waits for a lock or a socket.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGPIPE)
 
 
 def _end_quietly(*_: object) -> NoReturn:
-    raise SystemExit(FAILED)  # no OSError, which would look like a lost connection to the client
+    raise SystemExit(FAILED)  # the client would take an OSError for a lost connection
 
 
 def tell(failure: Failure, *, as_json: bool) -> None:
@@ -140,7 +140,7 @@ def tell(failure: Failure, *, as_json: bool) -> None:
 
 
 def failure_of(error: Exception) -> Failure:
-    """What an exception means to whoever ran the command."""
+    """Convert an exception into a failure that the user understands."""
     match error:
         case ApiProblem():
             return Failure(
@@ -207,7 +207,7 @@ def _bug(error: Exception) -> Failure:
 
 
 def _discard_output() -> None:
-    """Let nothing that is still buffered be written, which would only fail once more."""
+    """Drop buffered output: writing it would only fail again."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

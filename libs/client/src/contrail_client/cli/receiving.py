@@ -92,7 +92,7 @@ def _consume(
                 return
             show.message(found.delivered, as_json=session.as_json, raw=raw)
             if ack and number == count:
-                found.ack_sync()  # the last one tells that all before it are durable, too
+                found.ack_sync()  # if the last one is durable, so are all before it
             elif ack:
                 found.ack()
 

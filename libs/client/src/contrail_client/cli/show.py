@@ -1,4 +1,4 @@
-"""What the commands print: one JSON value a line for machines, tables for people."""
+"""The output of the commands: one JSON value a line for machines, tables for people."""
 
 import sys
 import time
@@ -64,24 +64,24 @@ class Shown(Protocol):
 
 
 def failure(text: str) -> None:
-    """A line about what went wrong."""
+    """Print an error."""
     errors.print(text, style="red", markup=False, soft_wrap=True)
 
 
 def note(text: str, *, as_json: bool = False) -> None:
-    """A line about what goes on, beside the output."""
+    """Print a line about the progress, apart from the output."""
     told = msgspec.json.encode({"note": text}).decode() if as_json else text
     errors.print(told, markup=False, soft_wrap=True)
 
 
 def warning(text: str, *, as_json: bool = False) -> None:
-    """A line about what is probably not meant."""
+    """Print a warning: the user probably wants something else."""
     told = msgspec.json.encode({"warning": text}).decode() if as_json else f"warning: {text}"
     errors.print(told, style="yellow", markup=False, soft_wrap=True)
 
 
 def done(text: str, result: Mapping[str, Any], *, as_json: bool) -> None:
-    """What a command has done: a sentence for people, the facts for machines."""
+    """Print the result of a command: a sentence for people, JSON for machines."""
     if as_json:
         json_line(result)
     else:
@@ -149,7 +149,7 @@ def message(found: Shown, *, as_json: bool, raw: bool = False) -> None:
 
 
 def printable(text: str) -> str:
-    """Text without control characters: a payload must not steer the terminal it is shown on."""
+    """Text without control characters, so that a payload cannot control the terminal."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )

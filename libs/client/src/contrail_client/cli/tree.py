@@ -87,7 +87,7 @@ def group(text: str) -> typer.Typer:
 
 
 def _check_streams() -> None:
-    """Have something in the place of a closed stdin or stderr; raise Failed for a closed stdout.
+    """Replace a closed stdin or stderr; raise Failed if stdout is closed.
 
     Python has None for those, and the next socket would get the closed one's number.
     """
@@ -129,7 +129,7 @@ def _flag(option: Any) -> Any:
 def _metavar(parameter: Any) -> str | None:
     if parameter.param_type_name == "argument":
         name = str(parameter.name).upper()
-        parameter.display_type_rich = lambda ctx: ""  # the name stands beside it already
+        parameter.display_type_rich = lambda ctx: ""  # the name already says it
         return f"{name}..." if parameter.nargs != 1 else name
     if getattr(parameter, "is_flag", False):
         return ""

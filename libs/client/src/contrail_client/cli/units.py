@@ -16,13 +16,13 @@ _UNLIMITED: Final = -1
 
 
 class Figure(str):
-    """A text that stands for a number: tables align it to the right."""
+    """A number as text; tables align it to the right."""
 
     __slots__ = ()
 
 
 def count(number: float) -> Figure:
-    """A number with thousands separators; at most three digits behind the point."""
+    """A number with thousands separators and at most three decimal places."""
     if isinstance(number, int):
         return Figure(f"{number:,}")
     return Figure(f"{number:,.3f}".rstrip("0").rstrip("."))
@@ -57,7 +57,7 @@ def span(seconds: float) -> Figure:
 
 
 def since_s(time: str, now_ns: int) -> float:
-    """Seconds since an RFC 3339 time; below zero when it is yet to come."""
+    """Seconds since an RFC 3339 time; negative if it is in the future."""
     return (now_ns - parse_time_ns(time)) / _NS_PER_S
 
 
@@ -79,7 +79,7 @@ def moment(time: str, now_ns: int) -> str:
 
 
 def cell(value: object) -> str:
-    """Any value as a person would write it: never `None`, `True` or what Python prints of it."""
+    """Any value as a person would write it, not as Python prints it, such as `None` or `True`."""
     match value:
         case None | "":
             return "-"

@@ -1,4 +1,4 @@
-"""Publisher and subscriptions without `await`: the asynchronous ones, run by a thread."""
+"""Publisher and subscriptions without `await`: a thread runs the asynchronous ones."""
 
 import asyncio
 import threading
@@ -37,10 +37,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 INBOX_MAX: Final = 1_000
-"""Messages handed over to the thread and not yet taken by the publisher there."""
+"""Messages that may wait to be taken by the publisher in the thread. `publish` waits for room."""
 
 FETCHED_MAX: Final = 100
-"""Messages fetched from the thread at once: handing over each by itself would take far longer."""
+"""Messages that are passed between threads at once, which is far faster than one by one."""
 
 
 class LoopThread:
@@ -54,16 +54,16 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have the thread do `work`, and wait for it."""
+        """Run `work` in the thread, and wait for its result."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C ends the waiting here; it has to end there as well
+            future.cancel()  # Ctrl-C ends the wait here; the work in the thread must end too
             raise
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Have the thread call `function`, without waiting."""
+        """Call `function` in the thread, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def stop(self) -> None:
@@ -74,15 +74,16 @@ class LoopThread:
 
 
 class Connection:
-    """As `AsyncConnection`, in a thread of its own that starts with the first participant."""
+    """As `AsyncConnection`, in its own thread, which starts with the first participant."""
 
     def __init__(self, transport: Transport) -> None:
         self._options = transport.options
         self._lock = threading.Lock()
         self._started: tuple[LoopThread, AsyncTransport, AsyncConnection] | None = None
+        """Guarded by `_lock`; None before the first participant and after `close`."""
 
     def make(self, kind: Callable[[AsyncConnection], T]) -> tuple[LoopThread, T]:
-        """A participant of `kind`, and the thread to use it in."""
+        """Make a participant of `kind`; returns it with the thread that has to use it."""
         with self._lock:
             if self._started is None:
                 thread = LoopThread()
@@ -110,7 +111,7 @@ class Connection:
 
 
 class Publication(Future[PubAck]):
-    """The outcome of one message: `result()` gives the ack, or raises why there is none."""
+    """The outcome of one message: `result()` returns the ack, or raises the error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,22 +119,22 @@ class Publication(Future[PubAck]):
         self._inner: AsyncPublication | None = None
 
     def result(self, timeout: float | None = None) -> PubAck:
-        """The ack, waited for up to `timeout` seconds; raises why there is none."""
+        """The ack; waits up to `timeout` seconds, and raises the error if the publish failed."""
         self._ask()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Why there is no ack, None when there is one."""
+        """The error of a failed publish; None if there is an ack."""
         self._ask()
         return super().exception(timeout)
 
     def fail(self, error: ContrailError) -> None:
-        """There will be no ack."""
+        """Fail with `error`: the publisher did not accept the message."""
         if self.set_running_or_notify_cancel():
             self.set_exception(error)
 
     def follow(self, inner: AsyncPublication) -> None:
-        """Take over the outcome of `inner`."""
+        """Take the outcome of `inner` once it is there; runs in the thread."""
         self._inner = inner
         if self.asked:
             inner.mark_seen()
@@ -155,17 +156,22 @@ class Publication(Future[PubAck]):
 
 
 class Publisher:
-    """As `AsyncPublisher`, for threads: several may share one."""
+    """As `AsyncPublisher`, without `await`. Several threads may share one."""
 
     def __init__(self, connection: Connection, **options: Any) -> None:
         """Take the options of `AsyncPublisher`."""
         kind = partial(AsyncPublisher, **options)
         self._thread, self._publisher = connection.make(kind)
         self._inbox: deque[tuple[Message, Publication]] = deque()
+        """Messages for the publisher in the thread, in order; guarded by `_lock`."""
         self._lock = threading.Condition()
+        """Guards `_inbox` and `_busy`; notified when the inbox has room again."""
         self._passing: asyncio.Task[None] | None = None
+        """The task that empties the inbox; belongs to the thread."""
         self._busy = False
+        """Whether `_passing` runs or is about to; guarded by `_lock`."""
         self._not_taken: deque[tuple[str, ContrailError, Publication]] = deque(maxlen=FAILURES_KEPT)
+        """Messages that the publisher did not accept; belongs to the thread."""
 
     def __enter__(self) -> Self:
         self._thread.run(self._publisher.__aenter__())
@@ -188,7 +194,7 @@ class Publisher:
         expected: Expected | None = None,
         ttl: str | timedelta | None = None,
     ) -> Publication:
-        """As `AsyncPublisher.publish`; that the publisher has ended is told by the result."""
+        """As `AsyncPublisher.publish`; if the publisher has ended, the result raises the error."""
         message = outgoing_message(subject, payload, headers, msg_id, expected, ttl)
         publication = Publication()
         with self._lock:
@@ -213,7 +219,7 @@ class Publisher:
         self._passing = asyncio.create_task(self._pass_on())
 
     async def _pass_on(self) -> None:
-        """Hand what is in the inbox to the publisher, which takes it when it has room."""
+        """Pass the messages of the inbox to the publisher, which accepts them as it has room."""
         while True:
             with self._lock:
                 if not self._inbox:
@@ -283,7 +289,7 @@ class PushedMessage(MessageFacts):
 
 
 class BlockingFeed(Generic[T, R]):
-    """As `Feed`, without `await`; `R` is what a caller gets of a `T`."""
+    """As `Feed`, without `await`; `R` is the form in which a caller gets a `T`."""
 
     def __init__(self, thread: LoopThread, feed: Feed[T]) -> None:
         self._thread = thread
@@ -336,7 +342,7 @@ class BlockingFeed(Generic[T, R]):
         raise NotImplementedError
 
     def _return(self, found: R) -> None:
-        """What was fetched is not read by the caller."""
+        """Return a message that was fetched and that the caller has not read."""
 
 
 class Subscription(BlockingFeed[AsyncPushedMessage, PushedMessage]):

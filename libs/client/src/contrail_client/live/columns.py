@@ -1,4 +1,4 @@
-"""Messages that came in columns, taken apart. Pure."""
+"""Converts columns sent by the server into messages. Pure."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ _NS_PER_S = 1_000_000_000
 
 
 def messages_of(columns: Columns) -> list[Delivered]:
-    """The messages in their order; raises UnexpectedAnswer when the columns do not fit."""
+    """The messages in order; raises UnexpectedAnswer if the columns do not fit together."""
     try:
         return list(_messages(columns))
     except (struct.error, ValueError, IndexError, OverflowError) as error:
@@ -23,7 +23,7 @@ def messages_of(columns: Columns) -> list[Delivered]:
 def _messages(columns: Columns) -> Iterator[Delivered]:
     count, data = columns.count, columns.data
     times = _i64(columns.times_ns, count)
-    # Messages that were published together have the same time.
+    # Messages that were published together have the same time: format it once.
     texts = {time_ns: _text_of(time_ns) for time_ns in set(times)}
     headers = columns.headers
     each_headers = [{} for _ in times] if headers is None else _headers(headers, count)

@@ -1,4 +1,4 @@
-"""One WebSocket for all publishers and subscriptions of a client, opened anew when it is lost."""
+"""One WebSocket for all publishers and subscriptions of a client, reopened when it is lost."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,8 @@ from contrail_client.transport.aio import AsyncTransport
 
 HEARTBEAT: Final = "15s"
 SEND_BYTES: Final = 256 << 10
-"""About how much one WebSocket message holds: enough to be cheap, and small enough to share."""
+"""About the size of one WebSocket message: large enough to be cheap, and small enough that no
+participant makes the others wait for long."""
 
 _FLUSH_S: Final = 2.0
 
@@ -43,61 +44,75 @@ Answered = Callable[[Answering], None]
 
 
 class Participant(Protocol):
-    """A publisher or a subscription. Nothing here waits; all is called on the event loop."""
+    """A publisher or a subscription. The event loop calls all methods; none of them may wait."""
 
     def connected(self) -> None:
-        """A socket is open; what `take` gives from here on goes to it."""
+        """Note that a socket is open. Frames from `take` go to it from now on."""
         ...
 
     def take(self, max_bytes: int) -> Sequence[ClientFrame]:
-        """The next frames to send, about `max_bytes` of them; none when there is nothing."""
+        """The next frames to send, about `max_bytes` in all; empty if there are none."""
         ...
 
     def received(self, frame: OfSubscription) -> None:
-        """A frame that names this participant came."""
+        """Handle a frame that names this participant."""
         ...
 
     def draining(self) -> None:
-        """The server is about to stop: nothing new should begin on this socket."""
+        """Begin nothing new on this socket: the server is about to stop."""
         ...
 
     def disconnected(self, error: ContrailError) -> None:
-        """No socket is open, and no answer will come any more; opening one is tried again."""
+        """Note that the socket is lost. No answer will come any more; the client reconnects."""
         ...
 
     def failed(self, error: ContrailError) -> None:
-        """There will be no other socket."""
+        """End with `error`: there will be no other socket."""
         ...
 
 
 class AsyncConnection:
-    """Opened by the first participant, and again whenever it is lost while there are any."""
+    """The WebSocket of a client, for its participants.
+
+    The first participant opens it. When it is lost, it is reopened as long as there are
+    participants.
+    """
 
     def __init__(self, transport: AsyncTransport) -> None:
+        # Everything here belongs to one event loop.
         self._transport = transport
         self._options = transport.options
         self.retries = self._options.retries
         self.reconnect_s = self._options.reconnect_s
         self._participants: dict[str, Participant] = {}
+        """All participants, by the name that frames to them carry."""
         self._eager: dict[str, Participant] = {}
+        """Participants that may have frames to send. Empty while no socket is open."""
         self._work = asyncio.Event()
+        """Wakes the writer. Set whenever a participant is added to `_eager`."""
         self._idle = asyncio.Event()
+        """Set while nothing is left to send; `close` waits for it."""
         self._idle.set()
         self._awaited: dict[int, Answered] = {}
+        """What to call with the answer to a frame, by its number; only for the current socket."""
         self._last_id = 0
+        """The last number of a frame. It never restarts, so no number is used on two sockets."""
         self._running: asyncio.Task[None] | None = None
+        """The task that opens sockets and reads from them; done when there are no participants."""
         self._socket: Socket | None = None
+        """The open socket, from the moment its first frame is sent until it is lost."""
         self._closed = False
+        """Whether `close` was called: no participant may attach any more."""
 
     # For participants ----------------------------------------------------------------------------
 
     def new_id(self) -> int:
-        """A number that no frame had before."""
+        """A number that no frame of this connection had before."""
         self._last_id += 1
         return self._last_id
 
     def attach(self, sid: str, participant: Participant) -> None:
-        """Take part under the name `sid`, which frames to the participant carry."""
+        """Add a participant. Frames to it carry the name `sid`; raises `Closed` after `close`."""
         if self._closed:
             raise Closed("the client is closed")
         self._participants[sid] = participant
@@ -107,12 +122,12 @@ class AsyncConnection:
             self._running = asyncio.create_task(self._run())
 
     def detach(self, sid: str) -> None:
-        """Take part no longer."""
+        """Remove a participant."""
         self._participants.pop(sid, None)
         self._eager.pop(sid, None)
 
     def wants_to_send(self, sid: str) -> None:
-        """`take` of this participant has something to give."""
+        """Note that `take` of this participant has frames to send."""
         participant = self._participants.get(sid)
         if participant is not None and self._socket is not None:
             self._eager[sid] = participant
@@ -124,13 +139,13 @@ class AsyncConnection:
         self._awaited[number] = answered
 
     async def stream_info(self, stream: str) -> StreamInfo:
-        """The stream as it is now, asked over HTTP; raises ContrailError."""
+        """The stream as it is now, read over HTTP; raises ContrailError."""
         return await self._transport.run(streams.get(stream))
 
     # Its own life --------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Send what there is and close the socket; what still takes part fails."""
+        """Send pending frames for up to 2 s and close the socket; the participants fail."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_S):
@@ -165,7 +180,7 @@ class AsyncConnection:
                 await asyncio.sleep(pause_s)
 
     async def _serve(self, socket: Socket) -> None:
-        """Work with an open socket until it is lost, which raises."""
+        """Use an open socket until it is lost; ends with an exception only."""
         writing: asyncio.Task[None] | None = None
         try:
             client = f"contrail-python/{version('contrail-client')}"
@@ -188,7 +203,10 @@ class AsyncConnection:
             await socket.close()
 
     async def _write(self, socket: Socket) -> None:
-        """Send what participants have; what gathers while one message leaves goes with the next."""
+        """Send the frames of the participants.
+
+        Frames that gather while one message is being sent go out together with the next one.
+        """
         while True:
             await self._work.wait()
             self._work.clear()

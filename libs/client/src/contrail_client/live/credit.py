@@ -1,16 +1,16 @@
-"""Credit of a subscription: how much the server may send ahead of what was consumed. Pure."""
+"""The credit of a subscription: how much the server may send ahead of the reader. Pure."""
 
 from typing import Final
 
 _PART: Final = 2
-"""Credit goes back once one over this of the window was consumed, not for every message."""
+"""Credit is given back once 1/`_PART` of the window was consumed, not for every message."""
 
 
 class CreditWindow:
-    """A window of messages and of bytes that the server may fill.
+    """A window of messages and bytes that the server may fill.
 
-    What is consumed is given back in parts, so that at no time more than the window is on its way
-    or unread: with the one exception that a message which begins within the credit is sent whole.
+    Consumed messages give credit back in parts. So at most the window is in flight or unread at any
+    time, with one exception: a message that begins within the credit is sent whole.
     """
 
     def __init__(self, msgs: int, size: int) -> None:
@@ -22,17 +22,17 @@ class CreditWindow:
         self._consumed_bytes = 0
 
     def consumed(self, size: int) -> bool:
-        """A message of `size` bytes was consumed; True when it is time to give credit back."""
+        """Count a consumed message of `size` bytes; True if it is time to give credit back."""
         self._consumed += 1
         self._consumed_bytes += size
         return self._consumed * _PART >= self.msgs or self._consumed_bytes * _PART >= self.bytes
 
     def give_back(self) -> tuple[int, int]:
-        """Messages and bytes that may be sent in addition; they count as given from here on."""
+        """The messages and bytes to give back. They count as given from now on."""
         given = (self._consumed, self._consumed_bytes)
         self._consumed = self._consumed_bytes = 0
         return given
 
     def anew(self) -> None:
-        """A new socket begins with the whole window."""
+        """Start with the whole window again, for a new socket."""
         self._consumed = self._consumed_bytes = 0

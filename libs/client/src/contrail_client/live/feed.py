@@ -1,4 +1,4 @@
-"""What all subscriptions have in common: credit, what is unread, and coming back."""
+"""The base of all subscriptions: credit, unread messages, and subscribing again."""
 
 import asyncio
 import random
@@ -34,29 +34,44 @@ CREDIT_BYTES: Final = 4 << 20
 class Feed(Generic[T]):
     """A subscription: iterate over it for its messages.
 
-    The server sends ahead what the credit allows; what was read gives credit back. A lost
-    connection is opened anew and the subscription goes on. Iterating ends after `drain` or
-    `unsubscribe`, and raises when the server ends the subscription or refuses it.
+    The server may send as many messages ahead as the credit allows; reading messages gives credit
+    back. After a lost connection the client reconnects and the subscription continues. Iteration
+    ends after `drain` or `unsubscribe`. It raises an error if the server refuses or ends the
+    subscription.
     """
 
     def __init__(
         self, connection: AsyncConnection, stream: str, *, credit_msgs: int, credit_bytes: int
     ) -> None:
+        # Everything here belongs to the event loop of the connection.
         self.stream = stream
         self._connection = connection
         self._sid = f"s{connection.new_id()}"
+        """Name of the subscription in frames, unique on this connection."""
         self._window = CreditWindow(credit_msgs, credit_bytes)
+        """Counts messages that were read and for which no credit was given back yet."""
         self._unread: OrderedDict[int, Delivered | Gap] = OrderedDict()
+        """Messages and gaps that no caller has read yet, oldest first, by `Delivered.place`."""
         self._unread_bytes = 0
+        """The sum of the sizes of the messages in `_unread`."""
         self._news = asyncio.Event()
+        """Set when a reader has to look again: something came, or nothing will come any more."""
         self._control: list[ClientFrame] = []
+        """Frames to send on the current socket. They are dropped when it is lost."""
         self._attached = False
+        """Whether the connection knows this subscription."""
         self._subscribed = False
+        """Whether the server has confirmed the subscription on the current socket."""
         self._refusals = 0
+        """Refusals in a row; 0 after the server has confirmed."""
         self._refused_since_s = 0.0
+        """Loop time of the first of these refusals."""
         self._retry: asyncio.TimerHandle | None = None
+        """The timer of the next attempt to subscribe; None when none is scheduled."""
         self._leaving: asyncio.Future[None] | None = None
+        """Set by `drain` or `unsubscribe`; done once the server sends no more."""
         self._end: ContrailError | None = None
+        """Why the subscription has ended; set at most once."""
 
     # For callers ---------------------------------------------------------------------------------
 
@@ -77,9 +92,9 @@ class Feed(Generic[T]):
         return found
 
     async def next(self, *, timeout_s: float | None = None) -> T | None:
-        """The next message; None when none came within `timeout_s`, or none will after `drain`.
+        """The next message; None if none came within `timeout_s`, or after the last one of `drain`.
 
-        Raises `SubscriptionEnded`, the server's refusal, or what ended the connection for good.
+        Raises `SubscriptionEnded`, the server's refusal, or the error that ended the connection.
         """
         found = self.take_unread(1)
         if found:
@@ -96,7 +111,7 @@ class Feed(Generic[T]):
         return None
 
     def take_unread(self, most: int) -> list[T]:
-        """Up to `most` messages that are here already, without waiting."""
+        """Up to `most` messages that have already arrived; does not wait."""
         found: list[T] = []
         while self._unread and len(found) < most:
             _, each = self._unread.popitem(last=False)
@@ -109,11 +124,11 @@ class Feed(Generic[T]):
         return found
 
     async def drain(self) -> None:
-        """Have no more sent; what was sent can still be read and acknowledged."""
+        """Stop new messages. Those that were sent can still be read and acknowledged."""
         await self._leave()
 
     async def unsubscribe(self) -> None:
-        """End the subscription; what was not read goes back to the server."""
+        """End the subscription and return unread messages to the server."""
         if self._attached and self._end is None:
             await self._leave()
             await self._return_unread()
@@ -150,7 +165,7 @@ class Feed(Generic[T]):
                 self.failed(SubscriptionEnded(reason))
 
     def draining(self) -> None:
-        """As `Participant.draining`: what was sent can be read and acknowledged meanwhile."""
+        """Do nothing: messages that were sent can be read and acknowledged meanwhile."""
 
     def disconnected(self, error: ContrailError) -> None:
         """As `Participant.disconnected`."""
@@ -167,28 +182,28 @@ class Feed(Generic[T]):
     # What kinds of subscriptions differ in -------------------------------------------------------
 
     def _subscribe(self) -> None:
-        """A socket is open: `_request` the subscription, now or soon."""
+        """Call `_request`, now or soon: a socket is open."""
         raise NotImplementedError
 
     def _give(self, delivered: Delivered) -> T:
-        """What a caller gets of a message."""
+        """The form in which a caller gets a message."""
         raise NotImplementedError
 
     def _came(self, delivered: Delivered) -> None:
-        """A message came."""
+        """Accept a message from the server."""
         raise NotImplementedError
 
     def _missing(self, frame: Missing) -> None:
-        """The server says that messages are missing."""
+        """Note that the server reports missing messages."""
 
     def _reached(self, cursor: str) -> None:
-        """What came up to now ends at `cursor`, in a stream that has several shards."""
+        """Note the position after all messages that came; only for streams with several shards."""
 
     def _passed(self, gap: Gap) -> None:
-        """The reader has come to a gap."""
+        """Report a gap: the reader has read everything before it."""
 
     async def _return_unread(self) -> None:
-        """The subscription ends: give back what was not read."""
+        """Return unread messages to the server: the subscription ends."""
 
     def _unsubscribe_frame(self, number: int) -> Unsub:
         return Unsub(id=number, sid=self._sid)
@@ -209,12 +224,11 @@ class Feed(Generic[T]):
         self._subscribe()
 
     def _request(self, frame: Sub) -> None:
-        """Send the frame that subscribes."""
         self._connection.expect(frame.id, self._answered)
         self._send(frame)
 
     def _credit(self) -> CreditGiven:
-        """What the server may send on a new socket: the window without what is unread."""
+        """The credit for a new socket: the window, less the unread messages."""
         self._window.anew()
         return CreditGiven(
             msgs=max(self._window.msgs - len(self._unread), 0),
@@ -230,9 +244,10 @@ class Feed(Generic[T]):
         self._refused(frame.error)
 
     def _refused(self, error: ContrailError) -> None:
-        """Subscribing was refused: again after a while if that may help.
+        """Schedule another attempt to subscribe, or fail if the refusal will not pass.
 
-        The deadline is that of a lost connection: a server that starts again may refuse first.
+        The deadline is `reconnect_s`, as for a lost connection: a server that has just restarted
+        may refuse at first.
         """
         loop = asyncio.get_running_loop()
         if not self._refusals:
@@ -252,13 +267,13 @@ class Feed(Generic[T]):
             self._unread_bytes += each.size
 
     def _consumed(self, delivered: Delivered) -> None:
-        """A message was read or passed over: give credit back when it is time."""
+        """Count a message that was read or skipped, and give credit back when it is time."""
         if self._window.consumed(delivered.size) and self._subscribed and self._leaving is None:
             msgs, bytes_ = self._window.give_back()
             self._send(Credit(sid=self._sid, msgs=msgs, bytes=bytes_))
 
     async def _more(self) -> bool:
-        """Wait until there may be something unread; False when nothing will come any more."""
+        """Wait until something is unread; False if nothing will come any more."""
         while not self._unread:
             if self._leaving is not None and self._leaving.done():
                 return False
@@ -269,7 +284,7 @@ class Feed(Generic[T]):
         return True
 
     async def _leave(self) -> None:
-        """Tell the server to send no more, and wait until it does."""
+        """Ask the server to send no more, and wait until it confirms."""
         if self._leaving is None:
             self._leaving = asyncio.get_running_loop().create_future()
             self._cancel_retry()

@@ -12,30 +12,30 @@ from contrail_client.times import Duration
 
 SUBPROTOCOL: Final = "contrail.v1.msgpack"
 FRAMES_MAX: Final = 10_000
-"""Frames in one message of a socket."""
+"""The most frames in one WebSocket message: a limit of the server."""
 FRAME_BYTES_MAX: Final = 8 << 20
-"""What the server takes and sends in one WebSocket message."""
+"""The most bytes in one WebSocket message, in both directions."""
 
 CLOSE_FINAL: Final = range(4500, 5000)
-"""Close codes that say not to come back."""
+"""Close codes after which the client must not reconnect."""
 
 _MALFORMED: Final = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
-"""Close codes of RFC 6455 that blame what was sent: sending it again would end the same way."""
+"""Close codes of RFC 6455 that blame the sender: sending the same again would end the same way."""
 
 
 class ClientFrame(msgspec.Struct, tag_field="op", omit_defaults=True, kw_only=True):
-    """What the client sends; a field at its default is left out."""
+    """A frame from the client. Fields that have their default are left out."""
 
 
 class Connect(ClientFrame, tag="connect"):
-    """Who connects, and the longest silence wanted of a subscription."""
+    """The first frame: the name of the client, and how often it wants heartbeats."""
 
     client: str
     heartbeat: Duration
 
 
 class Pub(ClientFrame, tag="pub"):
-    """Publish a message; without `id` nothing comes back."""
+    """Publish a message; without `id` there is no answer."""
 
     subject: str
     data: bytes
@@ -44,7 +44,7 @@ class Pub(ClientFrame, tag="pub"):
 
 
 class Credit(ClientFrame, tag="credit"):
-    """Allow that many more messages and bytes."""
+    """Allow the server to send this many more messages and bytes."""
 
     sid: str
     msgs: int
@@ -52,14 +52,14 @@ class Credit(ClientFrame, tag="credit"):
 
 
 class CreditGiven(msgspec.Struct):
-    """What a subscription begins with."""
+    """The credit with which a subscription begins."""
 
     msgs: int
     bytes: int
 
 
 class Sub(ClientFrame, tag="sub"):
-    """Subscribe to a consumer, or to a stream without one."""
+    """Subscribe to a consumer, or without `consumer` to a stream."""
 
     id: int
     sid: str
@@ -76,7 +76,7 @@ class Sub(ClientFrame, tag="sub"):
 
 
 class Unsub(ClientFrame, tag="unsub"):
-    """End a subscription; with `drain` what was sent can still be acknowledged."""
+    """End a subscription; with `drain`, messages that were sent can still be acknowledged."""
 
     id: int
     sid: str
@@ -84,7 +84,10 @@ class Unsub(ClientFrame, tag="unsub"):
 
 
 class Settle(ClientFrame):
-    """Acknowledge messages of a subscription; with `id` the answer comes once that is durable."""
+    """Acknowledge messages of a subscription.
+
+    With `id` there is an answer, once the acknowledgements are durable.
+    """
 
     sid: str
     id: int | None = None
@@ -98,27 +101,27 @@ class Ack(Settle, tag="ack"):
 
 
 class Nak(Settle, tag="nak"):
-    """The messages are to come again."""
+    """Deliver the messages again, at once or after `delay`."""
 
     delay: Duration | None = None
 
 
 class Term(Settle, tag="term"):
-    """The messages are never to come again."""
+    """Never deliver the messages again."""
 
     reason: str | None = None
 
 
 class InProgress(Settle, tag="in_progress"):
-    """The messages are still being worked on."""
+    """Restart the `ack_wait` of the messages: work on them continues."""
 
 
 class ServerFrame(msgspec.Struct, tag_field="op", kw_only=True):
-    """What the server sends; fields that this version does not know are passed over."""
+    """A frame from the server. Fields that this version does not know are ignored."""
 
 
 class Info(ServerFrame, tag="info"):
-    """The first frame of all."""
+    """The first frame from the server: its name, its node and its limits."""
 
     server: str
     node: str
@@ -127,7 +130,7 @@ class Info(ServerFrame, tag="info"):
 
 
 class Ok(ServerFrame, tag="ok"):
-    """What the frame `id` asked for is done; the rest is told of a subscription."""
+    """The request in frame `id` is done. The other fields are only set for a `Sub`."""
 
     id: int
     sid: str = ""
@@ -137,7 +140,7 @@ class Ok(ServerFrame, tag="ok"):
 
 
 class PubAcked(ServerFrame, tag="ack"):
-    """A message is stored."""
+    """The answer to a `Pub`: the message is stored."""
 
     id: int
     stream: str
@@ -148,7 +151,7 @@ class PubAcked(ServerFrame, tag="ack"):
 
 
 class Refused(ServerFrame, tag="error"):
-    """Why what the frame `id` asked for was not done; None for a frame that had no id."""
+    """The request in frame `id` was refused; `id` is None if that frame had none."""
 
     problem: Problem
     id: int | None = None
@@ -160,7 +163,11 @@ class Refused(ServerFrame, tag="error"):
 
 
 class HeaderColumns(msgspec.Struct):
-    """Headers of the messages of a frame: offsets from messages to entries to values to texts."""
+    """The headers of the messages in a frame.
+
+    `entry_offsets` point from messages to entries (one name each), `value_offsets` from entries to
+    values, and `text_offsets` from values to `texts`.
+    """
 
     entry_offsets: bytes
     name_offsets: bytes
@@ -171,7 +178,10 @@ class HeaderColumns(msgspec.Struct):
 
 
 class Columns(msgspec.Struct):
-    """The messages of a frame in columns: little-endian numbers, offsets of u32."""
+    """The messages of a frame in columns.
+
+    Numbers are little-endian: i64 for `seqs` and `times_ns`, u32 for indexes and offsets.
+    """
 
     stream: str
     count: int
@@ -187,7 +197,11 @@ class Columns(msgspec.Struct):
 
 
 class Msgs(ServerFrame, tag="msgs"):
-    """Messages of a subscription, in order; in `cols` if that was asked for and is known there."""
+    """Messages of a subscription, in order.
+
+    They are in `cols` if the client asked for columns and the server supports them, otherwise in
+    `messages`.
+    """
 
     sid: str
     messages: list[Delivered] = []
@@ -196,7 +210,7 @@ class Msgs(ServerFrame, tag="msgs"):
 
 
 class Beat(ServerFrame, tag="hb"):
-    """Nothing was sent for a while; how far the subscription has come."""
+    """The heartbeat of a quiet subscription, with its progress."""
 
     sid: str
     last_consumer_seq: int
@@ -204,7 +218,7 @@ class Beat(ServerFrame, tag="hb"):
 
 
 class Missing(ServerFrame, tag="gap"):
-    """The subscription goes on behind `last`: what lay from `first` on is no longer there."""
+    """The stream no longer has `first` to `last`; the subscription continues after `last`."""
 
     sid: str
     first: int
@@ -260,12 +274,15 @@ def decode(message: bytes) -> list[Received]:
 
 
 def may_return(code: int | None) -> bool:
-    """Whether a socket closed with `code` (None: it broke) may be opened again."""
+    """Whether to reconnect after a close with `code`; None means that the socket broke."""
     return code is None or (code not in CLOSE_FINAL and code not in _MALFORMED)
 
 
 def settle_frame(kind: str, option: Any, sid: str, **what: Any) -> Settle:
-    """The frame of one kind of acknowledgement; `option` is the delay of a nak or a reason."""
+    """The frame of one kind of acknowledgement.
+
+    `option` is the delay of a `nak` or the reason of a `term`.
+    """
     match kind:
         case "nak":
             return Nak(sid=sid, delay=option, **what)

@@ -1,4 +1,4 @@
-"""Where an ordered subscription goes on: every message once, in the order of the stream. Pure."""
+"""The position of an ordered reader: every message once, in the order of the stream. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from contrail_client.models import Gap
 from contrail_client.times import time_text
 
 Start = int | datetime | Literal["all", "last", "new"]
-"""A sequence, a time, or `all`, `last` (the newest message) or `new` (what comes from now on)."""
+"""A sequence, a time, or `all`, `last` (the newest message) or `new` (messages from now on)."""
 
 GapHandler = Callable[[Gap], None]
-"""What is called with the gap when sequences were gone before they were read."""
+"""Called with a gap: sequences that the stream no longer had when they were to be read."""
 
 _POLICIES: Final = ("all", "last", "new")
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Where a subscription without a consumer begins, in the words of a consumer's config."""
+    """The start of a subscription without a consumer, as fields of a consumer's configuration."""
 
     deliver_policy: str
     opt_start_seq: int | None = None
@@ -28,7 +28,7 @@ class Begin:
 
 
 def begin_at(start: Start) -> Begin:
-    """The beginning that `start` stands for; ValueError when it stands for none."""
+    """Convert `start`; raises ValueError if it is not a valid start."""
     match start:
         case datetime():
             return Begin("by_start_time", opt_start_time=time_text(start))
@@ -42,11 +42,11 @@ def begin_at(start: Start) -> Begin:
 
 
 class Course:
-    """How far an ordered reader has come.
+    """The progress of an ordered reader.
 
-    Whatever comes a second time is passed over, and every new subscription begins behind what was
-    taken last, so nothing is taken twice or out of order. Where there are several shards that is
-    so in each, and `cursor` is the place of all.
+    Each new subscription starts after the last message that was taken, and a message that comes
+    twice is skipped. So no message is taken twice or out of order. In a stream with several shards
+    that holds within each shard, and `cursor` is the position in all of them.
     """
 
     def __init__(self, begin: Begin) -> None:
@@ -55,7 +55,7 @@ class Course:
         self.cursor = ""
 
     def place(self, sub: Sub) -> Sub:
-        """`sub` with the place where it has to begin."""
+        """Set the start of `sub` to the current position, and return it."""
         begin = self._begin
         last_seq = self._last_seqs.get(None, 0)
         if self.cursor:
@@ -70,14 +70,17 @@ class Course:
         return sub
 
     def take(self, seq: int, shard: int | None = None) -> bool:
-        """Whether the message with `seq` is the next one; False when it was taken before."""
+        """Advance to `seq`; False if that message was taken before."""
         if seq <= self._last_seqs.get(shard, 0):
             return False
         self._last_seqs[shard] = seq
         return True
 
     def skip(self, first: int, last: int, cause: str, shard: int | None = None) -> Gap | None:
-        """The stream no longer has `first` to `last`; the part that was not taken is the gap."""
+        """Advance past `first` to `last`, which the stream no longer has.
+
+        Returns the part that was not taken before as a gap; None if there is no such part.
+        """
         first = max(first, self._last_seqs.get(shard, 0) + 1)
         if last < first:
             return None

@@ -1,4 +1,4 @@
-"""What a publisher has outstanding, and what becomes of it when the socket is lost. Pure."""
+"""The messages of a publisher that have no outcome yet, and the rules for retries. Pure."""
 
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -14,12 +14,12 @@ MAX_BYTES: Final = 16 << 20
 RETRY_S: Final = 60.0
 
 MESSAGE_BYTES: Final = 256
-"""What a message counts beyond its subject, headers and payload: its place in memory."""
+"""Bytes that a message counts in addition to its subject, headers and payload."""
 
 
 @dataclass(slots=True, eq=False)
 class Outgoing(Generic[T]):
-    """A message on its way. `key` names it in frames, `about` is the caller's own."""
+    """A message in flight. `key` names it in frames; `about` belongs to the caller."""
 
     key: int
     message: Message
@@ -27,15 +27,15 @@ class Outgoing(Generic[T]):
     about: T
     attempts: int = 0
     sent: bool = False
-    """It was handed to a socket, so it may have been stored."""
+    """Whether the current socket has it, so that it may have been stored."""
     waits: bool = False
-    """It was refused for the moment and pauses before it is sent again."""
+    """Whether it was refused temporarily and waits for `send_again`. Then it is in no queue."""
     first_sent_s: float | None = None
-    """When it was sent first, or first after refusals that certainly had no effect."""
+    """When it was first sent, not counting attempts that certainly had no effect."""
     maybe_stored: bool = False
-    """An attempt since `first_sent_s` ended without an answer that says what became of it."""
+    """Whether an attempt since `first_sent_s` may have stored it: its outcome is unknown."""
     troubled_since_s: float | None = None
-    """When an attempt failed first: by a lost socket, or a refusal for the moment."""
+    """When an attempt first failed: the socket was lost, or the server refused temporarily."""
 
 
 def message_bytes(message: Message) -> int:
@@ -47,11 +47,11 @@ def message_bytes(message: Message) -> int:
 
 
 class Outbox(Generic[T]):
-    """Messages that have no outcome yet, in the order they were given.
+    """Messages that have no outcome yet, in the order in which they were added.
 
-    A message that may have been stored is sent again, if it has an id, for `retry_s` from its first
-    sending. That has to be less than the duplicate window of its stream: within it the same id is
-    stored once. Any message is given up `patience_s` after its trouble began.
+    A message that may have been stored is sent again only if it has an id, and only for `retry_s`
+    after it was first sent. Keep `retry_s` below the duplicate window of the stream, in which an id
+    is stored once. Every message is given up `patience_s` after its first failure.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Outbox(Generic[T]):
 
     @property
     def messages(self) -> list[Outgoing[T]]:
-        """Everything without an outcome, oldest first."""
+        """All messages without an outcome, oldest first."""
         return list(self._all.values())
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `take` would give something."""
+        """Whether `take` would return messages."""
         return bool(self._unsent)
 
     @property
     def under_way(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether a message has been sent and not answered."""
         return any(each.sent for each in self._all.values())
 
     def has_room(self, size: int) -> bool:
@@ -90,14 +90,17 @@ class Outbox(Generic[T]):
         return len(self._all) < self._max_outstanding and self._bytes + size <= self._max_bytes
 
     def add(self, key: int, message: Message, size: int, about: T) -> Outgoing[T]:
-        """Take a message of `message_bytes`; `key` is greater than any before."""
+        """Add a message; `size` is its `message_bytes`, and `key` is greater than all before it."""
         added = Outgoing(key, message, size, about)
         self._all[key] = self._unsent[key] = added
         self._bytes += added.size
         return added
 
     def take(self, max_bytes: int, now_s: float) -> list[Outgoing[T]]:
-        """The next messages to send, up to about `max_bytes`; they count as sent from here on."""
+        """Remove and return the next messages to send, about `max_bytes` of them; at least one.
+
+        They count as sent from `now_s` on.
+        """
         taken: list[Outgoing[T]] = []
         used = 0
         for each in self._unsent.values():
@@ -113,7 +116,7 @@ class Outbox(Generic[T]):
         return taken
 
     def settle(self, key: int) -> Outgoing[T] | None:
-        """The message has its outcome; None when it had one already."""
+        """Remove a message that has its outcome; None if it had one already."""
         settled = self._all.pop(key, None)
         if settled is not None:
             self._unsent.pop(key, None)
@@ -123,10 +126,11 @@ class Outbox(Generic[T]):
     def refused(
         self, key: int, error: ContrailError, retries: Retries, chance: float, now_s: float
     ) -> float | None:
-        """Seconds after which to `send_again` what was refused; None when the refusal stands.
+        """Seconds after which to `send_again` a refused message; None if the refusal is final.
 
-        As for calls over HTTP: again only when it certainly had no effect or carries an id, and
-        only when the refusal may pass; but for as long as the deadlines of the outbox allow.
+        The rules of calls over HTTP apply: a message is sent again only if the refusal may pass,
+        and if it certainly had no effect or the message has an id. The deadlines of the outbox
+        replace the number of attempts.
         """
         found = self._all.get(key)
         if found is None:
@@ -147,16 +151,17 @@ class Outbox(Generic[T]):
         return pause_s
 
     def send_again(self, key: int) -> None:
-        """The pause of a refused message is over."""
+        """Queue a refused message again: its pause is over."""
         found = self._all.get(key)
         if found is not None and found.waits:
             found.waits = False
             self._unsent[key] = found
 
     def lost(self, now_s: float) -> list[Outgoing[T]]:
-        """The socket is gone: everything is to be sent again, in the order it was given.
+        """Queue all messages again, in their order: the socket is lost.
 
-        What was sent without an id may have been stored, and is settled as unknown: it is returned.
+        Messages that were sent without an id may have been stored, and cannot be sent again. They
+        are settled and returned; their outcome is unknown.
         """
         unknown = [each for each in self._all.values() if each.sent and each.message.msg_id is None]
         for each in unknown:
@@ -172,7 +177,7 @@ class Outbox(Generic[T]):
     def expired(
         self, now_s: float, reason: ContrailError
     ) -> list[tuple[Outgoing[T], ContrailError]]:
-        """What may not be sent again any more, settled, each with its error."""
+        """Settle the messages whose time for retries is over; returns each with its error."""
         over = [each for each in self._all.values() if self._is_over(each, now_s)]
         for each in over:
             self.settle(each.key)
@@ -186,7 +191,7 @@ class Outbox(Generic[T]):
 
 
 def given_up(outgoing: Outgoing[T], reason: ContrailError) -> ContrailError:
-    """The error of a message that is not sent any more."""
-    if outgoing.first_sent_s is None:  # or everything that was sent was refused
+    """The error of a message that is not sent any more; `reason` if it certainly is not stored."""
+    if outgoing.first_sent_s is None:  # never sent, or each attempt was refused without effect
         return reason
     return OutcomeUnknown(f"publish to {outgoing.message.subject}: {reason}")

@@ -1,4 +1,4 @@
-"""The publisher: many messages under way over one WebSocket, each with an outcome of its own."""
+"""The publisher: many messages in flight over one WebSocket, each with its own outcome."""
 
 import asyncio
 import random
@@ -35,8 +35,9 @@ from contrail_client.models import Expected, Headers, Message, PubAck
 from contrail_client.publishing import message_headers, payload_bytes
 
 FAILURES_KEPT: Final = 100
-"""How many failures that nobody looked at are kept with their errors; more are only counted."""
+"""Unseen failures that are kept with their errors. Further ones are only counted."""
 
+# A payload may have this many bytes; the rest of a frame is for subject, headers and envelope.
 _FRAME_ROOM: Final = FRAME_BYTES_MAX - (256 << 10)
 _PREFIX_BYTES: Final = 12
 
@@ -49,7 +50,7 @@ def outgoing_message(
     expected: Expected | None,
     ttl: str | timedelta | None,
 ) -> Message:
-    """The message, its payload as bytes; ValueError for one that no frame can carry."""
+    """A message with its payload as bytes; raises ValueError if it does not fit in a frame."""
     data = payload.encode() if isinstance(payload, str) else payload
     message = Message(subject, data, headers, msg_id, expected, ttl)
     if len(message.payload) > _FRAME_ROOM:
@@ -58,7 +59,7 @@ def outgoing_message(
 
 
 class AsyncPublication(asyncio.Future[PubAck]):
-    """The outcome of one message: awaiting it gives the ack, or raises why there is none."""
+    """The outcome of one message: await it for the ack, or for the error if there is none."""
 
     subject: str = ""
     _seen: bool = False
@@ -68,39 +69,41 @@ class AsyncPublication(asyncio.Future[PubAck]):
         return super().__await__()
 
     def result(self) -> PubAck:
-        """The ack; raises why there is none."""
+        """The ack; raises the error if the publish failed."""
         self._seen = True
         return super().result()
 
     def exception(self) -> BaseException | None:
-        """Why there is no ack."""
+        """The error of a failed publish; None if there is an ack."""
         self._seen = True
         return super().exception()
 
     @property
     def seen(self) -> bool:
-        """Whether anyone has asked for the outcome."""
+        """Whether the caller has asked for the outcome."""
         return self._seen
 
     def mark_seen(self) -> None:
-        """Someone has asked, by other ways."""
+        """Note that the caller asked for the outcome in another way."""
         self._seen = True
 
 
 class AsyncPublisher:
-    """Publishes in order, without waiting for one message before the next.
+    """Publishes in order, without waiting for the ack of one message before sending the next.
 
-    `publish` waits while `max_outstanding` messages or `max_bytes` have no outcome yet. When the
-    connection is lost, messages with an id are sent again under the same id for up to `retry_s`
-    after their first sending; keep that below the stream's `duplicate_window`, and each is stored
-    exactly once. Of those without an id, only what was certainly not sent goes out again; the rest
-    ends in `OutcomeUnknown`. With `auto_ids` every message without an id gets one.
+    `publish` waits while `max_outstanding` messages or `max_bytes` bytes have no outcome yet.
 
-    What certainly was not stored is tried for the client's `reconnect_s` from the first failure on,
-    whether the connection was lost, is refused, or the server says that it cannot for the moment.
+    After a lost connection, a message with an id is sent again under the same id for up to
+    `retry_s` after it was first sent. Keep `retry_s` below the stream's `duplicate_window`: then
+    each message is stored exactly once. A message without an id is sent again only if it certainly
+    was not sent before; otherwise it fails with `OutcomeUnknown`. `auto_ids` gives an id to every
+    message that has none.
 
-    Messages are sent in the order they were published. After a lost connection the same order is
-    kept; only a message that the server refuses for the moment may be stored after later ones.
+    A message that certainly was not stored is retried for the client's `reconnect_s` after its
+    first failure: a lost connection, a refused connection, or a temporary refusal by the server.
+
+    Messages are sent in the order in which they were published, also after a lost connection. Only
+    a message that the server refuses temporarily may be stored after later ones.
     """
 
     def __init__(
@@ -114,20 +117,32 @@ class AsyncPublisher:
     ) -> None:
         if max_outstanding < 1:
             raise ValueError("max_outstanding must be at least 1")
+        # Everything here belongs to the event loop of the connection.
         self._connection = connection
         self._outbox: Outbox[AsyncPublication] = Outbox(
             max_outstanding, max_bytes, retry_s, connection.reconnect_s
         )
+        """Messages without an outcome: every pending publication is in here."""
         self._sid = f"publisher {connection.new_id()}"
+        """Name among the participants of the connection. No frame carries it."""
         self._id_prefix = secrets.token_urlsafe(_PREFIX_BYTES) if auto_ids else None
+        """Begins the generated message ids; None without `auto_ids`."""
         self._waiting: deque[asyncio.Event] = deque()
+        """Callers that wait for room in the outbox, oldest first. Only the first one is woken."""
         self._failures: list[AsyncPublication] = []
+        """Failures since the last `flush`, at most `FAILURES_KEPT`."""
         self._failures_dropped = 0
+        """Failures since the last `flush` that did not fit into `_failures`."""
         self._held = False
+        """The server drains this socket: send nothing until the next one is open."""
         self._loss: ContrailError = Unreachable("the connection was lost")
+        """Why the last socket was lost: the error of messages that expire."""
         self._end: ContrailError | None = None
+        """Why the publisher has ended. Once set, nothing is accepted and nothing is pending."""
         self._pauses: dict[int, asyncio.TimerHandle] = {}
+        """Timers of messages that were refused temporarily, by key."""
         self._attached = False
+        """Whether the connection knows this publisher; it opens the socket for the first one."""
 
     async def __aenter__(self) -> Self:
         self._attach()
@@ -152,15 +167,15 @@ class AsyncPublisher:
         expected: Expected | None = None,
         ttl: str | timedelta | None = None,
     ) -> AsyncPublication:
-        """Take a message to publish, once there is room; the result awaits its ack.
+        """Accept a message, once there is room for it. Await the result for its ack.
 
-        Raises ValueError for a message that no frame can carry, and `Closed` or the error that
-        ended the publisher.
+        Raises ValueError if the message does not fit in a frame, and `Closed` or another
+        `ContrailError` if the publisher has ended.
         """
         return await self.send(outgoing_message(subject, payload, headers, msg_id, expected, ttl))
 
     async def send(self, message: Message) -> AsyncPublication:
-        """As `publish`, for a message of `outgoing_message`."""
+        """Publish a message that `outgoing_message` has made; otherwise as `publish`."""
         size = message_bytes(message)
         self._attach()
         if self._waiting or not self._outbox.has_room(size):
@@ -175,10 +190,10 @@ class AsyncPublisher:
         return publication
 
     async def flush(self) -> None:
-        """Wait until everything published so far has its outcome.
+        """Wait until every message published so far has an outcome.
 
-        Raises `PublishesFailed` when messages failed whose outcome nobody has asked for: a failure
-        is told at least once.
+        Raises `PublishesFailed` if messages failed and nobody has asked for their outcomes. So
+        every failure is reported at least once.
         """
         waiting = [each.about for each in self._outbox.messages]
         if waiting:
@@ -194,7 +209,11 @@ class AsyncPublisher:
             raise PublishesFailed(errors, len(errors) + dropped)
 
     def close(self) -> None:
-        """Stop; what has no outcome fails with `Closed` or `OutcomeUnknown`. `flush` first."""
+        """End the publisher. Call `flush` first to wait for the acks.
+
+        Messages without an outcome fail: with `Closed` if they certainly were not stored,
+        otherwise with `OutcomeUnknown`.
+        """
         if self._end is None:
             self.failed(Closed("the publisher is closed"))
 
@@ -227,10 +246,10 @@ class AsyncPublisher:
         return frames
 
     def received(self, frame: OfSubscription) -> None:
-        """As `Participant.received`; no frame names a publisher."""
+        """Do nothing: no frame names a publisher."""
 
     def draining(self) -> None:
-        """As `Participant.draining`: what is published now waits for the next socket."""
+        """Keep messages that are published from now on for the next socket."""
         self._held = True
 
     def disconnected(self, error: ContrailError) -> None:
@@ -265,7 +284,7 @@ class AsyncPublisher:
             self._connection.attach(self._sid, self)
 
     async def _wait_for_room(self, size: int) -> None:
-        """Wait for a turn, in the order of coming."""
+        """Wait until `size` bytes fit; callers are served in the order in which they came."""
         turn = asyncio.Event()
         self._waiting.append(turn)
         try:
@@ -276,7 +295,7 @@ class AsyncPublisher:
                     raise self._end
         finally:
             self._waiting.remove(turn)
-            # What made room for this one may be enough for the next.
+            # The room may be enough for the next caller too, and nobody else would wake it.
             self._wake()
 
     def _wake(self) -> None:
@@ -305,6 +324,7 @@ class AsyncPublisher:
             return
         settled = self._outbox.settle(key)
         if settled is not None:
+            # A temporary refusal concerns this attempt only: an earlier one may have been stored.
             in_vain = settled.maybe_stored and isinstance(error, ApiProblem) and error.retryable
             self._fail(settled, given_up(settled, error) if in_vain else error)
 
@@ -316,10 +336,11 @@ class AsyncPublisher:
     def _fail(self, outgoing: Outgoing[AsyncPublication], error: ContrailError) -> None:
         publication = outgoing.about
         self._wake()
-        if publication.done():  # its caller cancelled it
+        if publication.done():  # the caller cancelled it
             return
         publication.set_exception(error)
-        # `flush` tells of it when nobody asks, so the event loop need not complain.
+        # Reading the exception keeps asyncio from logging it as never retrieved: if nobody asks
+        # for it, `flush` reports it.
         asyncio.Future.exception(publication)
         if len(self._failures) < FAILURES_KEPT:
             self._failures.append(publication)
@@ -327,7 +348,7 @@ class AsyncPublisher:
             self._failures_dropped += 1
 
     def _expire(self) -> None:
-        """Give up what was first sent too long ago for the server to know it again."""
+        """Fail messages whose time for retries is over."""
         now_s = asyncio.get_running_loop().time()
         for each, error in self._outbox.expired(now_s, self._loss):
             self._fail(each, error)

@@ -1,4 +1,4 @@
-"""Ordered reading: every message of a stream once and in order, as it comes."""
+"""Ordered reading: every message of a stream once and in order, pushed as it is published."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,13 +16,14 @@ _INVALID_FIELD: Final = "invalid_field"
 
 
 class AsyncOrderedReader(Feed[Delivered]):
-    """Messages of a stream in its order, none twice, from `start` on and live from its end.
+    """The messages of a stream in order, each once: from `start`, then live as they are published.
 
-    A stream with several shards has an order in each, and begins at no sequence.
+    In a stream with several shards the order holds within each shard, and `start` cannot be a
+    sequence.
 
-    It acknowledges nothing. After a lost connection it goes on behind the last message that came.
-    `on_gap` hears, in its place between two messages, of sequences that the stream no longer had
-    when it was their turn.
+    The reader acknowledges nothing. After a lost connection it continues after the last message
+    that came. `on_gap` is called between two messages when the stream no longer had the sequences
+    between them.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class AsyncOrderedReader(Feed[Delivered]):
         self._looking = asyncio.create_task(self._look())
 
     async def _look(self) -> None:
-        """Find out whether it is the same stream, and where it ends, then subscribe."""
+        """Subscribe, unless the stream was re-created; the first time, find out where it ends."""
         try:
             info = await self._connection.stream_info(self.stream)
         except ContrailError as error:
@@ -63,7 +64,8 @@ class AsyncOrderedReader(Feed[Delivered]):
         if self._course is None:
             begin = self._begin
             if begin.deliver_policy == "new" and not info.shards:
-                # A sequence stays what it is when the first connection is lost before a message.
+                # Unlike `new`, a sequence keeps its meaning if the connection is lost before the
+                # first message comes.
                 begin = Begin("by_start_sequence", opt_start_seq=info.state.last_seq + 1)
             self._course = Course(begin)
             self._created = info.created
@@ -82,7 +84,7 @@ class AsyncOrderedReader(Feed[Delivered]):
 
     def _refused(self, error: ContrailError) -> None:
         if self._cols and isinstance(error, ApiProblem) and error.name == _INVALID_FIELD:
-            # A server that is too old for columns says so: once more without.
+            # The server is too old for columns: subscribe again without them.
             self._cols = False
             self._subscribe()
         else:

@@ -1,4 +1,4 @@
-"""Acknowledgements gathered until the next frame, joined by kind. Pure."""
+"""Collects acknowledgements until the next frame, and joins those of one kind. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ T = TypeVar("T")
 
 Kind = Literal["ack", "nak", "term", "in_progress"]
 Option = Duration | None
-"""The delay of a nak, the reason of a term."""
+"""The delay of a `nak`, or the reason of a `term`."""
 
 SETTLED_MAX: Final = 10_000
-"""What one frame may name, as the server limits it."""
+"""The most messages that one frame may name: a limit of the server."""
 
 _RANGE_MIN: Final = 3
-"""From this many on, neighbours are cheaper as a range."""
+"""At least this many consecutive sequences are sent as a range, which is shorter then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement(Generic[T]):
-    """One acknowledgement. `about` waits for it to be durable, None does not wait.
+    """One acknowledgement. `about` waits until it is durable; None means that nobody waits.
 
-    `alone`: a frame of several was refused, which does not say for whom, so this one goes alone.
+    `alone` sends it in a frame of its own: a frame with several was refused, and the refusal does
+    not say which of them is the cause.
     """
 
     kind: Kind
@@ -36,11 +37,11 @@ class Settlement(Generic[T]):
 
 
 class Settling(Generic[T]):
-    """Acknowledgements that no frame carries yet, and what the socket still holds.
+    """Acknowledgements that are not sent yet, and the messages that the socket holds.
 
-    The server knows a message by its sequence while the socket holds it: from its delivery until it
-    is acknowledged. Otherwise, and on every later socket, it is known by its token alone. A
-    sequence that is not held would have the whole frame refused.
+    A socket holds a message from its delivery until its acknowledgement. For that time the server
+    accepts its sequence as a name. Otherwise, and on every later socket, it accepts only the token.
+    The server refuses a whole frame for one sequence that the socket does not hold.
     """
 
     def __init__(self, sid: str) -> None:
@@ -52,25 +53,29 @@ class Settling(Generic[T]):
         return bool(self._waiting)
 
     def delivered(self, seq: int) -> None:
-        """The socket holds `seq` from now on."""
+        """Note that the socket holds `seq` from now on."""
         self._held.add(seq)
 
     def add(self, settlement: Settlement[T]) -> None:
-        """Send this with the next frames."""
+        """Queue an acknowledgement for the next frames."""
         self._waiting.append(settlement)
 
     def lost(self) -> None:
-        """The socket is gone, and with it what it held; what waits goes to the next one."""
+        """Forget what the lost socket held; queued acknowledgements go to the next socket."""
         self._held.clear()
 
     def clear(self) -> list[T]:
-        """Nothing will be sent any more; answers who waits in vain."""
+        """Drop all queued acknowledgements; returns the `about` of each that somebody waits for."""
         waiting = [each.about for each in self._waiting if each.about is not None]
         self._waiting.clear()
         return waiting
 
     def take(self, new_id: Callable[[Sequence[Settlement[T]]], int]) -> list[Settle]:
-        """The frames; `new_id` names one, given all settlements that wait for its answer."""
+        """Remove the queued acknowledgements and return their frames.
+
+        `new_id` gives the number of a frame whose answer somebody waits for; it gets the
+        acknowledgements in that frame.
+        """
         groups: dict[tuple[Any, ...], list[Settlement[T]]] = {}
         for at, each in enumerate(self._waiting):
             own = at if each.alone else None
@@ -99,10 +104,10 @@ class Settling(Generic[T]):
 
 
 def _runs(seqs: set[int]) -> tuple[list[int], list[tuple[int, int]]]:
-    """The sequences: single ones, and runs of neighbours as closed ranges.
+    """Split sequences into single ones and inclusive ranges of consecutive ones.
 
-    A range names everything in it that the socket holds, so it may span no gap: what lies there
-    may be another message, which is still being worked on.
+    A range may not span a gap: it names every message in it that the socket holds, and a message in
+    the gap may still be in work.
     """
     single: list[int] = []
     ranges: list[tuple[int, int]] = []

@@ -16,11 +16,11 @@ Waiter = asyncio.Future[None]
 
 
 class AsyncPushedMessage(MessageFacts):
-    """A message of a subscription, to be acknowledged by one of its methods.
+    """A message of a subscription. Acknowledge it with one of its methods.
 
-    `ack`, `nak`, `term` and `in_progress` leave with the next frame and have no answer; should one
-    be lost, the message comes again after the consumer's `ack_wait`. `ack_sync` returns once the
-    acknowledgement is durable: the message will not come again.
+    `ack`, `nak`, `term` and `in_progress` are sent with the next frame and have no answer. If one
+    is lost, the message is delivered again after the consumer's `ack_wait`. `ack_sync` returns once
+    the acknowledgement is durable: the message will not be delivered again.
     """
 
     __slots__ = ("_claimed", "_subscription")
@@ -31,7 +31,7 @@ class AsyncPushedMessage(MessageFacts):
         self._claimed = False
 
     async def ack(self) -> None:
-        """It is done."""
+        """Acknowledge the message: it is done."""
         self.settle("ack")
 
     async def nak(self, *, delay: Duration | None = None) -> None:
@@ -43,13 +43,14 @@ class AsyncPushedMessage(MessageFacts):
         self.settle("term", reason)
 
     async def in_progress(self) -> None:
-        """Still working: start its `ack_wait` anew."""
+        """Restart the `ack_wait` of the message: work on it continues."""
         self._subscription.settle(self.delivered, "in_progress", None)
 
     async def ack_sync(self) -> None:
-        """It is done, and that is durable when this returns.
+        """Acknowledge the message; the acknowledgement is durable when this returns.
 
-        Raises the server's refusal, or what ended the subscription; then it may be tried again.
+        Raises the server's refusal, or the error that ended the subscription. After an error it may
+        be called again.
         """
         self.claim()
         waiter = asyncio.get_running_loop().create_future()
@@ -61,26 +62,27 @@ class AsyncPushedMessage(MessageFacts):
             raise
 
     def settle(self, kind: Kind, option: Option = None) -> None:
-        """Acknowledge it for good, without an answer."""
+        """Acknowledge the message, without an answer; ValueError if that was done before."""
         self.claim()
         self.settle_claimed(kind, option)
 
     def settle_claimed(self, kind: Kind, option: Option = None) -> None:
-        """As `settle`, after `claim`."""
+        """Send an acknowledgement after `claim`; may run in another thread than `claim`."""
         self._subscription.settle(self.delivered, kind, option)
 
     def claim(self) -> None:
-        """Note that it is acknowledged; ValueError when it was before."""
+        """Mark the message as acknowledged; ValueError if it was before."""
         if self._claimed:
             raise ValueError(f"message {self.seq} was already acknowledged")
         self._claimed = True
 
 
 class AsyncSubscription(Feed[AsyncPushedMessage]):
-    """Messages of a consumer, pushed as they come; several subscriptions share them.
+    """Messages of a consumer, pushed as they are published.
 
-    After a lost connection it goes on, and what was read before can still be acknowledged. What
-    was not acknowledged in time comes again, `num_delivered` counts how often.
+    Several subscriptions of one consumer share its messages. After a lost connection a subscription
+    continues, and messages that were read before can still be acknowledged. A message that is not
+    acknowledged in time is delivered again; `num_delivered` counts its deliveries.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
     def settle(
         self, delivered: Delivered, kind: Kind, option: Option, waiter: Waiter | None = None
     ) -> None:
-        """Acknowledge a message with the next frame; `waiter` hears when it is durable."""
+        """Acknowledge a message with the next frame; `waiter` is done when that is durable."""
         if self._end is not None:
             if waiter is not None:
                 waiter.set_exception(self._end)
-        elif not delivered.ack_token:  # of a consumer that acknowledges nothing
+        elif not delivered.ack_token:  # the consumer's `ack_policy` is `none`
             if waiter is not None:
                 waiter.set_result(None)
         else:
@@ -117,11 +119,11 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
 
     def take(self, max_bytes: int) -> Sequence[ClientFrame]:
         """As `Participant.take`."""
-        if not self._subscribed:  # the server cannot check a token before it knows the consumer
+        if not self._subscribed:  # until then the server cannot check the tokens
             return super().take(max_bytes)
         settled: Sequence[Settle] = self._settling.take(self._new_id)
         self._settled.set()
-        # Acknowledgements go first: behind the end of the subscription they would mean nothing.
+        # Acknowledgements go first: the server would ignore them after the end of a subscription.
         return [*settled, *super().take(max_bytes)]
 
     def disconnected(self, error: ContrailError) -> None:
@@ -150,10 +152,10 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
         return AsyncPushedMessage(delivered, self)
 
     def _came(self, delivered: Delivered) -> None:
-        # Of a stream with several shards a message is known by its token alone.
+        # In a stream with several shards only the token identifies a delivery.
         if delivered.ack_token and delivered.shard is None:
             self._settling.delivered(delivered.seq)
-        self._drop_unread(delivered.place)  # of two copies the newer token is the better one
+        self._drop_unread(delivered.place)  # of two copies, keep the one with the newer token
         self._add_unread(delivered.place, delivered)
 
     def _unsubscribe_frame(self, number: int) -> Unsub:
@@ -187,7 +189,7 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
         group = self._awaited.pop(frame.id, ())
         error = frame.error if isinstance(frame, Refused) else None
         if error is not None and len(group) > 1:
-            # One of them was refused and the answer does not say which: each asks for itself.
+            # The answer does not say which of them was refused: send each one again by itself.
             for each in group:
                 self._put(replace(each, alone=True))
             return
@@ -197,9 +199,10 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
             _tell(each.about, error)
 
     def _drop_unread(self, seq: int) -> None:
-        """Pass over a copy of a message that is acknowledged for good.
+        """Drop an unread copy of a message that is acknowledged.
 
-        After a lost connection the server may have sent it again before it heard of that.
+        After a lost connection the server may have sent it again before the acknowledgement
+        arrived.
         """
         copy = self._unread.pop(seq, None)
         if isinstance(copy, Delivered):

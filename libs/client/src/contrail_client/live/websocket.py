@@ -14,7 +14,7 @@ from contrail_client.live.frames import FRAME_BYTES_MAX, SUBPROTOCOL, may_return
 from contrail_client.transport import CONNECT_S, Options, beyond_loopback
 
 PING_S: Final = 10.0
-"""A server that answers no ping for so long is taken for dead."""
+"""Seconds between pings. The socket is lost if a ping is not answered within this time."""
 
 _QUEUED_FRAMES: Final = 64
 _CLOSE_S: Final = 2.0
@@ -23,19 +23,23 @@ _PATH: Final = "/v1/ws"
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """An open WebSocket; every method raises `Unreachable` or `SocketRefused` once it is lost."""
+    """An open WebSocket.
+
+    Once it is lost, `send` and `messages` raise `Unreachable`, or `SocketRefused` if its close code
+    forbids to reconnect.
+    """
 
     _wire: ClientConnection
 
     async def send(self, message: bytes) -> None:
-        """Send a message; waits while the server reads slower than it is sent to."""
+        """Send a message; waits while the server reads too slowly."""
         try:
             await self._wire.send(message)
         except ConnectionClosed as error:
             raise _lost(error) from error
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """What the server sends, until the socket is lost: this ends with an exception only."""
+        """The messages of the server. Ends with an exception only, when the socket is lost."""
         try:
             while True:
                 yield await self._wire.recv(decode=False)
@@ -43,12 +47,15 @@ class Socket:
             raise _lost(error) from error
 
     async def close(self) -> None:
-        """Close it, after what was sent."""
+        """Close the socket, after sending everything that was given to `send`."""
         await self._wire.close()
 
 
 async def open_socket(options: Options) -> Socket:
-    """Connect; raises the server's refusal, or `Unreachable`."""
+    """Connect; raises the server's refusal, `Unreachable`, or `UnexpectedAnswer`.
+
+    ValueError if the address is not valid.
+    """
     address = options.url.rstrip("/")
     headers = {"Authorization": f"Bearer {options.token}"} if options.token else None
     try:
@@ -70,7 +77,7 @@ async def open_socket(options: Options) -> Socket:
     except InvalidURI as error:
         raise ValueError(f"{options.url!r} is not a valid server URL") from error
     except InvalidHandshake as error:
-        if isinstance(error.__cause__, EOFError):  # it closed the connection instead of answering
+        if isinstance(error.__cause__, EOFError):  # the server closed without an answer
             raise Unreachable(f"{options.url}: {error.__cause__}") from error
         raise UnexpectedAnswer(f"no WebSocket connection to {options.url}: {error}") from error
     except (OSError, EOFError, ConnectionClosed) as error:  # TimeoutError is an OSError
@@ -82,7 +89,7 @@ async def open_socket(options: Options) -> Socket:
 
 
 def _refused(error: InvalidStatus) -> ContrailError:
-    """The problem document that the handshake was answered with."""
+    """The error in the server's answer to the handshake."""
     response = error.response
     headers = {name.lower(): value for name, value in response.headers.raw_items()}
     return refusal(Answer(response.status_code, headers, bytes(response.body or b"")))

@@ -1,6 +1,6 @@
-"""How a server is reached over HTTP: options, and the terms of httpx for requests and answers.
+"""Options of the connection to a server, and conversions from and to the types of httpx.
 
-Nothing outside this package knows httpx.
+No module outside this package uses httpx.
 """
 
 import os
@@ -23,9 +23,9 @@ RECONNECT_S: Final = 300.0
 class Options:
     """How to reach a server.
 
-    `timeout_s` is the longest silence of the server beyond what a long poll asked for.
-    `connections` bounds what is open at once; further requests wait. `reconnect_s` is how long a
-    lost WebSocket is opened anew before what uses it fails.
+    `timeout_s` is the longest silence of the server, in addition to the wait of a long poll. At
+    most `connections` are open at once; further requests wait. After `reconnect_s` of failed
+    attempts to reopen a lost WebSocket, its publishers and subscriptions fail.
     """
 
     url: str
@@ -36,7 +36,7 @@ class Options:
     reconnect_s: float = RECONNECT_S
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an address or a token that is none."""
+        """Raise ValueError if the address or the token is not valid."""
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ValueError("a token must be a single line of ASCII")
         parts = urlsplit(self.url)
@@ -56,28 +56,28 @@ class Options:
             "headers": headers,
             "limits": httpx.Limits(max_connections=self.connections),
             "timeout": self.timeout(0.0),
-            # A proxy of the environment cannot reach this machine's loopback.
+            # A proxy from the environment cannot reach the loopback of this machine.
             "trust_env": beyond,
         }
         if not beyond and urlsplit(self.url).scheme == "http":
-            # One that trusts nobody: reading the machine's certificates would take 30 ms.
+            # Plain HTTP needs no certificates, and reading those of the machine takes 30 ms.
             arguments["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return arguments
 
     def timeout(self, wait_s: float) -> httpx.Timeout:
-        """Deadlines of one request that the server may hold for `wait_s`."""
+        """The timeouts of one request, which the server may hold for `wait_s`."""
         return httpx.Timeout(
             connect=CONNECT_S, read=self.timeout_s + wait_s, write=self.timeout_s, pool=None
         )
 
 
 def beyond_loopback(url: str) -> bool:
-    """Whether the host of `url` is another than this machine, as far as its name says."""
+    """Whether the host of `url` is another machine, judged by its name only."""
     return urlsplit(url).hostname not in LOOPBACK
 
 
 def from_environment(url: str | None, token: str | None) -> tuple[str, str | None]:
-    """The address and the token to use: `CONTRAIL_URL` and `CONTRAIL_TOKEN` where None is given."""
+    """The address and the token to use; None takes `CONTRAIL_URL` or `CONTRAIL_TOKEN`."""
     if url is None:
         url = os.environ.get("CONTRAIL_URL") or DEFAULT_URL
     if token is None:
@@ -98,16 +98,16 @@ def arguments_of(request: Request, options: Options) -> dict[str, Any]:
 
 
 def answer_of(response: httpx.Response) -> Answer:
-    """The answer that was read whole."""
+    """Convert an answer whose body has been read."""
     return Answer(response.status_code, response.headers, response.content)
 
 
 def failure_of(error: httpx.HTTPError) -> Failure:
-    """Why there is no answer."""
+    """Convert an error of httpx: there is no answer."""
     not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     return Failure(sent=not not_sent, reason=reason_of(error))
 
 
 def reason_of(error: httpx.HTTPError) -> str:
-    """The error in words; some of httpx have none."""
+    """The text of an error; its type where httpx gives no text."""
     return str(error) or type(error).__name__

@@ -25,11 +25,11 @@ class Transport:
         self._http.close()
 
     def reconnecting(self) -> Reconnecting:
-        """When to ask again, for what goes on after the server was away."""
+        """The pauses between attempts of something that outlasts an outage of the server."""
         return Reconnecting(self.options.retries, self.options.reconnect_s)
 
     def run(self, call: Call[T]) -> T:
-        """Carry out a call, again where that is safe; raises ContrailError."""
+        """Carry out a call, and retry it where that is safe; raises ContrailError."""
         attempt = 0
         while True:
             attempt += 1
@@ -42,7 +42,7 @@ class Transport:
             time.sleep(pause_s)
 
     def stream(self, request: Request) -> Generator[bytes, None, None]:
-        """The body of a read in chunks; raises ContrailError, also between chunks."""
+        """The body of a read, in chunks; raises ContrailError before or between chunks."""
         try:
             with self._http.stream(**arguments_of(request, self.options)) as response:
                 if not response.is_success:
@@ -53,7 +53,7 @@ class Transport:
             raise Unreachable(f"{request.path}: {reason_of(error)}") from error
 
     def upload(self, call: Call[T], chunks: Iterable[bytes]) -> T:
-        """Carry out a call once, with `chunks` for its body; raises ContrailError."""
+        """Carry out a call with `chunks` as its body; never retries. Raises ContrailError."""
         return conclude(call, self._exchange(call.request, chunks))
 
     def _exchange(
