@@ -1,5 +1,6 @@
 """Keys of subjects: made before they are used, found again, and gone for good once destroyed."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +340,28 @@ def test_index_finds_the_slots_that_a_plain_table_holds(monkeypatch: pytest.Monk
             assert index.find_many(wanted) == {at for own, at in plain if own in wanted}
 
     compare()
+
+
+def test_key_that_is_retired_while_it_is_looked_up_does_not_come_back(tmp_path: Path) -> None:
+    keys = opened(Files(), tmp_path)
+    keys.make([(7, "orders.a")])
+    before = keys.sealing(7, "orders.a")
+    assert before is not None
+    retiring = threading.Thread(target=keys.retire, args=(7, ["orders.a"]))
+
+    class Recent(dict[Any, Any]):
+        """The older half of the cache: another thread retires the key while it is read."""
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = super().get(key, default)
+            if not retiring.is_alive():
+                retiring.start()
+                retiring.join(0.2)  # ends only where nothing keeps it from the cache
+            return found
+
+    cache = keys._sealing
+    cache._old, cache._young = Recent(cache._young), {}
+    keys.sealing(7, "orders.a")
+    retiring.join()
+    assert keys.sealing(7, "orders.a") is None
+    keys.close()

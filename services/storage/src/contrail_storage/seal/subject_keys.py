@@ -203,10 +203,10 @@ class SubjectKeys:
 
         Raises SubjectKeysDamagedError.
         """
-        key = self._sealing.get((shard, subject))
-        if key is not None:
-            return key
         with self._lock:
+            key = self._sealing.get((shard, subject))
+            if key is not None:
+                return key
             for number, slot in self._slots_of(shard, self._mark(shard, subject)):
                 if number in self._retired:
                     continue
@@ -221,10 +221,10 @@ class SubjectKeys:
 
         Raises SubjectKeysDamagedError when the key should exist and does not.
         """
-        key = self._opening.get(key_id)
-        if key is not None:
-            return key
         with self._lock:
+            key = self._opening.get(key_id)
+            if key is not None:
+                return key
             number, generation = key_id & _SLOT_MASK, key_id >> 32
             if self._is_gone(number, generation):
                 return None

@@ -312,9 +312,9 @@ class NodeLog:
         if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
         self._put(self._segments[-1], batch.parts)
-        for group, index in batch.highest.items():
-            self._segments[-1].note(group, index)
         with self._lock:
+            for group, index in batch.highest.items():
+                self._segments[-1].note(group, index)  # others look through these
             for group, mark in marks.items():
                 self._groups[group].durable = mark
             self._in_flight_bytes = 0
