@@ -1,6 +1,7 @@
 """Publisher and subscriptions without `await`: a thread runs the asynchronous ones."""
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -9,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
-from contrail_client.errors import ContrailError, PublishesFailed
+from contrail_client.errors import Closed, ContrailError, PublishesFailed
 from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.feed import Feed
 from contrail_client.live.publisher import (
@@ -54,8 +55,12 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the thread, and wait for its result."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run `work` in the thread, and wait for its result. Raises Closed after `stop`."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError as error:
+            work.close()
+            raise Closed("the client is closed") from error
         try:
             return future.result()
         except BaseException:
@@ -63,8 +68,11 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call `function` in the thread, without waiting for it."""
-        self._loop.call_soon_threadsafe(function, *arguments)
+        """Call `function` in the thread, without waiting for it. Raises Closed after `stop`."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError as error:
+            raise Closed("the client is closed") from error
 
     def stop(self) -> None:
         """End the thread."""
@@ -204,8 +212,21 @@ class Publisher:
             begin = not self._busy
             self._busy = True
         if begin:
-            self._thread.call(self._begin_passing)
+            try:
+                self._thread.call(self._begin_passing)
+            except Closed as error:
+                self._fail_waiting(error)
         return publication
+
+    def _fail_waiting(self, error: Closed) -> None:
+        """Fail all messages of the inbox: the client was closed, and nothing empties it."""
+        with self._lock:
+            waiting = list(self._inbox)
+            self._inbox.clear()
+            self._busy = False
+            self._lock.notify_all()
+        for _, publication in waiting:
+            publication.fail(error)
 
     def flush(self) -> None:
         """As `AsyncPublisher.flush`."""
@@ -213,7 +234,8 @@ class Publisher:
 
     def close(self) -> None:
         """As `AsyncPublisher.close`."""
-        self._thread.run(self._close())
+        with contextlib.suppress(Closed):  # the client was closed first, and the publisher with it
+            self._thread.run(self._close())
 
     def _begin_passing(self) -> None:
         self._passing = asyncio.create_task(self._pass_on())
