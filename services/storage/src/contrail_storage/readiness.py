@@ -33,5 +33,7 @@ def problems_of(
         problems["storage"] = "; ".join(stuck)
     for shard in shards:
         if shard.damaged:
-            problems[f"stream {shard.name}"] = shard.damaged
+            record = shard.machine.record  # none where a restore was interrupted
+            what = f"stream {record.config.name}" if record else f"shard {shard.machine.shard}"
+            problems[what] = shard.damaged
     return problems
