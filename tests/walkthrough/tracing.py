@@ -83,9 +83,11 @@ class Recorder:
 
     def census(self) -> Census:
         """The calls since :meth:`watch`. Comprehensions do not count as functions."""
+        # From here on the calls of this method, and of threads that continue, count elsewhere.
+        counts, self._counts = dict(self._counts), Counter()
         own = {
             code: count
-            for code, count in list(self._counts.items())  # other threads still add calls
+            for code, count in counts.items()
             if "/src/" in code.co_filename and code.co_name not in _NO_FUNCTIONS
         }
         files = frozenset(Path(code.co_filename) for code in own)
