@@ -120,6 +120,8 @@ def _purity_contract() -> set[str]:
 
 LONG_FUNCTION = "def long():\n" + "    x = 1\n" * code.FUNCTION_LINES_MAX
 LONG_MODULE = "x = 1\n" * (code.MODULE_LINES_MAX + 1)
+REASON = "# One module: the parts only make sense together.\n"
+REASONED_MODULE = REASON + "x = 1\n" * code.REASONED_LINES_MAX
 DEEP_FUNCTION = """
 def deep():
     for a in b:
@@ -153,6 +155,7 @@ HASH = "    --hash=sha256:" + "0" * 64
     [
         (code.oversized, LONG_FUNCTION),
         (code.oversized, LONG_MODULE),
+        (code.oversized, REASONED_MODULE),
         (code.deeply_nested, DEEP_FUNCTION),
         (code.without_docstring, "x = 1\n"),
         (code.sleeping, "import time\n\ndef test_it():\n    time.sleep(1)\n"),
@@ -183,6 +186,7 @@ def test_check_finds_the_planted_fault(check: Check, planted: str) -> None:
     ("check", "clean"),
     [
         (code.oversized, LONG_FUNCTION.removesuffix("    x = 1\n")),
+        (code.oversized, REASONED_MODULE.removesuffix("x = 1\n")),
         (code.deeply_nested, FLAT_CHAIN),
         (
             code.sleeping,
