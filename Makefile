@@ -57,7 +57,7 @@ format: $(STAMP) ## put the code into the one format
 bench: $(STAMP) ## measure on this machine and write docs/benchmarks.md
 	@$(PY) -m tests.bench
 
-tour: $(STAMP) ## follow one publish and one delivery through the code, hop by hop
+tour: $(STAMP) ## follow one publish and one delivery through the code, file by file
 	@$(PY) -m tests.walkthrough
 
 structure: $(STAMP) ## how easily the code is found and followed, in figures

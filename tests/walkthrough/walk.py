@@ -9,78 +9,15 @@ from typing import Any, Final
 
 import contrail_api
 import contrail_gateway
-from contrail_api.publish import SinglePublish
-from contrail_common.ack_tokens import AckTokens
-from contrail_common.columns import blocks
-from contrail_edge.app import EdgeApp, build_app
-from contrail_edge.direct import DirectExchange
-from contrail_edge.http import delivery as edge_delivery
-from contrail_edge.http.guard import Guard
+from contrail_edge.app import build_app
 from contrail_edge.http.settings import EdgeSettings
-from contrail_edge.inputs import publishing
 from contrail_edge.server import EdgeServer, make_server
-from contrail_gateway.acks import Acks
-from contrail_gateway.pull import Pulls
-from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
-from contrail_storage.consumers.delivery import Desk
-from contrail_storage.consumers.manager import ConsumerManager
-from contrail_storage.core.consumer_machine import ConsumerMachine
-from contrail_storage.core.stream.appending import Appender
-from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
-from contrail_storage.reading.reader import Reader
-from contrail_storage.replica.applier import Applier
-from contrail_storage.replica.entries import EntryContext
-from contrail_storage.replica.proposer import Proposer
-from contrail_storage.replica.shard import Shard
-from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.wal import LogOptions
-from contrail_storage.wal.node_log import NodeLog
-from tests.walkthrough.tracing import Census, Function, Hop, Recorder
+from tests.walkthrough.tracing import Census, Hop, Recorder
 
-PUBLISH: Final[list[Function]] = [
-    EdgeApp.answer_directly,
-    Guard.check,
-    SinglePublish.publish_directly,
-    publishing.check_message,
-    LocalLink.publish_then,
-    Proposer.append_then,
-    Proposer._flush,
-    RaftGroup.propose,
-    NodeLog.append,
-    NodeLog._write,
-    RaftGroup.handle_durable,
-    Applier.apply,
-    StreamMachine.apply,
-    Appender.append,
-    EntryContext.resolve,
-    DirectExchange.send,
-    Shard.advance,
-    blocks.encode_block,
-    RocksStore.write,
-    Applier.written,
-]
-DELIVERY: Final[list[Function]] = [
-    EdgeApp.__call__,
-    Pulls.next,
-    LocalLink.pull,
-    ConsumerManager.pull,
-    Desk.pull,
-    Reader.block_at,
-    Reader.select,
-    AckTokens.signer,
-    edge_delivery.deliver,
-    Acks.ack,
-    AckTokens.opener,
-    ConsumerManager.acknowledge,
-    Desk.flush,
-    NodeLog.append,
-    StreamMachine.apply,
-    ConsumerMachine.change,
-    RocksStore.write,
-]
 _PUBLISHES: Final = 20
 _NEVER_S: Final = 3_600.0
 _PUBLISH_PATH: Final = "/v1/subjects/tour.hello/messages"
@@ -108,15 +45,14 @@ class _Client:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The hops of one publish and one delivery, and the expected hops that were not reached.
+    """The files that one publish and one delivery pass through.
 
-    `publish_calls` are all calls of a publish, from the socket to its answer. They are the fewest
-    of several publishes, because timers of the groups may run during one.
+    `publish_calls` are all calls of a publish, from the socket to its answer. `published` and
+    `publish_calls` are of the shortest of several publishes, because timers may run during one.
     """
 
     published: list[Hop]
     delivered: list[Hop]
-    missing: list[str]
     publish_calls: Census
 
 
@@ -153,26 +89,27 @@ async def _walk_served(node: StorageNode, recorder: Recorder) -> Walk:
         await client.post(_PUBLISH_PATH, b"the first finds out which stream takes it")
         await node.until_written()
         await node.checkpoint()  # so that no checkpoint becomes due during the walk
-        calls = [await _census(client, recorder) for _ in range(_PUBLISHES)]
+        published = [await _publish(node, client, recorder) for _ in range(_PUBLISHES)]
         await node.until_written()
-        published, missing = recorder.hops, recorder.missing()
-        recorder.watch(DELIVERY)
+        recorder.watch()
         await _deliver_and_ack(client)
-        await node.until_written()
-        delivered = recorder.hops
-        missing += recorder.missing()
+        delivered = recorder.hops()
         writer.close()
     finally:
         server.should_exit = True
         await serving
         listener.close()
-    return Walk(published, delivered, missing, min(calls, key=lambda one: one.calls))
+    hops, calls = min(published, key=lambda one: one[1].calls)
+    return Walk(hops, delivered, calls)
 
 
-async def _census(client: _Client, recorder: Recorder) -> Census:
-    recorder.watch(PUBLISH)
+async def _publish(
+    node: StorageNode, client: _Client, recorder: Recorder
+) -> tuple[list[Hop], Census]:
+    await node.until_written()  # so that no work of an earlier publish is seen
+    recorder.watch()
     await client.post(_PUBLISH_PATH, b"hello")
-    return recorder.census()
+    return recorder.hops(), recorder.census()
 
 
 def _serve(node: StorageNode, listener: socket.socket) -> tuple[EdgeServer, "asyncio.Future[None]"]:
