@@ -115,8 +115,11 @@ async def _publish(
 def _serve(node: StorageNode, listener: socket.socket) -> tuple[EdgeServer, "asyncio.Future[None]"]:
     settings = EdgeSettings(ack_keys=(b"a key for one walk",))
     link = LocalLink(node)
-    rooms = [contrail_api.room(link, settings), contrail_gateway.room(link, settings)]
-    server = make_server(build_app(rooms, settings), settings, [listener])
+    modules = [
+        contrail_api.edge_module(link, settings),
+        contrail_gateway.edge_module(link, settings),
+    ]
+    server = make_server(build_app(modules, settings), settings, [listener])
     return server, asyncio.ensure_future(server.serve())
 
 

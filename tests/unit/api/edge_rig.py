@@ -273,11 +273,11 @@ class Edge:
         self.link = LinkDouble()
         self.settings = EdgeSettings(ack_keys=(ACK_KEY,), linger_s=0.05, **settings)
         link = cast(StorageLink, self.link)
-        rooms = [
-            contrail_api.room(link, self.settings),
-            contrail_gateway.room(link, self.settings),
+        modules = [
+            contrail_api.edge_module(link, self.settings),
+            contrail_gateway.edge_module(link, self.settings),
         ]
-        self.app: EdgeApp = build_app(rooms, self.settings)
+        self.app: EdgeApp = build_app(modules, self.settings)
 
     async def call(
         self,

@@ -12,7 +12,7 @@ import contrail_gateway
 from contrail_edge.app import build_app
 from contrail_edge.http.budgets import UnreadBudget
 from contrail_edge.http.settings import EdgeSettings
-from contrail_edge.routing import Room
+from contrail_edge.routing import EdgeModule
 from contrail_edge.server import EdgeServer, make_server
 from contrail_link.contract import StorageLink
 from contrail_serve.forwarding.forwarder import Forwarder
@@ -135,8 +135,8 @@ async def front(*addresses: tuple[str, int], **settings: int) -> AsyncIterator[F
     listener = socket.create_server((HOST, 0))
     link = cast(StorageLink, _NoLink())
     forwarder = Forwarder(Peers("gateway", addresses))
-    rooms = [contrail_api.room(link, edge), contrail_gateway.room(link, edge)]
-    app = build_app([_elsewhere(room, forwarder) for room in rooms], edge)
+    modules = [contrail_api.edge_module(link, edge), contrail_gateway.edge_module(link, edge)]
+    app = build_app([_elsewhere(module, forwarder) for module in modules], edge)
     server = make_server(app, edge, [listener])
     task = asyncio.create_task(server.serve())
     await until(lambda: server.started)
@@ -152,8 +152,8 @@ async def front(*addresses: tuple[str, int], **settings: int) -> AsyncIterator[F
             line.end()
 
 
-def _elsewhere(room: Room, forwarder: Forwarder) -> Room:
-    return Room(room.link, room.routes, room.management, room.sockets, forwarder)
+def _elsewhere(module: EdgeModule, forwarder: Forwarder) -> EdgeModule:
+    return EdgeModule(module.link, module.routes, module.management, module.sockets, forwarder)
 
 
 class _NoLink:

@@ -25,7 +25,7 @@ from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.inputs.paths import canonical_path, split_path
 from contrail_edge.metrics import UNMATCHED, EdgeMetrics
 from contrail_edge.probes import Probes
-from contrail_edge.routing import Elsewhere, PathTable, Room, Route
+from contrail_edge.routing import EdgeModule, Elsewhere, PathTable, Route
 from contrail_edge.tickets import OpenedTicket, Tickets
 from contrail_edge.ws.handshake import accept
 from contrail_edge.ws.socket_metrics import SocketCounts
@@ -72,12 +72,12 @@ class _Target:
 
 
 class EdgeApp:
-    """The ASGI application of one process, with the routes and sockets of its rooms.
+    """The ASGI application of one process, with the routes and sockets of its modules.
 
     All fields belong to the event loop, except where the loader thread is named.
     """
 
-    def __init__(self, rooms: Sequence[Room], settings: EdgeSettings) -> None:
+    def __init__(self, modules: Sequence[EdgeModule], settings: EdgeSettings) -> None:
         # Limits and options; never change.
         self._settings = settings
         # Budgets, CORS rules and the drain flag, shared with all connections.
@@ -91,16 +91,16 @@ class EdgeApp:
         self._guard = Guard(settings)
         # Issues tickets and checks their signatures; storage notes which are used.
         self._tickets = Tickets(settings.ack_keys)
-        # Never empty: the link of the first room records used tickets.
-        self._rooms = tuple(rooms)
+        # Never empty: the link of the first module records used tickets.
+        self._modules = tuple(modules)
         self.metrics = EdgeMetrics(self._state)
-        links = list({id(room.link): room.link for room in rooms}.values())
+        links = list({id(module.link): module.link for module in modules}.values())
         probes = Probes(links, self.metrics, self.document, self._tickets).routes()
         # WebSocket endpoints by path.
-        self._sockets = {end.path.encode(): end for room in rooms for end in room.sockets}
+        self._sockets = {end.path.encode(): end for module in modules for end in module.sockets}
         # The process that serves each of these paths, or None for this one; the same keys.
         self._sockets_elsewhere = {
-            end.path.encode(): room.elsewhere for room in rooms for end in room.sockets
+            end.path.encode(): module.elsewhere for module in modules for end in module.sockets
         }
         # Metrics of all open sockets.
         self._socket_counts = SocketCounts()
@@ -108,7 +108,11 @@ class EdgeApp:
             self.metrics.add(collector)
         handshakes = [Route("GET", path.decode(), _no_upgrade) for path in self._sockets]
         # All routes of the data plane: those that do not need FastAPI.
-        self._routes = (*probes, *handshakes, *(route for room in rooms for route in room.routes))
+        self._routes = (
+            *probes,
+            *handshakes,
+            *(route for module in modules for route in module.routes),
+        )
         # Targets by method. The loader thread replaces them once, by tables with management
         # routes, before it sets `_declared`; the tables themselves are never changed.
         self._tables = self._make_tables()
@@ -133,7 +137,9 @@ class EdgeApp:
 
     def _load(self) -> "DeclaredRoutes":
         module = importlib.import_module("contrail_edge.openapi.declared")
-        declared: DeclaredRoutes = module.DeclaredRoutes(self._rooms, self._routes, self._settings)
+        declared: DeclaredRoutes = module.DeclaredRoutes(
+            self._modules, self._routes, self._settings
+        )
         tables = self._make_tables()
         for method, template, elsewhere in declared.managed():
             table = tables.setdefault(method, PathTable())
@@ -327,7 +333,7 @@ class EdgeApp:
 
         Raises UNAUTHENTICATED if it was used before, and OVERLOADED.
         """
-        if not await self._rooms[0].link.use_ticket(ticket.nonce, ticket.expires_ns):
+        if not await self._modules[0].link.use_ticket(ticket.nonce, ticket.expires_ns):
             detail = "the ticket was already used, or issued before the server started"
             raise ApiError(errors.UNAUTHENTICATED, detail, applied=False)
 
@@ -402,13 +408,13 @@ class EdgeApp:
     def _make_tables(self) -> dict[str, PathTable[_Target]]:
         """Return the targets of the data plane's routes, by method."""
         tables: dict[str, PathTable[_Target]] = {}
-        away = {id(route): room.elsewhere for room in self._rooms for route in room.routes}
+        away = {id(route): module.elsewhere for module in self._modules for route in module.routes}
         for route in self._routes:
             target = _Target(route.template, route, away.get(id(route)))
             tables.setdefault(route.method, PathTable()).add(route.template, target)
         return tables
 
 
-def build_app(rooms: Sequence[Room], settings: EdgeSettings) -> EdgeApp:
-    """Return the ASGI application that serves ``rooms`` on one origin."""
-    return EdgeApp(rooms, settings)
+def build_app(modules: Sequence[EdgeModule], settings: EdgeSettings) -> EdgeApp:
+    """Return the ASGI application that serves ``modules`` on one origin."""
+    return EdgeApp(modules, settings)

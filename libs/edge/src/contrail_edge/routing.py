@@ -120,7 +120,7 @@ class Route:
 
 
 class Elsewhere(Protocol):
-    """Forwards a room's requests and sockets to the process that serves the room."""
+    """Forwards requests and sockets of a module to the process that serves them."""
 
     async def forward(self, request: Request) -> Answer:
         """Return the unchanged answer of the other process."""
@@ -137,12 +137,12 @@ class Elsewhere(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class EdgeModule:
     """The part of a service at the edge: its storage link, routes and sockets.
 
     ``management`` makes the management routes when they are first needed. FastAPI and pydantic take
     longer to import than everything else, and a start does not have to wait for them. With
-    ``elsewhere``, this process documents the room, and another one serves it.
+    ``elsewhere``, this process documents the module, and another one serves it.
     """
 
     link: StorageLink

@@ -1,5 +1,5 @@
 """Delivery: long-poll pulls and acknowledgements. Stateless but for the polls that wait."""
 
-from contrail_gateway.room import room
+from contrail_gateway.edge_module import edge_module
 
-__all__ = ["room"]
+__all__ = ["edge_module"]

@@ -78,7 +78,7 @@ class Host(Protocol):
         """Note that ``count`` messages or acknowledgements of ``size`` bytes were answered."""
         ...
 
-    async def room(self) -> None:
+    async def wait_writable(self) -> None:
         """Wait until the peer has read enough of what was sent."""
         ...
 
@@ -302,7 +302,7 @@ class Feed:
             if terms is None:
                 await self._wait_for_credit()
                 continue
-            await self._host.room()
+            await self._host.wait_writable()
             try:
                 await self._deliver(await self._pull(terms))
                 self._retry_s = _RETRY_MIN_S

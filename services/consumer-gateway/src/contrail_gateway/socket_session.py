@@ -79,7 +79,7 @@ _INTERNAL_CLOSE: Final = 1011
 
 
 @dataclass(slots=True)
-class SessionRoom:
+class GatewayState:
     """Everything that the sessions of a process share.
 
     ``work`` holds tasks that may outlive their sockets.
@@ -99,13 +99,13 @@ class SocketSession:
     """
 
     def __init__(
-        self, room: SessionRoom, codec: Codec, socket: EdgeSocket, opening: Opening
+        self, state: GatewayState, codec: Codec, socket: EdgeSocket, opening: Opening
     ) -> None:
-        self.link = room.link
-        self.tokens = room.tokens
-        self.counts = room.counts
-        # State of the process; `_room.work` keeps this session's tasks after the socket is gone.
-        self._room = room
+        self.link = state.link
+        self.tokens = state.tokens
+        self.counts = state.counts
+        # State of the process; `_state.work` keeps this session's tasks after the socket is gone.
+        self._state = state
         # JSON or msgpack, as agreed in the handshake; never changes.
         self._codec = codec
         # The WebSocket; after it has closed, sending to it has no effect.
@@ -132,19 +132,19 @@ class SocketSession:
         self.send(
             Info(
                 server=f"contrail/{__version__}",
-                node=room.settings.node,
-                max_payload=room.settings.payload_bytes_max,
+                node=state.settings.node,
+                max_payload=state.settings.payload_bytes_max,
                 heartbeat=format_duration(self.session.heartbeat_ns),
             )
         )
         if not opening.authenticated:
-            self._connect_by = self._loop.call_later(room.settings.connect_s, self._too_late)
+            self._connect_by = self._loop.call_later(state.settings.connect_s, self._too_late)
 
     # The socket's side ---------------------------------------------------------------------------
     def received(self, message: bytes) -> Steps[None] | None:
         """Handle the frames of a message, or return the steps that do so if that may take long."""
         try:
-            frames = self._codec.decode(message, self._room.settings.payload_bytes_max)
+            frames = self._codec.decode(message, self._state.settings.payload_bytes_max)
         except (ApiError, InvalidTextError) as error:
             self._unreadable(error)
             return None
@@ -253,9 +253,9 @@ class SocketSession:
         if was_full and not session.full:
             self._socket.resume()
 
-    async def room(self) -> None:
+    async def wait_writable(self) -> None:
         """Wait until the peer has read enough of what was sent."""
-        await self._socket.room()
+        await self._socket.wait_writable()
 
     def ended(self, feed: Feed) -> None:
         """Remove the subscription of ``feed``."""
@@ -265,8 +265,8 @@ class SocketSession:
 
     def later(self, work: "asyncio.Future[None]") -> None:
         """Keep a reference to work that outlives the socket."""
-        self._room.work.add(work)
-        work.add_done_callback(self._room.work.discard)
+        self._state.work.add(work)
+        work.add_done_callback(self._state.work.discard)
 
     # Frames --------------------------------------------------------------------------------------
     def _handle(self, frame: Any) -> None:
@@ -317,7 +317,7 @@ class SocketSession:
 
     def _publish(self, frame: Publishing) -> None:
         payload = payload_of(frame, "", NESTING_MAX - _PUB_DEPTH)
-        message = candidate(frame, payload, self._room.settings.payload_bytes_max)
+        message = candidate(frame, payload, self._state.settings.payload_bytes_max)
         if isinstance(message, ApiError):
             raise message
         self.session.begin(1, self._publishes.add(frame.id, message))
@@ -333,7 +333,7 @@ class SocketSession:
                 given_item(item, f"/messages/{at}", NESTING_MAX - _BATCH_DEPTH)
                 for at, item in enumerate(items)
             )
-        found = yield from candidates(parts, self._room.settings.payload_bytes_max)
+        found = yield from candidates(parts, self._state.settings.payload_bytes_max)
         messages = [one for one in found if isinstance(one, PublishMessage)]
         size = sum(len(message.payload) + MESSAGE_BYTES for message in messages)
         done = partial(self._batch_published, frame.id, found, size)

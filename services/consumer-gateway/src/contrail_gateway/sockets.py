@@ -11,7 +11,7 @@ from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.ws.websocket import EdgeSocket, Opening, SocketHandler
 from contrail_gateway.socket_codec import CODECS
 from contrail_gateway.socket_metrics import SessionCounts
-from contrail_gateway.socket_session import SessionRoom, SocketSession
+from contrail_gateway.socket_session import GatewayState, SocketSession
 from contrail_link.contract import StorageLink
 
 PATH: Final = "/v1/ws"
@@ -26,8 +26,8 @@ class Sockets:
     def __init__(self, link: StorageLink, tokens: AckTokens, settings: EdgeSettings) -> None:
         counts = SessionCounts()
         self.metrics: Collector = counts
-        self._room = SessionRoom(link, tokens, settings, counts)
+        self._state = GatewayState(link, tokens, settings, counts)
 
     def open(self, socket: EdgeSocket, opening: Opening) -> SocketHandler:
         """Begin a session."""
-        return SocketSession(self._room, CODECS[opening.subprotocol], socket, opening)
+        return SocketSession(self._state, CODECS[opening.subprotocol], socket, opening)

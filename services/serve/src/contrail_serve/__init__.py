@@ -1,4 +1,4 @@
-"""The composition roots: the only place that knows all rooms and wires them together."""
+"""The processes of Contrail. Only this package knows all services and connects them."""
 
 from contrail_serve.main import main
 

@@ -1,6 +1,6 @@
 """The processes without data: ``contrail api`` and ``contrail gateway``.
 
-Each serves its own room over the link to storage, and every other public path by asking a process
+Each serves its own routes over the link to storage, and every other public path by asking a process
 of the other kind.
 """
 
@@ -13,7 +13,7 @@ import contrail_api
 import contrail_gateway
 from contrail_edge.app import build_app
 from contrail_edge.http.settings import EdgeSettings
-from contrail_edge.routing import Room
+from contrail_edge.routing import EdgeModule
 from contrail_link.contract import StorageLink
 from contrail_link.tcp.client import RemoteLink
 from contrail_link.tcp.handshake import derived_key
@@ -35,16 +35,16 @@ _LINK_LATER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of edge process: the room it serves, and the other one that it asks ``others`` for."""
+    """A kind of edge process: the module it serves, and the one it forwards to ``others``."""
 
     name: str
-    own: Callable[[StorageLink, EdgeSettings], Room]
-    foreign: Callable[[StorageLink, EdgeSettings], Room]
+    own: Callable[[StorageLink, EdgeSettings], EdgeModule]
+    foreign: Callable[[StorageLink, EdgeSettings], EdgeModule]
     others: str
 
 
-_API: Final = _Kind("api", contrail_api.room, contrail_gateway.room, "gateway")
-_GATEWAY: Final = _Kind("gateway", contrail_gateway.room, contrail_api.room, "api")
+_API: Final = _Kind("api", contrail_api.edge_module, contrail_gateway.edge_module, "gateway")
+_GATEWAY: Final = _Kind("gateway", contrail_gateway.edge_module, contrail_api.edge_module, "api")
 
 
 async def serve_api(settings: EdgeProcessSettings) -> bool:

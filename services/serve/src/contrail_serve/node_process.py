@@ -1,4 +1,4 @@
-"""The processes with a storage node: ``contrail serve`` with all rooms, ``contrail storage``."""
+"""The processes with a storage node: ``contrail serve`` with all services, ``contrail storage``."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import contrail_api
 import contrail_gateway
 from contrail_common.timeunits import NS_PER_S
 from contrail_edge.app import build_app
-from contrail_edge.routing import Room
+from contrail_edge.routing import EdgeModule
 from contrail_link.tcp.handshake import derived_key
 from contrail_link.tcp.server import LinkServer
 from contrail_serve.groups import SingleMemberGroups
@@ -48,7 +48,7 @@ _log: Final = structlog.get_logger("contrail.serve")
 
 
 async def serve(settings: ServeSettings) -> bool:
-    """All rooms in one process, joined by direct calls; False when the node could not go on."""
+    """Run all services in one process, joined by direct calls; False when the node has failed."""
     stopping = stop_signal()
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
@@ -56,8 +56,11 @@ async def serve(settings: ServeSettings) -> bool:
         async with _running_node(settings, stopping) as node:
             edge = edge_settings(settings, _kept_ack_key(settings))
             link = LocalLink(node)
-            rooms = [contrail_api.room(link, edge), contrail_gateway.room(link, edge)]
-            app = build_app(rooms, edge)
+            modules = [
+                contrail_api.edge_module(link, edge),
+                contrail_gateway.edge_module(link, edge),
+            ]
+            app = build_app(modules, edge)
             until = first_done(node.fatal, stopping.wait())
             await serve_http(app, edge, listener, until, service="serve")
             return _went_well(node)
@@ -78,7 +81,7 @@ async def serve_storage(settings: StorageSettings) -> bool:
             )
             await link.server.start(link_listener)
             edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
-            app = build_app([Room(link, ())], edge)
+            app = build_app([EdgeModule(link, ())], edge)
 
             async def until_link_stopped() -> None:
                 await first_done(node.fatal, stopping.wait())

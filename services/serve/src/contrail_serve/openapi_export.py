@@ -21,7 +21,8 @@ def document_text() -> str:
     # Routes only hold the link; none is called here.
     link = cast(StorageLink, object())
     app = build_app(
-        [contrail_api.room(link, settings), contrail_gateway.room(link, settings)], settings
+        [contrail_api.edge_module(link, settings), contrail_gateway.edge_module(link, settings)],
+        settings,
     )
     document = asyncio.run(app.document())
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

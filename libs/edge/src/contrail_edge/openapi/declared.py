@@ -23,7 +23,7 @@ from contrail_edge.inputs.json_body import decode_untyped, escape_pointer
 from contrail_edge.inputs.negotiation import JSON_TYPE, content_type
 from contrail_edge.inputs.paths import percent_decode
 from contrail_edge.openapi.document import TITLE, documented, finished
-from contrail_edge.routing import Elsewhere, Operation, Room, Route
+from contrail_edge.routing import EdgeModule, Elsewhere, Operation, Route
 
 StreamName = Annotated[
     str,
@@ -119,14 +119,16 @@ def management_router() -> APIRouter:
 
 
 class DeclaredRoutes:
-    """The FastAPI application over the rooms' management routes and the data-plane ``routes``."""
+    """The FastAPI application over the modules' management routes and the data-plane ``routes``."""
 
     def __init__(
-        self, rooms: Sequence[Room], routes: Iterable[Route], settings: EdgeSettings
+        self, modules: Sequence[EdgeModule], routes: Iterable[Route], settings: EdgeSettings
     ) -> None:
         self._routes = tuple(routes)
         self._managed = [
-            (room.management(), room.elsewhere) for room in rooms if room.management is not None
+            (module.management(), module.elsewhere)
+            for module in modules
+            if module.management is not None
         ]
         self.app = FastAPI(
             title=TITLE,

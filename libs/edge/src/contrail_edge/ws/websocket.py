@@ -437,7 +437,7 @@ class EdgeSocket(asyncio.Protocol):
         """Bytes that the peer has not read yet, without those in the kernel's buffers."""
         return self._queued + self._transport.get_write_buffer_size()
 
-    async def room(self) -> None:
+    async def wait_writable(self) -> None:
         """Wait for a peer that reads, but more slowly than the server sends.
 
         Returns after a second in which the peer has read nothing: such a peer then uses up its
@@ -453,11 +453,11 @@ class EdgeSocket(asyncio.Protocol):
                     return
 
     def pause_writing(self) -> None:
-        """Make ``room`` wait, because the write buffer is full."""
+        """Make ``wait_writable`` wait, because the write buffer is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """End the waits of ``room``, because the peer has read enough."""
+        """End the waits of ``wait_writable``, because the peer has read enough."""
         self._writable.set()
 
     # Life ----------------------------------------------------------------------------------------

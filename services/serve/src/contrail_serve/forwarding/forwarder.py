@@ -29,7 +29,7 @@ _EVENTS: Final = b"text/event-stream"
 
 
 class Forwarder(Collector):
-    """Serves a room elsewhere (:class:`contrail_edge.routing.Elsewhere`): asks ``peers``.
+    """Forwards to ``peers``; see :class:`contrail_edge.routing.Elsewhere`.
 
     A peer that cannot be connected to is passed over. One that is lost after it was asked is asked
     again, or another one, only when nothing can come of it: reads. Else the outcome is unknown.

@@ -1,4 +1,4 @@
-"""The api's room at the edge: management, publishing, reading and replay, over a storage link."""
+"""The routes of the api: management, publishing, reading and replay, over a storage link."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from contrail_api.replay import Replays
 from contrail_api.snapshots import Snapshots
 from contrail_edge.direct_reads import DirectRead
 from contrail_edge.http.settings import EdgeSettings
-from contrail_edge.routing import Direct, Room, Route
+from contrail_edge.routing import Direct, EdgeModule, Route
 from contrail_link.contract import StorageLink
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _STREAM = "/v1/streams/{stream}"
 
 
-def room(link: StorageLink, settings: EdgeSettings) -> Room:
-    """Return the room with the whole public interface except delivery to consumers."""
+def edge_module(link: StorageLink, settings: EdgeSettings) -> EdgeModule:
+    """Return the whole public interface except delivery to consumers."""
     single, batch = SinglePublish(link, settings), BatchPublish(link, settings)
     reads, replays = Reads(link), Replays(link)
     snapshots = Snapshots(link)
-    return Room(
+    return EdgeModule(
         link=link,
         routes=(
             Route(

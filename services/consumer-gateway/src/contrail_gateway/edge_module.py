@@ -1,8 +1,8 @@
-"""The gateway's room at the edge: sockets, pulls and acknowledgements, over a storage link."""
+"""The routes of the gateway: sockets, pulls and acknowledgements, over a storage link."""
 
 from contrail_common.ack_tokens import AckTokens
 from contrail_edge.http.settings import EdgeSettings
-from contrail_edge.routing import Room, Route
+from contrail_edge.routing import EdgeModule, Route
 from contrail_gateway import docs
 from contrail_gateway.acks import Acks
 from contrail_gateway.pull import Pulls
@@ -12,12 +12,12 @@ from contrail_link.contract import StorageLink
 _CONSUMER = "/v1/streams/{stream}/consumers/{consumer}"
 
 
-def room(link: StorageLink, settings: EdgeSettings) -> Room:
-    """Delivery to consumers."""
+def edge_module(link: StorageLink, settings: EdgeSettings) -> EdgeModule:
+    """Return the part of the public interface that delivers to consumers."""
     tokens = AckTokens(settings.account, settings.ack_keys)
     acks = Acks(link, tokens, settings)
     pulls = Pulls(link, tokens, acks, settings)
-    return Room(
+    return EdgeModule(
         link=link,
         routes=(
             Route("POST", f"{_CONSUMER}/next", pulls.next, docs.NEXT),
