@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from contrail_client import consumers
 from contrail_client.calls import Answer, conclude
 from contrail_client.errors import AcksRefused, UnexpectedAnswer
 from contrail_client.models import Delivery, Pull
+from contrail_client.operations import consumers
 
 INFO = b"""{"stream": "S", "name": "c", "created": "2026-01-31T08:00:00.000000000Z",
   "config": {"name": "c", "ack_wait": "30s"},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from contrail_client.cli.arguments import fields_of, headers_of
-from contrail_client.cli.bench import figures, percentile
+from contrail_client.cli.commands.bench import figures, percentile
 from contrail_client.cli.context import Context, read_context
 from contrail_client.cli.settings import read_settings
 from contrail_client.transport import DEFAULT_URL

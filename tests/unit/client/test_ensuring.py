@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from contrail_client.ensuring import differences, exists_otherwise
 from contrail_client.errors import Conflict, FieldError, NotFound
 from contrail_client.models import Difference
+from contrail_client.operations.ensuring import differences, exists_otherwise
 
 
 def refusal(*fields: str) -> Conflict:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from contrail_client.calls import Retries
 from contrail_client.errors import ApiProblem, ContrailError, UnexpectedAnswer, Unreachable
-from contrail_client.listening import EventReader
+from contrail_client.operations.listening import EventReader
 from contrail_client.reconnecting import Reconnecting
 
 RETRIES = Retries(attempts=3)

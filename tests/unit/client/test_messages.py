@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from contrail_client import Message, publishing
-from contrail_client.erasing import erase
-from contrail_client.listening import EventReader
+from contrail_client import Message
 from contrail_client.live.publisher import outgoing_message
 from contrail_client.models import ReplaySplit
+from contrail_client.operations import publishing
+from contrail_client.operations.erasing import erase
+from contrail_client.operations.listening import EventReader
+from contrail_client.operations.replaying import arrow_request
 from contrail_client.reconnecting import Reconnecting
-from contrail_client.replaying import arrow_request
 
 
 def by_publisher(**fields: Any) -> Message:

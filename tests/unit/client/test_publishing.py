@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_client import publishing
 from contrail_client.calls import Answer, conclude
 from contrail_client.errors import ApiProblem, UnexpectedAnswer
 from contrail_client.models import AtomicAck, Expected, Message, PubAck
+from contrail_client.operations import publishing
 
 FSYNC = {"durability": "fsync"}
 MIXED = b"""{"results": [{"seq": 7, "duplicate": false}, {"problem": {"type": "urn:x",

@@ -8,7 +8,7 @@ import pytest
 from contrail_client.calls import Retries
 from contrail_client.errors import ContrailError, NotFound, OutcomeUnknown, Unreachable
 from contrail_client.models import Delivery, Pull
-from contrail_client.pulling import Pulls
+from contrail_client.operations.pulling import Pulls
 from contrail_client.reconnecting import Reconnecting
 
 DELIVERY = Delivery(

@@ -1,7 +1,7 @@
 """Calls that read and delete messages."""
 
-from contrail_client import reading
 from contrail_client.calls import Answer, conclude
+from contrail_client.operations import reading
 
 TEXT = b"""{"stream": "S", "seq": 4, "subject": "a.b", "time": "2026-01-31T08:00:00.500000001Z",
   "headers": {"N": ["v1", "v2"]}, "data": "\xc3\xbc"}"""

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_client import replaying
 from contrail_client.calls import Answer, Retries, conclude
 from contrail_client.errors import (
     ApiProblem,
@@ -16,7 +15,8 @@ from contrail_client.errors import (
     Unreachable,
 )
 from contrail_client.models import ReplaySplit, StoredMessage
-from contrail_client.replaying import Bounds, MessageReader
+from contrail_client.operations import replaying
+from contrail_client.operations.replaying import Bounds, MessageReader
 
 SEQS = [3, 4, 7, 9]
 SPLIT = ReplaySplit(shard=0, from_seq=3, to_seq=10, stream="S", incarnation="i1")

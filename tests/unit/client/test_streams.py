@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from contrail_client import streams
 from contrail_client.calls import Answer, conclude
 from contrail_client.errors import UnexpectedAnswer
+from contrail_client.operations import streams
 
 INFO = b"""{"config": {"name": "ORDERS", "subjects": ["orders.>"], "max_age": "7d",
   "max_msgs": -1}, "created": "2026-01-31T08:00:00.500000000Z",

@@ -22,7 +22,6 @@ from contrail_client.blocking.consumer import Consumer, PulledMessage
 from contrail_client.blocking.replay import Replay
 from contrail_client.calls import Retries
 from contrail_client.configs import ConsumerConfig, StreamConfig
-from contrail_client.ensuring import ConfigDiffers
 from contrail_client.errors import (
     AcksRefused,
     ApiProblem,
@@ -77,7 +76,8 @@ from contrail_client.models import (
     StreamState,
     SubjectCount,
 )
-from contrail_client.replaying import Bounds
+from contrail_client.operations.ensuring import ConfigDiffers
+from contrail_client.operations.replaying import Bounds
 from contrail_client.times import Duration, Time, to_datetime, to_timedelta
 
 __all__ = [

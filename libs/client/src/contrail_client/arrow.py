@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from contrail_client.errors import ReplayCut
 from contrail_client.models import ReplaySplit
-from contrail_client.replaying import arrow_request
+from contrail_client.operations.replaying import arrow_request
 from contrail_client.transport.blocking import Transport
 
 END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"

@@ -19,16 +19,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from contrail_client import (
-    calls,
-    consumers,
-    ensuring,
-    erasing,
-    publishing,
-    reading,
-    replaying,
-    streams,
-)
+from contrail_client import calls
 from contrail_client.aio.consumer import AsyncConsumer
 from contrail_client.aio.replay import AsyncReplay
 
@@ -37,7 +28,6 @@ from contrail_client.calls import Call, Page, Retries, T
 from contrail_client.concurrency import async_in_order
 from contrail_client.configs import ConsumerConfig, StreamConfig
 from contrail_client.errors import Conflict, ContrailError, NotFound
-from contrail_client.listening import EventReader
 from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import GapHandler, Start
@@ -63,6 +53,16 @@ from contrail_client.models import (
     StreamInfo,
     SubjectCount,
 )
+from contrail_client.operations import (
+    consumers,
+    ensuring,
+    erasing,
+    publishing,
+    reading,
+    replaying,
+    streams,
+)
+from contrail_client.operations.listening import EventReader
 from contrail_client.times import Duration, Time
 from contrail_client.transport import RECONNECT_S, Options, from_environment
 from contrail_client.transport.aio import AsyncTransport

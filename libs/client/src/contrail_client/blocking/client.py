@@ -18,16 +18,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from contrail_client import (
-    calls,
-    consumers,
-    ensuring,
-    erasing,
-    publishing,
-    reading,
-    replaying,
-    streams,
-)
+from contrail_client import calls
 from contrail_client.arrow import ArrowReplays
 from contrail_client.blocking.consumer import Consumer
 from contrail_client.blocking.replay import Replay
@@ -35,7 +26,6 @@ from contrail_client.calls import Call, Page, Retries, T
 from contrail_client.concurrency import in_order
 from contrail_client.configs import ConsumerConfig, StreamConfig
 from contrail_client.errors import Conflict, ContrailError, NotFound
-from contrail_client.listening import EventReader
 from contrail_client.live.blocking import Connection, OrderedReader, Publisher, Subscription
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import GapHandler, Start
@@ -58,6 +48,16 @@ from contrail_client.models import (
     StreamInfo,
     SubjectCount,
 )
+from contrail_client.operations import (
+    consumers,
+    ensuring,
+    erasing,
+    publishing,
+    reading,
+    replaying,
+    streams,
+)
+from contrail_client.operations.listening import EventReader
 from contrail_client.times import Duration, Time
 from contrail_client.transport import RECONNECT_S, Options, from_environment
 from contrail_client.transport.blocking import Transport

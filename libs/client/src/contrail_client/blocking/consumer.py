@@ -8,9 +8,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from contrail_client import consumers, pulling
 from contrail_client.errors import ContrailError
 from contrail_client.models import ConsumerInfo, Delivery, Difference, Pull
+from contrail_client.operations import consumers, pulling
 from contrail_client.times import Duration
 from contrail_client.transport.blocking import Transport
 

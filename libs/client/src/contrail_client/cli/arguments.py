@@ -1,25 +1,52 @@
-"""Arguments that several commands have, and what their texts mean."""
+"""The arguments and options that several commands share, how they are read and completed."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
-from contrail_client.cli import completion, show
-from contrail_client.cli.context import read_file
+from contrail_client.blocking.client import Contrail
+from contrail_client.calls import Retries
+from contrail_client.cli import show
+from contrail_client.cli.context import read_context, read_file
 from contrail_client.cli.ending import Failed, Misuse
-from contrail_client.ensuring import exists_otherwise
 from contrail_client.errors import ContrailError
+from contrail_client.operations.ensuring import exists_otherwise
 
-StreamName = Annotated[
-    str, typer.Argument(help="Name of the stream.", autocompletion=completion.stream_names)
-]
+_SHOWN_MAX: Final = 100
+_PATIENCE_S: Final = 1.0
+
+
+def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Streams whose names begin with `incomplete`."""
+    try:
+        with _client(ctx) as client:
+            found = islice(client.list_streams(prefix=incomplete), _SHOWN_MAX)
+            return [info.name for info in found]
+    except (ContrailError, ValueError):
+        return []
+
+
+def consumer_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Consumers of the stream named before whose names begin with `incomplete`."""
+    try:
+        with _client(ctx) as client:
+            found = client.list_consumers(str(ctx.params.get("stream") or ""))
+            names = (info.name for info in found if info.name.startswith(incomplete))
+            return list(islice(names, _SHOWN_MAX))
+    except (ContrailError, ValueError):
+        return []
+
+
+StreamName = Annotated[str, typer.Argument(help="Name of the stream.", autocompletion=stream_names)]
 ConsumerName = Annotated[
-    str, typer.Argument(help="Name of the consumer.", autocompletion=completion.consumer_names)
+    str, typer.Argument(help="Name of the consumer.", autocompletion=consumer_names)
 ]
 FieldsFile = Annotated[
     Path | None,
@@ -118,3 +145,13 @@ def _read_object(file: Path | None) -> dict[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _client(ctx: typer.Context) -> Contrail:
+    given = ctx.params
+    context = read_context(
+        given.get("server"), given.get("token_file"), given.get("config"), os.environ
+    )
+    return Contrail(
+        context.url, token=context.token, timeout_s=_PATIENCE_S, retries=Retries(attempts=1)
+    )

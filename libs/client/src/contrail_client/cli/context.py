@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from contrail_client.cli import contexts
+from contrail_client.cli import saved
 from contrail_client.cli.settings import did_you_mean
 from contrail_client.transport import DEFAULT_URL
 
@@ -39,10 +39,10 @@ def read_context(
     """
     table = _read_table(config)
     if not (url or environ.get("CONTRAIL_URL") or table.get("url")):
-        saved = contexts.in_use(environ)
-        if saved is not None:
-            token_file = token_file or (Path(saved.token_file) if saved.token_file else None)
-            return Context(saved.url, _token(token_file, environ, table, config))
+        context = saved.in_use(environ)
+        if context is not None:
+            token_file = token_file or (Path(context.token_file) if context.token_file else None)
+            return Context(context.url, _token(token_file, environ, table, config))
     return Context(
         url or environ.get("CONTRAIL_URL") or table.get("url") or DEFAULT_URL,
         _token(token_file, environ, table, config),

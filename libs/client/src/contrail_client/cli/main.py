@@ -9,19 +9,18 @@ from typing import Annotated
 
 import typer
 
-from contrail_client.cli import (
+from contrail_client.cli.commands import (
     bench,
     consumers,
     contexts,
     copying,
-    listening,
+    events,
     monitoring,
     publishing,
     receiving,
     reports,
     serve,
     streams,
-    viewing,
 )
 from contrail_client.cli.tree import JSON, Command, CommandLine
 
@@ -36,7 +35,7 @@ app.command("storage", cls=Command)(serve.storage)
 app.command("api", cls=Command)(serve.api)
 app.command("gateway", cls=Command)(serve.gateway)
 app.command("config", cls=Command)(serve.show_config)
-for module in (reports, copying, viewing):
+for module in (reports, copying):
     module.register()
 app.add_typer(streams.app, name="stream")
 app.add_typer(consumers.app, name="consumer")
@@ -46,7 +45,7 @@ monitoring.register(app)
 streams.register(app)
 publishing.register(app)
 receiving.register(app)
-listening.register(app)
+events.register(app)
 app.add_typer(bench.app, name="bench")
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Final, Protocol
 
-from contrail_client import streams
 from contrail_client.errors import (
     Closed,
     ContrailError,
@@ -31,6 +30,7 @@ from contrail_client.live.frames import (
 )
 from contrail_client.live.websocket import Socket, open_socket
 from contrail_client.models import StreamInfo
+from contrail_client.operations import streams
 from contrail_client.transport.aio import AsyncTransport
 
 HEARTBEAT: Final = "15s"

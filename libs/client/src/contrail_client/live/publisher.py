@@ -32,7 +32,7 @@ from contrail_client.live.outbox import (
     message_bytes,
 )
 from contrail_client.models import Expected, Headers, Message, PubAck
-from contrail_client.publishing import message_headers, payload_bytes
+from contrail_client.operations.publishing import message_headers, payload_bytes
 
 FAILURES_KEPT: Final = 100
 """Unseen failures that are kept with their errors. Further ones are only counted."""

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from contrail_client.cli import show, units
 from contrail_client.cli.arguments import ConsumerName, StreamName
-from contrail_client.cli.bench import percentile
+from contrail_client.cli.commands.bench import percentile
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
 from contrail_client.errors import ContrailError

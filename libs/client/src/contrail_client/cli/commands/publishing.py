@@ -1,23 +1,39 @@
 """`contrail pub`: one message, many copies of one, or a message for each line."""
 
+import random
+import re
+import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Final
 
 import typer
 
-from contrail_client.cli import show, templates
+from contrail_client.cli import show
 from contrail_client.cli.arguments import HeaderTexts, headers_of
 from contrail_client.cli.connection import Session, client_command
+from contrail_client.cli.ending import Misuse
 from contrail_client.errors import ContrailError
 from contrail_client.live.blocking import Publication, Publisher
 from contrail_client.live.outbox import MAX_OUTSTANDING, RETRY_S
 from contrail_client.models import Message, PubAck
-from contrail_client.times import to_timedelta
+from contrail_client.times import time_text, to_timedelta
 from contrail_client.transport import RECONNECT_S
+
+_PLACEHOLDER: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_RANDOM_MAX: Final = 1_000_000
+_FILLERS: Final[Mapping[str, Callable[[int], str]]] = {
+    "count": str,
+    "time": lambda _: time_text(datetime.now(UTC)),
+    "unix_ns": lambda _: str(time.time_ns()),
+    "random": lambda _: str(random.randrange(_RANDOM_MAX)),
+    "id": lambda _: secrets.token_hex(8),
+}
+_PLACEHOLDERS: Final = ", ".join(f"{{{{{name}}}}}" for name in _FILLERS)
 
 
 class Acks(StrEnum):
@@ -35,7 +51,7 @@ Template = Annotated[
     bool,
     typer.Option(
         "--template",
-        help=f"Replace {templates.NAMES} in the subject, payload and headers of each message.",
+        help=f"Replace {_PLACEHOLDERS} in the subject, payload and headers of each message.",
     ),
 ]
 Sleep = Annotated[
@@ -112,7 +128,7 @@ def publish(
     given = headers_of(headers)
     if ttl is not None:
         given["Nats-TTL"] = [ttl]
-    fill = templates.fill if template else _as_given
+    fill = _filled if template else _as_given
     messages = _paced(_messages(subject, given, _payloads(payload, count, lines), fill), sleep)
     if ack is Acks.NONE:
         for each in messages:
@@ -126,6 +142,18 @@ def publish(
         [one] = messages
         ack_ = session.client.publish(one.subject, one.payload, headers=one.headers, msg_id=msg_id)
         _show(session, ack_)
+
+
+def _filled(text: str, count: int) -> str:
+    """`text` with its placeholders filled in for the message number `count`; Misuse."""
+
+    def value_of(found: re.Match[str]) -> str:
+        filler = _FILLERS.get(found[1])
+        if filler is None:
+            raise Misuse(f"unknown placeholder {found[0]}; known are {_PLACEHOLDERS}")
+        return filler(count)
+
+    return _PLACEHOLDER.sub(value_of, text)
 
 
 def _as_given(text: str, _count: int) -> str:

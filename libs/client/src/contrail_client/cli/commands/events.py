@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from contrail_client.cli import show, units
-from contrail_client.cli.completion import consumer_names, stream_names
+from contrail_client.cli.arguments import consumer_names, stream_names
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.ending import while_read
 from contrail_client.models import Event, EventType

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from contrail_client.cli import consumers, show, streams, units
+from contrail_client.cli import show, units
 from contrail_client.cli.arguments import StreamName
+from contrail_client.cli.commands import consumers, streams
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.models import ConsumerInfo, StreamInfo
 from contrail_client.times import to_timedelta

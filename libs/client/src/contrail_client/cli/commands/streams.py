@@ -1,5 +1,6 @@
 """`contrail stream`: manage streams, and the messages in them."""
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from contrail_client.cli.arguments import (
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
 from contrail_client.configs import StreamConfig
+from contrail_client.models import Range
 
 app = group("Manage streams.")
 
@@ -59,7 +61,11 @@ ShardBy = Annotated[
         help="Position (from 1) of a subject token that selects the shard; may be repeated."
     ),
 ]
-
+Page = Annotated[int, typer.Option(min=1, max=1_000, help="Number of messages per page.")]
+FromSeq = Annotated[
+    int | None, typer.Option("--from", metavar="SEQ", help="Start at this sequence.")
+]
+Since = Annotated[str | None, typer.Option(metavar="TIME", help="Start at this time (RFC 3339).")]
 
 _CHUNK_BYTES: Final = 256 * 1024
 
@@ -356,3 +362,41 @@ def delete_message(
     session.client.delete_message(stream, seq, shard=shard)
     result = {"deleted": seq, "stream": stream}
     show.done(f"message {seq} of {stream} deleted", result, as_json=session.as_json)
+
+
+@client_command(app, "view")
+def view_stream(
+    session: Session,
+    stream: StreamName,
+    subject: Filter = None,
+    from_seq: FromSeq = None,
+    since: Since = None,
+    shard: Shard = None,
+    page: Page = 25,
+    raw: Raw = False,
+) -> None:
+    """Page through a stream's messages. Without a terminal, print the first page."""
+    found = session.client.read_range(
+        stream, from_seq=from_seq, start_time=since, subject=subject, shard=shard, limit=page
+    )
+    while True:
+        for message in found.messages:
+            show.message(message, as_json=session.as_json, raw=raw)
+        if not found.num_pending or not _wants_more(found):
+            return
+        found = session.client.read_range(
+            stream,
+            from_seq=found.cursor or found.next_seq,
+            subject=subject,
+            shard=shard,
+            limit=page,
+        )
+
+
+def _wants_more(found: Range) -> bool:
+    if not (sys.stdin.isatty() and show.errors.is_terminal):
+        return False
+    left = units.counted(found.num_pending, "message")
+    show.errors.print(f"{left} left. Enter for more, q to quit: ", end="", markup=False)
+    answer = sys.stdin.readline()
+    return answer.endswith("\n") and answer.strip().lower() not in ("q", "quit")

@@ -3,10 +3,10 @@
 from functools import partial
 from typing import Final, Generic
 
-from contrail_client import consumers
 from contrail_client.calls import Call
 from contrail_client.errors import ContrailError, OutcomeUnknown, Unreachable
 from contrail_client.models import D, Pull
+from contrail_client.operations import consumers
 from contrail_client.reconnecting import Reconnecting
 from contrail_client.times import Duration, to_timedelta
 

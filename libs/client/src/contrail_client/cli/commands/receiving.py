@@ -7,14 +7,13 @@ from typing import Annotated
 import typer
 
 from contrail_client.cli import show
-from contrail_client.cli.arguments import ConsumerName, Raw, StreamName
-from contrail_client.cli.completion import consumer_names
+from contrail_client.cli.arguments import ConsumerName, Raw, StreamName, consumer_names
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.ending import while_read
 from contrail_client.live.feed import CREDIT_MSGS
 from contrail_client.live.ordered import Start
 from contrail_client.models import Gap
-from contrail_client.replaying import Bounds
+from contrail_client.operations.replaying import Bounds
 
 Filters = Annotated[
     list[str] | None,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from contrail_client.cli import consumers, show, streams
+from contrail_client.cli import show
 from contrail_client.cli.arguments import (
     ConsumerName,
     FieldsFile,
@@ -14,6 +14,7 @@ from contrail_client.cli.arguments import (
     fields_of,
     how_to_go_on,
 )
+from contrail_client.cli.commands import consumers, streams
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.configs import ConsumerConfig, StreamConfig
 from contrail_client.models import ConsumerInfo, StreamInfo

@@ -1,0 +1,1 @@
+"""The commands of `contrail`, one module for each group."""
