@@ -10,7 +10,7 @@ from typing import Any, Final
 from contrail_storage import link as local_link
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Row, Writes
-from contrail_storage.core.stream.expiring import Expirer
+from contrail_storage.core.stream.expiry import Expirer
 from contrail_storage.core.stream.interest import Interest
 from contrail_storage.core.stream.removing import Remover
 from contrail_storage.replica import store_writer
@@ -170,7 +170,7 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "no pinned messages": _without(keys.PINNED),
     "late settling": _late(Interest, "settled"),
     "late roll-ups": _late(Remover, "replace_older"),
-    "late subject limits": _late(Remover, "keep_limits"),
+    "late subject limits": _late(Remover, "enforce"),
     "late purges": _late(Remover, "purge_subjects"),
     "late lowered limits": _late(Remover, "enforce_limits"),
     "late markers": _late(Expirer, "expire"),

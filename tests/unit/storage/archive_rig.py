@@ -11,7 +11,7 @@ from contrail_storage.core.archive.check import ArchiveCheck
 from contrail_storage.core.archive.format import ArchiveReader, ArchiveWriter, Record
 from contrail_storage.core.commands import ArchiveHeader
 from contrail_storage.core.results import Done
-from contrail_storage.core.stream.restoring import block_record, state_records
+from contrail_storage.core.stream.archive_records import block_record, state_records
 from tests.unit.storage.machine_rig import SHARD, Rig, picture
 
 

@@ -21,8 +21,8 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Result, Writes
-from contrail_storage.core.stream.emptying import between_live
 from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.core.stream.strip_dead import between_live
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.store.block_store import BlockStore, ShardFacts, span_of

@@ -15,10 +15,10 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
-from contrail_storage.core.stream.emptying import between_live, emptied
-from contrail_storage.core.stream.expiring import raised_ttls
-from contrail_storage.core.stream.losing import Recount
+from contrail_storage.core.stream.data_loss import Recount
+from contrail_storage.core.stream.expiry import raised_ttls
 from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.core.stream.strip_dead import between_live, strip_dead
 
 SHARD = 7
 
@@ -169,7 +169,7 @@ class Shelf:
             seqs = range(block.base_seq, block.last_seq + 1)
             live = np.array([is_live(seq) for seq in seqs])
             if block is self.blocks[-1]:
-                kept.append(emptied(block, live))
+                kept.append(strip_dead(block, live))
             elif live.any():
                 kept += between_live(block, live, gap=1)
         self.blocks = kept
@@ -257,9 +257,9 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
         "subjects": {
             name: (
                 sid,
-                int(table.first[table.numbered.place(sid)]),
-                int(table.last[table.numbered.place(sid)]),
-                int(table.counts[table.numbered.place(sid)]),
+                int(table.first[table.numbered.slot(sid)]),
+                int(table.last[table.numbered.slot(sid)]),
+                int(table.counts[table.numbered.slot(sid)]),
             )
             for sid, name in table.live()
         },

@@ -93,7 +93,7 @@ class StreamAgreement(RuleBasedStateMachine):
             last_seq = machine.subjects.last_seq(name)
             assert last_seq >= own[-1] if unsettled else last_seq == own[-1]
             table = machine.subjects
-            first = table.first[table.numbered.place(table.ids[name])]
+            first = table.first[table.numbered.slot(table.ids[name])]
             assert first <= own[0]
 
     @precondition(lambda self: not self.entry)

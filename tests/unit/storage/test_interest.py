@@ -64,9 +64,9 @@ def test_expectation_of_an_unsettled_subject_is_refused_until_it_is_settled() ->
     [result] = rig.apply(2, expecting("a.2", 9, "a.*"))
     assert outcomes(result, 1) == [("stored", 11)]
     rig.restart()
-    assert rig.machine.interest.unlooked
+    assert rig.machine.pending_recheck
     commands = 0
-    while rig.machine.interest.unlooked:
+    while rig.machine.pending_recheck:
         rig.apply(2, cmd.KeepInterest(100))
         commands += 1
     assert commands == 3  # 10 to 8 were looked at before; then 7 to 5, 4 to 2, and the first
@@ -117,7 +117,7 @@ def test_slices_end_at_their_messages_and_go_on_after_a_restart() -> None:
     rig.apply(2, cmd.Acknowledge(BLUE, 1, [1, 3, 5]))
     rig.apply(2, cmd.DropConsumer(RED))
     removed = []
-    while rig.machine.interest.unlooked:
+    while rig.machine.pending_recheck:
         [result] = rig.apply(2, cmd.KeepInterest(2))
         assert isinstance(result, Removed)
         removed.append(result.count)

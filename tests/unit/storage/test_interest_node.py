@@ -150,10 +150,10 @@ def test_what_a_crash_left_is_finished_by_itself(
                 patched.setattr(streams.StreamManager, "keep_interest", nothing)
                 patched.setattr(housekeeper.Housekeeper, "tick", nothing)
                 await LocalLink(node).delete_consumer("S", "c")
-                assert node.streams.shard("S").machine.interest.unlooked
+                assert node.streams.shard("S").machine.pending_recheck
         async with running(tmp_path) as node:
             machine = node.streams.shard("S").machine
-            await wait_until(lambda: not machine.interest.unlooked)
+            await wait_until(lambda: not machine.pending_recheck)
             assert machine.counters.messages == 0
 
     run(scene())

@@ -56,14 +56,14 @@ def test_append_removes_no_more_than_it_has_time_for_and_the_rest_is_enforced(
     rig = stream()
     publish(rig, "a" * 10)
     rig.apply(1, configure(StreamConfig(name="S", subjects=("s.>",), max_msgs_per_subject=2)))
-    assert rig.machine.remover.subjects_over
+    assert rig.machine.subjects_over
     publish(rig, "a")
-    assert (len(live(rig)), rig.machine.remover.subjects_over) == (8, True)
+    assert (len(live(rig)), rig.machine.subjects_over) == (8, True)
     rig.restart()
-    assert rig.machine.remover.subjects_over
+    assert rig.machine.subjects_over
     results = [rig.apply(1, cmd.EnforceLimits(4))[0] for _ in range(2)]
     assert results == [Removed(4, more=True), Removed(2, more=False)]
-    assert (live(rig), rig.machine.remover.subjects_over) == ([10, 11], False)
+    assert (live(rig), rig.machine.subjects_over) == ([10, 11], False)
 
 
 def test_search_that_ends_early_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,5 +174,5 @@ def test_only_message_of_a_subject_is_found_at_once_however_far_away() -> None:
     for name in "ab" * 20:
         assert put(rig, Message(f"s.{name}", b"yy")) == ["stored"]
         table = rig.machine.subjects
-        at = table.numbered.place(table.ids[f"s.{name}"])
+        at = table.numbered.slot(table.ids[f"s.{name}"])
         assert table.first[at] == table.last[at]

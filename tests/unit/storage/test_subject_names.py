@@ -1,4 +1,4 @@
-"""Names by number: those of a dict, in no more places than live numbers ask for."""
+"""Names by number: those of a dict, in no more slots than live numbers ask for."""
 
 import numpy as np
 import pytest
@@ -15,20 +15,20 @@ def of_live(sids: list[int], next_id: int) -> SubjectNames:
 
 
 def check(names: SubjectNames, known: dict[int, str], end: int) -> None:
-    """Each known number has a place, and each place its number."""
-    places = names.places(np.arange(end))
+    """Each known number has a slot, and each slot its number."""
+    slots = names.slots(np.arange(end))
     numbers = [names.number(at) for at in range(len(names.texts))]
     for sid in range(end):
-        place = int(places[sid])
-        inside = 0 <= place < len(names.texts)
-        assert place == names.place(sid) or not inside
-        found = names.texts[place] if inside else None
+        slot = int(slots[sid])
+        inside = 0 <= slot < len(names.texts)
+        assert slot == names.slot(sid) or not inside
+        found = names.texts[slot] if inside else None
         assert found == known.get(sid)
         if inside:
-            assert names.number(place) == sid
-        assert names.place_from(sid) == sum(number < sid for number in numbers)
+            assert names.number(slot) == sid
+        assert names.slot_from(sid) == sum(number < sid for number in numbers)
     every = np.arange(len(names.texts))
-    assert names.places(names.numbers(every)).tolist() == every.tolist()
+    assert names.slots(names.numbers(every)).tolist() == every.tolist()
     assert list(names) == [known.get(sid) for sid in range(names.base, names.next_id)]
 
 
@@ -63,7 +63,7 @@ def test_live_numbers_above_all_others_are_added(sids: list[int], more: list[int
 def test_one_old_number_does_not_keep_places_for_all_behind_it() -> None:
     names = of_live([3, 4_000_000_000, 4_000_000_001], 4_000_000_002)
     assert names.texts == ["s.3", "s.4000000000", "s.4000000001"]
-    assert names.places(np.array([3, 4, 4_000_000_001])).tolist() == [0, -1, 2]
+    assert names.slots(np.array([3, 4, 4_000_000_001])).tolist() == [0, -1, 2]
     assert (names[0], names[1], names[3_999_999_997]) == ("s.3", None, "s.4000000000")
     assert names[:2] == ["s.3", None]
     assert not names.all_in_a_row

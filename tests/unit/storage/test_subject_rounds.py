@@ -53,13 +53,13 @@ def test_every_number_has_its_place_wherever_the_run_of_new_ones_ends(
         known[names.next_id] = f"n.{names.next_id}"
         names.append(known[names.next_id])
     for sid in range(64):
-        place = names.place(sid)
-        assert place == int(names.places(np.array([sid]))[0]) or place >= len(names.texts)
-        inside = 0 <= place < len(names.texts)
-        assert (names.texts[place] if inside else None) == known.get(sid)
-        assert not inside or names.number(place) == sid
+        slot = names.slot(sid)
+        assert slot == int(names.slots(np.array([sid]))[0]) or slot >= len(names.texts)
+        inside = 0 <= slot < len(names.texts)
+        assert (names.texts[slot] if inside else None) == known.get(sid)
+        assert not inside or names.number(slot) == sid
     every = np.arange(len(names.texts))
-    assert names.places(names.numbers(every)).tolist() == every.tolist()
+    assert names.slots(names.numbers(every)).tolist() == every.tolist()
     listed = [(names.base + at) & 0xFFFF_FFFF for at in range(min(len(names), 64))]
     assert [names[at] for at in range(len(listed))] == [known.get(sid) for sid in listed]
 
@@ -172,10 +172,10 @@ def test_next_run_has_the_numbers_that_are_asked_for_and_none_that_is_live(
         live: dict[str, int] = {}
         for turn in range(data.draw(st.integers(1, 40))):
             count = data.draw(st.integers(1, 6))
-            if not table.has_room(count):
+            if not table.has_capacity(count):
                 assert {sid // 8 for sid in live.values()} == set(range(8))
             else:
-                table.make_room(count, writes)
+                table.reserve(count, writes)
                 for at in range(count):
                     sid = table.number(f"{turn}.{at}", writes)
                     assert sid not in live.values()

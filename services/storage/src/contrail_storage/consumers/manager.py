@@ -147,7 +147,7 @@ class ConsumerManager:
         await self._streams.settle_last(shard)  # before, some may be upper bounds
         table = shard.machine.subjects
         sids = SubjectFilter(config.filter_subjects).numbers(table)
-        at = table.numbered.places(sids)
+        at = table.numbered.slots(sids)
         if len(at) > SUBJECTS_MAX:
             message = f"matches {len(at)} subjects; last_per_subject allows at most {SUBJECTS_MAX}"
             raise ApiError(

@@ -53,20 +53,20 @@ def oldest_in(
 
     At most ``left`` of each subject; the call decreases ``left`` by the messages found.
     """
-    place = np.minimum(np.searchsorted(sids, found), len(sids) - 1)
-    wanted = (sids[place] == found) & (left[place] > 0)
+    owner = np.minimum(np.searchsorted(sids, found), len(sids) - 1)
+    wanted = (sids[owner] == found) & (left[owner] > 0)
     if live is not None:
         wanted &= live
     positions = np.flatnonzero(wanted)
     if not len(positions):
         return positions
-    place = place[positions]
-    # The rank of each among those of its subject: its place in a stable sort, less the first's.
-    order = np.argsort(place, kind="stable")
-    ordered = place[order]
+    owner = owner[positions]
+    # The rank of each among those of its subject: its position in a stable sort, less the first's.
+    order = np.argsort(owner, kind="stable")
+    ordered = owner[order]
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    chosen = np.flatnonzero(rank < left[place])[:most]
-    left -= np.bincount(place[chosen], minlength=len(left))
+    chosen = np.flatnonzero(rank < left[owner])[:most]
+    left -= np.bincount(owner[chosen], minlength=len(left))
     taken: NDArray[np.intp] = positions[chosen]
     return taken

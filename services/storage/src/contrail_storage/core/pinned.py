@@ -62,16 +62,16 @@ class Pinned:
 
     def mask(self, seqs: I64Array) -> NDArray[np.bool_]:
         """A mask of the ``seqs`` that are in the list, or at or after ``end_seq``."""
-        place = np.minimum(np.searchsorted(self.seqs, seqs), len(self.seqs) - 1)
-        found: NDArray[np.bool_] = (self.seqs[place] == seqs) | (seqs >= self.end_seq)
+        at = np.minimum(np.searchsorted(self.seqs, seqs), len(self.seqs) - 1)
+        found: NDArray[np.bool_] = (self.seqs[at] == seqs) | (seqs >= self.end_seq)
         return found
 
     def next(self, seq: int) -> int:
         """The first sequence from ``seq`` on that is in the list, or at or after ``end_seq``."""
-        place = int(np.searchsorted(self.seqs, seq))
-        return int(self.seqs[place]) if place < len(self.seqs) else max(seq, self.end_seq)
+        at = int(np.searchsorted(self.seqs, seq))
+        return int(self.seqs[at]) if at < len(self.seqs) else max(seq, self.end_seq)
 
     def rest(self, from_seq: int) -> tuple[I64Array, U32Array]:
         """Sequences and subject numbers of the list from ``from_seq`` on."""
-        place = int(np.searchsorted(self.seqs, from_seq))
-        return self.seqs[place:], self.sids[place:]
+        at = int(np.searchsorted(self.seqs, from_seq))
+        return self.seqs[at:], self.sids[at:]

@@ -189,7 +189,7 @@ class _Search:
         table = shard.machine.subjects
         first_seq = shard.machine.counters.first_seq
         while True:
-            at = table.numbered.places(self._open)
+            at = table.numbered.slots(self._open)
             inside = (at >= 0) & (at < table.size)
             self._open, at = self._open[inside], at[inside]
             oldest = np.maximum(table.first[at], first_seq)
@@ -199,7 +199,7 @@ class _Search:
                 self.seq = min(self.seq, int(table.last[at[kept]].max()))
                 return True
             found = wanted.numbers(table, self._next_sid)
-            found = found[table.first[table.numbered.places(found)] <= self._point_seq]
+            found = found[table.first[table.numbered.slots(found)] <= self._point_seq]
             self._open = found[: self._subjects_max]
             if not len(self._open):
                 return False

@@ -159,7 +159,7 @@ class Reader:
             return 0
         sid = int(block.subject_ids[seq - block.base_seq])
         table = machine.subjects
-        floor_seq = max(int(table.first[table.numbered.place(sid)]), machine.counters.first_seq)
+        floor_seq = max(int(table.first[table.numbered.slot(sid)]), machine.counters.first_seq)
         while block is not None and seq > floor_seq:
             stop = min(seq, block.last_seq + 1) - block.base_seq
             wanted = block.subject_ids[:stop] == sid
@@ -244,7 +244,7 @@ class Reader:
         if subject_filter.matches_all:
             return from_seq
         table = shard.machine.subjects
-        at = table.numbered.places(subject_filter.numbers(table))
+        at = table.numbered.slots(subject_filter.numbers(table))
         first = table.first[at[table.last[at] >= from_seq]]
         if not len(first):
             return max(from_seq, shard.applied_seq + 1)
@@ -261,7 +261,7 @@ class Reader:
         if subject_filter.matches_all:
             return to_seq - low + 1 - machine.deleted.count(low, to_seq)
         table = machine.subjects
-        at = table.numbered.places(subject_filter.numbers(table))
+        at = table.numbered.slots(subject_filter.numbers(table))
         first, last = table.first[at], table.last[at]
         inside = (first >= low) & (last <= to_seq)
         total = int(table.counts[at[inside]].sum())
@@ -276,12 +276,12 @@ class Reader:
             return total + everything - await self._count_of(shard, at, bottom_seq, low - 1)
         return total + await self._count_of(shard, at, low, min(top_seq, to_seq))
 
-    async def _count_of(self, shard: Shard, places: I64Array, from_seq: int, to_seq: int) -> int:
-        """Count live messages of the subjects at ``places`` in ``from_seq`` .. ``to_seq``."""
+    async def _count_of(self, shard: Shard, slots: I64Array, from_seq: int, to_seq: int) -> int:
+        """Count live messages of the subjects at ``slots`` in ``from_seq`` .. ``to_seq``."""
         machine = shard.machine
-        numbered = machine.subjects.numbered  # the table may rearrange its places meanwhile
-        wanted = np.zeros(int(places.max()) + 2, np.bool_)  # the last one stands for all others
-        wanted[places] = True
+        numbered = machine.subjects.numbered  # the table may rearrange its slots meanwhile
+        wanted = np.zeros(int(slots.max()) + 2, np.bool_)  # the last one stands for all others
+        wanted[slots] = True
         total, seq = 0, from_seq
         while seq <= to_seq:
             block = await self.block_at(shard, seq)
@@ -292,7 +292,7 @@ class Reader:
             count = min(seq, to_seq + 1) - low
             if count <= 0:
                 continue
-            at = numbered.places(block.subject_ids[low - block.base_seq :][:count])
+            at = numbered.slots(block.subject_ids[low - block.base_seq :][:count])
             found = wanted[np.where((at >= 0) & (at < len(wanted)), at, -1)]
             live = machine.deleted.live_mask(low, count)
             total += int(np.count_nonzero(found if live is None else found & live))

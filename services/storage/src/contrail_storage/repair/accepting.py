@@ -24,8 +24,9 @@ from contrail_storage.core.commands import RANGES_MAX, REASON_MAX
 from contrail_storage.core.facts import facts_of
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Writes
-from contrail_storage.core.stream.losing import INDEX_STEP, NUMBER_STEP, Recount
-from contrail_storage.core.stream.stream_machine import StreamMachine, StreamRecord
+from contrail_storage.core.stream.data_loss import INDEX_STEP, NUMBER_STEP, Recount
+from contrail_storage.core.stream.shard_state import StreamRecord
+from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import (
     LOG_NAME,

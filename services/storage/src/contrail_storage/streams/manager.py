@@ -342,7 +342,7 @@ class StreamManager:
         """Remove the messages that a stream's configuration no longer allows."""
         for number in entry.numbers:
             shard = self._shards[number]
-            if shard.machine.remover.over_limits:
+            if shard.machine.over_limits:
                 await self._enforce_limits(shard)
             await self.keep_interest(shard)
 
@@ -352,7 +352,7 @@ class StreamManager:
         The housekeeper continues with what is left, and with what was interrupted.
         """
         for _ in range(_SLICES_MAX):
-            if not (shard.machine.exists and shard.machine.interest.unlooked):
+            if not (shard.machine.exists and shard.machine.pending_recheck):
                 return
             await self._keep_slice(shard)
 

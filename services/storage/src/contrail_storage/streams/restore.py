@@ -25,7 +25,7 @@ from contrail_storage.core.archive import format as archive
 from contrail_storage.core.archive.format import ArchiveError, ArchiveReader, Record, Subjects
 from contrail_storage.core.archive.sharded import ShardedCheck
 from contrail_storage.core.commands import ArchiveHeader
-from contrail_storage.core.stream.emptying import emptied_columns
+from contrail_storage.core.stream.strip_dead import strip_dead_columns
 from contrail_storage.replica.content_sealing import UNMADE, refusal
 from contrail_storage.seal.content import seal_columns
 from contrail_storage.seal.subject_keys import SubjectKeys
@@ -274,8 +274,8 @@ class ArchiveSealer:
         assert len(keys) == len(known), "nothing destroys keys of a stream that is being made"
         places = {number: at for at, number in enumerate(known)}
         live = np.array([number in places for number in numbers])
-        columns = emptied_columns(block.columns, live)
+        columns = strip_dead_columns(block.columns, live)
         if keys:
             columns = seal_columns(columns, [places.get(number, 0) for number in numbers], keys)
-            columns = emptied_columns(columns, live)
+            columns = strip_dead_columns(columns, live)
         return Block(block.base_seq, block.times_ns, block.subject_ids, columns)

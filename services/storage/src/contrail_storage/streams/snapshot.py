@@ -15,7 +15,7 @@ from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.archive.format import ArchiveWriter
 from contrail_storage.core.facts import MessageFacts
-from contrail_storage.core.stream.restoring import block_record, state_records
+from contrail_storage.core.stream.archive_records import block_record, state_records
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.reading.answering import read_failed
 from contrail_storage.replica.shard import Shard

@@ -15,7 +15,7 @@ import structlog
 
 from contrail_common.columns.blocks import Block
 from contrail_storage.core.deleted import PAGE
-from contrail_storage.core.stream.emptying import Live, between_live, emptied
+from contrail_storage.core.stream.strip_dead import Live, between_live, strip_dead
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.shard import Shard, volatile_first
 from contrail_storage.replica.store_writer import RewriteJob
@@ -239,7 +239,7 @@ class Compactor:
             if block is None:
                 await asyncio.sleep(0)
                 continue
-            fresh = await asyncio.to_thread(emptied, block, found.live)
+            fresh = await asyncio.to_thread(strip_dead, block, found.live)
             job = self._replace(shard, found, block, [fresh])
             if job is not None:
                 jobs.append(job)

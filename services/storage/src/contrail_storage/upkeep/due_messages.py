@@ -283,7 +283,7 @@ def _messages_max(shard: Shard) -> int:
 def _still_open(shard: Shard, sids: I64Array, seq: int) -> I64Array:
     """The subjects that have messages, and may have one at or before ``seq``."""
     table = shard.machine.subjects
-    at = table.numbered.places(sids)
+    at = table.numbered.slots(sids)
     inside = (at >= 0) & (at < table.size)
     sids, at = sids[inside], at[inside]
     oldest = np.maximum(table.first[at], shard.machine.counters.first_seq)
@@ -302,7 +302,7 @@ def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
     seqs, sids = (np.concatenate(each) for each in zip(*kept, strict=True))
     table = machine.subjects
     sids, counts = np.unique(sids, return_counts=True)
-    at = table.numbered.places(sids)
+    at = table.numbered.slots(sids)
     goes = np.isin(table.last[at], seqs)
     marking = nothing
     if machine.config.subject_delete_marker_ttl_ns > 0:

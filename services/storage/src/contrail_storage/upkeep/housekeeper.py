@@ -86,11 +86,11 @@ class Housekeeper:
             await self._due.remove(shard, now_ns)
         if machine.exists and self._age_due(shard, now_ns):
             await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
-        if machine.exists and machine.remover.over_limits and not shard.damaged:
+        if machine.exists and machine.over_limits and not shard.damaged:
             # An append removes only a limited number of messages. A crash may also have separated
             # lowered limits from the removals that they cause.
             await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
-        if shard.machine.interest.unlooked and not shard.damaged:
+        if shard.machine.pending_recheck and not shard.damaged:
             await self._repeat(shard, cmd.KeepInterest(_SLICE_MESSAGES))
         for subject in [] if shard.damaged else list(shard.machine.counters.replaced):
             await self._repeat(shard, cmd.FinishRollup(subject, _SLICE_MESSAGES))

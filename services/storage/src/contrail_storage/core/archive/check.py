@@ -319,11 +319,11 @@ class _Blocks:
         if not len(sids):
             return
         _need(len(self._numbers) > 0, "the subject of a message")
-        place = np.minimum(np.searchsorted(self._numbers, sids), len(self._numbers) - 1)
-        _need(bool((self._numbers[place] == sids).all()), "the subject of a message")
-        np.minimum.at(self._first, place, seqs)
-        np.maximum.at(self._last, place, seqs)
-        np.add.at(self._counts, place, 1)
+        at = np.minimum(np.searchsorted(self._numbers, sids), len(self._numbers) - 1)
+        _need(bool((self._numbers[at] == sids).all()), "the subject of a message")
+        np.minimum.at(self._first, at, seqs)
+        np.maximum.at(self._last, at, seqs)
+        np.add.at(self._counts, at, 1)
 
     def finish(self) -> None:
         """That was the last block."""

@@ -140,7 +140,7 @@ class Interest:
         others = [one for one in machine.consumers.values() if one is not consumer]
         if machine.config.retention == "interest":
             if len(live) * len(machine.consumers) > CHECKS_MAX:
-                self.look_again(live[0], live[-1] + 1, writes)
+                self.recheck(live[0], live[-1] + 1, writes)
                 return
             found = self._unneeded(self._known(np.array(live, np.int64)), others)
         else:
@@ -152,7 +152,7 @@ class Interest:
 
         It got messages while the retention was ``limits``, so no command named them.
         """
-        self.look_again(from_seq, consumer.next_seq, writes)
+        self.recheck(from_seq, consumer.next_seq, writes)
 
     def _known(self, seqs: I64Array) -> _Messages:
         """The live messages ``seqs`` (ascending), with one facts lookup for each run of blocks."""
@@ -226,9 +226,9 @@ class Interest:
             for consumer in self._machine.consumers.values()
         )
 
-    # Looking again -------------------------------------------------------------------------------
+    # Checking again ------------------------------------------------------------------------------
 
-    def look_again(self, from_seq: int, end_seq: int, writes: Writes) -> None:
+    def recheck(self, from_seq: int, end_seq: int, writes: Writes) -> None:
         """Note the messages from ``from_seq`` to before ``end_seq`` to be checked later.
 
         Only one range is noted: it grows to cover both, which may check more than necessary.
@@ -243,22 +243,22 @@ class Interest:
         counters.keep_from, counters.keep_to = from_seq, end_seq
         self._machine.write_counters(writes)
 
-    def look_again_without(self, consumer: ConsumerMachine, writes: Writes) -> None:
+    def recheck_without(self, consumer: ConsumerMachine, writes: Writes) -> None:
         """Note messages to check after a consumer's filter changed, or it was removed."""
         machine = self._machine
         if machine.config.retention == "interest":
             # Messages that it gave up on are below its floor, and perhaps nobody needs them now.
             from_seq = 0 if consumer.config.max_deliver > 0 else consumer.floor.stream_seq + 1
-            self.look_again(from_seq, machine.counters.last_seq + 1, writes)
+            self.recheck(from_seq, machine.counters.last_seq + 1, writes)
 
-    def look_at_given_up(self, consumer: ConsumerMachine, writes: Writes) -> None:
+    def recheck_given_up(self, consumer: ConsumerMachine, writes: Writes) -> None:
         """Note messages that a consumer gave up on, and is about to forget, to be checked."""
         if self._machine.config.retention == "interest" and consumer.given_up:
             given_up = list(consumer.given_up)
-            self.look_again(given_up[0], given_up[-1] + 1, writes)
+            self.recheck(given_up[0], given_up[-1] + 1, writes)
 
     @property
-    def unlooked(self) -> bool:
+    def pending_recheck(self) -> bool:
         """Whether messages must be checked, or the last messages of subjects must be found."""
         counters = self._machine.counters
         return counters.keep_from < counters.keep_to or bool(self._machine.subjects.unsettled)
@@ -271,7 +271,7 @@ class Interest:
             search_last(machine, list(machine.subjects.unsettled), ALONE_SEQS, index, writes)
         elif counters.keep_from < counters.keep_to:
             self._keep_slice(command.messages_max, index, now_ns, writes)
-        return Removed(removed - counters.messages, self.unlooked)
+        return Removed(removed - counters.messages, self.pending_recheck)
 
     def _keep_slice(self, messages_max: int, index: int, now_ns: int, writes: Writes) -> None:
         machine, counters = self._machine, self._machine.counters

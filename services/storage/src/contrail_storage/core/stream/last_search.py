@@ -31,11 +31,11 @@ def search_last(
     table, counters = machine.subjects, machine.counters
     wanted = np.array(sorted(sids)[:SUBJECTS_MAX], np.int64)
     newest: dict[int, int] = {}
-    seq = int(table.last[table.numbered.places(wanted)].max())
+    seq = int(table.last[table.numbered.slots(wanted)].max())
     stop_seq = max(seq - seqs_max, counters.first_seq - 1)
     left = wanted
     while len(left):
-        highest_seq = int(table.last[table.numbered.places(left)].max())
+        highest_seq = int(table.last[table.numbered.slots(left)].max())
         seq = machine.deleted.previous_live(min(seq, highest_seq))
         if seq <= stop_seq:
             break
@@ -49,7 +49,7 @@ def search_last(
         left = left[:0]
     settled = np.array(sorted(newest), np.int64)
     exact = np.array([newest[sid] for sid in settled.tolist()], np.int64)
-    bounds = np.minimum(table.last[table.numbered.places(left)], seq)
+    bounds = np.minimum(table.last[table.numbered.slots(left)], seq)
     table.settle(
         np.concatenate((settled, left)),
         np.concatenate((exact, bounds)),

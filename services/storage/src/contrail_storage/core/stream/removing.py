@@ -54,12 +54,10 @@ class Remover:
     def __init__(self, machine: "StreamMachine") -> None:
         self._machine = machine
         self._head: MessageFacts | None = None
-        self.subjects_over = False
-        """Whether some subject may have more messages than ``max_msgs_per_subject``."""
 
     # Limits --------------------------------------------------------------------------------------
 
-    def keep_limits(self, sids: U32Array, index: int, now_ns: int, writes: Writes) -> None:
+    def enforce(self, sids: U32Array, index: int, now_ns: int, writes: Writes) -> None:
         """Remove messages over the limits after messages of the subjects ``sids`` were stored."""
         most = self._most_of_a_subject()
         if most is not None:
@@ -86,16 +84,16 @@ class Remover:
                 now_ns,
                 writes,
             )
-        self.look_for_subjects_over()
+        self.recheck_subjects()
         if removed:
             machine.write_counters(writes)
         return Removed(removed, self.over_limits)
 
-    def look_for_subjects_over(self) -> None:
-        """Set ``subjects_over`` by checking the counts of all subjects."""
+    def recheck_subjects(self) -> None:
+        """Set ``StreamMachine.subjects_over`` by checking the counts of all subjects."""
         most = self._most_of_a_subject()
         counts = self._machine.subjects.counts
-        self.subjects_over = most is not None and bool((counts > most).any())
+        self._machine.subjects_over = most is not None and bool((counts > most).any())
 
     def _most_of_a_subject(self) -> int | None:
         most = self._machine.config.max_msgs_per_subject
@@ -112,18 +110,18 @@ class Remover:
     ) -> int:
         """Remove the oldest of each of ``sids`` (ascending) that has more than ``most``."""
         table = self._machine.subjects
-        excess = table.counts[table.numbered.places(sids)].astype(np.int64) - most
+        excess = table.counts[table.numbered.slots(sids)].astype(np.int64) - most
         over = excess > 0
         if not over.any():
             return 0
         removed = self.remove_oldest(sids[over], excess[over], index, now_ns, writes, messages_max)
-        self.subjects_over |= removed < int(excess[over].sum())
+        self._machine.subjects_over |= removed < int(excess[over].sum())
         return removed
 
     @property
     def over_limits(self) -> bool:
         """Whether the stream, which must exist, or a subject exceeds a limit."""
-        return self.subjects_over or self._over_limits()
+        return self._machine.subjects_over or self._over_limits()
 
     def _over_limits(self) -> bool:
         # With discard new the limits refuse new messages and never remove old ones.
@@ -369,11 +367,11 @@ class Remover:
         table = machine.subjects
         known = {sid for name in subjects if (sid := table.ids.get(name)) is not None}
         sids = np.array(sorted(known), np.uint32)
-        at = table.numbered.places(sids)
+        at = table.numbered.slots(sids)
         sids = sids[table.first[at] < to_seq]
         if not len(sids):
             return Removed(0)
-        quota = table.counts[table.numbered.places(sids)].astype(np.int64)
+        quota = table.counts[table.numbered.slots(sids)].astype(np.int64)
         excess = int(quota.sum()) - keep
         if excess <= 0:
             return Removed(0)
@@ -419,7 +417,7 @@ class Remover:
     def _oldest(self, sids: U32Array, quota: I64Array, to_seq: int, messages_max: int) -> _Chosen:
         machine = self._machine
         table = machine.subjects
-        first = table.first[table.numbered.places(sids)].copy()
+        first = table.first[table.numbered.slots(sids)].copy()
         seq = max(int(first.min()), machine.counters.first_seq)
         to_seq = min(to_seq, machine.counters.last_seq + 1)
         stop_seq = min(to_seq, seq + SEARCH_SEQS)
@@ -509,7 +507,7 @@ class Remover:
 
     def _check_last(self, sid: int, index: int, writes: Writes) -> None:
         table = self._machine.subjects
-        at = table.numbered.place(sid)
+        at = table.numbered.slot(sid)
         if at >= 0 and table.counts[at] and not self._machine.is_live(int(table.last[at])):
             table.unsettled.add(sid)
             search_last(self._machine, [sid], APPLY_SEQS, index, writes)

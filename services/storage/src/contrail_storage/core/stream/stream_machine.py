@@ -4,7 +4,6 @@ State per shard: configuration, counters, subject table, duplicate window, delet
 Messages leave the machine as blocks. It asks ``FactsPort`` for facts about older messages.
 """
 
-import builtins
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -45,13 +44,14 @@ from contrail_storage.core.results import (
     Result,
     Writes,
 )
-from contrail_storage.core.stream.appending import Appender
+from contrail_storage.core.stream.append import Appender
+from contrail_storage.core.stream.archive_records import take_record
+from contrail_storage.core.stream.data_loss import accept_loss
 from contrail_storage.core.stream.deadlines import Deadlines, ExemptSet
-from contrail_storage.core.stream.expiring import Expirer
+from contrail_storage.core.stream.expiry import Expirer
 from contrail_storage.core.stream.interest import Interest
-from contrail_storage.core.stream.losing import accept_loss
 from contrail_storage.core.stream.removing import Remover
-from contrail_storage.core.stream.restoring import take_record
+from contrail_storage.core.stream.shard_state import Counters, StreamRecord
 from contrail_storage.core.subjects.subject_table import SubjectTable
 
 Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
@@ -62,37 +62,6 @@ Removal = Callable[[Any, int, int, Writes], Result]
 
 FIRST_SEQ_MAX: Final = 1 << 62
 """Highest first sequence of a stream; sequences after it never exceed 64 bits."""
-
-
-class StreamRecord(msgspec.Struct, array_like=True):
-    """The state that changes only with the configuration; ``part`` is the shard, from 0."""
-
-    config: StreamConfig
-    incarnation: str
-    hash_key: bytes
-    created_ns: int
-    version: int
-    next_consumer_id: int
-    part: int = 0
-
-
-class Counters(msgspec.Struct, array_like=True):
-    """The state that changes with every entry; ``digest`` is a CRC over all payloads ever appended.
-
-    ``replaced`` maps a subject to a sequence: a roll-up has yet to remove its messages below that.
-    From ``keep_from`` up to ``keep_to`` there may be messages that no consumer needs any more.
-    """
-
-    first_seq: int
-    last_seq: int
-    messages: int
-    bytes: int
-    last_time_ns: int
-    last_id: builtins.bytes
-    digest: int
-    replaced: dict[str, int] = {}
-    keep_from: int = 0
-    keep_to: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -117,6 +86,8 @@ class StreamMachine:
         self.loss: DataLoss | None = None
         self.deletions = 0
         """How often messages were deleted or purged since the machine was built."""
+        self.subjects_over = False
+        """Whether some subject may have more messages than ``max_msgs_per_subject``."""
         self._facts = facts
         self._fresh: list[MessageFacts] = []  # of the entry being applied, not yet in the port
         self._fresh_index = 0  # log index of the entry that `_fresh` belongs to
@@ -204,6 +175,16 @@ class StreamMachine:
         counters = self.counters
         return counters.first_seq <= seq <= counters.last_seq and seq not in self.deleted
 
+    @property
+    def over_limits(self) -> bool:
+        """Whether the stream, which must exist, or a subject exceeds a limit."""
+        return self.remover.over_limits
+
+    @property
+    def pending_recheck(self) -> bool:
+        """Whether messages must be checked, or the last messages of subjects must be found."""
+        return self.interest.pending_recheck
+
     def consumer(self, name: str) -> ConsumerMachine | None:
         """The consumer called ``name``, or None."""
         consumer_id = self.consumer_ids.get(name)
@@ -274,7 +255,7 @@ class StreamMachine:
         appended, block = self._appender.append(index, now_ns, command, writes)
         if block is not None:
             writes.blocks.append((self.shard, block))
-            self.remover.keep_limits(block.subject_ids, index, now_ns, writes)
+            self.remover.enforce(block.subject_ids, index, now_ns, writes)
         if block is not None or self.shard in writes.reached:
             self.write_counters(writes)
         return appended
@@ -329,10 +310,10 @@ class StreamMachine:
             return Done(changed=False)
         else:
             if config.retention == "interest" != self.config.retention:
-                self.interest.look_again(0, self.counters.last_seq + 1, writes)
+                self.interest.recheck(0, self.counters.last_seq + 1, writes)
             self.record.config = config
             self.record.version = command.version or self.record.version + 1
-            self.remover.look_for_subjects_over()
+            self.remover.recheck_subjects()
             if not self.part:  # all shards apply this; only the first reports it
                 writes.advisories.append(Advisory(type="stream_action", action="modify"))
         self.write_record(writes)
@@ -429,7 +410,7 @@ class StreamMachine:
         writes.reached[self.shard] = header.last_seq
         self.write_counters(writes)
         self.write_record(writes)
-        self.remover.look_for_subjects_over()
+        self.remover.recheck_subjects()
         return Done()
 
     # Consumers -----------------------------------------------------------------------------------
@@ -446,9 +427,9 @@ class StreamMachine:
             if existing.config != command.config:
                 if existing.config.filter_subjects != command.config.filter_subjects:
                     self.interest.forget(existing.consumer_id)
-                    self.interest.look_again_without(existing, writes)
+                    self.interest.recheck_without(existing, writes)
                 elif allows_more(existing.config, command.config):
-                    self.interest.look_at_given_up(existing, writes)
+                    self.interest.recheck_given_up(existing, writes)
                 existing.change(Reconfigured(command.config), now_ns, writes)
                 self._tell_of(existing, "modify", writes)
             return ConsumerPut(existing.consumer_id, created=False)
@@ -513,7 +494,7 @@ class StreamMachine:
         del self.consumer_ids[consumer.config.name]
         consumer.erase(writes)
         self.interest.forget(consumer.consumer_id)
-        self.interest.look_again_without(consumer, writes)
+        self.interest.recheck_without(consumer, writes)
         self._tell_of(consumer, "delete", writes)
         return Done()
 
@@ -591,7 +572,7 @@ class StreamMachine:
             consumer.given_up.trim(machine.counters.first_seq)
             machine.consumer_ids[consumer.config.name] = consumer.consumer_id
         if machine.record is not None:
-            machine.remover.look_for_subjects_over()
+            machine.remover.recheck_subjects()
         return machine
 
 

@@ -18,7 +18,7 @@ FILTERS_MAX: Final = 8
 class SubjectLookup:
     """Which subject numbers match, as of one moment; good in any thread.
 
-    ``matches`` go by the places of ``numbered``. Numbers that have none there do not match.
+    ``matches`` go by the slots of ``numbered``. Numbers that have none there do not match.
     """
 
     __slots__ = ("matches", "numbered")
@@ -32,7 +32,7 @@ class SubjectLookup:
         if not len(self.matches):
             return np.zeros(len(sids), np.bool_)
         # Below zero wraps around to behind the end.
-        at = self.numbered.places(sids).view(np.uint64)
+        at = self.numbered.slots(sids).view(np.uint64)
         found: NDArray[np.bool_] = self.matches.take(at, mode="clip")
         found &= at < len(self.matches)
         return found
@@ -72,7 +72,7 @@ class SubjectFilter:
         self._seen = total
 
     def _move(self, table: SubjectTable) -> None:
-        """Take what is known of numbers to the places that they have now."""
+        """Take what is known of numbers to the slots that they have now."""
         if self._rounds != table.rounds:  # numbers may be those of other subjects
             self._rounds, self._seen = table.rounds, 0
             self._numbered, self._mask = table.numbered, np.zeros(64, np.bool_)
@@ -80,7 +80,7 @@ class SubjectFilter:
         before = SubjectLookup(self._numbered, self._mask[: self._seen])
         next_sid = self._numbered.number(self._seen)
         self._numbered = table.numbered
-        self._seen = self._numbered.place_from(next_sid)
+        self._seen = self._numbered.slot_from(next_sid)
         self._mask = before.select(self._numbered.numbers(np.arange(self._seen)))
 
     def lookup(self, table: SubjectTable) -> SubjectLookup:
@@ -100,7 +100,7 @@ class SubjectFilter:
             return [] if sid is None else [(sid, self.patterns[0])]
         self._catch_up(table)
         return (
-            [(sid, name) for sid, name in table.live() if self._mask[table.numbered.place(sid)]]
+            [(sid, name) for sid, name in table.live() if self._mask[table.numbered.slot(sid)]]
             if self.patterns
             else list(table.live())
         )
@@ -113,14 +113,14 @@ class SubjectFilter:
         if len(self.patterns) == 1 and not is_wildcard(self.patterns[0]):
             sid = table.ids.get(self.patterns[0], -1)
             return np.array([sid] if sid >= from_sid else [], np.int64)
-        low = 0 if table.numbered.origin else table.numbered.place_from(from_sid)
+        low = 0 if table.numbered.origin else table.numbered.slot_from(from_sid)
         total = table.size
         wanted = table.counts[low:total] > 0
         if self.patterns:
             self._catch_up(table)
             wanted &= self._mask[low:total]
         sids = table.numbered.numbers(np.flatnonzero(wanted) + low)
-        # Behind the first run of numbers places do not ascend as numbers do.
+        # Behind the first run of numbers slots do not ascend as numbers do.
         return np.sort(sids[sids >= from_sid]) if table.numbered.origin else sids
 
 

@@ -31,7 +31,7 @@ class SubjectIds(Mapping[str, int]):
 
     def __getitem__(self, name: str) -> int:
         names = self._table.numbered
-        low = names.place_from(self._groups[name] * _GROUP)
+        low = names.slot_from(self._groups[name] * _GROUP)
         near = names.texts[low : low + _GROUP]
         near.reverse()
         return names.number(low + len(near) - 1 - near.index(name))

@@ -1,4 +1,4 @@
-"""Names of subjects by number, in slots ("places") whose count follows the live subjects.
+"""Names of subjects by number, in slots whose count follows the live subjects.
 
 New numbers get consecutive slots. Old numbers that outlived their neighbours are kept in a list, so
 that one old subject does not need slots for all subjects that came and went after it.
@@ -22,7 +22,7 @@ _MASK: Final = 0xFFFF_FFFF
 
 
 class SubjectNames(Sequence[str | None]):
-    """Names from the number ``base`` on; None stands for a number without a place.
+    """Names from the number ``base`` on; None stands for a number without a slot.
 
     ``texts`` are the names in order of their slots. Slots never change; names are only appended.
     So another thread that holds this object may keep using it.
@@ -35,7 +35,7 @@ class SubjectNames(Sequence[str | None]):
         texts: list[str | None] | None = None,
         origin: int = 0,
     ) -> None:
-        """``old`` are ranks below ``young``, ascending; all from ``young`` on have places."""
+        """``old`` are ranks below ``young``, ascending; all from ``young`` on have slots."""
         self.texts: list[str | None] = [] if texts is None else texts
         self.origin = origin
         self._old = old
@@ -50,7 +50,7 @@ class SubjectNames(Sequence[str | None]):
     ) -> "SubjectNames":
         """Names ``texts`` of the live ``numbers``; ``next_id`` is a new one's.
 
-        The numbers ascend by rank. Those from which on three of four are live have places behind
+        The numbers ascend by rank. Those from which on three of four are live have slots behind
         each other.
         """
         count = len(numbers)
@@ -67,7 +67,7 @@ class SubjectNames(Sequence[str | None]):
 
     @property
     def next_id(self) -> int:
-        """The number behind all that have places; the origin itself at the end of a run."""
+        """The number behind all that have slots; the origin itself at the end of a run."""
         return (self._next_rank + self.origin) & _MASK
 
     @property
@@ -103,8 +103,8 @@ class SubjectNames(Sequence[str | None]):
         old = np.concatenate((self._old, row, sids)).astype(np.uint32)
         return SubjectNames(end, old, self.texts)
 
-    def places(self, sids: I64Array | U32Array) -> I64Array:
-        """The places of numbers: below zero, or behind the end, for one that has none."""
+    def slots(self, sids: I64Array | U32Array) -> I64Array:
+        """The slots of numbers: below zero, or behind the end, for one that has none."""
         ranks = sids.astype(np.int64)
         if self.origin:
             ranks = (ranks - self.origin) & _MASK
@@ -118,8 +118,8 @@ class SubjectNames(Sequence[str | None]):
                 at[low] = np.where(known, found, -1)
         return at
 
-    def place(self, sid: int) -> int:
-        """The place of a number, as :meth:`places`."""
+    def slot(self, sid: int) -> int:
+        """The slot of a number, as :meth:`slots`."""
         rank = (sid - self.origin) & _MASK if self.origin else sid
         at = rank - self._shift
         old = len(self._old)
@@ -128,30 +128,30 @@ class SubjectNames(Sequence[str | None]):
         found = bisect_left(self._old_numbers, rank)
         return found if found < old and self._old_numbers[found] == rank else -1
 
-    def place_from(self, sid: int) -> int:
-        """How many places have numbers below ``sid``, by rank."""
-        return self._place_from_rank((sid - self.origin) & _MASK)
+    def slot_from(self, sid: int) -> int:
+        """How many slots have numbers below ``sid``, by rank."""
+        return self._slot_from_rank((sid - self.origin) & _MASK)
 
-    def place_behind(self, sid: int) -> int:
-        """How many places have numbers up to ``sid``, by rank."""
-        return self._place_from_rank(((sid - self.origin) & _MASK) + 1)
+    def slot_up_to(self, sid: int) -> int:
+        """How many slots have numbers up to ``sid``, by rank."""
+        return self._slot_from_rank(((sid - self.origin) & _MASK) + 1)
 
-    def _place_from_rank(self, rank: int) -> int:
+    def _slot_from_rank(self, rank: int) -> int:
         if rank < self._young:
             return bisect_left(self._old_numbers, rank)
         return min(rank - self._shift, len(self.texts))
 
-    def numbers(self, places: I64Array) -> I64Array:
-        """The numbers that have the places."""
-        numbers: I64Array = places + self._shift
+    def numbers(self, slots: I64Array) -> I64Array:
+        """The numbers of slots."""
+        numbers: I64Array = slots + self._shift
         if len(self._old):
-            low = places < len(self._old)
-            numbers[low] = self._old[places[low]]
+            low = slots < len(self._old)
+            numbers[low] = self._old[slots[low]]
         return (numbers + self.origin) & _MASK if self.origin else numbers
 
-    def number(self, place: int) -> int:
-        """The number that has the place."""
-        rank = self._old_numbers[place] if place < len(self._old) else place + self._shift
+    def number(self, slot: int) -> int:
+        """The number of a slot."""
+        rank = self._old_numbers[slot] if slot < len(self._old) else slot + self._shift
         return (rank + self.origin) & _MASK if self.origin else rank
 
     @overload
@@ -165,8 +165,8 @@ class SubjectNames(Sequence[str | None]):
             return [self[one] for one in range(*at.indices(len(self)))]
         if not 0 <= at < len(self):
             raise IndexError(at)
-        place = self.place((self.base + at) & _MASK)
-        return self.texts[place] if place >= 0 else None
+        slot = self.slot((self.base + at) & _MASK)
+        return self.texts[slot] if slot >= 0 else None
 
     def __len__(self) -> int:
         return self._next_rank - ((self.base - self.origin) & _MASK)

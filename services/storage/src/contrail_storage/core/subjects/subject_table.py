@@ -52,7 +52,7 @@ _ONE: Final = struct.Struct("<IqqI")
 
 
 class SubjectTable:
-    """State per subject of one shard; the arrays go by the places of ``numbered``."""
+    """State per subject of one shard; the arrays go by the slots of ``numbered``."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
@@ -90,18 +90,18 @@ class SubjectTable:
 
     @property
     def size(self) -> int:
-        """How many places there are; the arrays may be longer."""
+        """How many slots there are; the arrays may be longer."""
         return len(self.numbered.texts)
 
     def name(self, sid: int) -> str:
         """Name of the subject numbered ``sid``, which must be live."""
-        name = self.numbered.texts[self.numbered.place(sid)]
+        name = self.numbered.texts[self.numbered.slot(sid)]
         assert name is not None, f"subject {sid} is gone"
         return name
 
     def last_of(self, sid: int) -> int:
         """Sequence of the last message of the subject numbered ``sid``, which must be live."""
-        return int(self.last[self.numbered.place(sid)])
+        return int(self.last[self.numbered.slot(sid)])
 
     def last_seq(self, subject: str) -> int:
         """Sequence of the subject's last message, 0 when it has none."""
@@ -111,7 +111,7 @@ class SubjectTable:
     def count(self, subject: str) -> int:
         """Number of the subject's messages."""
         sid = self.ids.get(subject)
-        return 0 if sid is None else int(self.counts[self.numbered.place(sid)])
+        return 0 if sid is None else int(self.counts[self.numbered.slot(sid)])
 
     def live(self) -> Iterable[tuple[int, str]]:
         """(sid, name) of every subject that has messages."""
@@ -140,7 +140,7 @@ class SubjectTable:
         """The number behind the run of those that new subjects get."""
         return self.numbered.origin or END
 
-    def has_room(self, subjects: int) -> bool:
+    def has_capacity(self, subjects: int) -> bool:
         """Whether so many new subjects can have numbers.
 
         False where almost all numbers are used up, and those of the subjects that live leave no gap
@@ -148,8 +148,8 @@ class SubjectTable:
         """
         return self._end - self.next_id >= subjects or self._next_run(subjects) is not None
 
-    def make_room(self, subjects: int, writes: Writes) -> None:
-        """Begin another run of numbers where this one has not so many left; see `has_room`."""
+    def reserve(self, subjects: int, writes: Writes) -> None:
+        """Begin another run of numbers where this one has not so many left; see `has_capacity`."""
         if self._end - self.next_id >= subjects:
             return
         run = self._next_run(subjects)
@@ -183,7 +183,7 @@ class SubjectTable:
 
     def add_one(self, sid: int, seq: int, index: int, writes: Writes) -> None:
         """Count one message of ``sid`` with sequence ``seq``."""
-        at = self.numbered.place(sid)
+        at = self.numbered.slot(sid)
         if self.counts[at] == 0:
             self.first[at] = seq
         self.last[at] = seq
@@ -198,7 +198,7 @@ class SubjectTable:
 
     def add_all(self, sids: U32Array, seqs: I64Array, index: int, writes: Writes) -> None:
         """Count messages with the sequences ``seqs``, which ascend."""
-        at = self.numbered.places(sids)
+        at = self.numbered.slots(sids)
         # Assignment with repeated indexes keeps the last value: backwards that is the first
         # sequence of a subject, forwards its last.
         fresh = self.counts[at] == 0
@@ -222,8 +222,8 @@ class SubjectTable:
         ``last`` are the new last sequences, by number, of subjects that lose theirs and have more.
         """
         for sid, seq in (last or {}).items():
-            self.last[self.numbered.place(sid)] = seq
-        touched, counts = np.unique(self.numbered.places(sids), return_counts=True)
+            self.last[self.numbered.slot(sid)] = seq
+        touched, counts = np.unique(self.numbered.slots(sids), return_counts=True)
         self.counts[touched] -= counts.astype(np.uint32)
         self.first[touched] = np.maximum(self.first[touched], floor_seq)
         self._forget(touched[self.counts[touched] == 0], writes)
@@ -237,8 +237,8 @@ class SubjectTable:
 
         ``first`` are the new lower bounds of the first sequences of ``sids``.
         """
-        at = self.numbered.places(sids)
-        touched, counts = np.unique(self.numbered.places(gone), return_counts=True)
+        at = self.numbered.slots(sids)
+        touched, counts = np.unique(self.numbered.slots(gone), return_counts=True)
         moved = at[first > self.first[at]]
         self.first[at] = np.maximum(self.first[at], first)
         self.counts[touched] -= counts.astype(np.uint32)
@@ -262,7 +262,7 @@ class SubjectTable:
         No live message is below ``floor_seq``. Returns the subjects that lost their last message
         and have others; they are unsettled from now on.
         """
-        at = self.numbered.places(sids)
+        at = self.numbered.slots(sids)
         touched, counts = np.unique(at, return_counts=True)
         oldest, newest = at[self.first[at] == seqs], at[self.last[at] == seqs]
         self.counts[touched] -= counts.astype(np.uint32)
@@ -279,7 +279,7 @@ class SubjectTable:
         self, sid: int, seq: int, floor_seq: int, index: int, writes: Writes
     ) -> list[int]:
         """Take one message away as :meth:`take_out` does; arrays of one cost several times more."""
-        at = self.numbered.place(sid)
+        at = self.numbered.slot(sid)
         left = int(self.counts[at]) - 1
         first = int(self.first[at])
         self.counts[at] = left
@@ -299,13 +299,13 @@ class SubjectTable:
     ) -> None:
         """Set ``last`` of unsettled subjects: of the first ``found`` exact, of others a bound."""
         self.unsettled.difference_update(sids[:found].tolist())
-        at = self.numbered.places(sids)
+        at = self.numbered.slots(sids)
         self.last[at] = last
         self._delta(at, index, writes)
 
     def remove_one(self, sid: int, seq: int, previous_seq: int, index: int, writes: Writes) -> None:
         """Take the message ``seq`` away; ``previous_seq`` is the last older one of its subject."""
-        at = self.numbered.place(sid)
+        at = self.numbered.slot(sid)
         self.counts[at] -= 1
         if self.counts[at] == 0:
             self._forget_one(at, sid, writes)
@@ -358,7 +358,7 @@ class SubjectTable:
             self._lay_out()
 
     def _lay_out(self, next_id: int | None = None, end: int | None = None) -> None:
-        """Let go of the places of dead subjects; new ones are numbered from ``next_id`` on.
+        """Let go of the slots of dead subjects; new ones are numbered from ``next_id`` on.
 
         With an ``end`` that is another run of numbers.
         """
@@ -372,7 +372,7 @@ class SubjectTable:
         sids = self.numbered.numbers(live)
         origin = self.numbered.origin if end is None else end
         self.numbered = SubjectNames.of_live(sids, texts, next_id, origin)
-        at = self.numbered.places(sids)
+        at = self.numbered.slots(sids)
         columns = self.first[live], self.last[live], self.counts[live]
         self._make_arrays()
         self.first[at], self.last[at], self.counts[at] = columns
@@ -428,9 +428,9 @@ class SubjectTable:
     def _stored_last(self, at: I64Array) -> I64Array:
         last = self.last[at]
         if self.unsettled:
-            for place, sid in enumerate(self.numbered.numbers(at).tolist()):
+            for position, sid in enumerate(self.numbered.numbers(at).tolist()):
                 if sid in self.unsettled:
-                    last[place] = -last[place]
+                    last[position] = -last[position]
         return last
 
     def _fold(self, writes: Writes) -> None:
@@ -442,9 +442,9 @@ class SubjectTable:
         self._delta_bytes = self._delta_rows = 0
 
     def _write_page(self, page: int, writes: Writes) -> None:
-        low = self.numbered.place_from(page * PAGE)
-        high = self.numbered.place_behind((page + 1) * PAGE - 1)
-        # Dead ones are left out: which of them have places depends on when the arrays were made.
+        low = self.numbered.slot_from(page * PAGE)
+        high = self.numbered.slot_up_to((page + 1) * PAGE - 1)
+        # Dead ones are left out: which of them have slots depends on when the arrays were made.
         live = np.flatnonzero(self.counts[low:high]) + low
         key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
         if len(live):
@@ -458,7 +458,7 @@ class SubjectTable:
         return b"".join([column.tobytes() for column in columns])
 
     def recount(self, first: I64Array, last: I64Array, counts: U32Array, writes: Writes) -> None:
-        """Take what was counted, by place, for what stands here."""
+        """Take what was counted, by slot, for what stands here."""
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
@@ -560,7 +560,7 @@ class SubjectTable:
         if not parts[0]:
             return np.zeros(0, np.uint32)
         sids, first, last, counts = map(np.concatenate, parts)
-        at = self.numbered.places(sids)
+        at = self.numbered.slots(sids)
         kept = (at >= 0) & (at < self.size)
         at = at[kept]
         if self.unsettled:

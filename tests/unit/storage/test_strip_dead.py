@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from contrail_common.columns.blocks import Block, columns_of, decode_block, encode_block
 from contrail_common.model import Headers
-from contrail_storage.core.stream.emptying import Live, between_live, emptied
+from contrail_storage.core.stream.strip_dead import Live, between_live, strip_dead
 
 nested = st.sampled_from(
     [None, {"A": ["secret-a", ""]}, {"Ä": []}, {"B": ["x"], "C": ["secret-c"]}]
@@ -32,7 +32,7 @@ def blocks(draw: st.DrawFn) -> tuple[Block, Live]:
 @given(blocks())
 def test_live_messages_stay_and_nothing_of_the_others(found: tuple[Block, Live]) -> None:
     block, live = found
-    kept = decode_block(encode_block(emptied(block, live), 1))
+    kept = decode_block(encode_block(strip_dead(block, live), 1))
     assert kept.columns.is_sound()
     assert kept.times_ns.tolist() == block.times_ns.tolist()
     assert kept.subject_ids.tolist() == block.subject_ids.tolist()
@@ -72,5 +72,5 @@ def test_what_is_left_of_a_block_has_all_live_messages_and_no_long_gap(
 def test_block_without_a_live_message_holds_nothing() -> None:
     columns = columns_of([b"secret"] * 3, [{"Own": ["secret"]}] * 3)
     block = Block(1, np.arange(3), np.zeros(3, np.uint32), columns)
-    empty = emptied(block, np.zeros(3, np.bool_))
+    empty = strip_dead(block, np.zeros(3, np.bool_))
     assert (empty.count, empty.columns.headers, empty.columns.payload) == (3, None, b"")

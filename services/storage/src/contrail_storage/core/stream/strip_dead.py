@@ -15,7 +15,7 @@ Live = NDArray[np.bool_]
 """Which messages of a block are live."""
 
 
-def emptied(block: Block, live: Live) -> Block:
+def strip_dead(block: Block, live: Live) -> Block:
     """``block`` with neither payload nor values of headers where a message is not ``live``.
 
     It is smaller, or nothing was there to take. Times and subject numbers stay: columns keep their
@@ -23,11 +23,11 @@ def emptied(block: Block, live: Live) -> Block:
     """
     if live.all():
         return block
-    kept = emptied_columns(block.columns, live)
+    kept = strip_dead_columns(block.columns, live)
     return Block(block.base_seq, block.times_ns, block.subject_ids, kept)
 
 
-def emptied_columns(columns: MessageColumns, live: Live) -> MessageColumns:
+def strip_dead_columns(columns: MessageColumns, live: Live) -> MessageColumns:
     """``columns`` with neither payload nor values of headers where a message is not ``live``."""
     lengths = lengths_of(columns.offsets)
     places = np.flatnonzero(np.repeat(live, lengths))
@@ -35,12 +35,12 @@ def emptied_columns(columns: MessageColumns, live: Live) -> MessageColumns:
         columns.count,
         offsets_of(np.where(live, lengths, 0), columns.count),
         gather(columns.payload, places),
-        None if columns.headers is None else _emptied_headers(columns.headers, live),
+        None if columns.headers is None else _strip_dead_headers(columns.headers, live),
         None if columns.seals is None else columns.seals.only(live),
     )
 
 
-def _emptied_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:
+def _strip_dead_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:
     if not live.any():
         return None
     if isinstance(headers, UniformHeaders):
@@ -70,7 +70,7 @@ def between_live(block: Block, live: Live, gap: int = GAP) -> list[Block]:
     """What is left of ``block`` when its dead messages may be missing (at least one is live).
 
     From its first to its last live message, without runs of ``gap`` or more dead ones in between;
-    the other dead ones are emptied.
+    the other dead ones are strip_dead.
     """
     positions = np.flatnonzero(live)
     gaps = np.flatnonzero(np.diff(positions) > gap)
@@ -86,4 +86,4 @@ def _part(block: Block, live: Live, start: int, stop: int) -> Block:
         block.subject_ids[start:stop].copy(),
         block.columns.slice(start, stop),
     )
-    return emptied(part, live[start:stop])
+    return strip_dead(part, live[start:stop])

@@ -28,7 +28,7 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import Writes
 from contrail_storage.core.stream.deadlines import DeadlineRow
-from contrail_storage.core.stream.emptying import emptied
+from contrail_storage.core.stream.strip_dead import strip_dead
 
 if TYPE_CHECKING:
     from contrail_storage.core.stream.stream_machine import StreamMachine
@@ -162,7 +162,7 @@ def block_record(
         block = Block(first_seq, block.times_ns[at:], block.subject_ids[at:], columns)
     live = machine.deleted.live_mask(block.base_seq, block.count)
     if live is not None and not live.all():
-        block = emptied(block, live)
+        block = strip_dead(block, live)
     plain = opened(block.columns)
     if plain is not block.columns:
         block = Block(block.base_seq, block.times_ns, block.subject_ids, plain)

@@ -21,8 +21,8 @@ from contrail_storage.core.commands import Append, HashedExpected
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Appended, Refused, Writes
-from contrail_storage.core.stream.emptying import emptied_columns
-from contrail_storage.core.stream.filling import Filling
+from contrail_storage.core.stream.capacity import CapacityCheck
+from contrail_storage.core.stream.strip_dead import strip_dead_columns
 
 if TYPE_CHECKING:
     from contrail_storage.core.stream.stream_machine import StreamMachine
@@ -100,7 +100,7 @@ class Appender:
         machine.expirer.note(command.ttls or {}, first_seq, now_ns, writes)
         machine.counters.last_id = NO_ID
         writes.blocks.append((machine.shard, block))
-        machine.remover.keep_limits(block.subject_ids, index, now_ns, writes)
+        machine.remover.enforce(block.subject_ids, index, now_ns, writes)
 
     def _numbers(self, command: Append, subject_index: U32Array) -> I64Array:
         """The subject number of each message; -1 where the stream has no message of the subject."""
@@ -129,7 +129,7 @@ class Appender:
         sids = np.array(sorted(newest), np.uint32)
         kept = [np.count_nonzero(numbers[newest[sid] :] == sid) for sid in sids.tolist()]
         table = self._machine.subjects
-        held = table.counts[table.numbered.places(sids)].astype(np.int64)
+        held = table.counts[table.numbered.slots(sids)].astype(np.int64)
         older = held - np.array(kept, np.int64)
         below = np.array([first_seq + newest[sid] for sid in sids.tolist()], np.int64)
         self._machine.remover.replace_older(sids, older, below, index, now_ns, writes)
@@ -148,7 +148,7 @@ class Appender:
             for number in foreign
         }
         table = self._machine.subjects
-        if not table.has_room(len(command.subjects)):
+        if not table.has_capacity(len(command.subjects)):
             detail = "the stream has reached its maximum number of subjects"
             no_room = Refused(errors.STORE_FAILED.code, detail)
             for number, subject in enumerate(command.subjects):
@@ -182,7 +182,7 @@ class Appender:
         first_seq = self._machine.counters.last_seq + 1
         count = columns.count
         subjects = self._machine.subjects
-        subjects.make_room(len(command.subjects), writes)
+        subjects.reserve(len(command.subjects), writes)
         if count == 1:
             sid = subjects.number(command.subjects[int(subject_index[0])], writes)
             sids = np.array([sid], np.uint32)
@@ -232,7 +232,7 @@ class Appender:
         positions = np.flatnonzero(wanted)
         block: Block | None = None
         payload = b""
-        machine.subjects.make_room(len(command.subjects), writes)
+        machine.subjects.reserve(len(command.subjects), writes)
         if len(positions):
             start, stop = int(positions[0]), int(positions[-1]) + 1
             within = wanted[start:stop]
@@ -240,7 +240,7 @@ class Appender:
             sids[within] = self._number_all(command, subject_index[positions], writes)
             sids[~within] = sids[0]
             machine.subjects.add_all(sids[within], positions + first_seq, index, writes)
-            stored = emptied_columns(columns.slice(start, stop), within)
+            stored = strip_dead_columns(columns.slice(start, stop), within)
             times_ns = np.full(stop - start, now_ns, np.int64)
             block = Block(first_seq + start, times_ns, sids, stored)
             machine.remember(MessageFacts(block.base_seq, sids, block.sizes(), times_ns))
@@ -300,7 +300,7 @@ class _Batch:
         # The last sequence that this batch gives to a message of the subject.
         self._stored: dict[str, int] = {}
         # Built for the first message that a limit with discard new may refuse.
-        self._filling: Filling | None = None
+        self._capacity: CapacityCheck | None = None
         self.new_ids: IdHashes | None = None
         self.new_id_seqs = np.zeros(0, np.int64)
         self.last_id = machine.counters.last_id
@@ -413,10 +413,12 @@ class _Batch:
             return Refused(errors.ROLLUP_REFUSED.code, "the stream does not allow roll-ups")
         if config.discard != "new":
             return None
-        if self._filling is None:
-            self._filling = Filling(self._machine, self._command, self._sizes, self._subject_index)
+        if self._capacity is None:
+            self._capacity = CapacityCheck(
+                self._machine, self._command, self._sizes, self._subject_index
+            )
         size, stored = int(self._sizes[at]), self._is_wanted(at)
-        why = self._filling.take(subject, size, rollup, stored=stored)
+        why = self._capacity.take(subject, size, rollup, stored=stored)
         return None if why is None else Refused(errors.STORE_FAILED.code, why)
 
     def _check_expected(self, expected: HashedExpected, subject: str) -> Refused | None:

@@ -20,7 +20,7 @@ from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX, format_go_duration
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Refused, Removed, Result, Writes
-from contrail_storage.core.stream.appending import Appender
+from contrail_storage.core.stream.append import Appender
 
 if TYPE_CHECKING:
     from contrail_storage.core.stream.stream_machine import StreamMachine
@@ -170,7 +170,7 @@ class Expirer:
         machine = self._machine
         table = machine.subjects
         sids, counts = np.unique(due.sids, return_counts=True)
-        at = table.numbered.places(sids)
+        at = table.numbered.slots(sids)
         newest = table.last[at]
         asks = (table.counts[at] > counts) & np.isin(newest, due.seqs)
         older = np.array([previous.get(sid, 0) for sid in sids[asks].tolist()], object)
@@ -206,7 +206,7 @@ class Expirer:
         config, counters = machine.own_config, machine.counters
         ttl_ns = config.subject_delete_marker_ttl_ns
         names = [name for name in names if name not in machine.subjects.ids]
-        if ttl_ns <= 0 or not machine.subjects.has_room(len(names)):
+        if ttl_ns <= 0 or not machine.subjects.has_capacity(len(names)):
             return
         headers: Headers = {
             model.MARKER_REASON: [model.MARKER_MAX_AGE],

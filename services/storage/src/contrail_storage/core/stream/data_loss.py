@@ -88,7 +88,7 @@ class Recount:
         start = max(self._next_seq - facts.base_seq, 0)
         if start >= len(facts.sizes):
             return
-        at = self._machine.subjects.numbered.places(facts.subject_ids[start:])
+        at = self._machine.subjects.numbered.slots(facts.subject_ids[start:])
         seqs = np.arange(facts.base_seq + start, facts.end_seq)
         live = self._machine.deleted.are_live(seqs)
         known = (at >= 0) & (at < len(self._known))

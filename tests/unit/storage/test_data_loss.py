@@ -5,7 +5,7 @@ from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.commands import RANGES_MAX
 from contrail_storage.core.results import Appended, ConsumerPut, Done, Refused, Writes
-from contrail_storage.core.stream.losing import Recount
+from contrail_storage.core.stream.data_loss import Recount
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 
 

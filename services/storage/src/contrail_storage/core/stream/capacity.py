@@ -50,7 +50,7 @@ class _Held:
             self.own_sizes.popleft()
 
 
-class Filling:
+class CapacityCheck:
     """How full a stream gets as an append goes on."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Filling:
         self._config = machine.own_config
         self._messages, self._bytes = machine.counters.messages, machine.counters.bytes
         self._held: dict[str, _Held] = {}
-        self._emptied = False
+        self._cleared = False
         self._sizes: dict[int, list[int]] = {}
         if 0 <= self._config.max_bytes < self._bytes + int(sizes.sum()):
             # Sizes are in the blocks, so they are read only if they may decide.
@@ -107,7 +107,7 @@ class Filling:
         self._messages, self._bytes = messages, used
         if rollup == "all":
             self._held.clear()
-            self._emptied = True
+            self._cleared = True
             held = self._of(subject)
         else:
             held.drop(goes)
@@ -119,7 +119,7 @@ class Filling:
         held = self._held.get(subject)
         if held is None:
             table = self._machine.subjects
-            old = 0 if self._emptied else table.count(subject)
+            old = 0 if self._cleared else table.count(subject)
             sizes = self._sizes.get(table.ids.get(subject, -1), []) if old else []
             held = self._held[subject] = _Held(old, deque(sizes), deque())
         return held
