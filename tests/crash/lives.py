@@ -23,6 +23,7 @@ from contrail_link.contract import (
     RangeRequest,
     ReplayRequest,
 )
+from contrail_link.publishing import publish
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.link import LocalLink
@@ -187,10 +188,10 @@ class Life:
 
     async def _publish(self, call: history.Publish) -> list[PubResult]:
         if not call.atomic:
-            return (await self.link.publish(call.stream, call.messages)).results
+            return (await publish(self.link, call.stream, call.messages)).results
         batch = MessageBatch.of(call.messages)
         batch.atomic = True
-        runs = (await self.link.publish_batch(call.stream, batch)).results
+        runs = (await publish(self.link, call.stream, batch)).results
         return [
             PubResult(run.seq + at, duplicate=run.duplicate, code=run.code, detail=run.detail)
             for run in runs

@@ -3,10 +3,12 @@
 A mutant changes the code of the process in which it is called. That process lives one life.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_storage import link as local_link
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Row, Writes
@@ -141,17 +143,25 @@ def _part_rows_kept() -> None:
 
 def _batch_in_parts() -> None:
     """Store an atomic batch message by message."""
+    whole = local_link.LocalLink.publish_then
 
-    async def publish_batch(self: local_link.LocalLink, stream: str, batch: Any) -> Any:
-        batch.atomic = False
+    def publish_then(self: local_link.LocalLink, stream: str, content: Any, done: Any) -> None:
+        if not (isinstance(content, MessageBatch) and content.atomic):
+            whole(self, stream, content, done)
+            return
+        content.atomic = False
         shard = self._shard(stream)
         log, number = self._node.shard_log, shard.machine.shard
-        runs = []
-        for at in range(batch.count):
-            runs += await log.append_batch(number, batch.slice(at, at + 1))
-        return local_link._outcome(stream, shard, runs)
 
-    replace(local_link.LocalLink, "publish_batch", publish_batch)
+        async def in_parts() -> None:
+            runs = []
+            for at in range(content.count):
+                runs += await log.append_batch(number, content.slice(at, at + 1))
+            done(local_link._outcome(stream, shard, runs))
+
+        asyncio.get_running_loop().create_task(in_parts())
+
+    replace(local_link.LocalLink, "publish_then", publish_then)
 
 
 def _not_mended() -> None:

@@ -14,6 +14,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_link.contract import PublishAck
+from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
@@ -158,7 +159,7 @@ async def node_on_a_switched_disk(data_dir: Path) -> AsyncIterator[tuple[Storage
 
 async def refusal(link: LocalLink, message: PublishMessage) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        await link.publish("S", [message])
+        await publish(link, "S", [message])
     return caught.value
 
 
@@ -170,7 +171,7 @@ async def fail_and_heal(data_dir: Path, call: str, number: int, spec: ErrorSpec)
     async with node_on_a_switched_disk(data_dir) as (node, switch):
         link = LocalLink(node)
         await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
-        await link.publish("S", [note(1)])
+        await publish(link, "S", [note(1)])
         switch.plan = Plan(failures=(Failure("log", call, 1, number, UNTIL_HEALED),))
         assert (await refusal(link, note(2))).spec is errors.OUTCOME_UNKNOWN
         for message in (note(2), note(3)):
@@ -181,8 +182,8 @@ async def fail_and_heal(data_dir: Path, call: str, number: int, spec: ErrorSpec)
         assert (await link.stream_info("S")).state.last_seq == 1
         switch.plan = Plan()
         await wait_until(lambda: not node.readiness())
-        await link.publish("S", [note(2)])
-        return await link.publish("S", [note(1), note(2), note(3)])
+        await publish(link, "S", [note(2)])
+        return await publish(link, "S", [note(1), note(2), note(3)])
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ async def fill_during_checkpoint(data_dir: Path) -> int:
         switch.plan = Plan(failures=(Failure("files", "write", 1, errno.ENOSPC, UNTIL_HEALED),))
         with pytest.raises(OSError, match="No space left"):
             await node.checkpoint()
-        ack = await link.publish("S", [note(1)])
+        ack = await publish(link, "S", [note(1)])
         switch.plan = Plan()
         await node.checkpoint()
         return ack.results[0].seq

@@ -20,6 +20,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract import PullRequest
+from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.disk.node_file import LOG_NAME
@@ -64,7 +65,7 @@ async def fill(data_dir: Path) -> None:
         await link.put_stream(memory, "put", None, False)
         await node.checkpoint()
         for number in range(COUNT):
-            await link.publish("S", [large(number)])
+            await publish(link, "S", [large(number)])
         await asyncio.to_thread(shutil.copytree, data_dir.with_name("lived"), data_dir)
 
 
@@ -154,9 +155,9 @@ class Rig:
 async def settled(link: LocalLink) -> None:
     """Check that all messages exist, and that new ones follow them."""
     assert await everything(link) == PAYLOADS
-    again = await link.publish("S", [large(0), large(COUNT - 1)])
+    again = await publish(link, "S", [large(0), large(COUNT - 1)])
     assert all(result.duplicate for result in again.results)
-    await link.publish("M", [PublishMessage("m.a", None, b"anew", None)])
+    await publish(link, "M", [PublishMessage("m.a", None, b"anew", None)])
 
 
 async def fail_while_replaying(data_dir: Path, first: int, number: int) -> None:
@@ -170,7 +171,7 @@ async def fail_while_replaying(data_dir: Path, first: int, number: int) -> None:
     assert await everything(link) == PAYLOADS
     spec = errors.STORAGE_FULL if number == errno.ENOSPC else errors.STORAGE_FAILED
     with pytest.raises(ApiError) as caught:
-        await link.publish("S", [PublishMessage("s.a", None, b"no")])
+        await publish(link, "S", [PublishMessage("s.a", None, b"no")])
     assert (caught.value.spec, caught.value.applied) == (spec, False)
     rig.switch.plan = SOUND
     await wait_until(lambda: not node.readiness())
@@ -194,7 +195,7 @@ async def ask_before_it_can_write(data_dir: Path) -> None:
         await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
         config = ConsumerConfig(name="c", durable=True, ack_wait_ns=1)
         await link.put_consumer("S", config, "put", None, False)
-        await link.publish("S", [PublishMessage("s.a", None, b"%d" % one) for one in range(9)])
+        await publish(link, "S", [PublishMessage("s.a", None, b"%d" % one) for one in range(9)])
         await link.pull(PullRequest(stream="S", consumer="c", batch=9))
         await link.consumer_info("S", "c")
     full = Failure("log", "create", 1, errno.ENOSPC, UNTIL_HEALED)
@@ -338,7 +339,7 @@ async def recovering(rig: Rig) -> None:
     rig.creates.shut()
     rig.switch.plan = Plan(failures=(Failure("log", "write", 1, errno.EIO, UNTIL_HEALED),))
     with pytest.raises(ApiError):
-        await LocalLink(rig.node).publish("S", [PublishMessage("s.a", None, b"no")])
+        await publish(LocalLink(rig.node), "S", [PublishMessage("s.a", None, b"no")])
     rig.switch.plan = SOUND
 
 

@@ -14,6 +14,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link import publishing
 from contrail_link.contract import AckItem, PullRequest, RangeRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage import healing
@@ -58,7 +59,7 @@ def note(number: int) -> PublishMessage:
 
 
 async def publish(link: LocalLink, number: int, stream: str = "S") -> int:
-    ack = await link.publish(stream, [note(number)])
+    ack = await publishing.publish(link, stream, [note(number)])
     return ack.results[0].seq
 
 
@@ -105,7 +106,7 @@ async def fail_and_heal(
         assert (caught.value.spec, caught.value.applied) == (spec, False)
         assert os.strerror(number) in node.readiness()["storage"]
         assert (await everything(link))[:80] == [note(one).payload for one in range(80)]
-        await link.publish("M", [PublishMessage("m.a", None, b"goes on", None)])
+        await publishing.publish(link, "M", [PublishMessage("m.a", None, b"goes on", None)])
         assert (await link.get_message("M", 1)).payload == b"goes on"
         assert not node.fatal.done()
         switch.plan = Plan()
@@ -115,7 +116,7 @@ async def fail_and_heal(
         payloads = await everything(link)
         assert payloads[:80] == [note(one).payload for one in range(80)]
         assert (payloads[-1], len(payloads)) == (note(81).payload, last)
-        again = await link.publish("S", [note(one) for one in range(80)])
+        again = await publishing.publish(link, "S", [note(one) for one in range(80)])
         assert all(result.duplicate for result in again.results)
         info = await link.consumer_info("S", "c")
         assert (info.num_ack_pending, info.ack_floor.stream_seq) == (20, 10)
@@ -159,7 +160,7 @@ async def fail_between_a_name_and_its_shard(data_dir: Path, *, removed: bool) ->
         assert set(node.applier.shards) == {node.meta.streams["S"].shard}
         await link.put_stream(names["half"], "put", None, False)
         assert await publish(link, 2) == 2
-        await link.publish("T", [PublishMessage("t.a", None, b"anew", None)])
+        await publishing.publish(link, "T", [PublishMessage("t.a", None, b"anew", None)])
     async with node_over_a_switched_store(data_dir) as (node, _):
         assert len(node.applier.shards) == 2
         assert await everything(LocalLink(node)) == [note(one).payload for one in (1, 2)]
@@ -243,9 +244,9 @@ async def start_on_a_full_disk(data_dir: Path) -> None:
         await wait_until(lambda: not node.readiness())
         assert await publish(link, 80) == 81
         assert await everything(link) == [note(one).payload for one in range(81)]
-        again = await link.publish("S", [note(one) for one in range(80)])
+        again = await publishing.publish(link, "S", [note(one) for one in range(80)])
         assert all(result.duplicate for result in again.results)
-        await link.publish("M", [PublishMessage("m.a", None, b"anew", None)])
+        await publishing.publish(link, "M", [PublishMessage("m.a", None, b"anew", None)])
     async with node_over_a_switched_store(data_dir) as (node, _):
         assert await everything(LocalLink(node)) == [note(one).payload for one in range(81)]
 
@@ -265,7 +266,7 @@ async def erase_while_the_store_fails(data_dir: Path) -> None:
         await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
         for one in range(20):
             await publish(link, one)
-        await link.publish("S", [PublishMessage("s.1", None, secret, "secret")])
+        await publishing.publish(link, "S", [PublishMessage("s.1", None, secret, "secret")])
         await node.checkpoint()
         switch.plan = Plan(failures=(Failure("store", "flush", 2, errno.EIO, UNTIL_HEALED),))
         receipt = await link.erase("S", [21], "")

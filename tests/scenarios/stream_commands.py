@@ -3,6 +3,7 @@
 from contrail_common.errors import ApiError
 from contrail_common.model import PAYLOAD_BYTES_MAX, PublishMessage, StreamConfig
 from contrail_edge.inputs.message_items import checked
+from contrail_link import publishing
 from tests.scenarios import showing
 from tests.scenarios.arguments import ArgumentError, Arguments
 from tests.scenarios.configuring import new_stream, patched_stream
@@ -68,7 +69,7 @@ async def publish(world: World, arguments: Arguments) -> list[str]:
     texts = [text] if count == 1 else [f"{text}{at}" for at in range(1, count + 1)]
     payloads = [b"x" * size if size else text.encode() for text in texts]
     messages = [_message(subject, headers, payload) for payload in payloads]
-    ack = await world.finish(world.link.publish(stream, messages))
+    ack = await world.finish(publishing.publish(world.link, stream, messages))
     return showing.published(ack.results)
 
 

@@ -30,6 +30,7 @@ from contrail_link.contract import (
     LastRequest,
     Pieces,
     PublishAck,
+    PublishContent,
     PublishOutcome,
     PubResult,
     PullRequest,
@@ -75,7 +76,6 @@ class LinkDouble:
         self.failures: list[Exception | None] = []
         self.outcomes: list[Callable[..., None]] | None = None
         """When a list: direct publishes wait in it until a test ends them, or with an error."""
-        self.direct_batches = 0
         self.consumer_missing = False
         self.max_expires_ns = 0
         self.waiting = asyncio.Event()
@@ -112,26 +112,16 @@ class LinkDouble:
         if not stream and not messages[0].subject.startswith("a."):
             raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
 
-    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
-        self._fail()
-        self._check_captured(stream, messages)
-        first = self._stored(list(messages))
-        return PublishAck(
-            stream or "S", [PubResult(first + at) for at in range(len(messages))], "fsync"
-        )
-
-    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
-        self._fail()
-        first = self._stored(messages_of(batch))
-        results = [PubResult(first, count=batch.count)] if batch.count else []
-        return PublishAck(stream, results, "fsync")
-
     def publish_then(
-        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+        self, stream: str, content: PublishContent, done: Callable[[PublishOutcome], None]
     ) -> None:
         self._fail()
-        self._check_captured(stream, messages)
-        seq = self._stored(list(messages))
+        if isinstance(content, MessageBatch):
+            messages = messages_of(content)
+        else:
+            messages = list(content)
+            self._check_captured(stream, messages)
+        seq = self._stored(messages)
         results = [PubResult(seq + at) for at in range(len(messages))]
         outcome = PublishAck(stream or "S", results, "fsync")
         if self.outcomes is None:
@@ -139,11 +129,8 @@ class LinkDouble:
         else:
             self.outcomes.append(lambda given=None: done(outcome if given is None else given))
 
-    def publish_batch_then(
-        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
-    ) -> None:
-        self.direct_batches += 1
-        self.publish_then(stream, messages_of(batch), done)
+    async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
+        return False
 
     def publish_each_then(
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]

@@ -26,6 +26,7 @@ from contrail_link.contract import (
     ReplayRequest,
     pieces_of,
 )
+from contrail_link.publishing import publish
 from contrail_link.tcp.client import ChunkStream, RemoteLink
 from contrail_link.tcp.limits import LinkLimits
 from contrail_storage.link import LocalLink
@@ -62,7 +63,7 @@ async def collected(chunks: AsyncIterator[Chunk | Pieces]) -> bytes:
 def test_reads_answer_what_storage_answers(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with both(tmp_path) as (local, link):
-            await link.publish("S", messages(30, b"\x00\xff"))
+            await publish(link, "S", messages(30, b"\x00\xff"))
             asked = RangeRequest(stream="S", limit=20)
             plan = ReplayPlanRequest(stream="S", splits=2)
             for one in (local, link):
@@ -93,7 +94,7 @@ def test_changes_are_made(tmp_path: Path) -> None:
             config = StreamConfig(name="T", subjects=("t.>",), metadata={"k": "v"})
             info, created = await link.put_stream(config, "create", None, False)
             assert (created, info.config) == (True, config)
-            await link.publish("T", messages(4, subject="t.a"))
+            await publish(link, "T", messages(4, subject="t.a"))
             await link.delete_message("T", 2)
             assert await link.purge_stream("T", "", 2, 0) == 1
             consumer = ConsumerConfig(name="c", durable=True, backoff_ns=(1, 2), max_deliver=3)
@@ -121,7 +122,7 @@ def test_batch_in_columns_is_stored_as_it_is(tmp_path: Path) -> None:
             sent = messages(1_000, b"payload")
             sent[7].msg_id = sent[8].msg_id = "twice"
             sent[9].expected = Expected(last_seq=77)
-            ack = await link.publish_batch("S", MessageBatch.of(sent))
+            ack = await publish(link, "S", MessageBatch.of(sent))
             results = [one for result in ack.results for one in result.each()]
             assert [results[8].duplicate, results[9].code] == [
                 True,
@@ -137,7 +138,7 @@ def test_damaged_batch_is_refused_before_storage_joins_it(tmp_path: Path) -> Non
         async with both(tmp_path) as (_, link):
             batch = MessageBatch.of(messages(3))
             batch.subject_index = b"\xff" * 12
-            error = await refusal(link.publish_batch("S", batch))
+            error = await refusal(publish(link, "S", batch))
             assert (error.spec, error.applied) == (errors.BAD_REQUEST, False)
 
     run(scenario())
@@ -151,7 +152,7 @@ def test_refusals_arrive_whole(tmp_path: Path) -> None:
                 lambda one: one.stream_info("NONE"),
                 lambda one: one.stream_for_subject("nobody"),
                 lambda one: one.replay(request),
-                lambda one: one.publish("", messages(1, subject="nobody")),
+                lambda one: publish(one, "", messages(1, subject="nobody")),
                 lambda one: one.purge_stream("NONE", "", 0, 0),
             ):
                 assert await refusal(work(link)) == await refusal(work(local))
@@ -218,7 +219,7 @@ def test_many_requests_share_a_connection_and_each_gets_its_own_answer(tmp_path:
     async def scenario() -> None:
         async with both(tmp_path) as (_, link):
             acks = await asyncio.gather(
-                *(link.publish("S", messages(1, str(n).encode())) for n in range(500))
+                *(publish(link, "S", messages(1, str(n).encode())) for n in range(500))
             )
             seqs = [ack.results[0].seq for ack in acks]
             assert sorted(seqs) == list(range(1, 501))
@@ -234,7 +235,7 @@ def test_wait_ends_with_the_message_it_waits_for(tmp_path: Path) -> None:
         async with both(tmp_path) as (local, link):
             asked = RangeRequest(stream="S", from_seq=1, wait_ns=30_000_000_000)
             waiting = asyncio.create_task(link.read_range(asked))
-            await local.publish("S", messages(1))
+            await publish(local, "S", messages(1))
             assert len((await waiting).messages) == 1
 
     run(scenario())
@@ -288,7 +289,7 @@ def test_more_waiting_callers_than_the_bound_are_refused(tmp_path: Path) -> None
             done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             [refused] = done
             assert (await refusal(refused)).spec is errors.OVERLOADED
-            await link.publish("S", messages(1))
+            await publish(link, "S", messages(1))
             await asyncio.wait(rest)
 
     run(scenario())
@@ -297,7 +298,7 @@ def test_more_waiting_callers_than_the_bound_are_refused(tmp_path: Path) -> None
 # Streams -----------------------------------------------------------------------------------------
 async def big_stream(link: LocalLink, messages_count: int = 400, size: int = 10_000) -> None:
     for _ in range(messages_count // 100):
-        await link.publish("S", messages(100, b"y" * size))
+        await publish(link, "S", messages(100, b"y" * size))
 
 
 def held(stream: AsyncIterator[bytes]) -> int:

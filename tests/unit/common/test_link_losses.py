@@ -21,6 +21,7 @@ from contrail_link.contract import (
     RangeRequest,
     ReplayRequest,
 )
+from contrail_link.publishing import publish
 from contrail_link.tcp import frames
 from contrail_link.tcp.client import RemoteLink
 from contrail_link.tcp.frames import frame_head
@@ -178,8 +179,8 @@ def test_client_that_breaks_the_protocol_is_cut_and_others_are_not(
 # Three outcomes ----------------------------------------------------------------------------------
 PULLED = AckItem(1, 1, 1, 1, "ack")
 CHANGES: dict[str, Callable[[RemoteLink], Awaitable[Any]]] = {
-    "publish": lambda link: link.publish("S", [message()]),
-    "publish_batch": lambda link: link.publish_batch("S", MessageBatch.of([message()])),
+    "publish": lambda link: publish(link, "S", [message()]),
+    "publish_batch": lambda link: publish(link, "S", MessageBatch.of([message()])),
     "purge": lambda link: link.purge_stream("S", "", 0, 0),
     "delete": lambda link: link.delete_message("S", 1),
     "acknowledge": lambda link: link.acknowledge("S", "c", [PULLED], True),
@@ -223,7 +224,7 @@ def test_change_that_was_sent_and_not_answered_is_unknown(
 ) -> None:
     async def scenario() -> None:
         async with wired(tmp_path) as (local, wire, link):
-            await local.publish("S", [message()])
+            await publish(local, "S", [message()])
             await local.put_consumer(
                 "S", ConsumerConfig(name="c", durable=True), "put", None, False
             )
@@ -231,7 +232,7 @@ def test_change_that_was_sent_and_not_answered_is_unknown(
             assert is_refusal(found, errors.OUTCOME_UNKNOWN)
             # The link is back without anybody's help.
             await until(lambda: not link.readiness())
-            await link.publish("S", [message()])
+            await publish(link, "S", [message()])
 
     run(scenario())
 
@@ -311,7 +312,7 @@ def test_call_made_while_the_link_is_made_again_waits_for_it(tmp_path: Path) -> 
         async with wired(tmp_path) as (local, wire, link):
             wire.refuse = True
             await link_is_down(wire, link)
-            call = asyncio.create_task(link.publish("S", [message()]))
+            call = asyncio.create_task(publish(link, "S", [message()]))
             await asyncio.sleep(0)
             wire.refuse = False
             assert (await call).results[0].seq == 1
@@ -324,7 +325,7 @@ def test_stream_that_is_cut_does_not_look_complete(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with wired(tmp_path) as (local, wire, link):
             for _ in range(3):
-                await local.publish("S", [message(b"y" * 10_000)] * 50)
+                await publish(local, "S", [message(b"y" * 10_000)] * 50)
             stream = await link.replay(ReplayRequest(stream="S", format="ndjson"))
             await anext(stream)
             wire.cut()
@@ -342,7 +343,7 @@ def test_storage_that_falls_silent_is_given_up(tmp_path: Path) -> None:
         limits = replace(QUICK, silence_s=0.4)
         async with wired(tmp_path, limits) as (_, wire, link):
             wire.hold_answers = True
-            found = await outcome(link.publish("S", [message()]))
+            found = await outcome(publish(link, "S", [message()]))
             assert is_refusal(found, errors.OUTCOME_UNKNOWN)
             wire.hold_answers = False
             await until(lambda: not link.readiness())
@@ -372,7 +373,7 @@ def test_answer_that_does_not_come_in_time_is_unknown(tmp_path: Path) -> None:
         limits = replace(QUICK, call_s=0.2, silence_s=60.0)
         async with wired(tmp_path, limits) as (local, wire, link):
             wire.hold_answers = True
-            found = await outcome(link.publish("S", [message()]))
+            found = await outcome(publish(link, "S", [message()]))
             assert is_refusal(found, errors.OUTCOME_UNKNOWN)
             assert await stored(local) == 1
 
@@ -399,7 +400,7 @@ def test_more_requests_than_the_bound_are_refused_without_effect(tmp_path: Path)
     async def scenario() -> None:
         limits = replace(QUICK, busy_max=5)
         async with wired(tmp_path, limits) as (local, _, link):
-            calls = [outcome(link.publish("S", [message()])) for _ in range(20)]
+            calls = [outcome(publish(link, "S", [message()])) for _ in range(20)]
             found = await asyncio.gather(*calls)
             refused = [one for one in found if isinstance(one, ApiError)]
             assert len(refused) == 15
@@ -415,9 +416,9 @@ def test_more_bytes_than_the_bound_are_refused_without_effect(tmp_path: Path) ->
         async with wired(tmp_path, limits) as (_, wire, link):
             wire.hold_requests = True
             large = [message(b"x" * 60_000)]
-            first = asyncio.create_task(outcome(link.publish("S", large)))
+            first = asyncio.create_task(outcome(publish(link, "S", large)))
             await until(lambda: wire.held_requests > 60_000)
-            assert is_refusal(await outcome(link.publish("S", large)), errors.OVERLOADED, False)
+            assert is_refusal(await outcome(publish(link, "S", large)), errors.OVERLOADED, False)
             wire.cut()
             await first
 
@@ -431,7 +432,7 @@ def test_server_at_its_bound_reads_no_more_until_it_has_answered(tmp_path: Path)
             served(local, limits=replace(QUICK, busy_max=2)) as (_, port),
             remote(port) as link,
         ):
-            calls = [link.publish("S", [message(b"x" * 1_000)]) for _ in range(300)]
+            calls = [publish(link, "S", [message(b"x" * 1_000)]) for _ in range(300)]
             acks = await asyncio.gather(*calls)
             assert sorted(ack.results[0].seq for ack in acks) == list(range(1, 301))
 
@@ -449,7 +450,7 @@ def test_storage_that_stops_answers_what_waits_and_what_is_under_way(tmp_path: P
             waits = [asyncio.create_task(outcome(PULLS["wait"](link))) for _ in range(3)]
             await until(lambda: sum(one.waits for one in server.connections) == 3)
             publishes = [
-                asyncio.create_task(outcome(link.publish("S", [message()]))) for _ in range(20)
+                asyncio.create_task(outcome(publish(link, "S", [message()]))) for _ in range(20)
             ]
             await until(lambda: sum(one.busy for one in server.connections) == 20)
             await server.stop(5.0)
@@ -470,7 +471,7 @@ def test_storage_gone_and_back_is_found_again(tmp_path: Path) -> None:
         ):
             running = first
             for seq in (1, 2, 3):
-                assert (await link.publish("S", [message()])).results[0].seq == seq
+                assert (await publish(link, "S", [message()])).results[0].seq == seq
                 await running.stop(1.0)
                 await until(lambda: "storage link" in link.readiness())
                 running = LinkServer(local, KEY, QUICK)
@@ -487,7 +488,7 @@ def test_next_address_is_tried_when_one_does_not_answer(tmp_path: Path) -> None:
             wire.refuse = True
             async with remote(wire.port, port) as link:
                 assert await stored(local) == 0
-                await link.publish("S", [message()])
+                await publish(link, "S", [message()])
                 assert await stored(local) == 1
 
     run(scenario())

@@ -9,6 +9,7 @@ import pytest
 
 from contrail_common.model import ConsumerConfig, PublishMessage
 from contrail_link.contract import PullRequest, StorageLink
+from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from tests.unit.common.link_rig import Wire, remote, run, served, storage, until, until_found
 
@@ -46,7 +47,7 @@ class SlowWire(Wire):
 async def consumer(data_dir: Path, **config: object) -> AsyncIterator[LocalLink]:
     """Storage with some messages and a consumer whose deliveries are due again after a minute."""
     async with storage(data_dir) as local:
-        await local.publish("S", MESSAGES)
+        await publish(local, "S", MESSAGES)
         named = ConsumerConfig(name="c", durable=True, ack_wait_ns=MINUTE_NS, **config)  # type: ignore[arg-type]
         await local.put_consumer("S", named, "create", None, False)
         yield local

@@ -7,6 +7,7 @@ from typing import Any
 
 from contrail_common.model import PublishMessage, StoredMessage, StreamConfig
 from contrail_link.contract import RangeRequest
+from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from tests.unit.storage.restore_rig import PATIENCE_S, running
@@ -36,7 +37,7 @@ def message(key: object, payload: bytes = b"x", **fields: Any) -> PublishMessage
 async def fill(link: LocalLink, count: int, keys: int = 7) -> None:
     """Messages one commit after the other, on ``keys`` subjects in turn; payloads by number."""
     for number in range(count):
-        ack = await link.publish("S", [message(number % keys, b"%d" % number)])
+        ack = await publish(link, "S", [message(number % keys, b"%d" % number)])
         assert not ack.results[0].code, ack
 
 

@@ -16,6 +16,7 @@ from contrail_link.contract import (
     ReplayRequest,
     pieces_of,
 )
+from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from tests.unit.storage.erase_rig import found, secret
 
@@ -34,7 +35,7 @@ async def make(link: LocalLink, name: str = "S", **rules: Any) -> None:
 async def fill(link: LocalLink, count: int = 40, stream: str = "S") -> None:
     """Messages 1 to ``count``, one by one, each of a subject of its own."""
     for number in range(1, count + 1):
-        await link.publish(stream, [secret(number, stream)])
+        await publish(link, stream, [secret(number, stream)])
 
 
 def expected(numbers: list[int], stream: str = "S") -> Seen:

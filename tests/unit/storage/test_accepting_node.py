@@ -12,6 +12,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link import publishing
 from contrail_link.contract import AckItem, PullRequest, ReplayRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
@@ -70,7 +71,7 @@ async def make(link: LocalLink, name: str, **config: Any) -> int:
 
 async def publish(link: LocalLink, name: str, *payloads: bytes) -> list[int]:
     messages = [PublishMessage(f"{name.lower()}.a", None, payload) for payload in payloads]
-    ack = await link.publish(name, messages)
+    ack = await publishing.publish(link, name, messages)
     assert [result.code for result in ack.results] == [0] * len(payloads)
     return [result.seq for result in ack.results]
 
@@ -218,7 +219,7 @@ def test_stream_whose_configuration_is_lost_can_be_read_and_takes_nothing(tmp_pa
         assert info.config.sealed
         assert info.data_loss is not None
         assert (info.state.messages, info.config.subjects) == (3, ("two.>",))
-        ack = await link.publish("TWO", [PublishMessage("two.a", None, b"x")])
+        ack = await publishing.publish(link, "TWO", [PublishMessage("two.a", None, b"x")])
         assert ack.results[0].code == errors.STREAM_SEALED.code
         assert await publish(link, "ONE", b"4") == [4]
 
@@ -292,7 +293,7 @@ def test_shards_of_a_stream_become_one_incarnation_and_cursors_of_the_old_one_ar
     async def before(_: StorageNode, link: LocalLink) -> None:
         await make(link, "WIDE", shards=4)
         messages = [PublishMessage(f"wide.{at}", None, b"x") for at in range(40)]
-        await link.publish("WIDE", messages)
+        await publishing.publish(link, "WIDE", messages)
 
     play(tmp_path, before)
     shutil.rmtree(tmp_path / "wal")
@@ -374,8 +375,8 @@ def test_sealed_content_below_the_damage_opens_and_can_be_shredded(
 ) -> None:
     async def before(_: StorageNode, link: LocalLink) -> None:
         await make(link, "S", erasure="subject_key")
-        await link.publish("S", [PublishMessage("s.kept", {"H": ["v"]}, b"kept")])
-        await link.publish("S", [PublishMessage("s.erased", None, b"erased")])
+        await publishing.publish(link, "S", [PublishMessage("s.kept", {"H": ["v"]}, b"kept")])
+        await publishing.publish(link, "S", [PublishMessage("s.erased", None, b"erased")])
         await make(link, "OTHER")
         await publish(link, "OTHER", b"lost")
         await publish(link, "S", b"after")

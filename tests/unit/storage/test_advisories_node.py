@@ -10,6 +10,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_link.contract import EventsRequest
+from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from tests.crash.disk import Failure, Plan
 from tests.crash.test_failing_disk import node_on_a_switched_disk
@@ -36,7 +37,7 @@ async def fail_and_heal(data_dir: Path, number: int) -> list[tuple[str, str]]:
         begin = (await link.read_events(EventsRequest())).position
         switch.plan = Plan(failures=(Failure("log", "write", 1, number, UNTIL_HEALED),))
         with pytest.raises(ApiError) as failed:
-            await link.publish("S", [MESSAGE])
+            await publish(link, "S", [MESSAGE])
         assert failed.value.spec is errors.OUTCOME_UNKNOWN
         found = await told(link, 1, begin) if number == errno.ENOSPC else []
         switch.plan = Plan()

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link import publishing
 from contrail_link.contract import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
@@ -45,7 +46,7 @@ async def publish(link: LocalLink, *subjects: str) -> None:
     for start in range(0, len(subjects), BLOCK):
         some = subjects[start : start + BLOCK]
         messages = [PublishMessage(each, {"H": [each]}, PAYLOAD) for each in some]
-        assert not any(one.code for one in (await link.publish("S", messages)).results)
+        assert not any(one.code for one in (await publishing.publish(link, "S", messages)).results)
         await link._node.until_written()  # each a block of its own
 
 
@@ -300,7 +301,7 @@ def test_failing_disk_is_said_in_a_line_and_keeps_no_stream_in_memory_waiting(
             await publish(link, *["k.a"] * (3 * BLOCK))
             some = [PublishMessage("m.a", None, PAYLOAD)] * BLOCK
             for _ in range(3):
-                await link.publish("M", some)
+                await publishing.publish(link, "M", some)
                 await until_written(node)
             for seq in range(2, BLOCK):
                 await link.delete_message("S", seq)

@@ -13,6 +13,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.timeunits import NS_PER_S
+from contrail_link import publishing
 from contrail_link.contract import PullRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
@@ -66,7 +67,7 @@ async def running(
 
 async def publish(link: LocalLink, payload: bytes) -> int:
     """The time of a message that is published now."""
-    ack = await link.publish("S", [PublishMessage("s", None, payload)])
+    ack = await publishing.publish(link, "S", [PublishMessage("s", None, payload)])
     return (await link.get_message("S", ack.results[0].seq)).time_ns
 
 

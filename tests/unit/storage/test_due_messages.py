@@ -13,6 +13,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import TTL_NEVER, Headers, PublishMessage, StreamConfig, StreamState
 from contrail_common.timeunits import NS_PER_S
+from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
@@ -69,7 +70,7 @@ class Stage:
         await self.link.put_stream(config, "put", None, False)
 
     async def publish(self, *messages: PublishMessage) -> None:
-        ack = await self.link.publish("S", list(messages))
+        ack = await publish(self.link, "S", list(messages))
         assert [result.code for result in ack.results] == [0] * len(messages)
 
     async def after(self, later_s: float) -> None:

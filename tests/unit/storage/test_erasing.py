@@ -11,6 +11,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import Compression, ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract import PullRequest, RangeRequest
+from contrail_link.publishing import publish
 from contrail_storage.core import key_layout as keys
 from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.link import LocalLink
@@ -30,7 +31,7 @@ from tests.unit.storage.erase_rig import (
 async def fill(link: LocalLink, count: int = 40, stream: str = "S") -> None:
     """Messages 1 to ``count``, one by one: many blocks, many entries."""
     for number in range(1, count + 1):
-        await link.publish(stream, [secret(number, stream)])
+        await publish(link, stream, [secret(number, stream)])
 
 
 async def seqs_of(link: LocalLink, stream: str = "S") -> list[int]:
@@ -87,7 +88,7 @@ def test_erased_messages_leave_tables_blocks_and_names(
             await make(link, compression=compression)
             await fill(link)
             await node.checkpoint()
-            await link.publish("S", [secret(number) for number in range(41, 60)])
+            await publish(link, "S", [secret(number) for number in range(41, 60)])
             assert bool(found(tmp_path, traces(7) + traces(45))) == (not node_keys)
             assert any((tmp_path / "store").glob("*.blob")) == (apart_bytes_min == 100)
             await erased(link, "S", [7, 45])
@@ -182,9 +183,9 @@ def test_name_of_a_subject_that_a_roll_up_has_not_finished_goes_too(
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
             await make(link)
-            await link.publish("S", [PublishMessage("S.rolled", None, b"old")] * 6)
-            await link.publish("S", [PublishMessage("S.rolled", None, b"new", rollup="sub")])
-            await link.publish("S", [secret(1)])
+            await publish(link, "S", [PublishMessage("S.rolled", None, b"old")] * 6)
+            await publish(link, "S", [PublishMessage("S.rolled", None, b"new", rollup="sub")])
+            await publish(link, "S", [secret(1)])
             assert node.streams.shard("S").machine.counters.replaced
             await node.checkpoint()
             await erased(link, "S", [], "S.rolled")
@@ -199,7 +200,7 @@ def test_last_of_each_subject_stays_right_when_many_are_erased_at_once(tmp_path:
         async with running(tmp_path) as (node, link):
             await make(link)
             messages = [PublishMessage(f"S.{at % 3}", None, b"%d" % at) for at in range(900)]
-            await link.publish("S", messages)
+            await publish(link, "S", messages)
             await erased(link, "S", [1, *range(301, 900), 900, 899, 900])
             table = node.streams.shard("S").machine.subjects
             assert [table.last_seq(f"S.{number}") for number in range(3)] == [298, 299, 300]
@@ -240,7 +241,7 @@ def test_snapshot_that_nobody_reads_on_is_ended(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
             await make(link)
-            await link.publish("S", [PublishMessage("S.big", None, b"B" * 100_000)] * 30)
+            await publish(link, "S", [PublishMessage("S.big", None, b"B" * 100_000)] * 30)
             await fill(link, 5)
             await node.checkpoint()
             chunks = await link.snapshot("S", True)
@@ -292,7 +293,7 @@ def test_erasure_that_failed_is_finished_by_the_next_start(
             # Unreadable at once; everything else goes on.
             with pytest.raises(ApiError):
                 await link.get_message("S", 4)
-            await link.publish("S", [secret(13)])
+            await publish(link, "S", [secret(13)])
             assert found(tmp_path, traces(4))
         async with running(tmp_path) as (node, link):
             done = await link.erasure(receipt.erasure_id, WAIT_NS)
@@ -405,7 +406,7 @@ def test_log_that_failed_keeps_the_receipt_pending_until_it_takes_records_again(
             assert found(tmp_path, traces(4)) == {}
             while node.readiness():
                 await asyncio.sleep(0)
-            await link.publish("S", [secret(13)])
+            await publish(link, "S", [secret(13)])
 
     asyncio.run(scenario())
 

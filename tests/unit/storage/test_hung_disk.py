@@ -20,6 +20,7 @@ from contrail_link.contract import (
     RangeRequest,
     ReplayRequest,
 )
+from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.link import LocalLink
@@ -95,7 +96,7 @@ def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it
         files = HangingFiles()
         async with running(tmp_path, files, 30.0) as (node, link):
             await make(link)
-            await link.publish("S", [message(0)])
+            await publish(link, "S", [message(0)])
             pulled = await link.pull(PullRequest(stream="S", consumer="c"))
             await link.consumer_info("S", "c")
             files.going.clear()
@@ -109,15 +110,15 @@ def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it
             atomic = MessageBatch.of([message(7), message(8)])
             atomic.atomic = True
             hasty.publish_then("S", [message(1)], tell("single"))
-            hasty.publish_batch_then("S", MessageBatch.of([message(2), message(3)]), tell("batch"))
-            hasty.publish_batch_then("S", atomic, tell("atomic"))
+            hasty.publish_then("S", MessageBatch.of([message(2), message(3)]), tell("batch"))
+            hasty.publish_then("S", atomic, tell("atomic"))
             hasty.publish_then("H", [message(1, "h.a")], tell("sharded"))
             each = [message(4), message(5), message(6, "h.b")]
             hasty.publish_each_then(each, lambda at, outcome: tell(f"each {at}")(outcome))
             ack = AckItem(pulled.shard, pulled.consumer_id, pulled.epoch, 1, "ack", 0)
             waiting = {
-                "publish": hasty.publish("S", [message(9)]),
-                "publish_batch": hasty.publish_batch("S", MessageBatch.of([message(10)])),
+                "publish": publish(hasty, "S", [message(9)]),
+                "publish_batch": publish(hasty, "S", MessageBatch.of([message(10)])),
                 "put_stream": hasty.put_stream(
                     StreamConfig(name="T", subjects=("t",)), "create", None, False
                 ),
@@ -154,7 +155,7 @@ def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it
             assert {len(outcomes) for outcomes in told.values()} == {1}
             assert [group.outstanding_bytes for group in node.groups.values()] == [0, 0, 0]
             assert node.shard_log._in_flight == 0
-            again = await link.publish("S", [message(1)])
+            again = await publish(link, "S", [message(1)])
             assert (again.results[0].seq, again.results[0].duplicate) == (2, True)
 
     asyncio.run(scenario())
@@ -168,7 +169,7 @@ def test_publish_that_is_refused_at_once_waits_for_nothing(tmp_path: Path) -> No
             node._defect = "the log failed: for a test"
             for content in ([message(1)], [message(1, "h.a")]):
                 with pytest.raises(ApiError) as refused:
-                    await link.publish("S" if content[0].subject == "s.a" else "H", content)
+                    await publish(link, "S" if content[0].subject == "s.a" else "H", content)
                 assert refused.value.spec is errors.STORAGE_FAILED
             node._defect = ""
             assert link.deadline.waiting == 0
@@ -183,7 +184,7 @@ def test_pull_and_info_that_wait_for_a_record_say_that_the_disk_hangs(tmp_path: 
             await make(link)
             config = ConsumerConfig(name="limited", durable=True, max_deliver=2)
             await link.put_consumer("S", config, "create", None, False)
-            await link.publish("S", [message(0)])
+            await publish(link, "S", [message(0)])
             hasty = LocalLink(node)
             hasty.deadline._timeout_s = 0.05
             files.going.clear()
@@ -244,7 +245,7 @@ def test_read_that_the_disk_fails_is_told_on_every_way_and_stops_nothing(
         async with running(tmp_path, Files(), 30.0) as (_, link):
             await make(link)
             for number in range(4):
-                await link.publish("S", [message(number)])
+                await publish(link, "S", [message(number)])
         async with running(tmp_path, Files(), 30.0) as (node, link):
 
             def failing(*_: object) -> None:
@@ -307,8 +308,8 @@ def test_what_the_disk_fails_to_read_of_one_stream_keeps_no_other_from_ageing(
                     )
                     await link.put_stream(config, "create", None, False)
                 for number in range(3):
-                    await link.publish("A", [message(number, "A.a")])
-                    await link.publish("B", [message(number, "B.a")])
+                    await publish(link, "A", [message(number, "A.a")])
+                    await publish(link, "B", [message(number, "B.a")])
                 while (await link.stream_info("B")).state.first_seq < 4:
                     await asyncio.sleep(0)
                 assert tries
@@ -325,7 +326,7 @@ def test_start_that_meets_a_file_that_cannot_be_read_names_it(tmp_path: Path, pa
     async def fill() -> None:
         async with running(tmp_path, Files(), 30.0) as (node, link):
             await make(link)
-            await link.publish("S", [message(1)])
+            await publish(link, "S", [message(1)])
             await node.checkpoint()
 
     asyncio.run(fill())

@@ -15,6 +15,7 @@ from contrail_link.contract import (
     ReplayPlanRequest,
     ReplayRequest,
 )
+from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -35,8 +36,8 @@ async def filled(node: StorageNode) -> list[int]:
     config = ConsumerConfig(name="c", durable=True, filter_subjects=("a.kept.*",))
     await link.put_consumer("S", config, "create", None, False)
     for turn in range(TURNS):
-        await link.publish("S", [PublishMessage(f"a.kept.{turn % 4}", None, b"%d" % turn)])
-        await link.publish("S", [PublishMessage("a.gone", None, b"x")] * 2)
+        await publish(link, "S", [PublishMessage(f"a.kept.{turn % 4}", None, b"%d" % turn)])
+        await publish(link, "S", [PublishMessage("a.gone", None, b"x")] * 2)
     return [1 + 3 * turn for turn in range(TURNS)]
 
 

@@ -12,6 +12,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StoredMessage, StreamConfig
 from contrail_link.contract import LastRequest
+from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.reading.last_reader import LastBounds, LastReader
 from tests.unit.common.link_rig import storage
@@ -242,9 +243,9 @@ def test_token_goes_on_after_a_restart(tmp_path: Path) -> None:
         request = LastRequest(stream="S", limit=2)
         async with storage(tmp_path) as link:
             messages = [PublishMessage(f"a.{number % 5}", None, b"x") for number in range(20)]
-            await link.publish("S", messages)
+            await publish(link, "S", messages)
             first, token = await link.last_messages(request)
-            await link.publish("S", messages[:3])
+            await publish(link, "S", messages[:3])
         async with storage(tmp_path) as link:
             seen = [message.seq for message in first]
             while token is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract import PullRequest
+from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Result
@@ -78,7 +79,7 @@ def test_many_large_pulls_on_a_slow_log_are_all_recorded(tmp_path: Path) -> None
                     name=name, durable=True, max_ack_pending=-1, ack_wait_ns=3_600 * SECOND_NS
                 )
                 await link.put_consumer("S", consumer, "create", None, False)
-            await link.publish("S", [PublishMessage("a", None, b"x")] * BATCH)
+            await publish(link, "S", [PublishMessage("a", None, b"x")] * BATCH)
             files.gate.clear()
             await pull_all(link, names)
             # All but the first few wait for what the log has and does not confirm.

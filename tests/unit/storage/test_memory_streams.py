@@ -14,6 +14,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig, StreamInfo
 from contrail_link.contract import AckItem, PullRequest, ReplayPlanRequest, ReplayRequest
+from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
 from contrail_storage.link import LocalLink
@@ -71,7 +72,7 @@ def test_stream_in_memory_acknowledges_as_memory_and_no_file_grows(tmp_path: Pat
             await node.checkpoint()
             before = size_under(tmp_path)
             for _ in range(50):
-                ack = await link.publish("M", [message(SECRET * 100) for _ in range(100)])
+                ack = await publish(link, "M", [message(SECRET * 100) for _ in range(100)])
                 assert ack.durability == "memory"
             await link.put_consumer("M", ConsumerConfig(name="c", durable=True), "put", None, False)
             pulled = await link.pull(PullRequest(stream="M", consumer="c", batch=10, no_wait=True))
@@ -93,9 +94,9 @@ def test_restart_keeps_the_stream_empty_with_another_identity(tmp_path: Path) ->
             await link.put_stream(
                 StreamConfig(name="F", subjects=("f",)), "put", None, False
             )  # the other shards are not touched by any of this
-            await link.publish("F", [message(subject="f")])
+            await publish(link, "F", [message(subject="f")])
             before = await create(link)
-            await link.publish("M", [message(msg_id="1"), message()])
+            await publish(link, "M", [message(msg_id="1"), message()])
             await link.put_consumer("M", ConsumerConfig(name="c", durable=True), "put", None, False)
             pulled = await link.pull(PullRequest(stream="M", consumer="c", no_wait=True))
             plan = await link.replay_plan(ReplayPlanRequest(stream="M"))
@@ -114,7 +115,7 @@ def test_restart_keeps_the_stream_empty_with_another_identity(tmp_path: Path) ->
             token = AckItem(pulled.shard, pulled.consumer_id, pulled.epoch, 5, "ack")
             (result,) = await link.acknowledge("M", "c", [token], True)
             assert result.code == errors.TOKEN_STALE.code
-            ack = await link.publish("M", [message(msg_id="1")])
+            ack = await publish(link, "M", [message(msg_id="1")])
             assert [(one.seq, one.duplicate) for one in ack.results] == [(5, False)]
             assert (await link.stream_info("F")).state.messages == 1
 
@@ -184,7 +185,7 @@ def test_many_streams_are_made_anew_together(tmp_path: Path) -> None:
         async with running(tmp_path) as (node, link):
             assert len(node.streams.names()) == 300
             assert node.log.stats.batches_written < 30
-            assert (await link.publish("S299", [message(subject="S299")])).results[0].seq == 1
+            assert (await publish(link, "S299", [message(subject="S299")])).results[0].seq == 1
 
     asyncio.run(scene())
 
@@ -209,7 +210,7 @@ def test_publish_beyond_the_bound_is_refused_and_room_comes_back(tmp_path: Path)
             stored = 0
             while True:
                 try:
-                    await link.publish("M", [message(payload)])
+                    await publish(link, "M", [message(payload)])
                 except ApiError as error:
                     full = error
                     break
@@ -222,10 +223,10 @@ def test_publish_beyond_the_bound_is_refused_and_room_comes_back(tmp_path: Path)
             assert room < len(payload) + 500
             assert (await link.get_message("M", 5)).payload == payload
             assert (await link.stream_info("M")).state.messages == stored
-            await link.publish("M", [message(b"x" * 16)])  # there is room for a small one
+            await publish(link, "M", [message(b"x" * 16)])  # there is room for a small one
             assert await link.purge_stream("M", "", 0, 0) == stored + 1
             await node.until_written()
-            await link.publish("M", [message(payload)])
+            await publish(link, "M", [message(payload)])
 
     asyncio.run(scene())
 
@@ -234,7 +235,7 @@ def test_requests_that_wait_together_do_not_pass_the_bound(tmp_path: Path) -> No
     async def scene() -> None:
         async with running(tmp_path, memory_max_bytes=100_000) as (_, link):
             await create(link)
-            calls = [link.publish("M", [message(b"x" * 10_000)]) for _ in range(20)]
+            calls = [publish(link, "M", [message(b"x" * 10_000)]) for _ in range(20)]
             found = await asyncio.gather(*calls, return_exceptions=True)
             refused = [one for one in found if isinstance(one, ApiError)]
             assert len(refused) == 11
@@ -251,18 +252,18 @@ def test_streams_in_memory_go_on_while_the_log_fails(tmp_path: Path) -> None:
         async with running(tmp_path, files=files) as (node, link):
             aging = StreamConfig(name="F", subjects=("f",), max_age_ns=10**8)
             await link.put_stream(aging, "put", None, False)
-            await link.publish("F", [message(subject="f")])
+            await publish(link, "F", [message(subject="f")])
             config = StreamConfig(name="M", subjects=("m.*",), storage="memory", max_age_ns=10**8)
             await create(link, config)
             consumer = ConsumerConfig(name="c", durable=True)
             await link.put_consumer("M", consumer, "put", None, False)
             switch.plan = Plan(failures=(Failure("log", "write", 1, errno.ENOSPC, 1_000_000),))
-            lost = await refusal(link.publish("F", [message(subject="f")]))
+            lost = await refusal(publish(link, "F", [message(subject="f")]))
             assert lost.spec is errors.OUTCOME_UNKNOWN
-            full = await refusal(link.publish("F", [message(subject="f")]))
+            full = await refusal(publish(link, "F", [message(subject="f")]))
             assert (full.spec, full.applied) == (errors.STORAGE_FULL, False)
             assert "streams in memory are served" in node.readiness()["storage"]
-            assert (await link.publish("M", [message()])).results[0].seq == 1
+            assert (await publish(link, "M", [message()])).results[0].seq == 1
             pulled = await link.pull(PullRequest(stream="M", consumer="c", no_wait=True))
             token = AckItem(pulled.shard, pulled.consumer_id, pulled.epoch, 1, "ack")
             assert (await link.acknowledge("M", "c", [token], True))[0].code == 0
@@ -280,7 +281,7 @@ def test_archive_of_a_stream_in_memory_restores_as_one(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as (node, link):
             await create(link)
-            await link.publish("M", [message(b"%d" % number) for number in range(500)])
+            await publish(link, "M", [message(b"%d" % number) for number in range(500)])
             archive = b"".join([chunk async for chunk in await link.snapshot("M", True)])
             await link.delete_stream("M")
             token = await link.begin_restore("R")
@@ -299,7 +300,7 @@ def test_restore_beyond_the_bound_leaves_nothing(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path / "a") as (_, link):
             await create(link)
-            await link.publish("M", [message(b"x" * 100_000) for _ in range(10)])
+            await publish(link, "M", [message(b"x" * 100_000) for _ in range(10)])
             archive = b"".join([chunk async for chunk in await link.snapshot("M", True)])
         async with running(tmp_path / "b", memory_max_bytes=300_000) as (node, link):
             token = await link.begin_restore("R")
@@ -316,7 +317,7 @@ def test_erasure_in_memory_is_done_without_a_new_log(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as (node, link):
             await create(link)
-            await link.publish("M", [message(SECRET), message()])
+            await publish(link, "M", [message(SECRET), message()])
             segment = node.log.first_segment
             receipt = await link.erase("M", [5], "")
             done = await link.erasure(receipt.erasure_id, 10 * 10**9)
@@ -344,7 +345,7 @@ def test_stream_that_must_be_encrypted_and_compressed_may_be_in_memory(
                 compression=compression,
             )  # fmt: skip
             await create(link, config)
-            await link.publish("M", [message(b"y" * 5_000)])
+            await publish(link, "M", [message(b"y" * 5_000)])
             assert (await link.get_message("M", 1)).payload == b"y" * 5_000
 
     asyncio.run(scene())

@@ -14,6 +14,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link import publishing
 from contrail_link.contract import AckItem, PublishOutcome, PullRequest, ReplayRequest
 from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
@@ -53,7 +54,9 @@ def play(data_dir: Path, scene: Scene) -> None:
 
 
 async def publish(link: LocalLink, count: int) -> None:
-    ack = await link.publish("S", [PublishMessage("a", None, PAYLOAD) for _ in range(count)])
+    ack = await publishing.publish(
+        link, "S", [PublishMessage("a", None, PAYLOAD) for _ in range(count)]
+    )
     assert [result.code for result in ack.results] == [0] * count
 
 

@@ -11,6 +11,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract import PullRequest
+from contrail_link.publishing import publish
 from contrail_storage.consumers import manager as consumers
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import pinned as pinned_module
@@ -195,7 +196,7 @@ def test_list_holds_as_many_subjects_as_its_bound(
             stream = StreamConfig(name="S", subjects=("a.*",))
             await link.put_stream(stream, "create", None, False)
             messages = [PublishMessage(f"a.{number}", None, b"x") for number in range(subjects)]
-            await link.publish("S", messages * 2)
+            await publish(link, "S", messages * 2)
             if not taken:
                 with pytest.raises(ApiError, match="allows at most 3") as refused:
                     await link.put_consumer("S", config, "create", None, False)
@@ -214,14 +215,14 @@ def test_archive_keeps_what_a_consumer_is_to_get_first(tmp_path: Path) -> None:
             stream = StreamConfig(name="S", subjects=("a.*",))
             await link.put_stream(stream, "create", None, False)
             messages = [PublishMessage(f"a.{number % 7}", None, b"x") for number in range(30)]
-            await link.publish("S", messages)
+            await publish(link, "S", messages)
             config = ConsumerConfig(
                 name="c", durable=True, deliver_policy="last_per_subject", filter_subjects=("a.*",)
             )
             await link.put_consumer("S", config, "create", None, False)
             pull = PullRequest(stream="S", consumer="c", batch=2, no_wait=True)
             assert [one.message.seq for one in (await link.pull(pull)).deliveries] == [24, 25]
-            await link.publish("S", messages[:1])
+            await publish(link, "S", messages[:1])
             await link.consumer_info("S", "c")
             archive = b"".join([piece async for piece in await link.snapshot("S", True)])
             await link.delete_stream("S")

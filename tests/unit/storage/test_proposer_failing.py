@@ -11,6 +11,7 @@ from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, PublishMessage, StreamConfig
 from contrail_link.contract import PubResult
+from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Done
 from contrail_storage.link import LocalLink
@@ -257,7 +258,7 @@ def test_busy_group_says_that_too_much_waits(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await link.put_stream(StreamConfig(name="S", subjects=("s",)), "create", None, False)
         large = PublishMessage("s", None, bytes(QUEUE_BYTES))
-        single = await link.publish("S", [large])
+        single = await publish(link, "S", [large])
         assert [one.code for one in single.results] == [errors.OVERLOADED.code]
         shard = node.streams.shard("S").machine.shard
         command = cmd.PurgeSubjects(["s" * QUEUE_BYTES], 0, 1)
@@ -265,6 +266,6 @@ def test_busy_group_says_that_too_much_waits(tmp_path: Path) -> None:
             await node.shard_log.command(shard, command)
         assert caught.value.spec is errors.OVERLOADED
         assert (caught.value.applied, caught.value.retry_after_s) == (False, 1)
-        assert (await link.publish("S", [PublishMessage("s", None, b"small")])).results[0].seq == 1
+        assert (await publish(link, "S", [PublishMessage("s", None, b"small")])).results[0].seq == 1
 
     play(tmp_path, scene, log=LogOptions(queue_bytes=QUEUE_BYTES))

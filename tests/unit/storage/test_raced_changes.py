@@ -11,6 +11,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -152,7 +153,7 @@ def test_whoever_meets_a_removal_halfway_does_not_find_the_stream(
 
 def test_stream_is_removed_at_the_version_that_was_named_alone(tmp_path: Path) -> None:
     async def scene(_: StorageNode, link: LocalLink) -> None:
-        await link.publish("S", [PublishMessage("a.1", None, b"x")])
+        await publish(link, "S", [PublishMessage("a.1", None, b"x")])
         version = (await link.stream_info("S")).version
         larger = StreamConfig(name="S", subjects=("a.>",), max_msgs=7)
         changed, deleted = await asyncio.gather(

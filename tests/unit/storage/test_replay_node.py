@@ -14,6 +14,7 @@ from contrail_common import errors
 from contrail_common.columns.blocks import BlockView
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link import publishing
 from contrail_link.contract import ReplayRequest, pieces_of
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
@@ -54,7 +55,7 @@ async def publish(link: LocalLink, start: int) -> None:
     messages = [
         PublishMessage(f"k.{seq % 4}", None, payload_of(seq)) for seq in range(start, start + BLOCK)
     ]
-    assert not any(one.code for one in (await link.publish("S", messages)).results)
+    assert not any(one.code for one in (await publishing.publish(link, "S", messages)).results)
 
 
 def payload_of(seq: int) -> bytes:

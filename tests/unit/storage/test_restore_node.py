@@ -9,6 +9,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract import AckItem, PullRequest, ReplayRequest
+from contrail_link.publishing import publish
 from contrail_storage.core.archive.format import ArchiveReader
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -35,7 +36,8 @@ async def fill(link: LocalLink) -> None:
     """Messages in many blocks, ids, deletions, and a consumer in the middle of its deliveries."""
     await link.put_stream(CONFIG, "create", None, False)
     for turn in range(30):
-        await link.publish(
+        await publish(
+            link,
             "S",
             [
                 PublishMessage(f"a.{at % 7}", {"K": ["v"]}, b"%d" % at * 50, f"id-{turn}-{at}")
@@ -92,9 +94,9 @@ def test_crash_at_any_point_leaves_the_whole_stream_or_nothing(
             again = ArchiveReader()
             again.feed(await archive_of(link))
             again.finish()
-            ack = await link.publish("S", [PublishMessage("a.1", None, b"x", "id-29-8")])
+            ack = await publish(link, "S", [PublishMessage("a.1", None, b"x", "id-29-8")])
             assert [(one.seq, one.duplicate) for one in ack.results] == [(270, True)]
-            ack = await link.publish("S", [PublishMessage("a.1", None, b"x")])
+            ack = await publish(link, "S", [PublishMessage("a.1", None, b"x")])
             assert ack.results[0].seq == 271
 
     data, before, messages = asyncio.run(source())
@@ -122,7 +124,7 @@ def test_snapshot_is_of_the_moment_it_began(
         before = known(node)
         chunks = await link.snapshot("S", True)
         first = await anext(chunks)
-        await link.publish("S", [PublishMessage("a.1", None, b"later") for _ in range(500)])
+        await publish(link, "S", [PublishMessage("a.1", None, b"later") for _ in range(500)])
         await link.purge_stream("S", "a.2", 0, 0)
         await link.purge_stream("S", "", 100, 0)
         await node.checkpoint()

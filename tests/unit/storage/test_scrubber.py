@@ -11,6 +11,7 @@ from contrail_common import errors
 from contrail_common.columns.blocks import Block
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink
@@ -34,7 +35,7 @@ async def filled(data_dir: Path, *node_keys: bytes) -> AsyncIterator[tuple[Stora
             config = StreamConfig(name=name, subjects=(subject,))
             await link.put_stream(config, "put", None, False)
         await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "put", None, False)
-        await link.publish("S", MESSAGES)
+        await publish(link, "S", MESSAGES)
         await node.until_written()  # an ack does not wait for the store
         yield node, link
     finally:
@@ -122,7 +123,7 @@ def test_stopped_stream_refuses_with_the_reason_and_the_node_says_so(tmp_path: P
         async with filled(tmp_path / "data") as (node, link):
             flip(node, keys.BLOCK)
             await node.scrubber.round()
-            for refused in (link.publish("S", MESSAGES[:1]), link.get_message("S", 1)):
+            for refused in (publish(link, "S", MESSAGES[:1]), link.get_message("S", 1)):
                 with pytest.raises(ApiError) as caught:
                     await refused
                 assert caught.value.spec is errors.DATA_LOST
@@ -203,7 +204,7 @@ def test_block_that_the_disk_fails_to_read_keeps_no_other_stream_from_its_scrub(
                 return load_many(number, base_seqs)
 
             monkeypatch.setattr(node.blocks, "load_many", load)
-            await LocalLink(node).publish("T", [PublishMessage("t", None, b"x")])
+            await publish(LocalLink(node), "T", [PublishMessage("t", None, b"x")])
             await node.until_written()
             await node.scrubber.round()
             assert set(looked) == {failing, node.streams.shard("T").machine.shard}

@@ -18,6 +18,7 @@ from contrail_common.model import (
     PublishMessage,
     StreamConfig,
 )
+from contrail_link import publishing
 from contrail_link.contract import RangeRequest, ReplayRequest, pieces_of
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
@@ -55,7 +56,7 @@ async def publish(node: StorageNode, count: int, note: str = "", stream: str = S
         )
         for number in range(count)
     ]
-    ack = await LocalLink(node).publish(stream, messages)
+    ack = await publishing.publish(LocalLink(node), stream, messages)
     assert {result.code for result in ack.results} == {0}
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_link.publishing import publish
 from contrail_storage.replica import content_sealing
 from tests.unit.storage.erase_rig import running, secret
 from tests.unit.storage.subject_key_rig import make
@@ -25,12 +26,12 @@ def test_messages_that_cannot_be_sealed_are_refused_and_those_behind_them_go_on(
             with monkeypatch.context() as patch:
                 patch.setattr(content_sealing, "seal_columns", broken)
                 # Its subject has no key yet: it waits for one, and others wait behind it.
-                waiting = [link.publish("S", [secret(number)]) for number in (1, 2)]
+                waiting = [publish(link, "S", [secret(number)]) for number in (1, 2)]
                 for answer in await asyncio.gather(*waiting, return_exceptions=True):
                     assert isinstance(answer, ApiError)
                     assert answer.spec is errors.INTERNAL
                     assert answer.applied is False
-            await link.publish("S", [secret(1)])
+            await publish(link, "S", [secret(1)])
             assert (await link.stream_info("S")).state.messages == 1
             assert node.shard_log.queued_bytes == 0
 

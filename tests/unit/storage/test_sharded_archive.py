@@ -14,6 +14,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.partition import shard_of
 from contrail_link.contract import AckItem, PullRequest, RangeRequest
+from contrail_link.publishing import publish
 from contrail_storage.core.archive import format as archive
 from contrail_storage.core.archive.format import (
     ArchiveReader,
@@ -46,7 +47,7 @@ async def fill(link: LocalLink) -> None:
             PublishMessage(f"a.{at}", {"K": ["v"]}, b"%d" % at * 40, f"id-{turn}-{at}")
             for at in range(9)
         ]
-        await link.publish("S", batch)
+        await publish(link, "S", batch)
     await link.delete_message("S", 2, 1)
     await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "put", None, False)
     pulled = await link.pull(PullRequest(stream="S", consumer="c", batch=60, no_wait=True))
@@ -83,9 +84,9 @@ def test_crash_at_any_point_leaves_all_shards_or_nothing(
                 await restored(link, data)
             assert await known(link) == before
             part = shard_of("a.1", SHARDS, (2,))
-            ack = await link.publish("S", [message(1, b"x", msg_id="id-24-1")])
+            ack = await publish(link, "S", [message(1, b"x", msg_id="id-24-1")])
             assert [(one.duplicate, one.shard) for one in ack.results] == [(True, part)]
-            ack = await link.publish("S", [message(1, b"x")])
+            ack = await publish(link, "S", [message(1, b"x")])
             assert ack.results[0].seq == before["state"][3][part].last_seq + 1
             again = await archive_of(link)
             reader = ArchiveReader()

@@ -16,6 +16,7 @@ from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import AckKind, ConsumerConfig
 from contrail_common.partition import shard_of
 from contrail_link.contract import AckItem, Delivery, PullRequest, PullResult, RangeRequest
+from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Result
 from contrail_storage.link import LocalLink
@@ -138,7 +139,7 @@ def test_waiting_pulls_are_served_in_their_order_from_any_shard(tmp_path: Path) 
             await asyncio.sleep(0)
         await refused(pull(link, expires_ns=wait_ns), errors.TOO_MANY_WAITERS)
         for number, one in enumerate(waiting):
-            await link.publish("S", [message(f"k{number}", b"%d" % number)])
+            await publish(link, "S", [message(f"k{number}", b"%d" % number)])
             assert payloads((await one).deliveries) == [number]
         assert (await pull(link, expires_ns=1_000_000)).deliveries == []
         waiting = [asyncio.ensure_future(pull(link, expires_ns=wait_ns)) for _ in range(2)]
@@ -159,12 +160,12 @@ def test_pull_that_comes_while_others_wait_goes_behind_them(tmp_path: Path) -> N
         first = asyncio.ensure_future(pull(link, expires_ns=wait_ns))
         while (await link.consumer_info("S", "c")).num_waiting < 1:
             await asyncio.sleep(0)
-        publishing = asyncio.ensure_future(link.publish("S", [message("k", b"1")]))
+        publishing = asyncio.ensure_future(publish(link, "S", [message("k", b"1")]))
         second = asyncio.ensure_future(pull(link, expires_ns=wait_ns))
         assert payloads((await first).deliveries) == [1]
         await publishing
         assert not second.done()
-        await link.publish("S", [message("k", b"2")])
+        await publish(link, "S", [message("k", b"2")])
         assert payloads((await second).deliveries) == [2]
 
     play(tmp_path, scene)
@@ -226,7 +227,7 @@ def test_naks_and_ack_waits_bring_messages_back(tmp_path: Path) -> None:
 def test_pull_keeps_to_its_bytes_over_all_shards(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         for key in range(12):
-            await link.publish("S", [message(key, b"x" * 100)])
+            await publish(link, "S", [message(key, b"x" * 100)])
         await make(link)
         assert len((await pull(link, 12, max_bytes=350)).deliveries) == 3
         await refused(pull(link, 12, max_bytes=99), errors.PULL_TOO_SMALL)
@@ -410,7 +411,7 @@ def test_nothing_is_skipped_and_no_more_is_pending_than_may(
         for step, argument in steps:
             if step == "publish":
                 batch = [message(key, b"%d" % (published + at)) for at, key in enumerate(argument)]
-                await link.publish("S", batch)
+                await publish(link, "S", batch)
                 published += len(batch)
             elif step == "pull":
                 result = await pull(link, argument)

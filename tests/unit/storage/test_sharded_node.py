@@ -24,6 +24,7 @@ from contrail_link.contract import (
     ReplayPlanRequest,
     ReplayRequest,
 )
+from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from tests.unit.storage.sharded_rig import (
@@ -86,10 +87,10 @@ def test_results_come_in_order_and_cursors_read_everything_once(
         for number, drafts in enumerate(batches):
             messages = asked_of(drafts, 100 * number)
             if in_columns or len(messages) == 1:
-                ack = await link.publish_batch("S", MessageBatch.of(messages))
+                ack = await publish(link, "S", MessageBatch.of(messages))
                 results = [one for run in ack.results for one in run.each()]
             else:
-                results = (await link.publish("S", messages)).results
+                results = (await publish(link, "S", messages)).results
             assert len(results) == len(messages)
             for one, (key, msg_id, kind), result in zip(messages, drafts, results, strict=True):
                 check(one, key, msg_id, kind, result, stored, ids)
@@ -145,15 +146,15 @@ def test_single_messages_are_answered_with_their_shard(tmp_path: Path) -> None:
         part = shard_of("a.k", SHARDS, (2,))
         assert (ack.stream, ack.results) == ("S", [PubResult(1, shard=part)])
         expected = Expected(last_seq=1, last_subject_seq=1)
-        ack = await link.publish("", [message("k", expected=expected)])
+        ack = await publish(link, "", [message("k", expected=expected)])
         assert ack.results == [PubResult(2, shard=part)]
         other = other_shard("k")
         for subject in (f"a.{other}", "a.*", "a.>"):
             expected = Expected(last_subject_seq=0, last_subject_seq_subject=subject)
-            ack = await link.publish("", [message("k", expected=expected)])
+            ack = await publish(link, "", [message("k", expected=expected)])
             assert [one.code for one in ack.results] == [SHARDED.code]
         expected = Expected(last_subject_seq=2, last_subject_seq_subject="a.k")
-        ack = await link.publish("", [message("k", expected=expected)])
+        ack = await publish(link, "", [message("k", expected=expected)])
         assert ack.results == [PubResult(3, shard=part)]
 
     play(tmp_path, scene)
@@ -181,7 +182,7 @@ def test_atomic_batch_is_of_one_shard(tmp_path: Path) -> None:
         def atomic(*messages: PublishMessage) -> Coroutine[Any, Any, Any]:
             batch = MessageBatch.of(messages)
             batch.atomic = True
-            return link.publish_batch("S", batch)
+            return publish(link, "S", batch)
 
         ack = await atomic(message("k"), message("k"))
         part = shard_of("a.k", SHARDS, (2,))
@@ -312,7 +313,7 @@ def test_waiting_read_sees_what_comes_into_any_shard(tmp_path: Path) -> None:
             request = RangeRequest(stream="S", cursor=cursor, wait_ns=wait_ns)
             waiting = asyncio.ensure_future(link.read_range(request))
             await asyncio.sleep(0)
-            await link.publish("S", [message(key, b"%d" % key)])
+            await publish(link, "S", [message(key, b"%d" % key)])
             found = await waiting
             assert [one.payload for one in found.messages] == [b"%d" % key]
         soon = RangeRequest(stream="S", cursor=found.cursor, wait_ns=1_000_000)
@@ -344,7 +345,7 @@ def test_purge_and_delete_remove_from_the_right_shards(tmp_path: Path) -> None:
         assert (await link.stream_info("S")).state.messages == 0
         sealed = msgspec.structs.replace(CONFIG, sealed=True, deny_purge=True, deny_delete=True)
         await link.put_stream(sealed, "put", None, False)
-        ack = await link.publish("S", [message(key) for key in range(12)])
+        ack = await publish(link, "S", [message(key) for key in range(12)])
         assert {one.code for one in ack.results} == {errors.STREAM_SEALED.code}
 
     play(tmp_path, scene)
@@ -385,8 +386,8 @@ def test_damage_of_a_shard_stops_that_shard_alone(tmp_path: Path) -> None:
         await fill(link, 30)
         part = shard_of("a.1", SHARDS, (2,))
         node.streams.shard("S", part).damaged = "block 1: rot"
-        await refused(link.publish("S", [message(1)]), errors.DATA_LOST)
-        ack = await link.publish("S", [message(1), message(other_shard("1"))])
+        await refused(publish(link, "S", [message(1)]), errors.DATA_LOST)
+        ack = await publish(link, "S", [message(1), message(other_shard("1"))])
         assert [one.code for one in ack.results] == [errors.DATA_LOST.code, 0]
         await refused(link.read_range(RangeRequest(stream="S")), errors.DATA_LOST)
         sound = (part + 1) % SHARDS
@@ -406,7 +407,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         async with asyncio.timeout(PATIENCE_S), running(tmp_path) as node:
             link = LocalLink(node)
             assert await read_all(link) == before
-            ack = await link.publish("S", [message(1)])
+            ack = await publish(link, "S", [message(1)])
             seqs = [one.seq for one in before if one.subject == "a.1"]
             part = shard_of("a.1", SHARDS, (2,))
             assert ack.results[0].seq > max(seqs)

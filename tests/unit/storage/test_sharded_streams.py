@@ -12,6 +12,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
 from contrail_common.partition import shard_of
+from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.results import Result
@@ -90,7 +91,7 @@ def test_new_messages_are_refused_where_a_shard_is_full(tmp_path: Path) -> None:
     config = msgspec.structs.replace(CONFIG, max_msgs=5, discard="new")
 
     async def scene(node: StorageNode, link: LocalLink) -> None:
-        ack = await link.publish("S", [message("k") for _ in range(3)])
+        ack = await publish(link, "S", [message("k") for _ in range(3)])
         part = shard_of("a.k", SHARDS, (2,))
         room = 2 if part == 0 else 1
         assert [one.code for one in ack.results] == [0] * room + [errors.STORE_FAILED.code] * (

@@ -15,6 +15,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link import publishing
 from contrail_link.contract import AckItem, PublishOutcome, PullRequest, RangeRequest
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -38,8 +39,8 @@ async def fill(_: StorageNode, link: LocalLink) -> None:
     await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "create", None, False)
     messages = [PublishMessage("s", None, payload(at)) for at in range(1, COUNT + 1)]
     for start in range(0, COUNT, 500):
-        await link.publish("S", messages[start : start + 500])
-    await link.publish("T", [PublishMessage("t", None, b"one")])
+        await publishing.publish(link, "S", messages[start : start + 500])
+    await publishing.publish(link, "T", [PublishMessage("t", None, b"one")])
     await link.pull(PullRequest(stream="S", consumer="c", batch=10))
 
 
@@ -68,7 +69,7 @@ async def refusal(call: Awaitable[Any]) -> ErrorSpec:
 
 
 async def publish(link: LocalLink, stream: str) -> list[int]:
-    ack = await link.publish(stream, [PublishMessage(stream.lower(), None, b"more")])
+    ack = await publishing.publish(link, stream, [PublishMessage(stream.lower(), None, b"more")])
     return [result.seq for result in ack.results]
 
 
@@ -93,7 +94,7 @@ async def look_at_stopped(node: StorageNode, link: LocalLink) -> None:
     assert "cannot be read back" in node.readiness()["stream S"]
     number = node.streams.shard("S").machine.shard
     calls = (
-        link.publish("S", [PublishMessage("s", None, b"x")]),
+        publishing.publish(link, "S", [PublishMessage("s", None, b"x")]),
         link.stream_info("S"),
         link.get_message("S", 2),
         link.read_range(RangeRequest(stream="S")),
@@ -222,7 +223,9 @@ def test_log_is_not_kept_for_a_stream_that_stands_still(folder: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await stop_stream(node, link)
         for _ in range(20):
-            await link.publish("T", [PublishMessage("t", None, bytes(segment_bytes // 2))])
+            await publishing.publish(
+                link, "T", [PublishMessage("t", None, bytes(segment_bytes // 2))]
+            )
         assert node.log.stats.size_bytes > 5 * segment_bytes
         await node.checkpoint()
         assert node.log.stats.size_bytes <= 2 * segment_bytes

@@ -14,6 +14,7 @@ from contrail_common.columns.blocks import encode_block
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, message_size
+from contrail_link import publishing
 from contrail_link.contract import PullRequest, RangeRequest, ReplayRequest
 from contrail_storage.core.key_layout import BLOCK, large_key
 from contrail_storage.disk.files import Files, UpdateHandle
@@ -60,7 +61,7 @@ def test_content_is_in_no_file_and_is_given_out_in_every_way(
             await fill(link, 40)
             await seen_alike(link, numbers[:40])
             await node.checkpoint()
-            await link.publish("S", [secret(number) for number in range(41, 61)])
+            await publishing.publish(link, "S", [secret(number) for number in range(41, 61)])
             await seen_alike(link, numbers)
             assert keys_of(node) == 60
             assert content_found(tmp_path, numbers) == {}
@@ -74,7 +75,7 @@ def test_content_is_in_no_file_and_is_given_out_in_every_way(
             assert content_found(tmp_path, numbers) == {}
             await seen_alike(link, numbers)
             assert keys_of(node) == 60
-            assert (await link.publish("S", [secret(7)])).results[0].duplicate
+            assert (await publishing.publish(link, "S", [secret(7)])).results[0].duplicate
 
     asyncio.run(scenario())
 
@@ -87,7 +88,7 @@ def test_erased_subject_is_shredded_in_a_copy_taken_before(tmp_path: Path) -> No
             await make(link)
             await fill(link, 20)
             await node.checkpoint()
-            await link.publish("S", [secret(21), other("S.name-of-0007", "again")])
+            await publishing.publish(link, "S", [secret(21), other("S.name-of-0007", "again")])
             await node.until_written()
             shutil.copytree(data, copy)
             receipt = await link.erase("S", [], "S.name-of-0007")
@@ -98,7 +99,7 @@ def test_erased_subject_is_shredded_in_a_copy_taken_before(tmp_path: Path) -> No
             assert (done.status, done.messages, done.shredded) == ("done", 2, True)
             rest = [seq for seq in range(1, 22) if seq != 7]
             await seen_alike(link, rest)
-            await link.publish("S", [secret(7), other("S.name-of-0007", "new")])
+            await publishing.publish(link, "S", [secret(7), other("S.name-of-0007", "new")])
             last = await link.get_message("S", 23)
             assert (last.subject, last.payload) == ("S.name-of-0007", b"new")
         (copy / SUBJECT_KEYS_NAME).write_bytes(after)
@@ -124,7 +125,7 @@ def test_erasing_by_a_filter_destroys_keys_of_subjects_without_messages_too(
             assert (receipt.messages, receipt.shredded) == (8, True)
             assert (keys_of(node), keys_of(node, "T")) == (0, 3)
             await seen_alike(link, [1, 2, 3], "T")
-            await link.publish("S", [secret(4)])
+            await publishing.publish(link, "S", [secret(4)])
             assert keys_of(node) == 1
 
     asyncio.run(scenario())
@@ -180,7 +181,7 @@ def test_messages_whose_key_is_destroyed_are_erased_ones_to_everybody(
             assert not {2, 5, 12} & {one.message.seq for one in pulled.deliveries}
             assert node.readiness() == {}
             # A subject that is published again before keeps what is new.
-            await link.publish("S", [other(subjects[0], "new")])
+            await publishing.publish(link, "S", [other(subjects[0], "new")])
             if removed:
                 await node.shredder.mend()
         async with running(tmp_path) as (node, link):
@@ -241,7 +242,9 @@ def test_keys_of_subjects_without_messages_and_of_deleted_streams_go(tmp_path: P
             gone = node.streams.shard("T").machine.shard
             await node.shredder.tick(sweep_s=0)
             # What had no message in between is not yet sure to need no key.
-            await link.publish("S", [other("S.name-of-0006", "back"), other("S.x", "x")])
+            await publishing.publish(
+                link, "S", [other("S.name-of-0006", "back"), other("S.x", "x")]
+            )
             await link.delete_stream("T")
             await node.shredder.tick(sweep_s=0)
             assert gone not in node.subject_keys.live()
@@ -250,7 +253,7 @@ def test_keys_of_subjects_without_messages_and_of_deleted_streams_go(tmp_path: P
             assert keys_of(node) == 4
             page = await link.read_range(RangeRequest(stream="S", limit=9))
             assert [one.payload[-4:] for one in page.messages] == [b"....", b"....", b"back", b"x"]
-            await link.publish("S", [secret(1), other("S.name-of-0001", "one")])
+            await publishing.publish(link, "S", [secret(1), other("S.name-of-0001", "one")])
             page = await link.read_range(RangeRequest(stream="S", limit=9, from_seq=13))
             assert [one.payload for one in page.messages] == [b"one"]
             await link.purge_stream("S", "", 0, 0)
@@ -262,17 +265,19 @@ def test_publishes_wait_for_the_keys_of_their_subjects_in_order(tmp_path: Path) 
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
             await make(link, allow_atomic=True)
-            known = await link.publish("S", [other("S.a", "0")])
+            known = await publishing.publish(link, "S", [other("S.a", "0")])
             assert known.results[0].seq == 1
             work = [
-                link.publish("S", [other("S.a" if number % 2 else f"S.{number}", str(number))])
+                publishing.publish(
+                    link, "S", [other("S.a" if number % 2 else f"S.{number}", str(number))]
+                )
                 for number in range(1, 40)
             ]
             batch = MessageBatch.of(
                 [other(f"S.b{number}", str(number)) for number in range(40, 50)]
             )
             batch.atomic = True
-            acks = await asyncio.gather(*work, link.publish_batch("S", batch))
+            acks = await asyncio.gather(*work, publishing.publish(link, "S", batch))
             assert [ack.results[0].seq for ack in acks] == list(range(2, 42))
             page = await link.read_range(RangeRequest(stream="S", limit=100))
             assert [one.payload for one in page.messages] == [b"%d" % n for n in range(50)]
@@ -285,7 +290,8 @@ def test_refused_messages_are_refused_by_their_plain_size(tmp_path: Path) -> Non
     async def scenario() -> None:
         async with running(tmp_path) as (_, link):
             await make(link, max_msg_size=10)
-            ack = await link.publish(
+            ack = await publishing.publish(
+                link,
                 "S",
                 [
                     PublishMessage("S.a", None, b"x" * 10),
@@ -312,7 +318,7 @@ def test_sharded_stream_is_sealed_and_shredded_in_each_shard(tmp_path: Path) -> 
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
             await make(link, shards=3)
-            ack = await link.publish("S", [secret(number) for number in range(1, 31)])
+            ack = await publishing.publish(link, "S", [secret(number) for number in range(1, 31)])
             assert {one.shard for one in ack.results} == {0, 1, 2}
             assert sum(node.subject_keys.live().values()) == 30
             assert content_found(tmp_path, list(range(1, 31))) == {}
@@ -363,7 +369,7 @@ def test_snapshot_ends_when_a_subject_is_shredded_behind_it(tmp_path: Path) -> N
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
             await make(link)
-            await link.publish("S", [other(f"S.{n}", "x" * 9_000) for n in range(200)])
+            await publishing.publish(link, "S", [other(f"S.{n}", "x" * 9_000) for n in range(200)])
             await node.until_written()
             chunks = await link.snapshot("S", True)
             await anext(chunks)
@@ -384,7 +390,7 @@ def test_time_to_live_below_that_of_markers_is_raised_in_sealed_headers(tmp_path
             marked = {"allow_msg_ttl": True, "subject_delete_marker_ttl_ns": 60_000_000_000}
             await make(link, allow_rollup_hdrs=True, **marked)
             short = PublishMessage("S.a", {"Nats-TTL": ["1s"]}, b"x", ttl_ns=1_000_000_000)
-            await link.publish("S", [short])
+            await publishing.publish(link, "S", [short])
             assert (await link.get_message("S", 1)).headers == {"Nats-TTL": ["1m0s"]}
 
     asyncio.run(scenario())
@@ -401,11 +407,11 @@ def test_lost_keys_stop_the_stream_that_needs_them_and_no_other(
             await make(link, "NEW")
             plain = msgspec.structs.replace(config("P"), erasure="rewrite")
             await link.put_stream(plain, "create", None, False)
-            await link.publish("P", [secret(1, "P")])
-            await link.publish("S", [secret(1)])
+            await publishing.publish(link, "P", [secret(1, "P")])
+            await publishing.publish(link, "S", [secret(1)])
             older = path.read_bytes()
-            await link.publish("S", [secret(2)])
-            await link.publish("NEW", [])
+            await publishing.publish(link, "S", [secret(2)])
+            await publishing.publish(link, "NEW", [])
         whole = bytearray(path.read_bytes())
         whole[{"header": 9, "slot": len(whole) - 60}.get(damage, 0)] ^= damage in ("header", "slot")
         path.unlink()
@@ -419,7 +425,7 @@ def test_lost_keys_stop_the_stream_that_needs_them_and_no_other(
             assert refused.value.spec is errors.DATA_LOST
             assert SUBJECT_KEYS_NAME in node.readiness()["stream S"]
             with pytest.raises(ApiError) as refused:
-                await link.publish("S", [secret(3)])
+                await publishing.publish(link, "S", [secret(3)])
             assert refused.value.spec is errors.DATA_LOST
             assert (await link.get_message("P", 1)).payload == secret(1, "P").payload
             await link.delete_stream("S")
@@ -433,7 +439,7 @@ def test_content_under_a_wrong_key_is_damage_that_the_scrub_finds(tmp_path: Path
         async with running(tmp_path) as (node, link):
             await make(link)
             for each in (1, 2, 3):
-                await link.publish("S", [secret(each)])
+                await publishing.publish(link, "S", [secret(each)])
                 await node.until_written()
             await link.delete_message("S", 2)
             number = node.streams.shard("S").machine.shard
@@ -496,7 +502,9 @@ def test_publishes_and_erasures_of_a_subject_at_once_leave_no_message_unreadable
             acked: list[int] = []
 
             async def publish(number: int) -> None:
-                ack = await link.publish("S", [other("S.a", str(number)), other("S.b", "b")])
+                ack = await publishing.publish(
+                    link, "S", [other("S.a", str(number)), other("S.b", "b")]
+                )
                 acked.append(ack.results[0].seq)
 
             async def erase(number: int) -> int:
@@ -551,11 +559,11 @@ def test_full_disk_refuses_new_subjects_in_their_order_and_heals(tmp_path: Path)
         files = FullFiles()
         async with running(tmp_path, files=files) as (node, link):
             await make(link)
-            await link.publish("S", [secret(1)])
+            await publishing.publish(link, "S", [secret(1)])
             files.full = True
             known, new = await asyncio.gather(
-                link.publish("S", [other(secret(1).subject, "x")]),
-                link.publish("S", [secret(2)]),
+                publishing.publish(link, "S", [other(secret(1).subject, "x")]),
+                publishing.publish(link, "S", [secret(2)]),
                 return_exceptions=True,
             )
             assert not isinstance(known, BaseException)
@@ -565,7 +573,7 @@ def test_full_disk_refuses_new_subjects_in_their_order_and_heals(tmp_path: Path)
                 await link.erase("S", [], secret(1).subject)
             assert unknown.value.spec is errors.OUTCOME_UNKNOWN
             files.full = False
-            await link.publish("S", [secret(2)])
+            await publishing.publish(link, "S", [secret(2)])
             assert (await link.get_message("S", 3)).payload == secret(2).payload
             await node.shredder.mend()
             assert (await link.stream_info("S")).state.messages == 1
@@ -582,9 +590,9 @@ def test_what_waits_for_keys_is_bounded(tmp_path: Path) -> None:
             log.hold(QUEUE_BYTES_MAX)
             for message in (other("S.new", "x"), other("S.new", "x")):
                 with pytest.raises(ApiError) as refused:
-                    await link.publish("S", [message])
+                    await publishing.publish(link, "S", [message])
                 assert refused.value.spec is errors.OVERLOADED
             log.hold(-QUEUE_BYTES_MAX)
-            assert (await link.publish("S", [other("S.new", "x")])).results[0].seq == 1
+            assert (await publishing.publish(link, "S", [other("S.new", "x")])).results[0].seq == 1
 
     asyncio.run(scenario())

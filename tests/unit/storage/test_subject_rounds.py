@@ -21,6 +21,7 @@ from contrail_link.contract import (
     RangeRequest,
     ReplayRequest,
 )
+from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Appended, Refused, Writes
 from contrail_storage.core.subjects import subject_table
@@ -223,7 +224,7 @@ async def work_on(node: StorageNode, expected: dict[int, tuple[str, bytes]], tur
     link, rng = LocalLink(node), random.Random(7)
     for turn in range(turns):
         name, body = f"job.{turn % 5}", b"%d" % turn
-        ack = await link.publish("S", [PublishMessage(name, None, body)])
+        ack = await publish(link, "S", [PublishMessage(name, None, body)])
         assert isinstance(ack, PublishAck)
         expected[ack.results[0].seq] = name, body
         if turn % 4:

@@ -66,13 +66,18 @@ class PubResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class PublishAck(msgspec.Struct, frozen=True):
-    """Outcome of a publish request: results in the order of the messages."""
+    """Outcome of a publish request: results in the order of the messages.
+
+    A list of messages has one result for each of them; a batch has runs.
+    """
 
     stream: str
     results: list[PubResult]
     durability: str
 
 
+PublishContent = list[PublishMessage] | MessageBatch
+"""The messages of a publish, as a list or in columns."""
 PublishOutcome = PublishAck | ApiError
 """The outcome of a publish; an error applies to all its messages."""
 
@@ -380,34 +385,28 @@ class StorageLink(TicketUse, Protocol):
         """Return the stream that captures the literal ``subject`` (NO_STREAM_FOR_SUBJECT)."""
         ...
 
-    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
-        """Store messages in order, each by itself; they are durable when this returns.
-
-        If ``stream`` is "", it is the one that captures the first message's subject
-        (NO_STREAM_FOR_SUBJECT).
-        Headers must be interpreted already. A refused message has its error in the results. An
-        ApiError is for the whole request: no stream, overloaded, or all outcomes unknown.
-        """
-        ...
-
-    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
-        """Store the messages of ``batch`` as :meth:`publish` does; the results are runs."""
-        ...
-
     def publish_then(
-        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+        self, stream: str, content: PublishContent, done: Callable[[PublishOutcome], None]
     ) -> None:
-        """Store messages as :meth:`publish` does, without a task.
+        """Store messages in order, each by itself; they are durable when ``done`` is called.
+
+        If ``stream`` is "", a list goes to the stream that captures its first message's subject
+        (NO_STREAM_FOR_SUBJECT). Headers must be interpreted already.
 
         ``done`` is called exactly once, on the event loop, while storage applies the entry: it must
-        be short and must not raise. If this method raises a refusal, ``done`` is not called.
+        be short and must not raise. It gets refused messages as errors in the results, and an
+        ApiError for the whole request: overloaded, or all outcomes unknown. If this method raises
+        a refusal, nothing is stored and ``done`` is not called. Coroutines call
+        :func:`contrail_link.publishing.publish`.
         """
         ...
 
-    def publish_batch_then(
-        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
-    ) -> None:
-        """Store ``batch`` as :meth:`publish_batch` does; ``done`` is as in :meth:`publish_then`."""
+    async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
+        """Wait until a refused request can be sent again; return False if it should not be.
+
+        ``refused_at_s``: the event loop's time of the first refusal. A request is sent again only
+        if it was refused with NOT_READY and had no effect, and for a short time.
+        """
         ...
 
     def publish_each_then(

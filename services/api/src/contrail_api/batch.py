@@ -39,6 +39,7 @@ from contrail_edge.inputs.negotiation import (
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.routing import Reply
 from contrail_link.contract import PublishOutcome, StorageLink
+from contrail_link.publishing import publish
 
 DIRECT_TYPES: Final = frozenset((JSON_TYPE.encode(), MSGPACK_TYPE.encode()))
 BATCH_DIRECT_BYTES_MAX: Final = 512 << 10
@@ -97,8 +98,8 @@ class BatchPublish:
         else:
             asked = await in_turns(self._asked(form, body))
         if atomic:
-            return atomic_answer(await self._link.publish_batch(stream, atomic_batch(asked)))
-        ack = await self._link.publish_batch(stream, asked.batch)
+            return atomic_answer(await publish(self._link, stream, atomic_batch(asked)))
+        ack = await publish(self._link, stream, asked.batch)
         return _response(results_of(asked.refused, ack.results), ack.durability)
 
     def publish_directly(self, request: Request, body: bytes, reply: Reply) -> None:
@@ -137,7 +138,7 @@ class BatchPublish:
                 results = results_of(asked.refused, outcome.results)
                 reply(_response(results, outcome.durability))
 
-        self._link.publish_batch_then(stream, asked.batch, done)
+        self._link.publish_then(stream, asked.batch, done)
 
     def _asked(self, form: str, body: bytes) -> Steps[Admitted]:
         if form == MSGPACK_TYPE:

@@ -29,6 +29,7 @@ from contrail_edge.inputs.message_items import (
 )
 from contrail_edge.inputs.negotiation import NDJSON_TYPE
 from contrail_link.contract import StorageLink
+from contrail_link.publishing import publish
 
 PIECE_LINES_MAX: Final = 2_000
 PIECE_BYTES_MAX: Final = 256 * 1024
@@ -185,7 +186,7 @@ class NdjsonBatch:
         """Publish lines, of which the first is line ``position`` of the body."""
         asked = await in_turns(self._admitted(taken, position))
         try:
-            ack = await self._link.publish_batch(stream, asked.batch)
+            ack = await publish(self._link, stream, asked.batch)
         except ApiError as error:
             if position == 0:
                 raise

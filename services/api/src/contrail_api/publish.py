@@ -17,6 +17,7 @@ from contrail_edge.inputs.message_items import checked
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.routing import Reply
 from contrail_link.contract import PublishOutcome, PubResult, StorageLink
+from contrail_link.publishing import publish
 
 _encoder: Final = msgspec.json.Encoder()
 _BY_SUBJECT: Final = ""
@@ -66,7 +67,7 @@ class SinglePublish:
             stream = await self._link.stream_for_subject(message.subject)
             self._publish_unanswered(stream, message)
             return Response(202)
-        answer = _answer(await self._link.publish(_BY_SUBJECT, [message]))
+        answer = _answer(await publish(self._link, _BY_SUBJECT, [message]))
         if isinstance(answer, ApiError):
             raise answer
         return answer

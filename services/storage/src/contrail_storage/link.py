@@ -1,6 +1,5 @@
 """The service link within one process: direct calls into the node."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -31,6 +30,7 @@ from contrail_link.contract import (
     Page,
     Pieces,
     PublishAck,
+    PublishContent,
     PublishOutcome,
     PullRequest,
     PullResult,
@@ -154,74 +154,36 @@ class LocalLink:
         """The stream that captures ``subject``."""
         return self._captured_by(subject)
 
-    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
-        """Store messages; durable when this returns."""
-        stream = stream or (self._captured_by(messages[0].subject) if messages else "")
-        if not messages:
-            return self._nothing(stream)
-        return await self._published(partial(self.publish_then, stream, messages))
-
-    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
-        """Store a batch; durable when this returns."""
-        if not batch.count:
-            return self._nothing(stream)
-        return await self._published(partial(self.publish_batch_then, stream, batch))
-
-    def _nothing(self, stream: str) -> PublishAck:
-        shard = self._taking(self._node.streams.entry(stream))
-        return PublishAck(stream, [], shard.durability)
-
-    async def _published(self, publish: Callable[[Done], None]) -> PublishAck:
-        future: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
-
-        def answer(outcome: PublishOutcome) -> None:
-            if not future.done():  # the caller still waits
-                future.set_result(outcome)
-
-        publish(answer)
-        outcome = await future
-        if isinstance(outcome, ApiError):
-            raise outcome
-        return outcome
-
-    def publish_batch_then(
-        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
-    ) -> None:
-        """Store a batch; ``done`` is called with the outcome."""
+    def publish_then(self, stream: str, content: PublishContent, done: Done) -> None:
+        """Store messages; ``done`` is called with the outcome."""
+        count = content.count if isinstance(content, MessageBatch) else len(content)
+        if not stream and count and not isinstance(content, MessageBatch):
+            stream = self._captured_by(content[0].subject)
         entry = self._node.streams.entry(stream)
-        if not batch.count:
-            done(self._nothing(stream))
-        elif entry.shards > 1:
-            self._publish_sharded_then(entry, batch, done)
-        else:
-            shard = self._taking(entry)
-            number = shard.machine.shard
-            log = self._node.shard_logs.of(number)
-
-            def propose(told: Done) -> None:
-                log.append_batch_then(
-                    number, batch, lambda runs: told(_outcome(stream, shard, runs))
-                )
-
-            self.deadline.publish(done, propose)
-
-    def publish_then(
-        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
-    ) -> None:
-        """Store messages (at least one); ``done`` is called with the outcome."""
-        stream = stream or self._captured_by(messages[0].subject)
-        entry = self._node.streams.entry(stream)
+        if not count:
+            done(PublishAck(stream, [], self._taking(entry).durability))
+            return
         if entry.shards > 1:
-            self._publish_sharded_then(entry, messages, done)
+            self._publish_sharded_then(entry, content, done)
             return
         shard = self._taking(entry)
         number = shard.machine.shard
         log = self._node.shard_logs.of(number)
 
         def propose(told: Done) -> None:
-            log.append_then(number, messages, lambda runs: told(_outcome(stream, shard, runs)))
+            def answer(results: Outcome) -> None:
+                told(_outcome(stream, shard, results))
+
+            if isinstance(content, MessageBatch):
+                log.append_batch_then(number, content, answer)
+            else:
+                log.append_then(number, content, answer)
 
         self.deadline.publish(done, propose)
+
+    async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
+        """False: a refusal of this process's own node is final."""
+        return False
 
     def publish_each_then(
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
@@ -244,15 +206,12 @@ class LocalLink:
                     self.publish_then(stream, [messages[positions[0]]], told)
                 else:
                     batch = MessageBatch.of([messages[at] for at in positions])
-                    self.publish_batch_then(stream, batch, told)
+                    self.publish_then(stream, batch, told)
             except ApiError as error:
                 told(error)
 
     def _publish_sharded_then(
-        self,
-        entry: StreamEntry,
-        content: list[PublishMessage] | MessageBatch,
-        done: Callable[[PublishOutcome], None],
+        self, entry: StreamEntry, content: PublishContent, done: Done
     ) -> None:
         self._check_taking(entry)
         first = self._node.applier.shards[entry.shard]

@@ -32,7 +32,7 @@ from contrail_link.contract import (
     Held,
     LastRequest,
     Page,
-    PublishAck,
+    PublishContent,
     PublishOutcome,
     PullRequest,
     PullResult,
@@ -100,7 +100,7 @@ class RemoteLink:
         body = encode(arguments)
         what_then = on_loss or method.on_loss
         timeout_s = self.limits.call_s + wait_s
-        retry = _Retry(self._calls)
+        failed_at_s: float | None = None
         while True:
             call = _Call(self._calls, late)
             try:
@@ -109,13 +109,12 @@ class RemoteLink:
             except LinkLostError as lost:
                 if what_then is OnLoss.UNKNOWN:
                     raise ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {lost}") from None
-                if what_then is OnLoss.REFUSE or not await retry.ready():
+                failed_at_s = failed_at_s or _now_s()
+                if what_then is OnLoss.REFUSE or not await _up_again(self._calls, failed_at_s):
                     raise _interrupted(lost) from None
             except ApiError as error:
-                if error.spec is not errors.NOT_READY or error.applied is not False:
-                    raise
-                self._calls.move_on()
-                if self._calls.up or not await retry.ready():
+                failed_at_s = failed_at_s or _now_s()
+                if not await self.may_retry(error, failed_at_s):
                     raise
 
     # Streams -------------------------------------------------------------------------------------
@@ -148,29 +147,19 @@ class RemoteLink:
         """The stream that captures a subject."""
         return await self._call(methods.STREAM_FOR_SUBJECT, subject)
 
-    async def publish(self, stream: str, messages: list[PublishMessage]) -> PublishAck:
-        """Store messages; durable when this returns."""
-        return await self._call(methods.PUBLISH, stream, messages)
-
-    async def publish_batch(self, stream: str, batch: MessageBatch) -> PublishAck:
-        """Store a batch; durable when this returns."""
-        return await self._call(methods.PUBLISH_BATCH, stream, batch)
-
     def publish_then(
-        self, stream: str, messages: list[PublishMessage], done: Callable[[PublishOutcome], None]
+        self, stream: str, content: PublishContent, done: Callable[[PublishOutcome], None]
     ) -> None:
         """Store messages; ``done`` gets the outcome. NOT_READY at once while storage is away."""
-        self._calls.post(
-            methods.PUBLISH, encode((stream, messages)), self.limits.call_s, _Publish(done)
-        )
+        method = methods.PUBLISH_BATCH if isinstance(content, MessageBatch) else methods.PUBLISH
+        self._calls.post(method, encode((stream, content)), self.limits.call_s, _Publish(done))
 
-    def publish_batch_then(
-        self, stream: str, batch: MessageBatch, done: Callable[[PublishOutcome], None]
-    ) -> None:
-        """Store a batch; ``done`` gets the outcome. NOT_READY at once while storage is away."""
-        self._calls.post(
-            methods.PUBLISH_BATCH, encode((stream, batch)), self.limits.call_s, _Publish(done)
-        )
+    async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
+        """Wait a short time for a connection after NOT_READY; try the next address."""
+        if refusal.spec is not errors.NOT_READY or refusal.applied is not False:
+            return False
+        self._calls.move_on()
+        return not self._calls.up and await _up_again(self._calls, refused_at_s)
 
     def publish_each_then(
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
@@ -229,19 +218,21 @@ class RemoteLink:
 
     async def _stream(self, method: Method[None], *arguments: Any) -> "ChunkStream":
         body = encode(arguments)
-        retry = _Retry(self._streams)
+        failed_at_s: float | None = None
         while True:
             stream = ChunkStream(self._streams)
             try:
                 await stream.begin(method, body, self.limits)
                 return stream
             except LinkLostError as lost:
-                if not await retry.ready():
+                failed_at_s = failed_at_s or _now_s()
+                if not await _up_again(self._streams, failed_at_s):
                     raise _interrupted(lost) from None
             except ApiError as error:
+                failed_at_s = failed_at_s or _now_s()
                 if error.spec is not errors.NOT_READY or self._streams.up:
                     raise
-                if not await retry.ready():
+                if not await _up_again(self._streams, failed_at_s):
                     raise
 
     # Archives ------------------------------------------------------------------------------------
@@ -359,20 +350,14 @@ class RemoteLink:
         return exposition(client_metrics({"calls": self._calls, "streams": self._streams}))
 
 
-class _Retry:
-    """The time for which one caller's request waits for a new connection."""
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._until: float | None = None
 
-    async def ready(self) -> bool:
-        """Wait for a connection; False when the request has waited long enough."""
-        now = asyncio.get_running_loop().time()
-        if self._until is None:
-            self._until = now + self._channel.limits.reconnect_wait_s
-        left_s = self._until - now
-        return left_s > 0 and await self._channel.wait_until_up(left_s)
+async def _up_again(channel: Channel, failed_at_s: float) -> bool:
+    """Wait for a connection; False if a request that failed at that time has waited enough."""
+    left_s = failed_at_s + channel.limits.reconnect_wait_s - _now_s()
+    return left_s > 0 and await channel.wait_until_up(left_s)
 
 
 class _Nobody:

@@ -13,10 +13,15 @@ import structlog
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.model import PublishMessage
 from contrail_common.texts import as_u32
 from contrail_common.timings import Timings
-from contrail_link.contract import PublishAck, PublishOutcome, StorageLink, pieces_of
+from contrail_link.contract import (
+    PublishAck,
+    PublishContent,
+    PublishOutcome,
+    StorageLink,
+    pieces_of,
+)
 from contrail_link.request_context import InContext, RequestContext
 from contrail_link.tcp import frames
 from contrail_link.tcp.connection import FramedConnection
@@ -311,7 +316,7 @@ class ServerConnection(FramedConnection):
             self.busy += 1
             self.busy_bytes += work.size
         with InContext(context):
-            if method is PUBLISH and arguments[1]:
+            if method in (PUBLISH, PUBLISH_BATCH):
                 self._publish(work, *arguments)
             else:
                 work.task = self._loop.create_task(self._run(work, arguments))
@@ -338,7 +343,7 @@ class ServerConnection(FramedConnection):
         )
 
     # Requests ------------------------------------------------------------------------------------
-    def _publish(self, work: Work, stream: str, messages: list[PublishMessage]) -> None:
+    def _publish(self, work: Work, stream: str, content: PublishContent) -> None:
         """Publish without a task, as this is the most frequent request."""
 
         def done(outcome: PublishOutcome) -> None:
@@ -349,11 +354,13 @@ class ServerConnection(FramedConnection):
             self._end(work)
 
         try:
-            self._link.publish_then(stream, messages, done)
+            if isinstance(content, MessageBatch) and not _is_sound(content):
+                raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
+            self._link.publish_then(stream, content, done)
         except ApiError as error:
             done(error)
         except Exception:
-            _log.exception("link_request_failed", method=PUBLISH.name)
+            _log.exception("link_request_failed", method=work.method.name)
             done(ApiError(errors.INTERNAL))
 
     async def _run(self, work: Work, arguments: tuple[Any, ...]) -> None:
@@ -361,8 +368,6 @@ class ServerConnection(FramedConnection):
             if work.method.streams:
                 await self._stream(work, arguments)
                 return
-            if work.method is PUBLISH_BATCH and not _is_sound(arguments[1]):
-                raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
             result = await getattr(self._link, work.method.name)(*arguments)
             self._answer(work, encode(result))
         except ApiError as error:

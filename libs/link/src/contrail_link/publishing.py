@@ -1,0 +1,37 @@
+"""Publishing over the link for callers that wait."""
+
+import asyncio
+
+from contrail_common.errors import ApiError
+from contrail_link.contract import PublishAck, PublishContent, PublishOutcome, StorageLink
+
+
+async def publish(link: StorageLink, stream: str, content: PublishContent) -> PublishAck:
+    """Store messages as ``link.publish_then`` does; return when they are durable.
+
+    Raises ApiError if the whole request was refused, or if all outcomes are unknown. If storage is
+    away for a moment and the request had no effect, it is sent again.
+    """
+    refused_at_s: float | None = None
+    while True:
+        outcome = await _outcome(link, stream, content)
+        if isinstance(outcome, PublishAck):
+            return outcome
+        if refused_at_s is None:
+            refused_at_s = asyncio.get_running_loop().time()
+        if not await link.may_retry(outcome, refused_at_s):
+            raise outcome
+
+
+async def _outcome(link: StorageLink, stream: str, content: PublishContent) -> PublishOutcome:
+    outcome: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
+
+    def done(known: PublishOutcome) -> None:
+        if not outcome.done():  # the caller may have been cancelled
+            outcome.set_result(known)
+
+    try:
+        link.publish_then(stream, content, done)
+    except ApiError as refusal:
+        return refusal
+    return await outcome
