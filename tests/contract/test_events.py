@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from contrail_api.events import LISTENERS_MAX
+from contrail_api.reading.events import LISTENERS_MAX
 from contrail_storage.replica.advisories import KEPT_MAX
 from tests.contract.conftest import Stream, assert_problem
 from tests.contract.test_service import validator

@@ -5,10 +5,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from contrail_api import consumer_config, stream_json
-from contrail_api.consumer_config import ConsumerConfigBody, consumer_draft
-from contrail_api.merge_patch import as_document, merged
-from contrail_api.stream_config import StreamConfigBody, stream_draft
+from contrail_api.changes import as_document, merged
+from contrail_api.consumers import config as consumer_config
+from contrail_api.consumers.config import ConsumerConfigBody, consumer_draft
+from contrail_api.streams import shown as stream_shown
+from contrail_api.streams.config import StreamConfigBody, stream_draft
 from contrail_common.config_rules import normalise_consumer, normalise_stream
 from contrail_common.model import ConsumerConfig, StreamConfig
 from contrail_common.timeunits import format_time, parse_duration
@@ -27,7 +28,7 @@ def new_stream(name: str, fields: Fields) -> StreamConfig:
 
 def patched_stream(config: StreamConfig, fields: Fields) -> StreamConfig:
     """``config`` with ``fields`` laid over it."""
-    shown = as_document(stream_json.config_json(config))
+    shown = as_document(stream_shown.config_json(config))
     return new_stream(config.name, merged(shown, fields))
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_api.batch_results import (
+from contrail_api.publishing.results import (
     BatchResult,
     BatchResults,
     Result,

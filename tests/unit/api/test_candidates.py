@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from contrail_api.batch import JsonBatch
-from contrail_api.candidates import (
+from contrail_api.publishing.batch import JsonBatch
+from contrail_api.publishing.candidates import (
     BareItem,
     IdItem,
     PackedItem,

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from contrail_api.batch import BATCH_DIRECT_BYTES_MAX, BatchPublish
-from contrail_api.candidates import Admitted
+from contrail_api.publishing.batch import BATCH_DIRECT_BYTES_MAX, BatchPublish
+from contrail_api.publishing.candidates import Admitted
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.routing import DIRECT_BODY_BYTES_MAX, Reply

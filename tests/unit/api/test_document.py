@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from contrail_api.consumer_config import ConsumerConfigBody, ConsumerConfigJson
+from contrail_api.consumers.config import ConsumerConfigBody, ConsumerConfigJson
 from contrail_api.fields import unavailable_fields
-from contrail_api.stream_config import StreamConfigBody, stream_draft
-from contrail_api.stream_json import StreamConfigJson
+from contrail_api.streams.config import StreamConfigBody, stream_draft
+from contrail_api.streams.shown import StreamConfigJson
 from contrail_common.config_rules import StreamDraft
 from contrail_common.timeunits import parse_duration
 from contrail_serve.openapi_export import document_text

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contrail_api.batch import BATCH_DIRECT_BYTES_MAX
-from contrail_api.candidates import PackedItem, uniform_batch
+from contrail_api.publishing.batch import BATCH_DIRECT_BYTES_MAX
+from contrail_api.publishing.candidates import PackedItem, uniform_batch
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.subjects import subject_problem
 from contrail_edge.http import turns

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_api.ndjson_batch import PIECE_BYTES_MAX, PIECE_LINES_MAX, Lines
+from contrail_api.publishing.ndjson import PIECE_BYTES_MAX, PIECE_LINES_MAX, Lines
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import BATCH_MESSAGES_MAX

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_api import consumer_config, stream_config, stream_json
-from contrail_api.consumers import _is_ephemeral
-from contrail_api.merge_patch import as_document
+from contrail_api.changes import as_document
+from contrail_api.consumers import config as consumer_config
+from contrail_api.consumers.routes import _is_ephemeral
+from contrail_api.streams import config as stream_config
+from contrail_api.streams import shown as stream_shown
 from contrail_common import model
 from contrail_common.config_rules import (
     ConsumerDraft,
@@ -116,7 +118,7 @@ def test_stream_sent_back_as_it_was_shown_is_the_same(draft: Any, pedantic: bool
     config = stream_of(draft)
     if config is None:
         return
-    shown = as_document(stream_json.config_json(config))
+    shown = as_document(stream_shown.config_json(config))
     body = stream_config.StreamConfigBody.model_validate(shown)
     assert normalise_stream(stream_config.stream_draft(body), pedantic=pedantic) == config
     assert config.metadata.keys() <= {"k", "_nats.req.level"}

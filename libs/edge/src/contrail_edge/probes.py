@@ -14,7 +14,7 @@ from contrail_edge.http.responses import Answer, Response, json_response
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.metrics import EdgeMetrics
 from contrail_edge.openapi.docs_page import docs_page
-from contrail_edge.routing import Answered, Body, Operation, Route
+from contrail_edge.routing import AnswerDoc, BodyDoc, Operation, Route
 from contrail_edge.tickets import Ticket, Tickets
 from contrail_link.contract import StorageLink
 
@@ -120,9 +120,9 @@ _LIVEZ: Final = Operation(
     description="Answers as long as the process is running. Needs no token.",
     needs_token=False,
     answers={
-        200: Answered(
+        200: AnswerDoc(
             description="Alive.",
-            content={"application/json": Body(shape=Liveness, example={"status": "ok"})},
+            content={"application/json": BodyDoc(shape=Liveness, example={"status": "ok"})},
         )
     },
 )
@@ -135,9 +135,9 @@ _READYZ: Final = Operation(
     query=ReadinessQuery,
     needs_token=False,
     answers={
-        200: Answered(
+        200: AnswerDoc(
             description="Ready.",
-            content={"application/json": Body(shape=Readiness, example={"status": "ready"})},
+            content={"application/json": BodyDoc(shape=Readiness, example={"status": "ready"})},
         )
     },
     errors=(errors.INVALID_FIELD,),
@@ -148,9 +148,9 @@ _METRICS: Final = Operation(
     summary="Prometheus metrics",
     description="Metrics of this process and its storage in the Prometheus text format.",
     answers={
-        200: Answered(
+        200: AnswerDoc(
             description="The metrics.",
-            content={_METRICS_TYPE: Body(shape={"type": "string"})},
+            content={_METRICS_TYPE: BodyDoc(shape={"type": "string"})},
         )
     },
 )
@@ -163,10 +163,10 @@ _TICKETS: Final = Operation(
     "`/v1/ws`, `/v1/events` or a stream's messages as events. A ticket can be used once "
     "and expires after 30 s.",
     answers={
-        200: Answered(
+        200: AnswerDoc(
             description="The ticket.",
             content={
-                "application/json": Body(
+                "application/json": BodyDoc(
                     shape=Ticket,
                     example={
                         "ticket": "kq0b4sV4m5Jx3xJ0Z8l7pwGQ8m4b1yWAq2c0o9b6Wk1u3tqv5z7iXw",

@@ -38,14 +38,14 @@ DirectHandler = Callable[[Request, bytes, Reply], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class BodyDoc:
     """One form of a body: its schema (a struct type or a JSON Schema) and an example."""
 
     shape: type[msgspec.Struct] | Mapping[str, Any]
     example: Any = None
 
 
-Content = Mapping[str, Body]
+Content = Mapping[str, BodyDoc]
 """Bodies by media type."""
 
 
@@ -59,7 +59,7 @@ class HeaderDoc:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class AnswerDoc:
     """One successful answer of an operation."""
 
     description: str
@@ -78,7 +78,7 @@ class Operation:
     tag: str
     summary: str
     description: str
-    answers: Mapping[int, Answered]
+    answers: Mapping[int, AnswerDoc]
     query: type[msgspec.Struct] | None = None
     headers: tuple[HeaderDoc, ...] = ()
     body: Content = field(default_factory=dict)

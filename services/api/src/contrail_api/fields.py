@@ -1,11 +1,15 @@
-"""Types of fields that several request bodies share."""
+"""Types of fields and parameters that several management routes share."""
 
 from typing import Annotated, Any, TypeVar
 
+from fastapi import Body, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from contrail_common import errors
+from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.timeunits import INT64_MAX, parse_duration, parse_time
 from contrail_edge.inputs import schema_marks
+from contrail_edge.inputs.negotiation import MERGE_PATCH_TYPE
 
 _T = TypeVar("_T")
 
@@ -64,3 +68,30 @@ def unavailable_fields(model: type[BaseModel]) -> tuple[str, ...]:
         for name, field in model.model_fields.items()
         if field.json_schema_extra == schema_marks.UNAVAILABLE
     )
+
+
+Pedantic = Annotated[
+    Flag, Query(description="Refuse the request if the server would change a given value.")
+]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]
+PageToken = Annotated[str, Query(description="`next_page_token` of the previous page.")]
+Patch = Annotated[
+    dict[str, Any],
+    Body(media_type=MERGE_PATCH_TYPE),
+]
+
+
+def stands_at_default(body: BaseModel, name: str) -> bool:
+    """Whether a field means the same as when it is omitted."""
+    value = getattr(body, name)
+    if isinstance(value, BaseModel):
+        return all(stands_at_default(value, inner) for inner in type(value).model_fields)
+    default = type(body).model_fields[name].default
+    unlimited = default == -1 and isinstance(value, int) and value <= 0
+    return bool(value == default or unlimited or not (value or default))
+
+
+def unavailable(spec: errors.ErrorSpec, name: str) -> ApiError:
+    """The refusal of a feature that this version does not have."""
+    message = "not available in this version; only the default value is accepted"
+    return ApiError(spec, f"{name}: {message}", [FieldProblem(f"/{name}", message)], applied=False)

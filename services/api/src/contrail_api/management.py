@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter
 
-from contrail_api.consumers import ConsumerRoutes
-from contrail_api.erasures import ErasureRoutes
-from contrail_api.streams import StreamRoutes
+from contrail_api.consumers.routes import ConsumerRoutes
+from contrail_api.streams.erasures import ErasureRoutes
+from contrail_api.streams.routes import StreamRoutes
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.openapi.declared import management_router
 from contrail_link.contract import StorageLink

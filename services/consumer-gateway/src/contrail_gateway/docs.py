@@ -5,7 +5,7 @@ from typing import Any, Final
 from contrail_common import errors
 from contrail_edge.inputs.negotiation import JSON_TYPE
 from contrail_edge.openapi.document import BODY_ERRORS
-from contrail_edge.routing import Answered, Body, Operation
+from contrail_edge.routing import AnswerDoc, BodyDoc, Operation
 from contrail_gateway.acks import AckResults
 from contrail_gateway.core.pull_rules import AckBody, PullBody
 from contrail_gateway.deliveries import PulledMessages
@@ -39,18 +39,18 @@ NEXT: Final = Operation(
     "with several shards it also has `shards` with both sequences of each. The last line "
     'is `{"status":{"code":408,"description":"Request Timeout","num_pending":0}}`.',
     query=PullQuery,
-    body={JSON_TYPE: Body(shape=PullBody, example={"batch": 100, "expires": "30s"})},
+    body={JSON_TYPE: BodyDoc(shape=PullBody, example={"batch": 100, "expires": "30s"})},
     body_required=False,
     answers={
-        200: Answered(
+        200: AnswerDoc(
             description="Messages to process and acknowledge.",
             content={
-                JSON_TYPE: Body(
+                JSON_TYPE: BodyDoc(
                     shape=PulledMessages, example={"messages": [_DELIVERED], "num_pending": 12}
                 ),
             },
         ),
-        204: Answered(description="No message arrived in time."),
+        204: AnswerDoc(description="No message arrived in time."),
     },
     errors=(
         *BODY_ERRORS,
@@ -74,15 +74,15 @@ ACK: Final = Operation(
     "re-created or reset is refused with 409. With `sync` the answer comes once the "
     "acknowledgements are durable.",
     body={
-        JSON_TYPE: Body(
+        JSON_TYPE: BodyDoc(
             shape=AckBody,
             example={"acks": [{"token": _DELIVERED["ack_token"], "kind": "ack"}], "sync": True},
         )
     },
     answers={
-        200: Answered(
+        200: AnswerDoc(
             description="The result of each acknowledgement.",
-            content={JSON_TYPE: Body(shape=AckResults, example={"results": [{"ok": True}]})},
+            content={JSON_TYPE: BodyDoc(shape=AckResults, example={"results": [{"ok": True}]})},
         )
     },
     errors=(

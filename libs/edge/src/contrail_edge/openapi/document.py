@@ -14,7 +14,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_edge.http.problems import PROBLEM_TYPE, Problem, problem
 from contrail_edge.openapi.schemas import NAMED, REF, generic, references, shown
-from contrail_edge.routing import Body, Content, HeaderDoc, Operation
+from contrail_edge.routing import BodyDoc, Content, HeaderDoc, Operation
 
 TITLE: Final = "Contrail HTTP API"
 """Generators name their packages after it, and ``contrail`` is the name of the SDK's."""
@@ -310,7 +310,7 @@ def _content(content: Content) -> dict[str, Any]:
     return {media_type: _media(body) for media_type, body in content.items()}
 
 
-def _media(body: Body) -> dict[str, Any]:
+def _media(body: BodyDoc) -> dict[str, Any]:
     if isinstance(body.shape, type):
         schema = {"$ref": REF.format(name=body.shape.__name__)}
     else:

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from contrail_api.candidates import (
+from contrail_api.publishing.candidates import (
     Admitted,
     BareItem,
     IdItem,

@@ -33,7 +33,7 @@ EVENT_HEADERS: Final[tuple[Header, ...]] = (
 _encoder: Final = msgspec.json.Encoder()
 
 
-class Gone(msgspec.Struct):
+class GoneEvent(msgspec.Struct):
     """Data of the last event, ``gone``: why nothing follows."""
 
     reason: str
@@ -78,7 +78,7 @@ class Tail:
                 found = await request.while_wanted(self._link.read_range(asked))
         except ApiError as error:
             # The client reconnects by itself, and then learns from the status what is wrong.
-            yield b"event: gone\ndata: %b\n\n" % _encoder.encode(Gone(error.spec.name))
+            yield b"event: gone\ndata: %b\n\n" % _encoder.encode(GoneEvent(error.spec.name))
 
 
 def _event_ids(found: RangeResult) -> list[bytes]:

@@ -4,25 +4,36 @@ import secrets
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from contrail_api import consumer_docs as docs
-from contrail_api.consumer_config import (
+from contrail_api.changes import (
+    ETAG,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    LOCATION,
+    PATCH_BODY,
+    as_document,
+    exists_otherwise,
+    merged,
+    unless_overtaken,
+)
+from contrail_api.consumers.config import (
     ConsumerConfigBody,
+    ConsumerInfoJson,
     ConsumerPage,
     config_json,
     consumer_draft,
     info_json,
 )
-from contrail_api.differences import exists_otherwise
-from contrail_api.merge_patch import as_document, merged, unless_overtaken
-from contrail_api.streams import Limit, PageToken, Patch, Pedantic
-from contrail_common import errors
+from contrail_api.fields import Limit, PageToken, Patch, Pedantic
+from contrail_common import errors, model
 from contrail_common.config_rules import complete_consumer, normalise_consumer
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, ConsumerInfo
+from contrail_common.timeunits import parse_time
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.responses import Response, json_response, no_content
 from contrail_edge.inputs.preconditions import etag, preconditions
@@ -35,11 +46,132 @@ from contrail_edge.openapi.declared import (
     kit_request,
     manage,
 )
+from contrail_edge.openapi.document import BODY_ERRORS
+from contrail_edge.routing import AnswerDoc, BodyDoc, Operation
 from contrail_link.contract import StorageLink
 
 COLLECTION: Final = "/v1/streams/{stream}/consumers"
 RESOURCE: Final = "/v1/streams/{stream}/consumers/{consumer}"
 _EPHEMERAL_NAME_BYTES: Final = 8
+_TAG: Final = "consumers"
+_EXAMPLE: Final[Any] = msgspec.to_builtins(
+    info_json(
+        model.ConsumerInfo(
+            stream="ORDERS",
+            config=model.ConsumerConfig(
+                name="billing", durable=True, filter_subjects=("orders.eu.*",)
+            ),
+            created_ns=parse_time("2026-01-31T08:00:00Z"),
+            version=1,
+            delivered=model.SequencePair(3, 7, parse_time("2026-01-31T08:02:00Z")),
+            ack_floor=model.SequencePair(2, 5, parse_time("2026-01-31T08:01:00Z")),
+            num_ack_pending=1,
+            num_redelivered=0,
+            num_waiting=0,
+            num_pending=12,
+        )
+    )
+)
+_INFO: Final = {"application/json": BodyDoc(shape=ConsumerInfoJson, example=_EXAMPLE)}
+_FOUND: Final = AnswerDoc(description="The consumer.", content=_INFO, headers=(ETAG,))
+_CREATED: Final = AnswerDoc(
+    description="The consumer was created.", content=_INFO, headers=(ETAG, LOCATION)
+)
+_CONFIG_ERRORS: Final = (
+    *BODY_ERRORS,
+    errors.STREAM_NOT_FOUND,
+    errors.CONSUMER_CONFIG_INVALID,
+    errors.CONSUMER_NAME_SEPARATOR,
+    errors.CONSUMER_NAME_MISMATCH,
+    errors.START_INVALID,
+    errors.FILTERS_OVERLAP,
+    errors.FILTER_TWICE,
+    errors.FILTER_EMPTY,
+    errors.BACKOFF_INVALID,
+    errors.WORKQUEUE_ACKS,
+    errors.WORKQUEUE_DELIVER_ALL,
+    errors.WORKQUEUE_UNFILTERED,
+    errors.WORKQUEUE_NOT_UNIQUE,
+    errors.PEDANTIC,
+    errors.REPLICAS_NEGATIVE,
+    errors.CONSUMER_REPLICAS_EXCEEDED,
+    errors.CONSUMER_LIMIT,
+    errors.CONSUMER_LIMITS_EXCEEDED,
+    errors.CONSUMER_THRESHOLD_EXCEEDED,
+    errors.OUTCOME_UNKNOWN,
+)
+_UPDATE_ERRORS: Final = (
+    *_CONFIG_ERRORS,
+    errors.CONSUMER_PATH_MISMATCH,
+    errors.CONSUMER_UPDATE_REFUSED,
+    errors.PRECONDITION_FAILED,
+)
+_LOOKUP_ERRORS: Final = (errors.STREAM_NOT_FOUND, errors.CONSUMER_NOT_FOUND)
+LIST: Final = Operation(
+    operation_id="list_consumers",
+    tag=_TAG,
+    summary="List consumers",
+    description="Lists the consumers of a stream by name, in pages.",
+    answers={
+        200: AnswerDoc(
+            description="A page of consumers.",
+            content={
+                "application/json": BodyDoc(
+                    shape=ConsumerPage, example={"items": [_EXAMPLE], "next_page_token": None}
+                )
+            },
+        )
+    },
+    errors=(errors.STREAM_NOT_FOUND, errors.INVALID_FIELD),
+)
+CREATE: Final = Operation(
+    operation_id="create_consumer",
+    tag=_TAG,
+    summary="Create a consumer",
+    description="A consumer with a name is durable. A consumer without one is ephemeral: the "
+    "server gives it a name, and deletes it once it has been unused for its "
+    "`inactive_threshold`, 5s by default.",
+    answers={201: _CREATED, 200: _FOUND},
+    errors=(*_CONFIG_ERRORS, errors.CONSUMER_EXISTS),
+)
+PUT: Final = Operation(
+    operation_id="put_consumer",
+    tag=_TAG,
+    summary="Create or replace a durable consumer's configuration",
+    description="Omitted fields take their defaults. With `If-None-Match: *` a consumer is only "
+    "created, never replaced. With `If-Match` the configuration is only replaced if it "
+    "has the given version.",
+    headers=(IF_MATCH, IF_NONE_MATCH),
+    answers={200: _FOUND, 201: _CREATED},
+    errors=_UPDATE_ERRORS,
+)
+PATCH: Final = Operation(
+    operation_id="patch_consumer",
+    tag=_TAG,
+    summary="Change fields of a consumer's configuration",
+    description="Applies a JSON merge patch to the configuration.",
+    headers=(IF_MATCH,),
+    body=PATCH_BODY,
+    answers={200: _FOUND},
+    errors=(*_UPDATE_ERRORS, errors.CONSUMER_NOT_FOUND),
+)
+GET: Final = Operation(
+    operation_id="get_consumer",
+    tag=_TAG,
+    summary="Get a consumer's configuration and progress",
+    description="The ETag is the version of the configuration. Progress does not affect it.",
+    answers={200: _FOUND},
+    errors=_LOOKUP_ERRORS,
+)
+DELETE: Final = Operation(
+    operation_id="delete_consumer",
+    tag=_TAG,
+    summary="Delete a consumer",
+    description="Waiting pulls of the consumer end with 410.",
+    headers=(IF_MATCH,),
+    answers={204: AnswerDoc(description="The consumer was deleted.")},
+    errors=(*_LOOKUP_ERRORS, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
+)
 
 
 class ConsumerRoutes:
@@ -50,12 +182,12 @@ class ConsumerRoutes:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes, with their documents."""
-        manage(router, "GET", COLLECTION, self.list_consumers, docs.LIST)
-        manage(router, "POST", COLLECTION, self.create_consumer, docs.CREATE)
-        manage(router, "PUT", RESOURCE, self.put_consumer, docs.PUT)
-        manage(router, "PATCH", RESOURCE, self.patch_consumer, docs.PATCH)
-        manage(router, "GET", RESOURCE, self.get_consumer, docs.GET)
-        manage(router, "DELETE", RESOURCE, self.delete_consumer, docs.DELETE)
+        manage(router, "GET", COLLECTION, self.list_consumers, LIST)
+        manage(router, "POST", COLLECTION, self.create_consumer, CREATE)
+        manage(router, "PUT", RESOURCE, self.put_consumer, PUT)
+        manage(router, "PATCH", RESOURCE, self.patch_consumer, PATCH)
+        manage(router, "GET", RESOURCE, self.get_consumer, GET)
+        manage(router, "DELETE", RESOURCE, self.delete_consumer, DELETE)
 
     async def list_consumers(
         self, request: Request, stream: StreamName, limit: Limit = 256, page_token: PageToken = ""

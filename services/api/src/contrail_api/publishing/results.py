@@ -11,7 +11,6 @@ from contrail_link.contract import PubResult
 
 Result = PubResult | ApiError
 """The outcome of a run of messages from storage, or the error of one that was not passed on."""
-
 _encoder: Final = msgspec.json.Encoder()
 
 

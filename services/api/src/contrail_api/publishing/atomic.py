@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from contrail_api.candidates import Admitted
+from contrail_api.publishing.candidates import Admitted
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import REGISTRY, ApiError, ErrorSpec, FieldProblem
@@ -15,7 +15,6 @@ from contrail_link.contract import PublishAck
 
 MESSAGES_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
-
 _encode: Final = msgspec.json.Encoder().encode
 
 

@@ -4,14 +4,22 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from contrail_api.reads import Shard, one_shard
+from contrail_api.reading.parameters import BINARY, Shard, one_shard
+from contrail_common import errors
 from contrail_common.timeunits import INT64_MAX
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Answer, StreamResponse, json_response
 from contrail_edge.inputs import schema_marks
-from contrail_edge.inputs.negotiation import ARROW_TYPE, MSGPACK_TYPE, NDJSON_TYPE, acceptable
+from contrail_edge.inputs.negotiation import (
+    ARROW_TYPE,
+    JSON_TYPE,
+    MSGPACK_TYPE,
+    NDJSON_TYPE,
+    acceptable,
+)
 from contrail_edge.inputs.query import filter_parameter, parse_query, time_parameter
+from contrail_edge.routing import AnswerDoc, BodyDoc, Operation, Route
 from contrail_link.contract import ReplayFormat, ReplayPlanRequest, ReplayRequest, StorageLink
 
 SPLITS_MAX: Final = 1024
@@ -21,7 +29,6 @@ FORMATS: Final[dict[str, ReplayFormat]] = {
     NDJSON_TYPE: "ndjson",
     MSGPACK_TYPE: "msgpack",
 }
-
 FromSeq = Annotated[
     int, msgspec.Meta(ge=0, le=INT64_MAX, description="First sequence of the range.")
 ]
@@ -108,11 +115,83 @@ class PlanJson(msgspec.Struct):
     splits: list[SplitJson]
 
 
+_REPLAY: Final = "replay"
+PLAN: Final = Operation(
+    operation_id="plan_replay",
+    tag=_REPLAY,
+    summary="Plan a bulk replay",
+    description="Pins a range and divides it into splits. Reading a split again returns the same "
+    "messages as long as they are retained. The range is clipped to the messages that "
+    "exist now, so the first split shows where it really starts. For a stream with "
+    "several shards, sequences require `shard`; without sequences the plan has splits of "
+    "every shard.",
+    query=PlanQuery,
+    answers={
+        200: AnswerDoc(
+            description="The splits.",
+            content={
+                JSON_TYPE: BodyDoc(
+                    shape=PlanJson,
+                    example={
+                        "stream": "ORDERS",
+                        "incarnation": "5f1c0a9be2d34876",
+                        "splits": [
+                            {
+                                "shard": 0,
+                                "from_seq": 1,
+                                "to_seq": 42,
+                                "messages": 42,
+                                "bytes": 5120,
+                            }
+                        ],
+                    },
+                )
+            },
+        )
+    },
+    errors=(errors.STREAM_NOT_FOUND, errors.INVALID_FIELD, errors.INVALID_SUBJECT),
+)
+REPLAY: Final = Operation(
+    operation_id="replay",
+    tag=_REPLAY,
+    summary="Replay a range",
+    description="Returns all messages of a range, both ends included, as an Arrow stream or, "
+    "depending on Accept, as `application/x-ndjson` or `application/vnd.msgpack`. NDJSON "
+    'and msgpack end with `{"end":true,"messages":n}`, and Arrow with its end-of-stream '
+    "mark. An answer without its end is incomplete.",
+    query=ReplayQuery,
+    answers={
+        200: AnswerDoc(
+            description="The messages.",
+            content={
+                ARROW_TYPE: BINARY,
+            },
+        )
+    },
+    errors=(
+        errors.STREAM_NOT_FOUND,
+        errors.NOT_ACCEPTABLE,
+        errors.REPLAY_GONE,
+        errors.INCARNATION_CHANGED,
+        errors.REPLAY_AHEAD,
+        errors.INVALID_FIELD,
+        errors.INVALID_SUBJECT,
+    ),
+)
+
+
 class Replays:
     """The replay routes."""
 
     def __init__(self, link: StorageLink) -> None:
         self._link = link
+
+    def routes(self) -> tuple[Route, ...]:
+        """Return the routes with their documentation."""
+        return (
+            Route("GET", "/v1/streams/{stream}/replay/plan", self.plan, PLAN),
+            Route("GET", "/v1/streams/{stream}/replay", self.replay, REPLAY),
+        )
 
     async def plan(self, request: Request) -> Answer:
         """Pin a range and cut it into splits."""

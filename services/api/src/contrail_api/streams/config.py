@@ -2,7 +2,7 @@
 
 from typing import Any, Final, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from contrail_api.fields import (
     DurationNs,
@@ -11,11 +11,12 @@ from contrail_api.fields import (
     Name,
     RequestModel,
     Unavailable,
+    stands_at_default,
+    unavailable,
     unavailable_fields,
 )
 from contrail_common import errors
 from contrail_common.config_rules import StreamDraft
-from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import ConsumerLimits, Erasure
 
 
@@ -155,19 +156,3 @@ def stream_draft(body: StreamConfigBody) -> StreamDraft:
             inactive_threshold_ns=limits.inactive_threshold, max_ack_pending=limits.max_ack_pending
         )
     return cast(StreamDraft, draft)
-
-
-def stands_at_default(body: BaseModel, name: str) -> bool:
-    """Whether a field means the same as when it is omitted."""
-    value = getattr(body, name)
-    if isinstance(value, BaseModel):
-        return all(stands_at_default(value, inner) for inner in type(value).model_fields)
-    default = type(body).model_fields[name].default
-    unlimited = default == -1 and isinstance(value, int) and value <= 0
-    return bool(value == default or unlimited or not (value or default))
-
-
-def unavailable(spec: errors.ErrorSpec, name: str) -> ApiError:
-    """The refusal of a feature that this version does not have."""
-    message = "not available in this version; only the default value is accepted"
-    return ApiError(spec, f"{name}: {message}", [FieldProblem(f"/{name}", message)], applied=False)

@@ -8,11 +8,11 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator
-from typing import Annotated, Final, Literal, cast, get_args
+from typing import Annotated, Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from contrail_api.tail import BEGIN, EVENT_HEADERS, HEARTBEAT_NS, Gone
+from contrail_api.reading.tail import BEGIN, EVENT_HEADERS, HEARTBEAT_NS, GoneEvent
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import Advisory, AdvisoryAction, AdvisoryType
@@ -24,6 +24,7 @@ from contrail_edge.http.responses import Answer, StreamResponse
 from contrail_edge.inputs.negotiation import EVENTS_TYPE, acceptable
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.inputs.schema_marks import TimeText
+from contrail_edge.routing import AnswerDoc, BodyDoc, HeaderDoc, Operation, Route
 from contrail_link.contract import EventsRequest, EventsResult, StorageLink
 
 LISTENERS_MAX: Final = 128
@@ -71,12 +72,58 @@ class EventJson(msgspec.Struct, kw_only=True):
     count: int | msgspec.UnsetType = msgspec.UNSET
 
 
+EXAMPLE: Final[dict[str, Any]] = {
+    "type": "terminated",
+    "id": "9f1c03aa-42",
+    "timestamp": "2026-01-31T08:00:00.500000000Z",
+    "stream": "ORDERS",
+    "consumer": "billing",
+    "stream_seq": 1017,
+    "consumer_seq": 1020,
+    "deliveries": 3,
+    "reason": "the address does not exist",
+}
+EVENTS: Final = Operation(
+    operation_id="listen",
+    tag="events",
+    summary="Listen to events",
+    description="Streams events about streams, consumers and deliveries until the client "
+    "disconnects. In each event, `event` is the type, `id` the position and `data` the "
+    "event in JSON.\n\nEvents are not stored: what happens while nobody listens is lost. "
+    "A client that reconnects within a minute with `Last-Event-ID` continues after that "
+    "event. If it cannot continue, an event `lost` tells how many events of any stream "
+    "and type it missed, or that some are missing if the number is unknown. This happens "
+    "if the client was away for longer or more than 4,096 events behind, or if storage "
+    "was restarted.\n\nA comment is sent at least every 15 s. An event `gone` ends the "
+    "answer when the server stops.",
+    query=EventsQuery,
+    headers=(
+        HeaderDoc(
+            name="Last-Event-ID",
+            description="The `id` of the last event received.",
+            example="9f1c03aa-42",
+        ),
+    ),
+    answers={
+        200: AnswerDoc(
+            description="The events.",
+            content={EVENTS_TYPE: BodyDoc(shape=EventJson, example=EXAMPLE)},
+        )
+    },
+    errors=(errors.NOT_ACCEPTABLE, errors.INVALID_FIELD, errors.TOO_MANY_WAITERS),
+)
+
+
 class Events:
     """The route of advisories."""
 
     def __init__(self, link: StorageLink) -> None:
         self._link = link
         self._listeners = 0
+
+    def routes(self) -> tuple[Route, ...]:
+        """Return the routes with their documentation."""
+        return (Route("GET", "/v1/events", self.open, EVENTS),)
 
     async def open(self, request: Request) -> Answer:
         """Begin the events; whoever has the head of the answer misses nothing that follows."""
@@ -115,7 +162,7 @@ class Events:
                 found = await request.while_wanted(self._read(asked))
         except ApiError as error:
             # The client reconnects by itself, and then learns from the status what is wrong.
-            yield b"event: gone\ndata: %b\n\n" % _encoder.encode(Gone(error.spec.name))
+            yield b"event: gone\ndata: %b\n\n" % _encoder.encode(GoneEvent(error.spec.name))
         finally:
             self._listeners -= 1
 

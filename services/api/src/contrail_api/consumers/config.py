@@ -13,9 +13,10 @@ from contrail_api.fields import (
     RequestModel,
     TimeNs,
     Unavailable,
+    stands_at_default,
+    unavailable,
     unavailable_fields,
 )
-from contrail_api.stream_config import stands_at_default, unavailable
 from contrail_common import errors
 from contrail_common.config_rules import ConsumerDraft
 from contrail_common.model import (

@@ -7,13 +7,15 @@ from typing import Annotated, Final
 
 import msgspec
 
-from contrail_api.stream_json import info_response
+from contrail_api.streams.shown import CREATED, info_response
+from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamInfo
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Answer, StreamResponse
 from contrail_edge.inputs.negotiation import BYTES_TYPE, acceptable, content_type
 from contrail_edge.inputs.query import parse_query
+from contrail_edge.routing import AnswerDoc, BodyDoc, Operation, Route
 from contrail_link.contract import RESTORE_PIECE_BYTES_MAX, StorageLink
 
 SNAPSHOT_TYPE: Final = "application/vnd.contrail.snapshot"
@@ -28,11 +30,65 @@ class SnapshotQuery(msgspec.Struct):
     consumers: Annotated[bool, msgspec.Meta(description="Include the stream's consumers.")] = True
 
 
+_TAG: Final = "streams"
+_ARCHIVE: Final = {
+    form: BodyDoc(shape={"type": "string", "format": "binary"}) for form in ARCHIVE_TYPES
+}
+SNAPSHOT: Final = Operation(
+    operation_id="snapshot_stream",
+    tag=_TAG,
+    summary="Take a snapshot of a stream",
+    description="Returns an archive of the stream as of one point in time: its messages, subjects, "
+    "consumers, and the message ids within the duplicate window. The stream stays "
+    "available meanwhile. The archive is not encrypted and does not contain deleted "
+    "messages. An incomplete download lacks the end record, and cannot be restored.",
+    query=SnapshotQuery,
+    answers={200: AnswerDoc(description="The archive.", content=_ARCHIVE)},
+    errors=(
+        errors.STREAM_NOT_FOUND,
+        errors.INVALID_FIELD,
+        errors.NOT_ACCEPTABLE,
+        errors.DATA_LOST,
+        errors.OVERLOADED,
+    ),
+)
+RESTORE: Final = Operation(
+    operation_id="restore_stream",
+    tag=_TAG,
+    summary="Restore a stream",
+    description="Creates a stream from an archive, under the name in the path, which may "
+    "differ from the archived name. Sequences, times, subjects, message ids and "
+    "consumers are restored; the stream gets a new incarnation. Either the whole stream "
+    "is restored or nothing. The Content-Type may also be "
+    "`application/vnd.contrail.snapshot`, or be omitted.",
+    body={BYTES_TYPE: _ARCHIVE[BYTES_TYPE]},
+    answers={201: CREATED},
+    errors=(
+        errors.UNSUPPORTED_MEDIA,
+        errors.STREAM_RESTORE_EXISTS,
+        errors.SUBJECT_OVERLAP,
+        errors.ARCHIVE_INVALID,
+        errors.STREAM_CONFIG_INVALID,
+        errors.STREAM_NAME_SEPARATOR,
+        errors.STREAM_LIMIT,
+        errors.OVERLOADED,
+        errors.OUTCOME_UNKNOWN,
+    ),
+)
+
+
 class Snapshots:
     """The routes of archives."""
 
     def __init__(self, link: StorageLink) -> None:
         self._link = link
+
+    def routes(self) -> tuple[Route, ...]:
+        """Return the routes with their documentation."""
+        return (
+            Route("GET", "/v1/streams/{stream}/snapshot", self.snapshot, SNAPSHOT),
+            Route("PUT", "/v1/streams/{stream}/restore", self.restore, RESTORE),
+        )
 
     async def snapshot(self, request: Request) -> Answer:
         """The stream as it is now."""

@@ -6,11 +6,23 @@ from typing import Annotated, Final
 import msgspec
 import structlog
 
-from contrail_api.atomic import atomic_answer, atomic_batch
-from contrail_api.batch_results import Result, all_stored, encode_results, results_of
-from contrail_api.candidates import Admitted, admitted
-from contrail_api.ndjson_batch import NdjsonBatch
-from contrail_api.packed_batch import packed_batch
+from contrail_api.publishing.atomic import atomic_answer, atomic_batch
+from contrail_api.publishing.candidates import Admitted, admitted
+from contrail_api.publishing.ndjson import NdjsonBatch
+from contrail_api.publishing.packed import packed_batch
+from contrail_api.publishing.results import (
+    BatchResult,
+    BatchResults,
+    Result,
+    all_stored,
+    encode_results,
+    results_of,
+)
+from contrail_api.publishing.single import (
+    DURABILITY,
+    MESSAGE_ERRORS,
+    TAG,
+)
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import BATCH_MESSAGES_MAX
@@ -37,7 +49,8 @@ from contrail_edge.inputs.negotiation import (
     content_type,
 )
 from contrail_edge.inputs.query import parse_query
-from contrail_edge.routing import Reply
+from contrail_edge.openapi.document import BODY_ERRORS
+from contrail_edge.routing import AnswerDoc, BodyDoc, Direct, Operation, Reply, Route
 from contrail_link.contract import PublishOutcome, StorageLink
 from contrail_link.publishing import publish
 
@@ -65,6 +78,96 @@ class BatchQuery(msgspec.Struct):
     atomic: Annotated[bool, msgspec.Meta(description="Store either all messages or none.")] = False
 
 
+_RESULTS: Final = {
+    "results": [
+        {"seq": 43, "duplicate": False},
+        {
+            "problem": {
+                "type": "urn:contrail:error:subject_not_captured",
+                "title": "the stream does not capture the subject",
+                "status": 409,
+                "detail": "the stream does not capture the subject",
+                "code": 20002,
+                "name": "subject_not_captured",
+                "retryable": False,
+                "errors": [],
+            }
+        },
+    ]
+}
+
+
+class BatchAck(msgspec.Struct):
+    """``results`` in the order of the messages or, for an atomic batch, all the other fields.
+
+    ``shard`` is present for a stream with several shards.
+    """
+
+    results: list[BatchResult] | msgspec.UnsetType = msgspec.UNSET
+    stream: str | msgspec.UnsetType = msgspec.UNSET
+    first_seq: int | msgspec.UnsetType = msgspec.UNSET
+    last_seq: int | msgspec.UnsetType = msgspec.UNSET
+    count: int | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
+
+
+BATCH: Final = Operation(
+    operation_id="publish_batch",
+    tag=TAG,
+    summary="Publish many messages",
+    description="Each message is stored or refused independently; the results are in the order of "
+    "the messages. A request is limited to 10,000 messages and 16 MiB.\n\nWith "
+    "`atomic=true` either all messages are stored, with consecutive sequences, or none. "
+    "An atomic batch is limited to 1,000 messages and 2 MiB, and the stream must have "
+    "`allow_atomic`.\n\nThe Content-Type selects one of two other body formats. "
+    "`application/x-ndjson` has one message per line and is read as a stream. With "
+    "`Accept: application/x-ndjson` the results are streamed back line by line; the "
+    "status is 200 if the first results are sent before the last are known. "
+    "`application/vnd.msgpack` is `[1, [[subject, headers or nil, payload], ...]]`.",
+    query=BatchQuery,
+    body={
+        JSON_TYPE: BodyDoc(
+            shape=JsonBatch,
+            example={
+                "messages": [
+                    {"subject": "orders.eu.created", "json": {"id": 1017}},
+                    {"subject": "orders.eu.paid", "data": "1017", "msg_id": "paid-1017"},
+                ]
+            },
+        ),
+    },
+    answers={
+        201: AnswerDoc(
+            description="All messages were stored. For an atomic batch, the range of their "
+            "sequences.",
+            content={
+                JSON_TYPE: BodyDoc(
+                    shape=BatchAck, example={"results": [{"seq": 43, "duplicate": False}]}
+                )
+            },
+            headers=(DURABILITY,),
+        ),
+        207: AnswerDoc(
+            description="Some messages were refused, or their outcome is unknown.",
+            content={JSON_TYPE: BodyDoc(shape=BatchResults, example=_RESULTS)},
+            headers=(DURABILITY,),
+        ),
+    },
+    errors=(
+        *BODY_ERRORS,
+        errors.STREAM_NOT_FOUND,
+        errors.NOT_ACCEPTABLE,
+        errors.BATCH_TOO_LARGE,
+        errors.SUBJECT_NOT_CAPTURED,
+        errors.ATOMIC_DISABLED,
+        errors.ATOMIC_UNSUPPORTED,
+        errors.ATOMIC_DUPLICATE,
+        errors.ATOMIC_TOO_LARGE,
+        errors.WRONG_LAST_SEQUENCE_IN_BATCH,
+        errors.SHARDED_UNSUPPORTED,
+        *MESSAGE_ERRORS,
+    ),
+)
 _item_decoder: Final = msgspec.json.Decoder(MessageItem)
 _json_decoder: Final = msgspec.json.Decoder(JsonBatch)
 _log: Final = structlog.get_logger(__name__)
@@ -79,6 +182,18 @@ class BatchPublish:
         self._body_bytes_max = settings.body_bytes_max
         self._ndjson = NdjsonBatch(link, settings)
         self._running: set[asyncio.Task[None]] = set()  # the event loop only has weak references
+
+    def routes(self) -> tuple[Route, ...]:
+        """Return the routes with their documentation."""
+        return (
+            Route(
+                "POST",
+                "/v1/streams/{stream}/messages",
+                self.publish,
+                BATCH,
+                Direct(self.publish_directly, DIRECT_TYPES, BATCH_DIRECT_BYTES_MAX),
+            ),
+        )
 
     async def publish(self, request: Request) -> Answer:
         """Store the messages of the body, each by itself unless the batch is atomic."""

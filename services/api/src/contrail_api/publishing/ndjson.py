@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from contrail_api.batch_results import Result, all_stored, encode_lines, results_of
-from contrail_api.candidates import Admitted, admitted
+from contrail_api.publishing.candidates import Admitted, admitted
+from contrail_api.publishing.results import Result, all_stored, encode_lines, results_of
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.http.requests import Request
@@ -34,12 +34,10 @@ from contrail_link.publishing import publish
 PIECE_LINES_MAX: Final = 2_000
 PIECE_BYTES_MAX: Final = 256 * 1024
 """Bytes of a piece; about the size of one log entry."""
-
 _SLICE_BYTES: Final = 64 << 10
 """Bytes that are divided into lines in one step, at worst into one line per byte."""
 _ITEM_DEPTH: Final = 1
 """Levels of nesting around the value of ``json`` in a line."""
-
 _decoder: Final = msgspec.json.Decoder(MessageItem)
 
 

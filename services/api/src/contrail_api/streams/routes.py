@@ -2,17 +2,26 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Query
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 
-from contrail_api import stream_docs as docs
-from contrail_api.differences import exists_otherwise
-from contrail_api.fields import Flag, Int64, RequestModel
-from contrail_api.merge_patch import as_document, merged, unless_overtaken
-from contrail_api.stream_config import StreamConfigBody, stream_draft
-from contrail_api.stream_json import (
+from contrail_api.changes import (
+    IF_MATCH,
+    IF_NONE_MATCH,
+    PATCH_BODY,
+    as_document,
+    exists_otherwise,
+    merged,
+    unless_overtaken,
+)
+from contrail_api.fields import Int64, Limit, PageToken, Patch, Pedantic, RequestModel
+from contrail_api.streams.config import StreamConfigBody, stream_draft
+from contrail_api.streams.shown import (
     COLLECTION,
+    CREATED,
+    EXAMPLE,
+    FOUND,
     Purged,
     StreamPage,
     config_json,
@@ -26,7 +35,6 @@ from contrail_common.model import StreamConfig, StreamInfo
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.responses import json_response, no_content
 from contrail_edge.http.settings import EdgeSettings
-from contrail_edge.inputs.negotiation import MERGE_PATCH_TYPE
 from contrail_edge.inputs.preconditions import preconditions
 from contrail_edge.inputs.query import filter_parameter
 from contrail_edge.openapi.declared import (
@@ -37,19 +45,11 @@ from contrail_edge.openapi.declared import (
     kit_request,
     manage,
 )
+from contrail_edge.openapi.document import BODY_ERRORS
+from contrail_edge.routing import AnswerDoc, BodyDoc, Operation
 from contrail_link.contract import StorageLink
 
 RESOURCE: Final = "/v1/streams/{stream}"
-
-Pedantic = Annotated[
-    Flag, Query(description="Refuse the request if the server would change a given value.")
-]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]
-PageToken = Annotated[str, Query(description="`next_page_token` of the previous page.")]
-Patch = Annotated[
-    dict[str, Any],
-    Body(media_type=MERGE_PATCH_TYPE),
-]
 
 
 class PurgeBody(RequestModel):
@@ -68,6 +68,126 @@ class PurgeBody(RequestModel):
     )
 
 
+_TAG: Final = "streams"
+_CONFIG_ERRORS: Final = (
+    *BODY_ERRORS,
+    errors.STREAM_CONFIG_INVALID,
+    errors.STREAM_NAME_SEPARATOR,
+    errors.REPLICAS_UNSUPPORTED,
+    errors.REPLICAS_NEGATIVE,
+    errors.PEDANTIC,
+    errors.SUBJECT_OVERLAP,
+    errors.STREAM_LIMIT,
+    errors.OUTCOME_UNKNOWN,
+)
+_UPDATE_ERRORS: Final = (
+    *_CONFIG_ERRORS,
+    errors.STREAM_NAME_MISMATCH,
+    errors.STREAM_UPDATE_REFUSED,
+    errors.PRECONDITION_FAILED,
+)
+LIST: Final = Operation(
+    operation_id="list_streams",
+    tag=_TAG,
+    summary="List streams",
+    description="Lists streams by name, in pages.",
+    answers={
+        200: AnswerDoc(
+            description="A page of streams.",
+            content={
+                "application/json": BodyDoc(
+                    shape=StreamPage, example={"items": [EXAMPLE], "next_page_token": None}
+                )
+            },
+        )
+    },
+    errors=(errors.INVALID_FIELD, errors.INVALID_SUBJECT),
+)
+CREATE: Final = Operation(
+    operation_id="create_stream",
+    tag=_TAG,
+    summary="Create a stream",
+    description="If an identical stream already exists, the answer is 200. A stream with the same "
+    "name and a different configuration is refused.",
+    answers={201: CREATED, 200: FOUND},
+    errors=(*_CONFIG_ERRORS, errors.STREAM_EXISTS),
+)
+PUT: Final = Operation(
+    operation_id="put_stream",
+    tag=_TAG,
+    summary="Create or replace a stream's configuration",
+    description="Omitted fields take their defaults. With `If-None-Match: *` a stream is only "
+    "created, never replaced. With `If-Match` the configuration is only replaced if it "
+    "has the given version.",
+    headers=(IF_MATCH, IF_NONE_MATCH),
+    answers={200: FOUND, 201: CREATED},
+    errors=_UPDATE_ERRORS,
+)
+PATCH: Final = Operation(
+    operation_id="patch_stream",
+    tag=_TAG,
+    summary="Change fields of a stream's configuration",
+    description="Applies a JSON merge patch to the configuration.",
+    headers=(IF_MATCH,),
+    body=PATCH_BODY,
+    answers={200: FOUND},
+    errors=(*_UPDATE_ERRORS, errors.STREAM_NOT_FOUND),
+)
+GET: Final = Operation(
+    operation_id="get_stream",
+    tag=_TAG,
+    summary="Get a stream's configuration and state",
+    description="The ETag is the version of the configuration. Changes of the state do not "
+    "affect it.",
+    answers={200: FOUND},
+    errors=(errors.STREAM_NOT_FOUND,),
+)
+DELETE: Final = Operation(
+    operation_id="delete_stream",
+    tag=_TAG,
+    summary="Delete a stream",
+    description="Deletes the stream with its messages and consumers.",
+    headers=(IF_MATCH,),
+    answers={204: AnswerDoc(description="The stream was deleted.")},
+    errors=(errors.STREAM_NOT_FOUND, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
+)
+PURGE: Final = Operation(
+    operation_id="purge_stream",
+    tag=_TAG,
+    summary="Purge messages of a stream",
+    description="Removes all messages, only those with matching subjects, only those below "
+    "`up_to_seq` (exclusive), or all but the newest `keep`. A purge does not affect "
+    "duplicate detection: the ids of removed messages are still remembered. For a stream "
+    "with several shards, `up_to_seq` requires `shard`, and so does `keep` unless all "
+    "matching subjects are in one shard.",
+    answers={
+        200: AnswerDoc(
+            description="The number of messages removed.",
+            content={"application/json": BodyDoc(shape=Purged, example={"purged": 2})},
+        )
+    },
+    errors=(
+        *BODY_ERRORS,
+        errors.STREAM_NOT_FOUND,
+        errors.STREAM_SEALED,
+        errors.PURGE_DENIED,
+        errors.CONFLICTING_FIELDS,
+        errors.INVALID_SUBJECT,
+        errors.OUTCOME_UNKNOWN,
+    ),
+)
+SEAL: Final = Operation(
+    operation_id="seal_stream",
+    tag=_TAG,
+    summary="Seal a stream",
+    description="Makes the stream read-only for good. No message can be published, removed, or "
+    "expire any more.",
+    headers=(IF_MATCH,),
+    answers={200: FOUND},
+    errors=(errors.STREAM_NOT_FOUND, errors.PRECONDITION_FAILED, errors.OUTCOME_UNKNOWN),
+)
+
+
 class StreamRoutes:
     """The management routes of streams, over one storage link."""
 
@@ -77,14 +197,14 @@ class StreamRoutes:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes, with their documents."""
-        manage(router, "GET", COLLECTION, self.list_streams, docs.LIST)
-        manage(router, "POST", COLLECTION, self.create_stream, docs.CREATE)
-        manage(router, "PUT", RESOURCE, self.put_stream, docs.PUT)
-        manage(router, "PATCH", RESOURCE, self.patch_stream, docs.PATCH)
-        manage(router, "GET", RESOURCE, self.get_stream, docs.GET)
-        manage(router, "DELETE", RESOURCE, self.delete_stream, docs.DELETE)
-        manage(router, "POST", f"{RESOURCE}/purge", self.purge_stream, docs.PURGE)
-        manage(router, "POST", f"{RESOURCE}/seal", self.seal_stream, docs.SEAL)
+        manage(router, "GET", COLLECTION, self.list_streams, LIST)
+        manage(router, "POST", COLLECTION, self.create_stream, CREATE)
+        manage(router, "PUT", RESOURCE, self.put_stream, PUT)
+        manage(router, "PATCH", RESOURCE, self.patch_stream, PATCH)
+        manage(router, "GET", RESOURCE, self.get_stream, GET)
+        manage(router, "DELETE", RESOURCE, self.delete_stream, DELETE)
+        manage(router, "POST", f"{RESOURCE}/purge", self.purge_stream, PURGE)
+        manage(router, "POST", f"{RESOURCE}/seal", self.seal_stream, SEAL)
 
     async def list_streams(
         self,

@@ -1,10 +1,12 @@
-"""Streams in JSON, as they are shown."""
+"""Streams in JSON, as answers show them, and how the OpenAPI document describes these answers."""
 
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
 import msgspec
 
+from contrail_api.changes import ETAG, LOCATION
+from contrail_common import model
 from contrail_common.model import (
     ConsumerLimits,
     DataLoss,
@@ -15,11 +17,18 @@ from contrail_common.model import (
     StreamInfo,
     StreamState,
 )
-from contrail_common.timeunits import format_duration, format_time
+from contrail_common.timeunits import format_duration, format_time, parse_time
 from contrail_edge.http.responses import Response, json_response
 from contrail_edge.inputs.preconditions import etag
 from contrail_edge.inputs.schema_marks import DurationText, TimeText, Unavailable
+from contrail_edge.routing import AnswerDoc, BodyDoc, HeaderDoc
 
+DURABILITY: Final = HeaderDoc(
+    name="Durability",
+    description="How durable an acknowledged message of the stream is: `memory`, `fsync` or "
+    "`quorum-fsync`.",
+    example="fsync",
+)
 COLLECTION: Final = "/v1/streams"
 
 
@@ -245,3 +254,32 @@ def info_response(info: StreamInfo, *, created: bool) -> Response:
         location = f"{COLLECTION}/{quote(info.config.name, safe='')}"
         headers.append((b"location", location.encode()))
     return json_response(201 if created else 200, info_json(info), headers)
+
+
+EXAMPLE: Final[Any] = msgspec.to_builtins(
+    info_json(
+        model.StreamInfo(
+            config=model.StreamConfig(name="ORDERS", subjects=("orders.>",)),
+            created_ns=parse_time("2026-01-31T08:00:00Z"),
+            state=model.StreamState(
+                messages=2,
+                bytes=64,
+                first_seq=1,
+                first_ts_ns=parse_time("2026-01-31T08:01:00Z"),
+                last_seq=2,
+                last_ts_ns=parse_time("2026-01-31T08:02:00.5Z"),
+                num_subjects=1,
+                num_deleted=0,
+                consumer_count=0,
+            ),
+            incarnation="",
+            version=1,
+            leader="n1",
+        )
+    )
+)
+_INFO: Final = {"application/json": BodyDoc(shape=StreamInfoJson, example=EXAMPLE)}
+FOUND: Final = AnswerDoc(description="The stream.", content=_INFO, headers=(ETAG, DURABILITY))
+CREATED: Final = AnswerDoc(
+    description="The stream was created.", content=_INFO, headers=(ETAG, DURABILITY, LOCATION)
+)

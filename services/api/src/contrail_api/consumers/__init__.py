@@ -1,0 +1,1 @@
+"""Consumers: configuration and progress."""

@@ -1,0 +1,1 @@
+"""Publishing: one message, batches in three formats, atomic batches."""

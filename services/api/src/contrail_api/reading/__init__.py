@@ -1,0 +1,1 @@
+"""Reading messages: single, in order, as lists, as replays, and events."""

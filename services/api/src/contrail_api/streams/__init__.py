@@ -1,0 +1,1 @@
+"""Streams: configuration, state, snapshots, erasures."""
