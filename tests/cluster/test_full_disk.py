@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
@@ -207,7 +208,7 @@ def test_room_for_what_the_store_lacks_is_enough_to_open_it_again(
             link = LocalLink(node)
             await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
             for number in range(36):
-                await link.publish("S", [PublishMessage("s.a", None, payload(number))])
+                await publish(link, "S", [PublishMessage("s.a", None, payload(number))])
             await node.until_written()
             await asyncio.to_thread(node.raw_store.flush)
             log_bytes = node.log.stats.size_bytes
