@@ -41,8 +41,6 @@ from contrail_link.contract import (
     ReplayPlanRequest,
     ReplayRequest,
 )
-from contrail_storage.core.key_layout import is_volatile
-from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import SHARD_GROUP, StorageNode
 from contrail_storage.reading.answering import AnswerDeadline, Done, changes, reads
@@ -53,6 +51,7 @@ from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.volatile_group import VOLATILE_GROUP
 from contrail_storage.streams.sharded_publish import ShardedPublisher
 from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
+from contrail_storage.streams.stream import Stream, sound
 from contrail_storage.used_tickets import UsedTickets
 
 _UNKNOWN = errors.OUTCOME_UNKNOWN.code
@@ -71,28 +70,15 @@ class LocalLink:
     def _log_progress(self) -> tuple[int, ...]:
         return tuple(group.applied_index for group in self._node.groups.values())
 
-    def _shard(self, stream: str, part: int | None = None) -> Shard:
-        return _sound(self._node.streams.shard(stream, part))
+    def _stream(self, name: str) -> Stream:
+        """The listed stream with that name (STREAM_NOT_FOUND)."""
+        return self._node.streams.stream(name)
 
-    def _first(self, entry: StreamEntry) -> Shard:
-        return _sound(self._node.applier.shards[entry.shard])
-
-    def _parts(self, stream: str, part: int | None) -> list[Shard]:
-        """All shards of a stream, or the one numbered ``part``."""
-        return [_sound(shard) for shard in self._node.streams.parts(stream, part)]
-
-    def _check_writable(self, stream: str) -> None:
-        """Raise ApiError while a stream accepts no changes."""
-        self._check_taking(self._node.streams.entry(stream))
-
-    def _check_taking(self, entry: StreamEntry) -> None:
-        self._node.check_serving(volatile=is_volatile(entry.shard))
-
-    def _taking(self, entry: StreamEntry) -> Shard:
-        """Return the only shard of a stream, if it accepts changes now."""
-        shard = self._first(entry)
-        self._check_taking(entry)
-        return shard
+    def _writable(self, name: str) -> Stream:
+        """The listed stream with that name, if it accepts changes now."""
+        stream = self._node.streams.stream(name)
+        stream.check_writable()
+        return stream
 
     # Streams -------------------------------------------------------------------------------------
 
@@ -107,18 +93,19 @@ class LocalLink:
     @reads
     async def stream_info(self, name: str) -> StreamInfo:
         """Configuration and state of a stream."""
-        return self._node.streams.whole_info(self._parts(name, None))
+        stream = self._stream(name)
+        stream.sound_shards()
+        return stream.info()
 
     @reads
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
         """Streams by name, paged."""
-        streams = self._node.streams
         infos = []
         after = decode_token(token)
-        for name in streams.names():
-            if name <= after or not name.startswith(prefix):
+        for stream in sorted(self._node.streams.listed(), key=lambda one: one.name):
+            if stream.name <= after or not stream.name.startswith(prefix):
                 continue
-            info = streams.whole_info(streams.parts(name), damaged=True)
+            info = stream.info(damaged=True)
             if subject and not any(overlaps(subject, own) for own in info.config.subjects):
                 continue
             infos.append(info)
@@ -138,41 +125,36 @@ class LocalLink:
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
     ) -> int:
         """Remove messages, and return how many."""
-        self._check_writable(name)
-        streams = self._node.streams
-        return await streams.purge(streams.parts(name, shard), subject, up_to_seq, keep)
+        stream = self._writable(name)
+        shards = stream.shards if shard is None else [stream.shard(shard)]
+        return await self._node.streams.purge(shards, subject, up_to_seq, keep)
 
     # Messages ------------------------------------------------------------------------------------
 
-    def _captured_by(self, subject: str) -> str:
-        stream = self._node.streams.route(subject)
-        if stream is None:
-            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
-        return stream
-
     async def stream_for_subject(self, subject: str) -> str:
         """The stream that captures ``subject``."""
-        return self._captured_by(subject)
+        return self._node.streams.route(subject).name
 
     def publish_then(self, stream: str, content: PublishContent, done: Done) -> None:
         """Store messages; ``done`` is called with the outcome."""
         count = content.count if isinstance(content, MessageBatch) else len(content)
         if not stream and count and not isinstance(content, MessageBatch):
-            stream = self._captured_by(content[0].subject)
-        entry = self._node.streams.entry(stream)
+            one = self._node.streams.route(content[0].subject)
+        else:
+            one = self._node.streams.stream(stream)
         if not count:
-            done(PublishAck(stream, [], self._taking(entry).durability))
+            done(PublishAck(stream, [], self._taking(one).durability))
             return
-        if entry.shards > 1:
-            self._publish_sharded_then(entry, content, done)
+        if len(one.shards) > 1:
+            self._publish_sharded_then(one, content, done)
             return
-        shard = self._taking(entry)
+        shard = self._taking(one)
         number = shard.machine.shard
         log = self._node.shard_logs.of(number)
 
         def propose(told: Done) -> None:
             def answer(results: Outcome) -> None:
-                told(_outcome(stream, shard, results))
+                told(_outcome(one.name, shard, results))
 
             if isinstance(content, MessageBatch):
                 log.append_batch_then(number, content, answer)
@@ -192,11 +174,11 @@ class LocalLink:
         together: dict[str, list[int]] = {}
         for at, message in enumerate(messages):
             try:
-                entry = self._node.streams.entry(self._captured_by(message.subject))
-                if entry.shards == 1:
-                    together.setdefault(entry.name, []).append(at)
+                one = self._node.streams.route(message.subject)
+                if len(one.shards) == 1:
+                    together.setdefault(one.name, []).append(at)
                 else:  # batches over several shards support fewer expectations than messages
-                    self.publish_then(entry.name, [message], partial(done, [at]))
+                    self.publish_then(one.name, [message], partial(done, [at]))
             except ApiError as error:
                 done([at], error)
         for stream, positions in together.items():
@@ -210,11 +192,15 @@ class LocalLink:
             except ApiError as error:
                 told(error)
 
-    def _publish_sharded_then(
-        self, entry: StreamEntry, content: PublishContent, done: Done
-    ) -> None:
-        self._check_taking(entry)
-        first = self._node.applier.shards[entry.shard]
+    def _taking(self, stream: Stream) -> Shard:
+        """Return the only shard of a stream, if it accepts changes now."""
+        shard = stream.sound_shards()[0]
+        stream.check_writable()
+        return shard
+
+    def _publish_sharded_then(self, stream: Stream, content: PublishContent, done: Done) -> None:
+        stream.check_writable()
+        entry, first = stream.entry, stream.shards[0]
         config = first.machine.config
         log = self._node.shard_logs.of(entry.shard)
         publisher = ShardedPublisher(log, self._check_number)
@@ -231,18 +217,18 @@ class LocalLink:
         self.deadline.publish(done, propose)
 
     def _check_number(self, number: int) -> None:
-        _sound(self._node.applier.shards[number])
+        sound(self._node.applier.shards[number])
 
     @reads
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """One message."""
-        one = self._shard(stream, shard)
+        one = self._stream(stream).sound_shard(shard)
         return with_shard(one, await self._node.reader.get(one, seq))
 
     @reads
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order; waits for the first if the request says so."""
-        shards = self._parts(request.stream, request.shard)
+        shards = self._stream(request.stream).sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.read_range(shards, request)
         return await self._sharded.read_one(shards[0], request)
@@ -250,7 +236,7 @@ class LocalLink:
     @reads
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         """A page of the newest messages of subjects."""
-        shards = self._parts(request.stream, request.shard)
+        shards = self._stream(request.stream).sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.last(shards, request)
         page, token = await self._last_reader.read(shards[0], request)
@@ -260,11 +246,13 @@ class LocalLink:
         self, stream: str, limit: int, token: str, shard: int | None = None
     ) -> DeletedRanges:
         """Deleted sequences, paged."""
-        return self._node.reader.deleted_ranges(self._shard(stream, shard), limit, token)
+        return self._node.reader.deleted_ranges(
+            self._stream(stream).sound_shard(shard), limit, token
+        )
 
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """How far this node has applied the stream."""
-        parts = self._parts(stream, shard)
+        parts = self._stream(stream).sound_shards(shard)
         group = VOLATILE_GROUP if parts[0].volatile else SHARD_GROUP
         last_seq = max(one.applied_seq for one in parts)
         return ReadPosition(last_seq, self._node.groups[group].applied_index)
@@ -274,7 +262,7 @@ class LocalLink:
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Subjects with their number of messages."""
-        shards = self._parts(stream, None)
+        shards = self._stream(stream).sound_shards()
         if len(shards) > 1:
             return self._sharded.subject_counts(shards, subject, limit, token)
         return self._node.reader.subject_counts(shards[0], subject, limit, token)
@@ -282,16 +270,15 @@ class LocalLink:
     @changes
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Remove one message."""
-        self._check_writable(stream)
-        self._shard(stream, shard)
-        await self._node.streams.delete_message(stream, seq, shard)
+        one = self._writable(stream).sound_shard(shard)
+        await self._node.streams.delete_message(one, seq)
 
     # Replay --------------------------------------------------------------------------------------
 
     @reads
     async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
         """Pin a range and cut it into splits."""
-        shards = self._parts(request.stream, request.shard)
+        shards = self._stream(request.stream).sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.plan(shards, request)
         return await self._node.replayer.plan(shards[0], request)
@@ -299,7 +286,7 @@ class LocalLink:
     @reads
     async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
         """Check the request, then stream the encoded body."""
-        shard = self._shard(request.stream, request.shard)
+        shard = self._stream(request.stream).sound_shard(request.shard)
         low, high = self._node.replayer.check(shard, request)
         return self._node.replayer.stream(shard, request, low, high)
 
@@ -308,7 +295,7 @@ class LocalLink:
     @reads
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Stream the archive of the stream as of now."""
-        shards = self._parts(stream, None)
+        shards = self._stream(stream).sound_shards()
         await self.deadline.wait(self._node.until_written())
         return self._node.snapshotter.stream(shards, consumers=consumers)
 
@@ -347,19 +334,19 @@ class LocalLink:
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
         """Create a consumer, find an identical one, or update it."""
-        self._check_writable(stream)
+        self._writable(stream)
         return await self._node.consumers.put(stream, config, mode, if_match, if_none)
 
     @reads
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Configuration and progress of a consumer."""
-        self._parts(stream, None)
+        self._stream(stream).sound_shards()
         return await self.deadline.wait(self._node.consumers.info(stream, consumer))
 
     @reads
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
         """Consumers of a stream by name, paged."""
-        self._parts(stream, None)
+        self._stream(stream).sound_shards()
         after = decode_token(token)
         known = await self.deadline.wait(self._node.consumers.infos(stream))
         infos = [info for info in known if info.config.name > after]
@@ -372,26 +359,26 @@ class LocalLink:
         self, stream: str, consumer: str, if_match: int | None = None
     ) -> None:
         """Remove a consumer."""
-        self._check_writable(stream)
+        self._writable(stream)
         await self._node.consumers.delete(stream, consumer, if_match)
 
     async def bind_consumer(self, stream: str, consumer: str) -> Held:
         """Hold a consumer for a subscription."""
-        self._parts(stream, None)
+        self._stream(stream).sound_shards()
         return self._node.consumers.bind(stream, consumer)
 
     @reads
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch of messages."""
-        self._check_writable(request.stream)
-        self._parts(request.stream, None)
+        self._writable(request.stream)
+        self._stream(request.stream).sound_shards()
         return await self.deadline.wait(self._node.consumers.pull(request), request.expires_ns)
 
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
         """Accept acknowledgements; with ``sync``, wait until they are durable."""
-        self._check_writable(stream)
+        self._writable(stream)
         work = self._node.consumers.acknowledge(stream, consumer, items, sync)
         return await (self.deadline.change(work) if sync else work)
 
@@ -409,8 +396,9 @@ class LocalLink:
     ) -> ErasureReceipt:
         """Delete messages, and have their bytes removed from all files."""
         self._node.check_serving()
-        parts = [self._shard(stream, shard)] if seqs else self._parts(stream, shard)
-        return await self._node.eraser.erasures.erase(parts, seqs, subject)
+        one = self._stream(stream)
+        shards = [one.sound_shard(shard)] if seqs else one.sound_shards(shard)
+        return await self._node.eraser.erasures.erase(shards, seqs, subject)
 
     async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
         """A receipt, once its erasure is complete or the wait ends."""
@@ -429,13 +417,6 @@ class LocalLink:
     def metrics_text(self) -> str:
         """The node's metrics as text."""
         return render_metrics(self._node)
-
-
-def _sound(shard: Shard) -> Shard:
-    """Return ``shard`` unless it is damaged (DATA_LOST)."""
-    if shard.damaged:
-        raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
-    return shard
 
 
 def _outcome(stream: str, shard: Shard, results: Outcome) -> PublishOutcome:

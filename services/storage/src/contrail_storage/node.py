@@ -14,7 +14,6 @@ from typing import Any, Final
 import structlog
 
 from contrail_common import errors
-from contrail_common.columns.blocks import BlockCodec
 from contrail_common.errors import ApiError
 from contrail_common.model import Advisory, AdvisoryType
 from contrail_storage.consumers.manager import ConsumerManager
@@ -101,7 +100,7 @@ class StorageNode:
             StoreStalledError,
             self._written_soon,
             self._store_failed_soon,
-            self._codec_of,
+            lambda number: self.applier.codec_of(number),  # noqa: PLW0108 - made below
             self._lost_soon,
         )
         self.advisories = AdvisoryHub()
@@ -232,6 +231,7 @@ class StorageNode:
             self.meta_log,
             self.shard_logs,
             self.reader,
+            self.check_serving,
             encrypts=self.keyring is not None,
         )
         self.restores = Restores(self.streams, self.subject_keys)
@@ -368,9 +368,6 @@ class StorageNode:
     def log_time_ns(self) -> int:
         """Log time of a new entry, in nanoseconds: never earlier than that of a replayed one."""
         return max(self.clock.now(), self.applier.last_entry_ns)
-
-    def _codec_of(self, number: int) -> BlockCodec | None:
-        return self.applier.codec_of(number)
 
     def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
         """Change to the first of ``node_keys``; False when it is in use already. Blocks.

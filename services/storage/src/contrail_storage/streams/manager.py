@@ -30,13 +30,8 @@ from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard, check_removal
 from contrail_storage.replica.shard_logs import ShardLog
-from contrail_storage.store.block_store import UNREADABLE
-from contrail_storage.streams.sharded_state import (
-    check_purge,
-    shard_of_part,
-    sum_losses,
-    sum_states,
-)
+from contrail_storage.streams.sharded_state import check_purge
+from contrail_storage.streams.stream import CheckServing, Stream
 
 _log = structlog.get_logger("contrail.streams")
 _ROUTES_MAX: Final = 65_536
@@ -92,10 +87,13 @@ class StreamManager:
         meta_log: Proposer,
         shard_log: ShardLog,
         reader: Reader,
+        check_serving: CheckServing,
         *,
         encrypts: bool,
     ) -> None:
         self.node = node
+        # Refuses changes while the node accepts none.
+        self._check_serving = check_serving
         # Whether the node encrypts stored data; streams on disk with `encrypted` need that.
         self._encrypts = encrypts
         # Names, shards and stages of the streams; changed by `_meta_log` only.
@@ -115,57 +113,88 @@ class StreamManager:
         # Whether streams of earlier processes in memory are made again. After that, a listed stream
         # without a shard is being removed.
         self._renewed = False
+        # By name: streams that were asked for. `_bind` replaces those that are out of date.
+        self._streams: dict[str, Stream] = {}
         # Cache of `route`: the stream of each subject (None: there is none).
-        self._routes: dict[str, str | None] = {}
+        self._routes: dict[str, Stream | None] = {}
         # Number of the meta machine's change as of which `_routes` is valid.
         self._routes_of = -1
 
     # Finding -------------------------------------------------------------------------------------
 
+    def stream(self, name: str) -> Stream:
+        """Return the listed stream ``name`` (STREAM_NOT_FOUND, NOT_READY).
+
+        The object stays the same until the stream is removed, so others may keep state with it.
+        """
+        entry = self._meta.streams.get(name)
+        stream = self._streams.get(name)
+        if stream is None or stream.entry is not entry:
+            stream = self._bind(name, entry)
+        if stream is None or not stream.exists:
+            raise self._absent(name, entry)
+        return stream
+
+    def _bind(self, name: str, entry: StreamEntry | None) -> Stream | None:
+        """Make the stream of a new or changed ``entry``; None unless it has all its shards.
+
+        Each change of an entry replaces it, so a `Stream` with the current entry is current. One
+        whose shards are the same has only other subjects.
+        """
+        known = self._streams.pop(name, None)
+        if entry is None or entry.stage != "listed":
+            return None
+        shards = [self._shards[number] for number in entry.numbers if number in self._shards]
+        if len(shards) < entry.shards:
+            return None
+        if known is not None and known.shards == shards:
+            known.entry = entry
+            stream = known
+        else:
+            stream = Stream(entry, shards, self.node, self._check_serving)
+        self._streams[name] = stream
+        return stream
+
+    def _absent(self, name: str, entry: StreamEntry | None) -> ApiError:
+        lost = (
+            entry is not None
+            and entry.stage == "listed"
+            and any(number not in self._shards for number in entry.numbers)
+        )
+        if lost and not self._renewed:
+            return ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
+        return ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
+
+    def listed(self) -> list[Stream]:
+        """All listed streams, except those whose removal has begun."""
+        streams: list[Stream] = []
+        for name, entry in self._meta.streams.items():
+            stream = self._streams.get(name)
+            if stream is None or stream.entry is not entry:
+                stream = self._bind(name, entry)
+            if stream is not None and stream.exists:
+                streams.append(stream)
+        return streams
+
     def entry(self, name: str) -> StreamEntry:
         """Return the meta entry of the listed stream ``name`` (STREAM_NOT_FOUND)."""
-        entry = self._meta.streams.get(name)
-        if entry is None or not self._is_there(entry):
-            lost = entry is not None and entry.stage == "listed" and entry.shard not in self._shards
-            if lost and not self._renewed:
-                raise ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
-            raise ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
-        return entry
+        return self.stream(name).entry
 
-    def _is_there(self, entry: StreamEntry) -> bool:
-        """Whether the stream is listed and its removal (from its first shard on) has not begun."""
-        first = self._shards.get(entry.shard)
-        return entry.stage == "listed" and first is not None and first.machine.exists
+    def shard(self, name: str, number: int | None = None) -> Shard:
+        """Return a shard of the listed stream ``name``, as `Stream.shard`."""
+        return self.stream(name).shard(number)
 
-    def shard(self, name: str, part: int | None = None) -> Shard:
-        """Return the shard of the listed stream ``name``, or its shard ``part`` of several.
-
-        Raises STREAM_NOT_FOUND, and INVALID_FIELD if ``part`` does not exist, or is missing for a
-        stream with several shards.
-        """
-        entry = self.entry(name)
-        if part or entry.shards > 1:
-            return self._shards[shard_of_part(entry, part)]
-        return self._shards[entry.shard]
-
-    def parts(self, name: str, part: int | None = None) -> list[Shard]:
-        """All shards of the listed stream ``name`` in order, or the one numbered ``part``."""
-        if part is not None:
-            return [self.shard(name, part)]
-        return [self._shards[number] for number in self.entry(name).numbers]
+    def parts(self, name: str) -> list[Shard]:
+        """All shards of the listed stream ``name`` in order."""
+        return self.stream(name).shards
 
     def shards(self) -> list[Shard]:
         """Return the shards of all listed streams."""
-        return [self._shards[number] for number in self.shard_numbers()]
+        return [shard for stream in self.listed() for shard in stream.shards]
 
     def shard_numbers(self) -> list[int]:
         """Numbers of the shards of all listed streams."""
-        return [
-            number
-            for entry in self._meta.streams.values()
-            if self._is_there(entry)
-            for number in entry.numbers
-        ]
+        return [number for stream in self.listed() for number in stream.entry.numbers]
 
     def taken_numbers(self) -> set[int]:
         """Shard numbers of all streams, including those half made or not completely removed."""
@@ -173,62 +202,27 @@ class StreamManager:
 
     def names(self) -> list[str]:
         """Names of the listed streams, ascending."""
-        return sorted(entry.name for entry in self._meta.streams.values() if self._is_there(entry))
+        return sorted(stream.name for stream in self.listed())
 
-    def route(self, subject: str) -> str | None:
-        """Return the listed stream that captures the literal ``subject``, or None."""
+    def route(self, subject: str) -> Stream:
+        """Return the listed stream that captures a literal subject (NO_STREAM_FOR_SUBJECT)."""
         if self._routes_of != self._meta.changes or len(self._routes) > _ROUTES_MAX:
             self._routes, self._routes_of = {}, self._meta.changes
         try:
-            return self._routes[subject]
+            stream = self._routes[subject]
         except KeyError:
-            name = self._routes[subject] = self._find_route(subject)
-            return name
+            stream = self._routes[subject] = self._find_route(subject)
+        if stream is None:
+            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
+        if not stream.exists:
+            raise self._absent(stream.name, stream.entry)
+        return stream
 
-    def _find_route(self, subject: str) -> str | None:
+    def _find_route(self, subject: str) -> Stream | None:
         for entry in self._meta.streams.values():
             if entry.stage == "listed" and matches_any(entry.subjects, subject):
-                return entry.name
+                return self.stream(entry.name)
         return None
-
-    def info(self, shard: Shard, *, damaged: bool = False) -> StreamInfo:
-        """Configuration and state of a shard's stream.
-
-        Raises DATA_LOST when its first message cannot be read. With ``damaged``, a damaged stream
-        is shown with what is known, without the time of its first message.
-        """
-        record = shard.machine.record
-        assert record is not None
-        try:
-            state = shard.machine.state(timed=not (damaged and shard.damaged))
-        except UNREADABLE as error:
-            shard.damaged = f"the first message cannot be read back: {error}"
-            if not damaged:
-                raise ApiError(errors.DATA_LOST, shard.damaged) from error
-            state = shard.machine.state(timed=False)
-        return StreamInfo(
-            config=record.config,
-            created_ns=record.created_ns,
-            state=state,
-            incarnation=record.incarnation,
-            version=record.version,
-            leader=self.node,
-            durability=shard.durability,
-            data_loss=shard.machine.loss,
-        )
-
-    def whole_info(self, shards: list[Shard], *, damaged: bool = False) -> StreamInfo:
-        """Configuration of a stream and the state of all its ``shards``, as :meth:`info`."""
-        info = self.info(shards[0], damaged=damaged)
-        if len(shards) == 1:
-            return info
-        states = [info.state, *(self.info(shard, damaged=damaged).state for shard in shards[1:])]
-        return msgspec.structs.replace(
-            info,
-            state=sum_states(states),
-            shards=states,
-            data_loss=sum_losses([shard.machine.loss for shard in shards]),
-        )
 
     # Changing ------------------------------------------------------------------------------------
 
@@ -262,7 +256,7 @@ class StreamManager:
             else:
                 # A crash may have separated an earlier change from the removals that it causes.
                 await self._keep_to(entry)
-            return self.whole_info(self.parts(config.name)), False
+            return self.stream(config.name).info(), False
 
     async def _create(self, config: StreamConfig) -> StreamInfo:
         incarnation = secrets.token_hex(8)
@@ -271,7 +265,7 @@ class StreamManager:
         with begun():
             await self._align(self._meta.streams[config.name])
             await self._list(config, config.subjects, incarnation)
-        return self.whole_info(self.parts(config.name))
+        return self.stream(config.name).info()
 
     async def _align(self, entry: StreamEntry) -> None:
         """Give the configuration of the first shard, which decides, to shards that lack it."""
@@ -401,6 +395,7 @@ class StreamManager:
             await self._shard_log.command(number, cmd.DropStream())
         release = cmd.ReleaseStream(entry.name, entry.incarnation)
         expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
+        self._streams.pop(entry.name, None)  # nobody may ask for it again
 
     async def mend_all(self) -> None:
         """Finish or undo changes that a crash interrupted."""
@@ -429,11 +424,12 @@ class StreamManager:
 
     def _is_whole(self, entry: StreamEntry) -> bool:
         """Whether the stream is listed under exactly the subjects that all its shards capture."""
-        if not self._is_there(entry):
+        first = self._shards.get(entry.shard)
+        if entry.stage != "listed" or first is None or not first.machine.exists:
             return False
         if not all(self._is_aligned(entry, number) for number in entry.numbers[1:]):
             return False
-        config = self._shards[entry.shard].machine.config
+        config = first.machine.config
         return set(entry.subjects) == set(config.subjects) and entry.config in (None, config)
 
     async def _renew_lost(self) -> None:
@@ -496,7 +492,7 @@ class StreamManager:
             await self._align(self._meta.streams[config.name])
             incarnation = self._meta.streams[config.name].incarnation
             await self._list(config, config.subjects, incarnation)
-        return self.whole_info(self.parts(config.name))
+        return self.stream(config.name).info()
 
     async def end_restore(self, name: str) -> None:
         """End a restore: finish or undo what is half done."""
@@ -569,9 +565,8 @@ class StreamManager:
         shard.notify()  # a consumer whose pending messages were removed has room
         return removed
 
-    async def delete_message(self, name: str, seq: int, part: int | None = None) -> None:
+    async def delete_message(self, shard: Shard, seq: int) -> None:
         """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""
-        shard = self.shard(name, part)
         check_removal(shard)
         async with shard.removal:
             if not shard.machine.is_live(seq) or seq > shard.applied_seq:

@@ -9,18 +9,13 @@ from contrail_common.cursors import Cursor, read_cursor
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import DataLoss, StreamState
 from contrail_common.partition import shard_of_filter
-from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.replica.shard import Shard
 
 
-def shard_of_part(entry: StreamEntry, part: int | None) -> int:
-    """The id of the stream's shard numbered ``part``; INVALID_FIELD if it does not exist."""
-    if part is None:
-        raise shard_needed(entry.shards)
-    if not 0 <= part < entry.shards:
-        few = f"0 to {entry.shards - 1}" if entry.shards > 1 else "only shard 0"
-        raise _bad("shard", f"the stream has {'shards ' if entry.shards > 1 else ''}{few}")
-    return entry.shard + part
+def no_such_shard(shards: int) -> ApiError:
+    """The refusal of a request that names a shard which the stream does not have."""
+    there = f"shards 0 to {shards - 1}" if shards > 1 else "only shard 0"
+    return _bad("shard", f"the stream has {there}")
 
 
 def shard_needed(shards: int, why: str = "because each shard has its own sequences") -> ApiError:

@@ -15,6 +15,7 @@ from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import StoreError, StoreFailedError
 from contrail_storage.streams.manager import StreamManager
+from contrail_storage.streams.stream import shard_state
 from contrail_storage.upkeep.backoff import Backoff
 from contrail_storage.upkeep.due_messages import DueMessages, ages_singly
 
@@ -102,7 +103,7 @@ class Housekeeper:
             return False
         if ages_singly(shard):
             return False  # `DueMessages` finds them one by one
-        return self._streams.info(shard).state.first_ts_ns <= now_ns - max_age_ns
+        return shard_state(shard).first_ts_ns <= now_ns - max_age_ns
 
     async def _repeat(
         self,
