@@ -55,7 +55,7 @@ def test_rotten_log_refuses_the_start_with_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_damaged_ack_key_refuses_the_start_and_is_made_anew_on_request(tmp_path: Path) -> None:
+def test_damaged_ack_key_refuses_the_start_and_is_created_again_on_request(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         server.stop()
         damage.flip_bit(server.data_dir / "ack.key", random.Random(SEED))

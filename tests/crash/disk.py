@@ -285,9 +285,9 @@ class CountedStore(RocksStore):
 class StoreOpener:
     """Opens stores whose writes and flushes a switch counts, and remembers the last one."""
 
-    def __init__(self, switch: Switch, apart_bytes_min: int) -> None:
+    def __init__(self, switch: Switch, blob_bytes_min: int) -> None:
         self._switch = switch
-        self._options = StoreOptions(apart_bytes_min=apart_bytes_min)
+        self._options = StoreOptions(blob_bytes_min=blob_bytes_min)
         self.store: CountedStore
 
     def __call__(self, path: Path) -> CountedStore:

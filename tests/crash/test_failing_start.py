@@ -27,7 +27,7 @@ from contrail_storage.disk.node_file import LOG_NAME
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import Operation
-from contrail_storage.wal.newest import missing_newest
+from contrail_storage.wal.newest_segment import missing_newest
 from contrail_storage.wal.segments import list_segments
 from tests.crash.disk import CountedFiles, CountedStore, Failure, Plan, StoreOpener, Switch
 from tests.crash.lives import wait_until

@@ -23,7 +23,7 @@ from contrail_storage import node as storage_node
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.replica import write_behind
 from contrail_storage.upkeep.checkpointer import DataLostError
-from contrail_storage.upkeep.compactor import RoomBounds
+from contrail_storage.upkeep.compactor import CompactorBounds
 from contrail_storage.wal.log_options import LogOptions
 from tests.crash.disk import CountedFiles, Plan, StoreOpener, Switch
 from tests.crash.eager import EagerGroups
@@ -56,7 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     merge_blocks: int = 4
     page_blocks: int = 4
     hold_s: float = write_behind.HOLD_S
-    apart_bytes_min: int = 256
+    blob_bytes_min: int = 256
     mutant: str = ""
     accept: bool = False
 
@@ -164,7 +164,7 @@ async def _live(job: Job, reporter: Reporter) -> None:
     if job.mutant:
         MUTANTS[job.mutant]()
     root = Path(job.data_dir)
-    opener = StoreOpener(switch, job.apart_bytes_min)
+    opener = StoreOpener(switch, job.blob_bytes_min)
     files = CountedFiles(switch, root, reporter)
     idle_s = 0.0 if job.successors else _NEVER_S
     options = NodeOptions(
@@ -173,7 +173,7 @@ async def _live(job: Job, reporter: Reporter) -> None:
         log=LogOptions(segment_bytes=job.segment_bytes, keep_bytes=0, idle_s=idle_s),
         merge_blocks=job.merge_blocks,
         page_blocks=job.page_blocks,
-        room=RoomBounds(tick_s=_NEVER_S),
+        compactor=CompactorBounds(tick_s=_NEVER_S),
         files=files,
         open_store=opener,
         accept_data_loss=job.accept,

@@ -32,7 +32,7 @@ class SimLog:
 
     def __init__(self) -> None:
         self.durable = Held()
-        self.room = True
+        self.has_space = True
         self._pending: list[Callable[[Held], None]] = []
         self._position = 0
         self._on_durable: Callable[[int, int], None] | None = None
@@ -45,8 +45,8 @@ class SimLog:
     def detach(self, group: int) -> None:
         self._on_durable = None
 
-    def has_room(self, size: int) -> bool:
-        return self.room
+    def has_capacity(self, size: int) -> bool:
+        return self.has_space
 
     def append(self, group: int, index: int, term: int, data: bytes) -> int:
         def change(held: Held) -> None:

@@ -283,12 +283,12 @@ def test_unfit_append_message_is_dropped(change: Message) -> None:
 def test_full_disk_queue_drops_entries_and_the_leader_sends_them_again() -> None:
     cluster = Cluster()
     leader = cluster.elect("a")
-    cluster["b"].log.room = False
+    cluster["b"].log.has_space = False
     leader.group.propose(b"data", "data")
     cluster.settle()
     assert leader.acked == ["data"]
     assert cluster["b"].group.last_index == leader.group.last_index - 1
-    cluster["b"].log.room = True
+    cluster["b"].log.has_space = True
     cluster.run(1.0)
     assert cluster["b"].group.applied_index == leader.group.applied_index
 

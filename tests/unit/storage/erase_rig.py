@@ -11,7 +11,7 @@ from contrail_link.contract import ErasureReceipt
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
-from contrail_storage.upkeep.compactor import RoomBounds
+from contrail_storage.upkeep.compactor import CompactorBounds
 from contrail_storage.upkeep.erasing import EraseBounds
 
 PATIENCE_S = 60.0
@@ -23,7 +23,7 @@ NODE_KEY = bytes(range(32))
 async def running(data_dir: Path, **options: Any) -> AsyncIterator[tuple[StorageNode, LocalLink]]:
     """A node that makes room only when it erases."""
     options = {"erase": EraseBounds(patience_s=0.2), **options}
-    whole = NodeOptions(data_dir, room=RoomBounds(tick_s=3_600.0), **options)
+    whole = NodeOptions(data_dir, compactor=CompactorBounds(tick_s=3_600.0), **options)
     node = await asyncio.to_thread(StorageNode.open, whole, SingleMemberGroups())
     async with asyncio.timeout(PATIENCE_S):
         await node.start()

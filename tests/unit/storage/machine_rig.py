@@ -226,7 +226,7 @@ class Rig:
             for key, row in self.store.scan(prefix)
         }
 
-    def count_anew(self) -> tuple[int, list[tuple[int, int]]]:
+    def recount(self) -> tuple[int, list[tuple[int, int]]]:
         """Count what the blocks hold, as behind damage, and load that; answers what is lost."""
         recount, writes = Recount(self.machine), Writes()
         for block in self.shelf.blocks:

@@ -16,7 +16,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import StoreFailedError
-from contrail_storage.upkeep.compactor import Compactor, RoomBounds
+from contrail_storage.upkeep.compactor import Compactor, CompactorBounds
 
 PAYLOAD = b"p" * 400
 BLOCK = 250
@@ -28,7 +28,7 @@ async def running(
     data_dir: Path, **options: object
 ) -> AsyncIterator[tuple[StorageNode, LocalLink]]:
     """A node whose compaction goes on when it is told to, not by itself."""
-    whole = NodeOptions(data_dir, room=RoomBounds(3_600.0, 1 << 40), **options)  # type: ignore[arg-type]
+    whole = NodeOptions(data_dir, compactor=CompactorBounds(3_600.0, 1 << 40), **options)  # type: ignore[arg-type]
     node = StorageNode.open(whole, SingleMemberGroups())
     await node.start()
     try:
@@ -308,7 +308,7 @@ def test_failing_disk_is_said_in_a_line_and_keeps_no_stream_in_memory_waiting(
                 await link.delete_message("M", seq)
             await node.until_written()
             node.writer.failed = True
-            bounds = RoomBounds(0.001, 1 << 40)
+            bounds = CompactorBounds(0.001, 1 << 40)
             compactor = Compactor(node.streams.shards, node.blocks, node.applier, bounds)
             with capture_logs() as lines:
                 running_on = asyncio.create_task(compactor.run())

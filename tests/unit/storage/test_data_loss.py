@@ -35,7 +35,7 @@ def test_lost_block_in_the_middle_leaves_deleted_sequences_and_exact_subjects() 
     rig = made(subjects("a", "b"), subjects("a", "c"), subjects("b", "b"))
     before = rig.machine.counters.bytes
     del rig.shelf.blocks[1]
-    assert rig.count_anew() == (2, [(3, 4)])
+    assert rig.recount() == (2, [(3, 4)])
     machine = rig.machine
     assert live(rig) == [1, 2, 5, 6]
     assert {name: machine.subjects.count(name) for name in "abc"} == {"a": 1, "b": 3, "c": 0}
@@ -47,7 +47,7 @@ def test_lost_block_in_the_middle_leaves_deleted_sequences_and_exact_subjects() 
 def test_lost_first_blocks_move_the_first_sequence() -> None:
     rig = made(subjects("a", "a"), subjects("a", "c"))
     del rig.shelf.blocks[0]
-    assert rig.count_anew() == (2, [(1, 2)])
+    assert rig.recount() == (2, [(1, 2)])
     assert rig.machine.counters.first_seq == 3
     assert rig.machine.deleted.total == 0
 
@@ -55,7 +55,7 @@ def test_lost_first_blocks_move_the_first_sequence() -> None:
 def test_lost_last_block_leaves_the_last_sequence() -> None:
     rig = made(subjects("a"), subjects("a", "c"))
     del rig.shelf.blocks[1]
-    assert rig.count_anew() == (2, [(2, 3)])
+    assert rig.recount() == (2, [(2, 3)])
     assert (live(rig), rig.machine.counters.last_seq) == ([1], 3)
     (result,) = rig.apply(3, append_of(subjects("a")))
     assert result == Appended(4, 1)
@@ -64,7 +64,7 @@ def test_lost_last_block_leaves_the_last_sequence() -> None:
 def test_stream_of_which_nothing_is_left_goes_on_behind_its_last_sequence() -> None:
     rig = made(subjects("a", "b"))
     rig.shelf.clear()
-    assert rig.count_anew() == (2, [(1, 2)])
+    assert rig.recount() == (2, [(1, 2)])
     assert (rig.machine.counters.first_seq, rig.machine.counters.messages) == (3, 0)
     assert rig.apply(3, append_of(subjects("z")))[0] == Appended(3, 1)
     assert rig.machine.subjects.last_seq("z") == 3
@@ -74,7 +74,7 @@ def test_messages_whose_subject_has_no_name_any_more_are_lost() -> None:
     rig = made(subjects("a", "b", "a"))
     rig.machine.subjects.numbered.texts[1] = None
     rig.machine.subjects.ids.remove("b")
-    assert rig.count_anew() == (1, [(2, 2)])
+    assert rig.recount() == (1, [(2, 2)])
     assert live(rig) == [1, 3]
 
 
@@ -82,7 +82,7 @@ def test_what_was_deleted_before_is_not_counted_as_lost() -> None:
     rig = made(subjects("a"), subjects("b", "b"), subjects("c"))
     rig.apply(3, cmd.DeleteMessage(2, 0))
     del rig.shelf.blocks[1]
-    assert rig.count_anew() == (1, [(3, 3)])
+    assert rig.recount() == (1, [(3, 3)])
 
 
 def test_sequence_that_was_given_out_is_known_from_elsewhere() -> None:
@@ -97,7 +97,7 @@ def test_sequence_that_was_given_out_is_known_from_elsewhere() -> None:
 def test_ranges_are_listed_up_to_their_bound_and_all_are_counted() -> None:
     rig = made(*[subjects("a") for _ in range(2 * RANGES_MAX + 5)])
     rig.shelf.blocks = rig.shelf.blocks[::2]
-    lost, ranges = rig.count_anew()
+    lost, ranges = rig.recount()
     assert (lost, len(ranges)) == (RANGES_MAX + 2, RANGES_MAX)
 
 
@@ -148,7 +148,7 @@ def test_lost_messages_are_not_pending_any_more() -> None:
     rig.apply(3, cmd.PutConsumer(consumer_config("red"), 1))
     rig.apply(3, cmd.Deliver(1, 1, [1, 3, 4, 6], 7))
     del rig.shelf.blocks[1]
-    rig.count_anew()
+    rig.recount()
     rig.apply(4, accept())
     rig.restart()
     assert sorted(rig.machine.consumers[1].pending) == [1, 6]

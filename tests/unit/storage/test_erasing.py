@@ -76,11 +76,11 @@ def test_answers_call_a_node_by_the_name_it_was_started_with(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("node_keys", [(), (NODE_KEY,)], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-@pytest.mark.parametrize("apart_bytes_min", [32 << 10, 100], ids=["in_tables", "apart"])
+@pytest.mark.parametrize("blob_bytes_min", [32 << 10, 100], ids=["in_tables", "blobs"])
 def test_erased_messages_leave_tables_blocks_and_names(
-    tmp_path: Path, node_keys: tuple[bytes, ...], compression: Compression, apart_bytes_min: int
+    tmp_path: Path, node_keys: tuple[bytes, ...], compression: Compression, blob_bytes_min: int
 ) -> None:
-    opened = partial(RocksStore.open_reading, options=StoreOptions(apart_bytes_min=apart_bytes_min))
+    opened = partial(RocksStore.open_reading, options=StoreOptions(blob_bytes_min=blob_bytes_min))
 
     async def scenario() -> None:
         options: Any = {"node_keys": node_keys, "merge_blocks": 4, "open_store": opened}
@@ -90,7 +90,7 @@ def test_erased_messages_leave_tables_blocks_and_names(
             await node.checkpoint()
             await publish(link, "S", [secret(number) for number in range(41, 60)])
             assert bool(found(tmp_path, traces(7) + traces(45))) == (not node_keys)
-            assert any((tmp_path / "store").glob("*.blob")) == (apart_bytes_min == 100)
+            assert any((tmp_path / "store").glob("*.blob")) == (blob_bytes_min == 100)
             await erased(link, "S", [7, 45])
             assert found(tmp_path, traces(7) + traces(45)) == {}
         # Closed, opened and flushed again, nothing of it comes back.

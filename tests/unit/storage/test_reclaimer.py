@@ -1,4 +1,4 @@
-"""Files that are mostly garbage are written anew, again and again, and nothing ends the node."""
+"""Files that are mostly garbage are rewritten, again and again, and nothing ends the node."""
 
 import asyncio
 

@@ -243,7 +243,7 @@ def holding(store_dir: Path, text: bytes) -> list[str]:
     return [path.name for path in store_dir.iterdir() if text in path.read_bytes()]
 
 
-def test_store_written_anew_holds_nothing_that_was_overwritten_or_deleted(
+def test_rewritten_store_holds_nothing_that_was_overwritten_or_deleted(
     store: RocksStore, tmp_path: Path
 ) -> None:
     for at in range(4):  # in several files
@@ -280,7 +280,7 @@ def test_scan_may_end_before_files_are_removed_and_is_ended_if_it_does_not(
         list(scan)
 
 
-def test_store_is_written_anew_in_pieces_and_gives_up_when_it_is_closed(
+def test_store_is_rewritten_in_pieces_and_gives_up_when_it_is_closed(
     store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("contrail_storage.store.rewriting._PIECE_BYTES", 1)

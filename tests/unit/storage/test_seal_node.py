@@ -148,7 +148,7 @@ def test_after_a_rotation_in_service_the_new_key_alone_is_enough(tmp_path: Path)
         StorageNode.open(NodeOptions(tmp_path, node_keys=(FIRST,)), SingleMemberGroups())
 
 
-def test_start_with_a_new_key_before_the_old_one_wraps_anew(tmp_path: Path) -> None:
+def test_start_with_a_new_key_before_the_old_one_wraps_again(tmp_path: Path) -> None:
     async def whole(node: StorageNode) -> None:
         assert len(await texts(node)) == 20
 

@@ -20,7 +20,7 @@ from contrail_link.contract import AckItem, PublishOutcome, PullRequest, RangeRe
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.wal.node_log import LogOptions
-from tests.unit.storage.test_accepting_node import play, running
+from tests.unit.storage.test_open_damaged_node import play, running
 
 COUNT = 2_000
 MARK = b"a payload of the first block"
@@ -164,7 +164,7 @@ async def look_at_healed(node: StorageNode, link: LocalLink) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_accepting_the_loss_lets_a_stopped_stream_go_on(
+def test_accepted_loss_lets_a_stopped_stream_go_on(
     folder: Path, tmp_path: Path, killed: bool
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:

@@ -92,10 +92,10 @@ class StreamComparison(StreamAgreement):
         self.rig.shelf.make_room(self.rig.machine.is_live)
 
     @rule()
-    def count_anew(self) -> None:
+    def recount(self) -> None:
         """What is counted from the blocks is what was counted as they came."""
         self.close_entry()
-        assert self.rig.count_anew() == self.twin.count_anew() == (0, [])
+        assert self.rig.recount() == self.twin.recount() == (0, [])
 
     # Stream --------------------------------------------------------------------------------------
 

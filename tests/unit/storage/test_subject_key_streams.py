@@ -183,7 +183,7 @@ def test_messages_whose_key_is_destroyed_are_erased_ones_to_everybody(
             # A subject that is published again before keeps what is new.
             await publishing.publish(link, "S", [other(subjects[0], "new")])
             if removed:
-                await node.shredder.mend()
+                await node.shredder.reconcile()
         async with running(tmp_path) as (node, link):
             state = (await link.stream_info("S")).state
             assert (state.messages, state.last_seq) == (10, 13)
@@ -575,7 +575,7 @@ def test_full_disk_refuses_new_subjects_in_their_order_and_heals(tmp_path: Path)
             files.full = False
             await publishing.publish(link, "S", [secret(2)])
             assert (await link.get_message("S", 3)).payload == secret(2).payload
-            await node.shredder.mend()
+            await node.shredder.reconcile()
             assert (await link.stream_info("S")).state.messages == 1
             assert node.shard_log.queued_bytes == 0
 

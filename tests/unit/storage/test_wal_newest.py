@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from contrail_storage.disk.node_file import NodeFileDamagedError
-from contrail_storage.wal.newest import NEWEST_NAME
+from contrail_storage.wal.newest_segment import NEWEST_NAME
 from tests.unit.storage.test_wal_node_log import ROOT, SMALL, Node
 from tests.unit.storage.wal_disk import SimDisk
 

@@ -161,7 +161,7 @@ def test_queue_at_its_bound_refuses_and_takes_nothing(disk: SimDisk) -> None:
     node = Node(disk, LogOptions(idle_s=1000.0, queue_bytes=1000)).start()
     disk.sync_gate.clear()
     node.log.append(1, 1, 1, bytes(600))
-    assert not node.log.has_room(600)
+    assert not node.log.has_capacity(600)
     with pytest.raises(LogFullError):
         node.log.append(1, 2, 1, bytes(600))
     node.log.append(1, 2, 1, b"")

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.disk.files import Files
-from contrail_storage.repair.salvage import SalvagedGroup, begin_anew, salvage
-from contrail_storage.wal.newest import NEWEST_NAME
+from contrail_storage.repair.salvage import SalvagedGroup, begin_again, salvage
+from contrail_storage.wal.newest_segment import NEWEST_NAME
 from contrail_storage.wal.node_log import LogOptions, NodeLog
 from tests.unit.storage.wal_disk import HandLoop, SimDisk
 
@@ -120,9 +120,9 @@ def test_newest_segment_that_may_be_missing_leaves_doubt(spoil: str) -> None:
     assert [held.lost for held in salvaged(disk, {}).values()] == [True] * 2
 
 
-def test_log_begun_anew_stands_where_the_store_does(tmp_path: Path) -> None:
+def test_log_begun_again_stands_where_the_store_does(tmp_path: Path) -> None:
     held = SalvagedGroup(7, 3, "n1")
-    begin_anew(Files(), tmp_path / "wal", None, {1: (7, 3, held)})
+    begin_again(Files(), tmp_path / "wal", None, {1: (7, 3, held)})
     log = NodeLog.open(tmp_path / "wal", keep_from={1: 7})
     assert log.recovery.rot is None
     group = log.recovery.groups[1]

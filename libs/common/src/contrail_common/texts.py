@@ -1,4 +1,4 @@
-"""Columns of texts: what many messages have each, one behind the other, and where each ends.
+"""Columns of texts: what many messages have each, one after another, and where each ends.
 
 Offsets are Arrow's: ``n + 1`` ascending u32 from 0, in the byte order of the machine (little).
 """
@@ -77,7 +77,7 @@ class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def join_texts(parts: Sequence[Texts]) -> Texts:
-    """The texts of all ``parts``, one part behind the other."""
+    """The texts of all ``parts``, one part after another."""
     return Texts(
         join_offsets([part.offsets for part in parts]), b"".join([part.heap for part in parts])
     )
@@ -160,7 +160,7 @@ def gather(heap: bytes, places: I64Array) -> bytes:
 
 
 def join_offsets(parts: Sequence[bytes]) -> bytes:
-    """Offsets of all ``parts``, one part behind the other."""
+    """Offsets of all ``parts``, one part after another."""
     base = np.uint32(0)
     joined = [bytes(4)]
     for part in map(as_u32, parts):

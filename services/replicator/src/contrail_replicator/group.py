@@ -159,7 +159,7 @@ class RaftGroup:
         if not self.is_leader:
             raise NotLeaderError(f"group {self._group_id}")
         over = self._outstanding_bytes and self._outstanding_bytes + size > MAX_OUTSTANDING_BYTES
-        if over or not self._journal.has_room(size):
+        if over or not self._journal.has_capacity(size):
             raise GroupBusyError(f"group {self._group_id}")
         try:
             index = self._core.propose(data)

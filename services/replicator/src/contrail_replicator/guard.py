@@ -28,7 +28,7 @@ class LogDivergedError(Exception):
 class Match:
     """An append message against the own log.
 
-    The own log agrees with the leader's up to `last_index` once `entries` stand behind the
+    The own log agrees with the leader's up to `last_index` once `entries` follow the
     previous entry; `conflict` says whether own entries must give way for that.
     """
 
@@ -72,7 +72,7 @@ def match_entries(journal: GroupJournal, message: Message) -> Match | None:
 
 
 def check_no_committed_loss(match: Match, commit_index: int) -> None:
-    """Raise LogDivergedError when making room for a leader's entries would cut committed ones."""
+    """Raise LogDivergedError when a leader's entries would replace committed ones."""
     if match.conflict and match.previous_index < commit_index:
         raise LogDivergedError(
             f"committed entry {match.previous_index + 1} differs from the leader's"

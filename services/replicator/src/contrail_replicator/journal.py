@@ -14,7 +14,7 @@ class LogGapError(Exception):
 
 
 class GroupJournal:
-    """Entries of one group behind its applied index, and how far they are durable."""
+    """Entries of one group after its applied index, and how far they are durable."""
 
     def __init__(self, group: int, log: JournalLog, recovered: RecoveredLog, applied: int) -> None:
         entries = list(recovered.entries)
@@ -112,9 +112,9 @@ class GroupJournal:
             index if position >= self._cut_position else min(index, self._cut_index)
         )
 
-    def has_room(self, size: int) -> bool:
+    def has_capacity(self, size: int) -> bool:
         """Whether the node's log takes `size` more bytes now."""
-        return self._log.has_room(size)
+        return self._log.has_capacity(size)
 
     def cut_to_durable(self) -> None:
         """Give up what the failed node log did not make durable."""

@@ -21,7 +21,7 @@ class RecoveredLog(Protocol):
 
     @property
     def entries(self) -> Sequence[LogEntry]:
-        """The entries behind the base, in order and without a hole."""
+        """The entries after the base, in order and without a hole."""
 
 
 class JournalLog(Protocol):
@@ -37,7 +37,7 @@ class JournalLog(Protocol):
     def detach(self, group: int) -> None:
         """Stop reporting to a group that has ended."""
 
-    def has_room(self, size: int) -> bool:
+    def has_capacity(self, size: int) -> bool:
         """Whether an entry of `size` bytes fits into what may wait for the disk."""
 
     def append(self, group: int, index: int, term: int, data: bytes) -> int:

@@ -284,7 +284,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         if match is None:
             return {**message, "commit_index": own_commit}
         guard.check_no_committed_loss(match, own_commit)
-        if not self._journal.has_room(sum(len(data) for data, _, _ in match.entries)):
+        if not self._journal.has_capacity(sum(len(data) for data, _, _ in match.entries)):
             return None
         agreed = min(message["commit_index"], match.last_index)
         self._leader_commit = max(self._leader_commit, agreed)

@@ -21,8 +21,8 @@ import structlog
 
 from contrail_storage.core import key_layout as keys
 from contrail_storage.disk.whole_steps import whole
-from contrail_storage.repair.rebuilding import Rebuilt, rebuild
-from contrail_storage.repair.switching import STORE_NAME, discard_unfinished
+from contrail_storage.repair.rebuild import Rebuilt, rebuild
+from contrail_storage.repair.swap import STORE_NAME, discard_unfinished
 from contrail_storage.replica.loading import applied_indexes
 from contrail_storage.store.rocks_store import (
     StoreCorruptError,

@@ -89,7 +89,7 @@ class _NodeCollector:
         yield GaugeMetricFamily(
             "contrail_disk_room_bytes",
             "Bytes of disk space left for messages, in log and store together",
-            max(self._node.room.measure(), 0),
+            max(self._node.disk_budget.measure(), 0),
         )
         yield CounterMetricFamily(
             "contrail_store_reopened",

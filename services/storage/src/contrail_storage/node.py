@@ -27,11 +27,11 @@ from contrail_storage.disk.whole_steps import whole
 from contrail_storage.healing import Healing
 from contrail_storage.opening import open_node
 from contrail_storage.options import NodeOptions
-from contrail_storage.parts import is_checkpoint_due, room_of, upkeep_of
+from contrail_storage.parts import disk_budget_of, is_checkpoint_due, upkeep_of
 from contrail_storage.readiness import problems_of
 from contrail_storage.reading.reader import Reader
 from contrail_storage.reading.replay import Replayer
-from contrail_storage.repair.switching import drop_kept_aside
+from contrail_storage.repair.swap import drop_kept_aside
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier, NodeTimings
 from contrail_storage.replica.content_sealing import SealingLog
@@ -219,8 +219,8 @@ class StorageNode:
         self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))  # shards in memory
         self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
-        self.room = room_of(self)
-        self.shard_log.check_room = self.room.check
+        self.disk_budget = disk_budget_of(self)
+        self.shard_log.check_room = self.disk_budget.check
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
         self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, self.reader, shards)
@@ -267,7 +267,7 @@ class StorageNode:
         self.spawn(self.clock.follow())
         self._begin_volatile()
         await self._mend()
-        await self.shredder.mend()
+        await self.shredder.reconcile()
         for work in (*self._upkeep, self.shredder):
             self.spawn(work.run())
         self.spawn(when_due(lambda: is_checkpoint_due(self), self.checkpoint))

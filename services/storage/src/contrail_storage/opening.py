@@ -11,8 +11,8 @@ from contrail_storage.disk.folder_lock import FolderLock
 from contrail_storage.disk.node_file import NodeFileDamagedError, NodeIdentity
 from contrail_storage.identity import check_store_is_there, identify
 from contrail_storage.options import NodeOptions
-from contrail_storage.repair.accepting import read_accepting
-from contrail_storage.repair.switching import STORE_NAME, finish_switch
+from contrail_storage.repair.open_damaged import open_damaged
+from contrail_storage.repair.swap import STORE_NAME, finish_swap
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
 from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.store.store_errors import StoreCorruptError, StoreError, StoreMissingError
@@ -42,8 +42,8 @@ def _open(options: NodeOptions, make: Make) -> "StorageNode":
     lock = FolderLock(options.data_dir)
     node: StorageNode | None = None
     try:
-        finish_switch(files, options.data_dir)
-        node = read_accepting(
+        finish_swap(files, options.data_dir)
+        node = open_damaged(
             options, files, lambda: _read(options, make, files), lambda one: one.parts
         )
         node.healing.try_to_write()

@@ -11,7 +11,7 @@ from contrail_storage.physical_memory import quarter_of_memory
 from contrail_storage.replica.applier import MERGE_BLOCKS
 from contrail_storage.store.directory_pages import PAGE_BLOCKS
 from contrail_storage.store.rocks_store import RocksStore
-from contrail_storage.upkeep.compactor import RoomBounds
+from contrail_storage.upkeep.compactor import CompactorBounds
 from contrail_storage.upkeep.erasing import EraseBounds
 from contrail_storage.wal import LogOptions
 
@@ -40,7 +40,7 @@ class NodeOptions:
     page_blocks: int = PAGE_BLOCKS
     scrub_bytes_s: int = 8 << 20
     scrub_pause_s: float = 3_600.0
-    room: RoomBounds = field(default_factory=RoomBounds)
+    compactor: CompactorBounds = field(default_factory=CompactorBounds)
     erase: EraseBounds = field(default_factory=EraseBounds)
     accept_data_loss: bool = False
     memory_max_bytes: int = field(default_factory=quarter_of_memory)

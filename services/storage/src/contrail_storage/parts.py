@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from contrail_storage.replica.log_time import LogTime
 from contrail_storage.store.split_store import SplitStore
 from contrail_storage.upkeep.compactor import Compactor
-from contrail_storage.upkeep.disk_room import DiskRoom
+from contrail_storage.upkeep.disk_budget import DiskBudget
 from contrail_storage.upkeep.due_messages import DueMessages
 from contrail_storage.upkeep.erasing import Eraser, Erasures
 from contrail_storage.upkeep.housekeeper import Housekeeper
@@ -41,8 +41,10 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
     housekeeper = Housekeeper(
         node.streams, node.consumers, node.shard_logs, node.blocks, clock, due
     )
-    compactor = Compactor(node.streams.shards, node.blocks, node.applier, options.room)
-    reclaimer = Reclaimer(node.raw_store, is_short=lambda: node.room.short and not node.failure)
+    compactor = Compactor(node.streams.shards, node.blocks, node.applier, options.compactor)
+    reclaimer = Reclaimer(
+        node.raw_store, is_short=lambda: node.disk_budget.short and not node.failure
+    )
     return Upkeep(scrubber, compactor, _eraser_of(node, compactor), housekeeper, reclaimer)
 
 
@@ -68,14 +70,14 @@ def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
     )
 
 
-def room_of(node: "StorageNode") -> DiskRoom:
+def disk_budget_of(node: "StorageNode") -> DiskBudget:
     """Make the disk room of ``node``, which refuses messages when the disk is nearly full."""
 
     def waiting_bytes() -> int:
         queued = node.log.queued_bytes + node.shard_log.queued_bytes
         return queued + node.applier.unwritten_bytes
 
-    return DiskRoom(
+    return DiskBudget(
         node.options.data_dir,
         node.raw_store,
         lambda: node.log.stats.size_bytes,
@@ -88,8 +90,8 @@ def is_checkpoint_due(node: "StorageNode") -> bool:
     """Whether the log is large, or cutting it would free disk space that messages need."""
     if node.failure:
         return False
-    if node.room.short:
-        node.room.measure()  # deletions may have freed space
+    if node.disk_budget.short:
+        node.disk_budget.measure()  # deletions may have freed space
     stats = node.log.stats
     large = stats.size_bytes >= node.options.checkpoint_bytes
-    return large or (node.room.short and stats.segments > 1)
+    return large or (node.disk_budget.short and stats.segments > 1)

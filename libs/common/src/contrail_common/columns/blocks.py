@@ -77,7 +77,7 @@ _HEADER_SIZES: Final = struct.Struct("<IIII")
 _CRC: Final = struct.Struct("<I")
 _SPAN: Final = struct.Struct("<II")
 _CRC_AT: Final = 48
-assert _HEADER.size == 8 * 8  # columns behind it stay aligned
+assert _HEADER.size == 8 * 8  # the columns after it stay aligned
 
 
 class BlockCorruptError(Exception):
@@ -497,7 +497,7 @@ def _decode_seals(
 def _decode_headers(
     view: memoryview, position: int, count: int, flags: int
 ) -> tuple[AnyHeaders, int]:
-    """The headers that stand at ``position``, and the position behind them."""
+    """The headers that stand at ``position``, and the position after them."""
     names, values, name_bytes, text_bytes = _HEADER_SIZES.unpack_from(view, position)
     position += _HEADER_SIZES.size
     uniform = bool(flags & FLAG_UNIFORM_HEADERS)

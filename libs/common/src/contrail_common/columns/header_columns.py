@@ -256,7 +256,7 @@ def _nested(headers: Sequence[Headers | None]) -> HeaderColumns:
 
 
 def join_headers(parts: Sequence[tuple[AnyHeaders | None, int]]) -> AnyHeaders | None:
-    """Headers of all ``parts``, one behind the other, each given with its number of messages."""
+    """Headers of all ``parts``, one after another, each given with its number of messages."""
     found = [headers for headers, _ in parts if headers is not None]
     if not found:
         return None

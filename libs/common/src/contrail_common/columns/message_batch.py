@@ -128,7 +128,7 @@ def join_subjects(parts: Sequence[tuple[list[str], bytes]]) -> tuple[list[str], 
 
 
 def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
-    """All messages of ``parts``, one part behind the other."""
+    """All messages of ``parts``, one part after another."""
     if len(parts) == 1:
         return parts[0]
     expected: dict[int, Expected] = {}

@@ -79,7 +79,7 @@ class Seals(msgspec.Struct, array_like=True, gc=False):
 
 
 def join_seals(parts: Sequence[Seals]) -> Seals:
-    """Those of all ``parts``, one part behind the other."""
+    """Those of all ``parts``, one part after another."""
     return Seals(b"".join([part.keys for part in parts]), b"".join([part.sizes for part in parts]))
 
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 _MAX_PARTS: Final = 512
 _AHEAD_WRITE_MAX: Final = 32 * 1024
-"""Above it a write is slow for its bytes; room made ahead of it would double those."""
+"""Above it a write is slow for its bytes; zeros written ahead would double its cost."""
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 
@@ -47,7 +47,7 @@ class UpdateHandle(Protocol):
         """Return what stands from `offset` on, at most `size` bytes. Raises OSError."""
 
     def write(self, offset: int, data: bytes) -> None:
-        """Overwrite from `offset` on, also behind the end. Raises OSError."""
+        """Overwrite from `offset` on, also beyond the end. Raises OSError."""
 
     def sync(self) -> None:
         """Return once everything written so far survives a power cut. Raises OSError."""
@@ -112,7 +112,7 @@ class _AppendFile:
         self._ahead = bytes(ahead_bytes)
         self._end = 0
         self._synced_end = 0
-        self._room_end = 0
+        self._ahead_end = 0
 
     def write(self, parts: Sequence[bytes]) -> None:
         begun = self._end
@@ -124,13 +124,13 @@ class _AppendFile:
                 written -= len(pending.pop(0))
             if written:
                 pending[0] = pending[0][written:]
-        if self._ahead and self._end > self._room_end and self._end - begun <= _AHEAD_WRITE_MAX:
-            self._make_room()
+        if self._ahead and self._end > self._ahead_end and self._end - begun <= _AHEAD_WRITE_MAX:
+            self._write_ahead()
 
-    def _make_room(self) -> None:
+    def _write_ahead(self) -> None:
         # Without space in advance the next writes are only slower; they report a full disk.
         with suppress(OSError):
-            self._room_end = self._end + os.pwrite(self._descriptor, self._ahead, self._end)
+            self._ahead_end = self._end + os.pwrite(self._descriptor, self._ahead, self._end)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
@@ -138,7 +138,7 @@ class _AppendFile:
 
     def close(self) -> None:
         # After a failure the file is left as it is: readers skip zeros at the end.
-        if self._room_end > self._end == self._synced_end:
+        if self._ahead_end > self._end == self._synced_end:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._end)
         os.close(self._descriptor)

@@ -14,7 +14,7 @@ from contrail_storage.disk.node_file import NodeFileDamagedError
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import Batch, MalformedRecordError, Record, RecordKind, Seal
-from contrail_storage.wal.newest import missing_newest, note_newest
+from contrail_storage.wal.newest_segment import missing_newest, note_newest
 from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
 
@@ -71,7 +71,7 @@ def _newest_may_be_missing(files: Files, directory: Path, segments: list[Segment
         return True
 
 
-def begin_anew(
+def begin_again(
     files: Files,
     directory: Path,
     sealer: Sealer | None,

@@ -1,4 +1,4 @@
-"""Files in which the store keeps large values apart from its tables, read without the store.
+"""Blob files, in which RocksDB keeps large values, read without the store.
 
 Needed where the store itself gives no answer: which of these files hold a key, and what still
 stands in them when the tables that named it are gone. The layout is version 1 of RocksDB's blob
@@ -54,7 +54,7 @@ class BlobFile:
 
     @property
     def records_end(self) -> int:
-        """Offset behind the last record."""
+        """Offset of the end of the last record."""
         return _START_BYTES + self.record_bytes
 
 
@@ -68,7 +68,7 @@ class BlobRecord:
 
 
 def listed_files(text: str) -> list[BlobFile]:
-    """The files in RocksDB's property ``rocksdb.sstables``, which lists them behind the tables."""
+    """The files in RocksDB's property ``rocksdb.sstables``, which lists them after the tables."""
     return [
         BlobFile(f"{int(number):06d}{SUFFIX}", int(total), int(garbage))
         for number, total, garbage in _LISTED.findall(text)

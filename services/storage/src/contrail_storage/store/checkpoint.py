@@ -117,7 +117,7 @@ class Checkpoint:
 
         `applied` and `shards` are what RocksDB holds. `log_bases` are the bases of the groups as
         the log recovered them with `keep_from=applied`: such a base is the applied index itself,
-        unless the log begins behind it or ends before it.
+        unless the log begins after it or ends before it.
         """
         findings = [_finding(f"{name} is damaged", self._record) for name in self._damaged]
         findings += self._log_findings(applied, log_bases)

@@ -23,7 +23,7 @@ from contrail_storage.core.results import Row
 PAGE_BLOCKS: Final = 1_024
 """Blocks of a page when it is first written; as many of the newest are in none."""
 _STALE_PART: Final = 4
-"""A page is written anew when rows stand over this part of its blocks: a quarter."""
+"""A page is rewritten when rows override this fraction (1/4) of its blocks."""
 
 INDEX_ROW: Final = struct.Struct("<IIq")
 """Messages, bytes, and time of the last message (ns) of a block."""
@@ -62,14 +62,14 @@ class PageRanges:
             self._stale[start] = self._stale.get(start, 0) + rows
 
     def extend(self, stop: int) -> PageRange:
-        """A new page behind the last one, up to ``stop``."""
+        """A new page after the last one, up to ``stop``."""
         added = PageRange(self.stop, stop)
         self.starts.append(self.stop)
         self.stop = stop
         return added
 
     def take_stale(self, first_seq: int) -> list[PageRange]:
-        """Pages to be written anew, or removed when they end at or below ``first_seq``."""
+        """Pages to be rewritten, or removed when they end at or below ``first_seq``."""
         ends = dict(pairwise([*self.starts, self.stop]))
         gone = [start for start in self.starts if ends[start] <= first_seq]
         stale_max = self.page_blocks // _STALE_PART

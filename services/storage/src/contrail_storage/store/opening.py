@@ -27,7 +27,7 @@ _BINDING_ERROR: Final = "(os error "
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Bounds of memory, files and background work; the size from which values stand apart."""
+    """Bounds of memory, files and background work; the size from which values go to blob files."""
 
     write_buffer_bytes: int = 64 * MIB
     write_buffers: int = 4
@@ -35,7 +35,7 @@ class StoreOptions:
     target_file_bytes: int = 64 * MIB
     max_open_files: int = 512
     background_jobs: int = 2
-    apart_bytes_min: int = 32 << 10
+    blob_bytes_min: int = 32 << 10
 
 
 class ReadingFolder:
@@ -97,7 +97,7 @@ def passing_by(database: Rdict, *, verified: bool = True) -> Rdict:
     handle = database.get_column_family(_FAMILY)
     options = ReadOptions()
     options.fill_cache(False)  # type: ignore[call-arg]  # the stub lacks the argument
-    # Those of values apart are computed without the processor's help in the builds that we use.
+    # Those of blobs are computed without the processor's help in the builds that we use.
     options.set_verify_checksums(verified)
     handle.set_read_options(options)
     return handle
@@ -127,7 +127,7 @@ def rocks_options(options: StoreOptions) -> Options:
     rocks.set_max_log_file_size(4 * MIB)
     # A flush writes a value to a blob file once; compactions only rewrite the references.
     rocks.set_enable_blob_files(True)
-    rocks.set_min_blob_size(options.apart_bytes_min)
+    rocks.set_min_blob_size(options.blob_bytes_min)
     # Blocks come compressed, or encrypted and incompressible, from above.
     rocks.set_compression_type(DBCompressionType.none())
     return rocks

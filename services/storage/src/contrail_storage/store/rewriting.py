@@ -24,7 +24,7 @@ _SHARD_BYTES: Final = 5
 """Keys begin with their kind and the number of their shard."""
 _RECLAIMED_TOGETHER: Final = 4
 _PRESSING_PART: Final = 8
-"""Where room is short a file is written anew for this part of it."""
+"""When space is short, a file is rewritten if this fraction (1/8) of it is garbage."""
 _SMALL_BYTES: Final = 4 << 20
 _JOINED_TOGETHER: Final = 64
 _RUNNING: Final = "rocksdb.num-running-compactions"
@@ -77,13 +77,13 @@ class Rewriter:
         self._check_open = check_open
 
     def rewrite(self, ranges: Sequence[Range]) -> None:
-        """Write all files anew that hold keys of ``ranges`` and may hold stale values of them."""
+        """Rewrite all files that have keys of ``ranges`` and may have stale values of them."""
         self._rewrite_tables(ranges)
         # The tables name current values alone now, so the store knows what nothing needs.
         self._vacate([one for one in self._blob_files() if self._is_stale(one, ranges)])
 
     def reclaim(self) -> int:
-        """Write a few files anew of which most is not needed, else small ones if there are many.
+        """Rewrite a few files that are mostly garbage, else small ones if there are many.
 
         Answers their bytes.
         """
@@ -137,11 +137,11 @@ class Rewriter:
         self._database.set_options({"disable_auto_compactions": "true"})
         try:
             self._wait_until(lambda: not self._database.property_int_value(_RUNNING), "compaction")
-            self._write_anew(piece)
+            self._compact_piece(piece)
         finally:
             self._database.set_options({"disable_auto_compactions": "false"})
 
-    def _write_anew(self, piece: Range) -> None:
+    def _compact_piece(self, piece: Range) -> None:
         before = {one["name"] for one in self._database.live_files()}
         wanted = [piece]
         for _ in range(_ROUNDS):

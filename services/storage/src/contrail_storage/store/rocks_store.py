@@ -82,8 +82,8 @@ _REOPENING: Final = "the store failed and is being reopened"
 _PROPERTIES: Final = {
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
     "sst_bytes": "rocksdb.total-sst-files-size",
-    "apart_bytes": "rocksdb.live-blob-file-size",
-    "apart_garbage_bytes": "rocksdb.live-blob-file-garbage-size",
+    "blob_bytes": "rocksdb.live-blob-file-size",
+    "blob_garbage_bytes": "rocksdb.live-blob-file-garbage-size",
     "live_bytes": "rocksdb.estimate-live-data-size",
     "level0_files": "rocksdb.num-files-at-level0",
     "pending_compaction_bytes": "rocksdb.estimate-pending-compaction-bytes",

@@ -83,11 +83,11 @@ class SealedStore:
         self._store.flush()
 
     def rewrite(self, ranges: Sequence[tuple[bytes, bytes]], patience_s: float) -> None:
-        """Write the files of ``ranges`` anew, with what is current in them alone."""
+        """Rewrite the files of ``ranges`` with their current values alone."""
         self._store.rewrite(ranges, patience_s)
 
     def reclaim(self, *, pressing: bool = False) -> int:
-        """Write a few files anew of which most is not needed any more; answers their bytes."""
+        """Rewrite a few files that are mostly garbage; return their bytes."""
         return self._store.reclaim(pressing=pressing)
 
     @property

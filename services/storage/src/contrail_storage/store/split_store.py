@@ -1,4 +1,4 @@
-"""A node's rows in one: those of volatile shards and groups in memory, all others in its store."""
+"""A node's rows in one: those of in-memory shards and groups in memory, all others in its store."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,14 +23,14 @@ class SplitStore:
 
     def write(self, operations: Sequence[Operation]) -> None:
         """Write all operations, those of each side as one atomic batch."""
-        volatile = [one for one in operations if _is_volatile(one[1])]
+        in_memory = [one for one in operations if _in_memory(one[1])]
         durable: Sequence[Operation] = operations
-        if volatile:
-            durable = [one for one in operations if not _is_volatile(one[1])]
+        if in_memory:
+            durable = [one for one in operations if not _in_memory(one[1])]
         if durable:
             self._durable.write(durable)
-        if volatile:
-            self._memory.write(volatile)
+        if in_memory:
+            self._memory.write(in_memory)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value under `key`, or None."""
@@ -59,7 +59,7 @@ class SplitStore:
             yield SplitView(durable, memory)
 
     def _side(self, key: bytes) -> Store | MemoryStore:
-        return self._memory if _is_volatile(key) else self._durable
+        return self._memory if _in_memory(key) else self._durable
 
 
 class SplitView:
@@ -71,10 +71,10 @@ class SplitView:
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """As `SplitStore.scan`; the next scan of the view ends this one."""
-        side = self._memory if _is_volatile(start) else self._durable
+        side = self._memory if _in_memory(start) else self._durable
         return side.scan(start, stop)
 
 
-def _is_volatile(key: bytes) -> bool:
+def _in_memory(key: bytes) -> bool:
     # Behind the kind stands the number of the shard or group, big-endian; a prefix may lack it.
     return len(key) > 1 and key[1] >= _VOLATILE_BIT

@@ -1,1 +1,1 @@
-"""Work beside requests: age, checkpoints, room on the disk, erasures, the scrub."""
+"""Work beside requests: age, checkpoints, disk space, erasures, the scrub."""

@@ -35,7 +35,7 @@ _log = structlog.get_logger("contrail.compact")
 
 
 @dataclass(slots=True, frozen=True)
-class RoomBounds:
+class CompactorBounds:
     """How often deletions are checked, and how many bytes per second are read for them."""
 
     tick_s: float = 0.5
@@ -70,7 +70,7 @@ class Compactor:
         shards: Callable[[], list[Shard]],
         blocks: BlockStore,
         applier: Applier,
-        bounds: RoomBounds,
+        bounds: CompactorBounds,
     ) -> None:
         self.counts = CompactCounts()
         self._shards = shards
@@ -117,12 +117,12 @@ class Compactor:
             while (found := self._find(shard, seq)) and found.span.base_seq < (page + 1) * PAGE:
                 settled = found.span.end_seq <= self._settled_below(shard)
                 try:
-                    made = settled and await self._make_room(shard, found)
+                    made = settled and await self._reclaim(shard, found)
                 except StoreFailedError:
                     touched.update(pages[looked:])
                     raise
                 if not made:
-                    touched.add(page)  # to be looked at again
+                    touched.add(page)  # to be checked again
                     break
                 seq = found.span.end_seq
             if not shard.machine.exists or shard.damaged:
@@ -154,7 +154,7 @@ class Compactor:
         last = directory.span(len(directory) - 1).base_seq
         return min(last, shard.applied_seq + 1, *runs)
 
-    async def _make_room(self, shard: Shard, found: _Alive) -> bool:
+    async def _reclaim(self, shard: Shard, found: _Alive) -> bool:
         """Drop or cut a block if that is worth it; False when it has changed meanwhile."""
         span, number = found.span, shard.machine.shard
         live = found.messages

@@ -77,7 +77,7 @@ class DueMessages:
         scan: Scan,
         until_written: Callable[[], Awaitable[None]],
     ) -> None:
-        """``until_written`` waits until the store behind ``scan`` has what is applied now."""
+        """``until_written`` waits until the store of ``scan`` has what is applied now."""
         self._reader = reader
         self._shard_log = shard_log
         self._blocks = blocks
@@ -102,7 +102,7 @@ class DueMessages:
     # By TTL --------------------------------------------------------------------------------------
 
     async def _remove_rows(self, shard: Shard, now_ns: int) -> bool:
-        """Remove a slice of messages past their deadline; True to look again."""
+        """Remove a slice of messages past their deadline; True to check again."""
         machine = shard.machine
         if not machine.exists:
             return False
@@ -123,12 +123,12 @@ class DueMessages:
         start = keys.deadline_key(number, from_ns, 0)
         stop = keys.prefix_end(keys.shard_key(keys.DEADLINE, number))
         found = _Rows([], [], NO_DEADLINE)
-        room = _messages_max(shard)
+        messages_left = _messages_max(shard)
         try:
             for key, row in self._scan(start, stop):
                 deadline_ns, first_seq = keys.deadline_of(key)
-                room -= len(row) // 8
-                full = found.keys and (room < 0 or len(found.keys) >= _ROWS_MAX)
+                messages_left -= len(row) // 8
+                full = found.keys and (messages_left < 0 or len(found.keys) >= _ROWS_MAX)
                 if deadline_ns > now_ns or full:
                     found.next_ns = deadline_ns
                     break
@@ -185,23 +185,23 @@ class DueMessages:
         return time_ns <= now_ns - max_age_ns
 
     async def _remove_aged(self, shard: Shard, now_ns: int) -> bool:
-        """Remove a slice of messages older than ``max_age``; True to look again."""
+        """Remove a slice of messages older than ``max_age``; True to check again."""
         if not shard.machine.exists:
             return False
         limit_ns = now_ns - shard.machine.config.max_age_ns
-        room = _messages_max(shard)
+        messages_left = _messages_max(shard)
         parts: list[Part] = []
         seq = shard.oldest[0]
-        while room and seq <= shard.applied_seq and len(parts) < _BLOCKS_MAX:
+        while messages_left and seq <= shard.applied_seq and len(parts) < _BLOCKS_MAX:
             block = await self._reader.block_at(shard, seq)
             if block is None or not shard.machine.exists:
                 break
             applied = min(block.count, shard.applied_seq + 1 - block.base_seq)
             old = int(np.searchsorted(block.times_ns[:applied], limit_ns, side="right"))
-            positions = _ageing(shard, block, max(seq - block.base_seq, 0), old)[:room]
+            positions = _ageing(shard, block, max(seq - block.base_seq, 0), old)[:messages_left]
             parts.append((block, positions))
-            room -= len(positions)
-            seq = block.base_seq + (old if room else int(positions[-1]) + 1)
+            messages_left -= len(positions)
+            seq = block.base_seq + (old if messages_left else int(positions[-1]) + 1)
             if old < block.count:
                 break
         removed = await self._propose(shard, parts, [])
@@ -228,7 +228,7 @@ class DueMessages:
             choice.marking.tobytes(),
         )
         result = await self._shard_log.command(shard.machine.shard, command)
-        shard.notify()  # a consumer whose pending messages were removed has room
+        shard.notify()  # a consumer whose pending messages were removed can take more
         return result if isinstance(result, Removed) else Removed(0)
 
     async def _previous(self, shard: Shard, choice: _Choice) -> dict[int, int]:

@@ -68,7 +68,7 @@ class Housekeeper:
             if loop_s < due_s:
                 continue
             try:
-                await self._look_after(shard, now_ns)
+                await self._check(shard, now_ns)
                 self._failing.pop(number, None)
             except StoreFailedError as error:
                 # The other shards continue, and this one is tried later: the disk may recover.
@@ -79,7 +79,7 @@ class Housekeeper:
         self._consumers.close_gone()
         await self._consumers.drop_inactive()
 
-    async def _look_after(self, shard: Shard, now_ns: int) -> None:
+    async def _check(self, shard: Shard, now_ns: int) -> None:
         """Propose what is due in one shard."""
         machine = shard.machine  # its stream may be removed while another shard is checked
         by_deadline = machine.deadlines.earliest_ns <= now_ns

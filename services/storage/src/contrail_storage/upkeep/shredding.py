@@ -103,7 +103,7 @@ class Shredder:
         """Slots whose shards were damaged when their keys were destroyed again."""
         self._mending = Backoff(TICK_S, _RETRY_MAX_S)
         self._mend_at_s = 0.0
-        """Loop time of the next attempt to :meth:`mend`."""
+        """Loop time of the next attempt to :meth:`reconcile`."""
         self._swept: dict[int, tuple[int, float]] = {}
         """By shard: how many messages were removed at its last check, and when that was."""
 
@@ -161,7 +161,7 @@ class Shredder:
         """Wait until everything proposed for a shard is applied."""
         await self._shard_log.command(shard.machine.shard, cmd.PurgeSubjects([], 0, 0))
 
-    async def mend(self) -> None:
+    async def reconcile(self) -> None:
         """Remove the messages of destroyed keys."""
         now_s = asyncio.get_running_loop().time()
         damaged = {number for number, shard in self._shards.items() if shard.damaged}
@@ -220,7 +220,7 @@ class Shredder:
 
     async def tick(self, sweep_s: float = SWEEP_S) -> None:
         """Check all shards that have keys once."""
-        await self.mend()
+        await self.reconcile()
         keyed = self._keys.live()
         if not keyed:
             return

@@ -19,7 +19,7 @@ from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.log_options import LogOptions, LogStats
 from contrail_storage.wal.log_state import LogBatch, LogGroup, Mark, OnDurable
-from contrail_storage.wal.newest import missing_newest, note_newest
+from contrail_storage.wal.newest_segment import missing_newest, note_newest
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
 from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
@@ -214,7 +214,7 @@ class NodeLog:
         """Bytes that are appended and not durable yet."""
         return self._waiting.size + self._in_flight_bytes
 
-    def has_room(self, size: int) -> bool:
+    def has_capacity(self, size: int) -> bool:
         """Whether an entry of `size` bytes may be appended now."""
         return self.queued_bytes + size <= self._options.queue_bytes
 
@@ -229,7 +229,7 @@ class NodeLog:
             state = self._writable(group)
             if index != state.last_index + 1:
                 raise ValueError(f"entry {index} of group {group} cannot follow {state.last_index}")
-            if size and not self.has_room(size):
+            if size and not self.has_capacity(size):
                 raise LogFullError(f"{self.queued_bytes} bytes are waiting for the disk")
             state.last_index, state.last_term = index, term
             waiting = self._waiting

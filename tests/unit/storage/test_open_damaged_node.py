@@ -153,7 +153,7 @@ def ends_empty(segment: Path, end: int) -> bool:
     return segment.read_bytes().rfind(salt) == end - BATCH_HEADER_BYTES
 
 
-def test_stream_that_was_made_in_what_is_lost_can_be_made_anew(tmp_path: Path) -> None:
+def test_stream_that_was_made_in_what_is_lost_can_be_created_again(tmp_path: Path) -> None:
     async def before(_: StorageNode, link: LocalLink) -> int:
         await make(link, "OLD")
         await publish(link, "OLD", b"1")

@@ -9,7 +9,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_storage.store.rocks_store import StoreFailedError
-from contrail_storage.upkeep.disk_room import DiskRoom
+from contrail_storage.upkeep.disk_budget import DiskBudget
 
 MIB = 1 << 20
 REQUEST = 512
@@ -30,7 +30,7 @@ class Rig:
         self.fails = False
         self.times_full = 0
         monkeypatch.setattr(os, "statvfs", lambda _: Disk(self.free, self.total))
-        self.room = DiskRoom(
+        self.budget = DiskBudget(
             Path("/"), self, lambda: self.log, lambda: self.waiting, self._note_full
         )
 
@@ -51,7 +51,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 def refused(rig: Rig, size: int) -> bool:
     problem: ApiError | None = None
     try:
-        rig.room.check(size)
+        rig.budget.check(size)
     except ApiError as error:
         problem = error
     assert problem is None or (problem.spec, problem.applied) == (errors.STORAGE_FULL, False)
@@ -61,21 +61,21 @@ def refused(rig: Rig, size: int) -> bool:
 def test_message_is_taken_up_to_the_last_byte_that_is_not_owed(rig: Rig) -> None:
     rig.owed, rig.waiting = 20 * MIB, MIB
     left = 100 * MIB - 20 * MIB - 2 * MIB - 64 * MIB
-    assert rig.room.measure() == left
+    assert rig.budget.measure() == left
     assert refused(rig, (left - REQUEST) // 2 + 1)
     assert not refused(rig, (left - REQUEST) // 2)
 
 
 def test_log_counts_where_it_is_more_than_what_the_store_holds(rig: Rig) -> None:
     rig.owed, rig.log = 10 * MIB, 30 * MIB
-    assert rig.room.measure() == 6 * MIB
+    assert rig.budget.measure() == 6 * MIB
     rig.fails = True
-    assert rig.room.measure() == 6 * MIB
+    assert rig.budget.measure() == 6 * MIB
 
 
 def test_reserve_of_a_small_disk_is_a_part_of_it(rig: Rig) -> None:
     rig.total = 160 * MIB
-    assert rig.room.measure() == 80 * MIB
+    assert rig.budget.measure() == 80 * MIB
 
 
 def test_what_was_taken_since_the_disk_was_asked_counts(rig: Rig) -> None:
@@ -91,11 +91,11 @@ def test_refusal_is_told_once_and_ends_when_there_is_room(rig: Rig) -> None:
     rig.free = 64 * MIB
     assert refused(rig, 0)
     assert refused(rig, 0)
-    assert (rig.times_full, rig.room.short) == (1, True)
+    assert (rig.times_full, rig.budget.short) == (1, True)
     rig.free = 10 << 30
     assert not refused(rig, MIB)
-    assert not rig.room.short
+    assert not rig.budget.short
     rig.free = 0
-    rig.room.measure()
+    rig.budget.measure()
     assert refused(rig, 0)
     assert rig.times_full == 2

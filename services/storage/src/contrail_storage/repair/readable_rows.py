@@ -157,7 +157,7 @@ class ReadableRows:
             except StoreCorruptError:
                 on_gap()
                 skip = skip * 2 if last == start else 1
-                start = _behind(last, skip)
+                start = _after(last, skip)
             else:
                 return
 
@@ -190,7 +190,7 @@ class ReadableRows:
         self.unreadable.setdefault(number, set()).add(kind)
 
 
-def _behind(key: bytes, count: int) -> bytes:
+def _after(key: bytes, count: int) -> bytes:
     """Return the key that is ``count`` higher than ``key`` as a number."""
     width = max(len(key), _NUMBERED)
     return (int.from_bytes(key.ljust(width, b"\0"), "big") + count).to_bytes(width, "big")

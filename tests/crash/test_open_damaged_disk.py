@@ -17,7 +17,7 @@ from tests.crash import damage
 from tests.crash.disk import Failure, Kill, Lane, Plan
 from tests.crash.history import Broken, FileChange
 from tests.crash.power import PowerCut
-from tests.crash.test_accepting import (
+from tests.crash.test_open_damaged import (
     SEED,
     Damaged,
     Spoil,

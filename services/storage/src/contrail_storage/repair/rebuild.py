@@ -16,7 +16,7 @@ from contrail_common.columns.blocks import BlockCodec
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.options import NodeOptions
-from contrail_storage.repair.switching import STORE_NAME
+from contrail_storage.repair.swap import STORE_NAME
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.loading import load_node

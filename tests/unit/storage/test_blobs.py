@@ -22,8 +22,8 @@ from contrail_storage.store.rocks_store import (
     StoreOptions,
 )
 
-APART = 1_000
-OPTIONS = StoreOptions(apart_bytes_min=APART)
+BLOB = 1_000
+OPTIONS = StoreOptions(blob_bytes_min=BLOB)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def key(shard: int, number: int) -> bytes:
     return b"B" + shard.to_bytes(4, "big") + number.to_bytes(8, "big")
 
 
-def value(text: bytes, size: int = 2 * APART) -> bytes:
+def value(text: bytes, size: int = 2 * BLOB) -> bytes:
     return text + os.urandom(size)
 
 
@@ -56,13 +56,13 @@ def blobs(store_dir: Path) -> list[Path]:
 def test_values_from_the_bound_on_stand_apart_and_smaller_ones_in_the_tables(
     store: RocksStore, tmp_path: Path
 ) -> None:
-    store.write([("put", b"small", b"s" * (APART - 1)), ("put", b"large", b"l" * APART)])
+    store.write([("put", b"small", b"s" * (BLOB - 1)), ("put", b"large", b"l" * BLOB)])
     store.flush()
     (file,) = blobs(tmp_path / "db")
     assert [record.key for record in records_of(file)] == [b"large"]
-    assert store.stats["apart_bytes"] == file.stat().st_size
-    assert store.get_many([b"small", b"large"]) == [b"s" * (APART - 1), b"l" * APART]
-    assert dict(store.scan(b"a", b"z")) == {b"small": b"s" * (APART - 1), b"large": b"l" * APART}
+    assert store.stats["blob_bytes"] == file.stat().st_size
+    assert store.get_many([b"small", b"large"]) == [b"s" * (BLOB - 1), b"l" * BLOB]
+    assert dict(store.scan(b"a", b"z")) == {b"small": b"s" * (BLOB - 1), b"large": b"l" * BLOB}
 
 
 def test_files_are_listed_with_their_sizes_and_records_with_their_places(
@@ -98,9 +98,9 @@ def test_records_end_at_the_first_that_is_not_sound(store: RocksStore, tmp_path:
 
 def write_then_die(path: Path) -> None:
     store = RocksStore.open(path, OPTIONS)
-    store.write([("put", b"row", b"1"), ("put", key(1, 1), b"flushed" * APART)])
+    store.write([("put", b"row", b"1"), ("put", key(1, 1), b"flushed" * BLOB)])
     store.flush()
-    store.write([("put", b"row", b"2"), ("put", key(1, 2), b"lost" * APART)])
+    store.write([("put", b"row", b"2"), ("put", key(1, 2), b"lost" * BLOB)])
     store.write([("delete", key(1, 1))])
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -114,7 +114,7 @@ def test_killed_process_leaves_rows_and_large_values_at_the_same_flush(tmp_path:
     assert process.exitcode == -signal.SIGKILL
     store = RocksStore.open(tmp_path / "db", OPTIONS)
     found = store.get_many([b"row", key(1, 1), key(1, 2)])
-    assert found == [b"1", b"flushed" * APART, None]
+    assert found == [b"1", b"flushed" * BLOB, None]
     store.close()
 
 
@@ -207,7 +207,7 @@ def test_what_a_repair_loses_is_still_in_the_files(folder: Path, tmp_path: Path)
     assert list(stray.values(key(1, 99))) == []
 
 
-# Writing anew ------------------------------------------------------------------------------------
+# Rewriting ---------------------------------------------------------------------------------------
 
 
 def test_nothing_stale_is_left_and_what_shared_its_file_stays(
@@ -232,7 +232,7 @@ def test_nothing_stale_is_left_and_what_shared_its_file_stays(
     assert holding(tmp_path / "db", b"secret content") == []
     assert dict(store.scan(b"B", b"C")) == kept
     assert untouched <= {path.name for path in blobs(tmp_path / "db")}
-    assert store.stats["apart_garbage_bytes"] == 0
+    assert store.stats["blob_garbage_bytes"] == 0
     store.rewrite([shard_range(2)], 1.0)  # nothing to do
 
 
@@ -295,7 +295,7 @@ def test_writes_that_come_meanwhile_are_kept(
     assert dict(store.scan(*shard_range(1))) == stands
 
 
-def test_damaged_file_cannot_be_written_anew_and_is_reported(
+def test_damaged_file_cannot_be_rewritten_and_is_reported(
     folder: Path,
 ) -> None:
     (file, *_) = blobs(folder)

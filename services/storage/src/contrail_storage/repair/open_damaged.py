@@ -36,14 +36,14 @@ from contrail_storage.disk.node_file import (
     save_identity,
 )
 from contrail_storage.options import NodeOptions
-from contrail_storage.repair.readable import ReadableRows, StrayRows
-from contrail_storage.repair.salvage import SalvagedGroup, begin_anew, salvage
-from contrail_storage.repair.switching import (
+from contrail_storage.repair.readable_rows import ReadableRows, StrayRows
+from contrail_storage.repair.salvage import SalvagedGroup, begin_again, salvage
+from contrail_storage.repair.swap import (
     CHECKPOINTS_NAME,
     STORE_NAME,
     begin_making,
     discard_unfinished,
-    switch,
+    swap,
 )
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
@@ -81,11 +81,11 @@ _UNMADE: Final = (
     "the readable data could not be written next to the damaged files, which are unchanged; "
     "once the disk can be written, start again with accept_data_loss"
 )
-_UNSWITCHED: Final = (
+_UNSWAPPED: Final = (
     "the readable data was written, but has not replaced the damaged files yet; start again "
     "with accept_data_loss"
 )
-_log = structlog.get_logger("contrail.accepting")
+_log = structlog.get_logger("contrail.repair")
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,7 +107,7 @@ class _Losses:
     known: dict[int, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
 
 
-def read_accepting(
+def open_damaged(
     options: NodeOptions,
     files: Files,
     read: Callable[[], Node],
@@ -162,9 +162,9 @@ def accept_data_loss(folder: Folder, damage: Exception | None) -> None:
         if keyring is not None:
             keyring.close()
     try:
-        aside = switch(folder.files, folder.data_dir)
+        aside = swap(folder.files, folder.data_dir)
     except OSError as error:
-        raise OSError(f"{_UNSWITCHED}: {error}") from error
+        raise OSError(f"{_UNSWAPPED}: {error}") from error
     _log.critical("data_loss_accepted", damaged_files=str(aside), reason=_reason(damage))
 
 
@@ -184,7 +184,7 @@ def _make(folder: Folder, damage: Exception | None, keyring: Keyring | None) -> 
         kept = store if keyring is None else SealedStore(store, keyring)
         whole = isinstance(damage, DataLostError) and damage.store_is_whole
         losses = _Losses(_reason(damage), everywhere=not whole and damage is not None)
-        _Accepting(folder, making, kept, keyring, losses, unreadable).run()
+        _Repair(folder, making, kept, keyring, losses, unreadable).run()
     finally:
         store.close()
 
@@ -245,7 +245,7 @@ def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
     if not source.exists():
         return True
     repaired = making / "repaired"
-    store, whole = _open_damaged(source, repaired)
+    store, whole = _open_damaged_store(source, repaired)
     try:
         if whole:
             rows = _readable(store, keyring)
@@ -263,7 +263,7 @@ def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
     return not whole
 
 
-def _open_damaged(source: Path, repaired: Path) -> tuple[RocksStore, bool]:
+def _open_damaged_store(source: Path, repaired: Path) -> tuple[RocksStore, bool]:
     """Open the store, or a repaired copy, for reading; and whether all its files exist."""
     try:
         return RocksStore.open_reading(source), True
@@ -333,7 +333,7 @@ class _WriteThrough:
 # The state --------------------------------------------------------------------------------------
 
 
-class _Accepting:
+class _Repair:
     """Applies the readable log and the losses to the new store, and makes a new log and record.
 
     Used by one thread, before the node exists.
@@ -356,7 +356,7 @@ class _Accepting:
         self._store = store
         # Seals the new store and log; None if the folder is not encrypted.
         self._keyring = keyring
-        # Known so far; `_count_anew` and `run` add to it.
+        # Known so far; `_recount` and `run` add to it.
         self._losses = losses
         # Whether rows of the old store could not be read.
         self._unreadable = unreadable
@@ -426,9 +426,9 @@ class _Accepting:
                         "cannot open the folder: restore it from a backup"
                     )
                 if entry.stage == "listed":
-                    self._configure_anew(shard.machine, entry)
+                    self._recreate_configuration(shard.machine, entry)
             if shard.machine.exists:
-                self._count_anew(shard.machine)
+                self._recount(shard.machine)
                 if shard.stopped:
                     self._losses.known.setdefault(number, (0, []))
                 self._blocks.forget(number)
@@ -449,7 +449,7 @@ class _Accepting:
         prefix = keys.shard_key(keys.BLOCK, number)
         return next(self._store.scan_keys(prefix, keys.prefix_end(prefix)), None) is not None
 
-    def _configure_anew(self, machine: StreamMachine, entry: StreamEntry) -> None:
+    def _recreate_configuration(self, machine: StreamMachine, entry: StreamEntry) -> None:
         """Make a sealed configuration for messages without one, so that they can be read."""
         config = StreamConfig(
             name=entry.name, subjects=entry.subjects, shards=entry.shards, sealed=True
@@ -477,11 +477,11 @@ class _Accepting:
             if shard is None or not shard.machine.exists:
                 continue
             if shard.machine.counters.last_seq < mark.last_sequence:
-                self._count_anew(shard.machine, mark.last_sequence)
+                self._recount(shard.machine, mark.last_sequence)
                 self._blocks.forget(number)
                 self._applier.shards[number] = load_shard(self._scan, number, self._blocks)
 
-    def _count_anew(self, machine: StreamMachine, last_seq: int = 0) -> None:
+    def _recount(self, machine: StreamMachine, last_seq: int = 0) -> None:
         number, recount, end_seq = machine.shard, Recount(machine), 0
         index = keys.shard_key(keys.BLOCK_INDEX, number)
         pages = keys.shard_key(keys.BLOCK_PAGE, number)
@@ -593,4 +593,4 @@ class _Accepting:
         stands = {
             group: (self._applied[group], held.end_term, held) for group, held in found.items()
         }
-        begin_anew(files, self._making / LOG_NAME, self._keyring, stands)
+        begin_again(files, self._making / LOG_NAME, self._keyring, stands)

@@ -1,7 +1,7 @@
 """Replace damaged parts of a folder (store, log, record) by new ones, and keep them aside.
 
 The new parts are first made completely in a folder of their own. A small file then makes them
-valid: before it nothing has changed, and after it every start finishes the switch.
+valid: before it nothing has changed, and after it every start finishes the swap.
 """
 
 import shutil
@@ -39,30 +39,30 @@ def discard_unfinished(data_dir: Path) -> None:
         shutil.rmtree(data_dir / _MAKING)
 
 
-def switch(files: Files, data_dir: Path) -> Path:
+def swap(files: Files, data_dir: Path) -> Path:
     """Make the new parts valid; return the folder in which the damaged parts are kept."""
     files.sync_directory(data_dir / _MAKING)
     number = max((int(path.name) for path in _sets(data_dir)), default=0) + 1
     write_node_file(files, data_dir / _MADE, str(number).encode())
-    finish_switch(files, data_dir)
+    finish_swap(files, data_dir)
     return data_dir / _ASIDE / str(number)
 
 
-def finish_switch(files: Files, data_dir: Path) -> None:
-    """Finish a switch that a crash interrupted, if there is one."""
+def finish_swap(files: Files, data_dir: Path) -> None:
+    """Finish a swap that a crash interrupted, if there is one."""
     try:
         aside = data_dir / _ASIDE / read_node_file(files, data_dir / _MADE).decode()
     except FileNotFoundError:
         return
     files.make_directory(aside)
     for name in _PARTS:
-        made, place = data_dir / _MAKING / name, data_dir / name
+        made, current = data_dir / _MAKING / name, data_dir / name
         if not made.exists():
             continue
-        if place.exists():
-            files.rename(place, aside / name)
+        if current.exists():
+            files.rename(current, aside / name)
             files.sync_directory(aside)
-        files.rename(made, place)
+        files.rename(made, current)
         files.sync_directory(data_dir)
     files.unlink(data_dir / _MADE)
     files.sync_directory(data_dir)

@@ -23,7 +23,7 @@ _RESERVE_PART: Final = 8
 _COMPACTION_BYTES_MAX: Final = 256 << 20
 _MEASURED_S: Final = 0.25
 _REQUEST_BYTES: Final = 512
-_log = structlog.get_logger("contrail.room")
+_log = structlog.get_logger("contrail.disk")
 
 
 class Debtor(Protocol):
@@ -34,7 +34,7 @@ class Debtor(Protocol):
         ...
 
 
-class DiskRoom:
+class DiskBudget:
     """Limits messages by the free disk space. Used by one thread."""
 
     def __init__(
