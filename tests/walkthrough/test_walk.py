@@ -19,7 +19,7 @@ def _positions(hops: list[Hop], modules: list[str]) -> list[int]:
 def test_one_publish_and_one_delivery_pass_through_the_layers_in_order(tmp_path: Path) -> None:
     walked = asyncio.run(walk(tmp_path / "data"))
 
-    published = ["http_protocol", "publish", "link", "proposer", "journal", "append"]
+    published = ["http_protocol", "single", "link", "proposer", "journal", "append"]
     delivered = ["http_protocol", "pull", "link", "reader", "acks", "proposer", "applier"]
     for hops, modules in ((walked.published, published), (walked.delivered, delivered)):
         positions = _positions(hops, modules)
