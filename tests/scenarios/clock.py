@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, ParamSpec, TypeVar
 
 from contrail_common.timeunits import NS_PER_S, format_duration, parse_time
-from tests.unit.storage.desk_rig import HandLoop
+from tests.unit.storage.dispatcher_rig import HandLoop
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -18,7 +18,7 @@ from contrail_common.timeunits import NS_PER_S
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.frames import Ack, AddCredit, Connect, CreditGiven, Nak, Ping, Sub
 from contrail_gateway.core.ledger import Ledger
-from contrail_gateway.core.lots import Listed, Lot
+from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.session import (
     OUTSTANDING_BYTES_MAX,
     OUTSTANDING_MAX,
@@ -88,12 +88,12 @@ def columns(first_seq: int, *payload_bytes: int) -> DeliveryColumns:
     )
 
 
-def seqs(lot: Lot | None) -> list[int]:
-    match lot:
+def seqs(pulled: Pulled | None) -> list[int]:
+    match pulled:
         case Listed():
-            return lot.seqs
+            return pulled.seqs
         case DeliveryColumns():
-            return [message.seq for message in lot.messages()]
+            return [message.seq for message in pulled.messages()]
     return []
 
 
@@ -112,21 +112,21 @@ def test_what_is_sent_is_the_longest_prefix_that_the_credit_allows(
     data: st.DataObject,
 ) -> None:
     sub = subscription(0 if by_msgs else None, 0 if by_bytes else None)
-    pulled = 0
+    total = 0
     sent: list[int] = []
     msgs = bytes_ = 0
     for more_msgs, more_bytes in grants:
         msgs, bytes_ = msgs + more_msgs, bytes_ + more_bytes
         sub.credit.add(more_msgs, more_bytes)
         sent += seqs(sub.take())
-        while (terms := sub.wanted()) is not None and pulled < len(sizes):
+        while (terms := sub.wanted()) is not None and total < len(sizes):
             # Storage gives any number up to what was asked for; it does not count subjects.
-            count = data.draw(st.integers(1, min(terms.batch, len(sizes) - pulled)))
-            part = sizes[pulled : pulled + count]
-            one_by_one = [delivery(pulled + 1 + at, size) for at, size in enumerate(part)]
-            lot = columns(pulled + 1, *part) if in_columns else listed(*one_by_one)
-            pulled += count
-            sent += seqs(sub.take(lot))
+            count = data.draw(st.integers(1, min(terms.batch, len(sizes) - total)))
+            part = sizes[total : total + count]
+            one_by_one = [delivery(total + 1 + at, size) for at, size in enumerate(part)]
+            pulled = columns(total + 1, *part) if in_columns else listed(*one_by_one)
+            total += count
+            sent += seqs(sub.take(pulled))
         expected, spent = 0, 0
         while (
             expected < len(sizes)

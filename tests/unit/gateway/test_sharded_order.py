@@ -64,36 +64,36 @@ def order(**fields: Any) -> ShardedOrder:
     return ShardedOrder(stream(first, last), consumer([(0, 0)] * SHARDS), fields.get("begin"))
 
 
-lots = st.lists(
+pulls = st.lists(
     st.lists(st.tuples(st.integers(0, SHARDS - 1), st.integers(1, 3)), max_size=6), max_size=6
 )
 
 
-@given(lots)
+@given(pulls)
 def test_what_follows_in_each_shard_is_in_order_and_the_cursor_is_behind_it(
     steps: list[list[tuple[int, int]]],
 ) -> None:
     found = order(last=[1_000] * SHARDS)
     next_seqs, consumer_seqs = [1] * SHARDS, [1] * SHARDS
     for step in steps:
-        lot = []
+        pulled = []
         begun = list(next_seqs)
         for shard, by in step:
             seq = next_seqs[shard] + by - 1
-            lot.append(delivery(shard, seq, consumer_seqs[shard]))
+            pulled.append(delivery(shard, seq, consumer_seqs[shard]))
             next_seqs[shard], consumer_seqs[shard] = seq + 1, consumer_seqs[shard] + 1
-        assert found.in_order(lot)
-        first = {one.message.shard: one.message.seq for one in reversed(lot)}
+        assert found.in_order(pulled)
+        first = {one.message.shard: one.message.seq for one in reversed(pulled)}
         holes = any(seq > begun[shard or 0] for shard, seq in first.items())
-        assert found.leaves_a_hole(lot) == holes
-        found.advance(lot)
+        assert found.leaves_a_hole(pulled) == holes
+        found.advance(pulled)
         assert read_cursor(found.taken_to()) == Cursor("i", next_seqs)
-        found.sent(lot)
+        found.sent(pulled)
         assert read_cursor(found.sent_to()) == Cursor("i", next_seqs)
 
 
 @pytest.mark.parametrize(
-    "lot",
+    "pulled",
     [
         [delivery(0, 1, 2)],
         [delivery(0, 1, 1), delivery(0, 2, 3)],
@@ -103,9 +103,9 @@ def test_what_follows_in_each_shard_is_in_order_and_the_cursor_is_behind_it(
     ids=["one-missing", "one-missing-amid", "twice", "of-another-shard"],
 )
 def test_what_somebody_else_was_given_shows_in_the_consumers_sequences(
-    lot: list[Delivery],
+    pulled: list[Delivery],
 ) -> None:
-    assert not order().in_order(lot)
+    assert not order().in_order(pulled)
 
 
 def test_sequences_below_the_begin_are_out_of_order() -> None:
@@ -119,8 +119,8 @@ def test_loss_is_told_once_and_only_of_what_is_gone() -> None:
     assert list(found.lost()) == [(0, (1, 3)), (2, (1, 10))]
     assert list(found.lost()) == []
     found.look_at(stream([4, 6, 11], [10, 10, 10]))
-    lot = [delivery(1, 3, 1)]
-    found.stop_before(lot)
+    pulled = [delivery(1, 3, 1)]
+    found.stop_before(pulled)
     assert list(found.lost()) == [(1, (1, 2))]
     assert list(found.lost()) == [(1, (3, 5))]
 

@@ -14,7 +14,7 @@ from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.columns.message_batch import index_subjects
 from contrail_common.model import Headers
 from contrail_gateway.core.credit import Credit
-from contrail_gateway.core.lots import Listed, Lot
+from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.socket_codec import CODECS
 from contrail_link.contract import in_deliveries
@@ -59,8 +59,8 @@ def received(frame: bytes) -> Msgs:
     return found
 
 
-def seen(lot: Lot) -> list[Delivered]:
-    return received(MSGPACK.messages(subscription(), lot, None)).messages
+def seen(pulled: Pulled) -> list[Delivered]:
+    return received(MSGPACK.messages(subscription(), pulled, None)).messages
 
 
 @given(messages)
@@ -113,8 +113,8 @@ DAMAGED = [
 
 @pytest.mark.parametrize(("name", "value"), DAMAGED)
 def test_client_refuses_columns_that_do_not_fit(name: str, value: object) -> None:
-    lot = columns([(("a", {"N": ["v"]}, b"x"), 1, 0), (("b", None, b"y"), 1, 0)])
-    cols = received(MSGPACK.messages(subscription(cols=True), lot, None)).cols
+    pulled = columns([(("a", {"N": ["v"]}, b"x"), 1, 0), (("b", None, b"y"), 1, 0)])
+    cols = received(MSGPACK.messages(subscription(cols=True), pulled, None)).cols
     assert isinstance(cols, Columns)
     setattr(cols, name, value)
     with pytest.raises(UnexpectedAnswer):
@@ -132,8 +132,8 @@ def test_client_refuses_columns_that_do_not_fit(name: str, value: object) -> Non
     ],
 )
 def test_client_refuses_headers_that_do_not_fit(name: str, value: bytes) -> None:
-    lot = columns([(("a", {"N": ["v"]}, b"x"), 1, 0), (("b", None, b"y"), 1, 0)])
-    cols = received(MSGPACK.messages(subscription(cols=True), lot, None)).cols
+    pulled = columns([(("a", {"N": ["v"]}, b"x"), 1, 0), (("b", None, b"y"), 1, 0)])
+    cols = received(MSGPACK.messages(subscription(cols=True), pulled, None)).cols
     assert cols is not None
     setattr(cols.headers, name, value)
     with pytest.raises(UnexpectedAnswer):

@@ -16,7 +16,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Writes
 from contrail_storage.replica.advisories import LINGER_S, AdvisoryHub
-from tests.unit.storage.desk_rig import HandLoop, run_by_hand
+from tests.unit.storage.dispatcher_rig import HandLoop, run_by_hand
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 from tests.unit.storage.naive_models import NaiveConsumer
 

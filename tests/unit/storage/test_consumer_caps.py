@@ -9,7 +9,7 @@ from contrail_common.errors import ErrorSpec
 from contrail_common.model import ConsumerLimits, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import ConsumerPut, Done, Refused
-from tests.unit.storage.desk_rig import DeskRig, run
+from tests.unit.storage.dispatcher_rig import DispatcherRig, run
 from tests.unit.storage.machine_rig import configure, consumer_config
 
 LIMITS = ConsumerLimits(max_ack_pending=5, inactive_threshold_ns=9)
@@ -33,7 +33,7 @@ def test_consumer_over_a_cap_is_neither_made_nor_changed(
     over: dict[str, Any], spec: ErrorSpec
 ) -> None:
     async def scene() -> None:
-        rig = DeskRig(limited(LIMITS), consumer_fields=AT_LIMITS)
+        rig = DispatcherRig(limited(LIMITS), consumer_fields=AT_LIMITS)
         config = consumer_config("red", **{**AT_LIMITS, **over})
         assert rig.apply(cmd.PutConsumer(config, 1)) == Refused(spec.code)
         assert rig.consumer.config == consumer_config("red", **AT_LIMITS)
@@ -48,7 +48,7 @@ def test_consumer_over_a_cap_is_neither_made_nor_changed(
 
 def test_caps_below_a_consumer_are_refused_and_at_it_are_taken() -> None:
     async def scene() -> None:
-        rig = DeskRig(consumer_fields=AT_LIMITS)
+        rig = DispatcherRig(consumer_fields=AT_LIMITS)
         for lower in ({"max_ack_pending": 4}, {"inactive_threshold_ns": 8}):
             refused = rig.apply(configure(limited(ConsumerLimits(**lower))))
             assert isinstance(refused, Refused)

@@ -1,4 +1,4 @@
-"""Whatever happens between desk, log and clients: no message is skipped, or sent twice at once."""
+"""Whatever dispatcher, log and clients do: no message is skipped, or sent twice at once."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import AckKind, StreamConfig
 from contrail_link.contract import PullResult
 from contrail_storage.core import commands as cmd
-from tests.unit.storage.desk_rig import SECOND_NS, DeskRig, run_by_hand, turns
+from tests.unit.storage.dispatcher_rig import SECOND_NS, DispatcherRig, run_by_hand, turns
 
 SUBJECTS = ["a.x", "a.y", "b"]
 ACK_WAIT_NS = SECOND_NS
@@ -84,14 +84,14 @@ consumers = st.fixed_dictionaries(
 
 @dataclass
 class Story:
-    """Plays a script on a desk and remembers what clients saw.
+    """Plays a script on a dispatcher and remembers what clients saw.
 
     ``settled`` are the messages whose ack or term was applied; of those ``doubtful`` nobody knows.
     ``passed`` are those that no filter matched until messages behind them were delivered,
     ``once_wanted`` those that an earlier filter matched: they may come again.
     """
 
-    desk: DeskRig
+    rig: DispatcherRig
     sent: list[int] = field(default_factory=list)
     sent_at: dict[int, int] = field(default_factory=dict)
     settled: set[int] = field(default_factory=set)
@@ -106,7 +106,7 @@ class Story:
     async def play(self, script: list[Step]) -> None:
         for kind, value in script:
             await getattr(self, "do_" + kind.replace(" ", "_"))(value)
-            await self.desk.let_pass(0)
+            await self.rig.let_pass(0)
             self.collect()
             await self.check()
 
@@ -121,38 +121,38 @@ class Story:
             self.note(delivery.message.seq, delivery.consumer_seq)
 
     def note(self, seq: int, consumer_seq: int) -> None:
-        desk = self.desk
+        rig = self.rig
         before_ns = self.sent_at.get(seq)
         if before_ns is not None and seq not in self.asked_again and not self.renumbered:
-            assert desk.log_ns - before_ns >= ACK_WAIT_NS, f"{seq} was sent twice at once"
+            assert rig.log_ns - before_ns >= ACK_WAIT_NS, f"{seq} was sent twice at once"
         if not self.renumbered:
             assert consumer_seq == self.last_consumer_seq + 1
             self.last_consumer_seq += 1
         self.sent.append(seq)
-        self.sent_at[seq] = desk.log_ns
+        self.sent_at[seq] = rig.log_ns
 
     # Checks --------------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """The desk agrees with the machine whenever nothing is on its way."""
-        rig = self.desk
+        """The dispatcher agrees with the machine whenever nothing is on its way."""
+        rig = self.rig
         if rig.reader.held or rig.late or rig.refusing:
             return
-        desk, pending = rig.desk, rig.consumer.pending
-        assert await desk.num_pending() == len(self.fresh())
-        watched = set(desk.deadlines._heap)
+        dispatcher, pending = rig.dispatcher, rig.consumer.pending
+        assert await dispatcher.num_pending() == len(self.fresh())
+        watched = set(dispatcher.deadlines._heap)
         for seq, item in pending.items():
             assert rig.machine.is_live(seq), "a message that is gone is pending"
-            assert seq in desk.in_flight or (item.deadline_ns, seq) in watched
-        if not desk.in_flight:
-            assert desk.consumer_seq == rig.consumer.delivered.consumer_seq
+            assert seq in dispatcher.in_flight or (item.deadline_ns, seq) in watched
+        if not dispatcher.in_flight:
+            assert dispatcher.consumer_seq == rig.consumer.delivered.consumer_seq
         if self.pulls:
             assert not self.has_something(), "a pull waits although there is something for it"
 
     def has_something(self) -> bool:
         """Whether a pull that asked now would get a message."""
-        rig, consumer = self.desk, self.desk.consumer
-        on_its_way = rig.desk.in_flight
+        rig, consumer = self.rig, self.rig.consumer
+        on_its_way = rig.dispatcher.in_flight
         due = [
             seq
             for seq, item in consumer.pending.items()
@@ -164,18 +164,18 @@ class Story:
 
     def fresh(self) -> set[int]:
         """Messages that were not delivered yet, found one by one."""
-        rig, consumer = self.desk, self.desk.consumer
-        out = rig.desk.in_flight | consumer.pending.keys() | consumer.acked_ahead
-        return set(rig.wanted(rig.desk.position)) - out
+        rig, consumer = self.rig, self.rig.consumer
+        out = rig.dispatcher.in_flight | consumer.pending.keys() | consumer.acked_ahead
+        return set(rig.wanted(rig.dispatcher.position)) - out
 
     # Steps ---------------------------------------------------------------------------------------
 
     async def do_publish(self, subjects: list[str]) -> None:
-        self.desk.publish(*subjects)
+        self.rig.publish(*subjects)
 
     async def do_pull(self, choice: tuple[int, int]) -> None:
         batch, kind = choice
-        pull = self.desk.pull(batch, **PULLS[kind])
+        pull = self.rig.pull(batch, **PULLS[kind])
         self.pulls.append(asyncio.create_task(pull))
 
     async def do_ack(self, choice: int) -> None:
@@ -194,24 +194,24 @@ class Story:
         await self._settle("in_progress", choice)
 
     async def _settle(self, kind: AckKind, choice: int, delay_s: float = 0) -> None:
-        if not self.sent or self.desk.refusing:
+        if not self.sent or self.rig.refusing:
             return
         seq = self.sent[-1 - choice % len(self.sent)]
         if kind == "nak":
             self.asked_again.add(seq)
         elif kind != "in_progress":
             self.doubtful.add(seq)
-        future = await self.desk.acknowledge(seq, kind=kind, delay_s=delay_s)
+        future = await self.rig.acknowledge(seq, kind=kind, delay_s=delay_s)
         if kind in ("ack", "term"):
             future.add_done_callback(
                 lambda done: None if done.exception() else self.settled.add(seq)
             )
 
     async def do_pass(self, step_ns: int) -> None:
-        await self.desk.let_pass(step_ns)
+        await self.rig.let_pass(step_ns)
 
     async def do_delete(self, choice: int) -> None:
-        rig = self.desk
+        rig = self.rig
         seq = rig.machine.counters.first_seq + choice
         if rig.machine.is_live(seq) and not rig.reader.held:
             previous_seq = await rig.reader.previous_of_subject(rig.shard, seq)
@@ -219,65 +219,65 @@ class Story:
             rig.shard.notify()
 
     async def do_trim(self, choice: int) -> None:
-        first_seq = self.desk.machine.counters.first_seq
-        self.desk.apply(cmd.Trim(first_seq + choice // 3, 100))
+        first_seq = self.rig.machine.counters.first_seq
+        self.rig.apply(cmd.Trim(first_seq + choice // 3, 100))
 
     async def do_reconfigure(self, choice: int) -> None:
         config = msgspec.structs.replace(
-            self.desk.consumer.config, max_ack_pending=PENDING_MAX[choice]
+            self.rig.consumer.config, max_ack_pending=PENDING_MAX[choice]
         )
-        self.desk.apply(cmd.PutConsumer(config, 0))
-        self.desk.desk.reconfigured()
+        self.rig.apply(cmd.PutConsumer(config, 0))
+        self.rig.dispatcher.reconfigured()
 
     async def do_filter(self, filters: tuple[str, ...]) -> None:
-        rig = self.desk
-        out = rig.desk.in_flight | rig.consumer.pending.keys() | set(self.sent)
+        rig = self.rig
+        out = rig.dispatcher.in_flight | rig.consumer.pending.keys() | set(self.sent)
         below = range(1, max(out, default=rig.consumer.delivered.stream_seq) + 1)
         self.passed |= set(below).difference(rig.wanted())
         self.once_wanted |= set(rig.wanted())
         config = msgspec.structs.replace(rig.consumer.config, filter_subjects=filters)
         rig.apply(cmd.PutConsumer(config, 0))
-        rig.desk.reconfigured()
+        rig.dispatcher.reconfigured()
 
     async def do_hold(self, _: int) -> None:
-        self.desk.reader.held = True
+        self.rig.reader.held = True
 
     async def do_step(self, _: int) -> None:
-        self.desk.reader.held = False
-        self.desk.reader.step()
+        self.rig.reader.held = False
+        self.rig.reader.step()
 
     async def do_late(self, _: int) -> None:
-        self.desk.late = True
+        self.rig.late = True
 
     async def do_commit(self, _: int) -> None:
-        self.desk.late = False
-        self.desk.commit()
+        self.rig.late = False
+        self.rig.commit()
 
     async def do_commit_some(self, count: int) -> None:
-        self.desk.commit(count + 1)
+        self.rig.commit(count + 1)
 
     async def do_flush(self, _: int) -> None:
-        await self.desk.let_pass(JOIN_NS)
+        await self.rig.let_pass(JOIN_NS)
 
     async def do_lose(self, kept: int) -> None:
         self.renumbered = True
-        self.desk.lose(kept)
+        self.rig.lose(kept)
 
     async def do_refuse_one(self, choice: int) -> None:
         self.renumbered = True
-        if self.desk.proposals:
-            self.desk.refuse_one(choice % len(self.desk.proposals))
+        if self.rig.proposals:
+            self.rig.refuse_one(choice % len(self.rig.proposals))
 
     async def do_lead_anew(self, choice: int) -> None:
         self.renumbered = True
-        await self.desk.lead_anew(applied=choice, pause=0 if choice == 1 else 20)
+        await self.rig.lead_anew(applied=choice, pause=0 if choice == 1 else 20)
 
     async def do_refuse(self, _: int) -> None:
         self.renumbered = True
-        self.desk.refusing = True
+        self.rig.refusing = True
 
     async def do_accept(self, _: int) -> None:
-        self.desk.refusing = False
+        self.rig.refusing = False
 
     async def do_cancel(self, choice: int) -> None:
         self.renumbered = True
@@ -287,9 +287,9 @@ class Story:
     async def do_new_leader(self, _: int) -> None:
         self.renumbered = True
         await self.leave()
-        self.desk.lose()
-        self.desk.desk.close()
-        self.desk.desk = self.desk.new_desk()
+        self.rig.lose()
+        self.rig.dispatcher.close()
+        self.rig.dispatcher = self.rig.new_dispatcher()
 
     async def leave(self) -> None:
         """All who wait go away."""
@@ -300,21 +300,21 @@ class Story:
     # End -----------------------------------------------------------------------------------------
 
     async def drain(self) -> list[int]:
-        """All that is still to come from the same desk, acknowledged as it comes."""
+        """All that is still to come from the same dispatcher, acknowledged as it comes."""
         await self.do_step(0)
         await self.do_accept(0)
         await self.do_commit(0)
-        await self.desk.let_pass(0)
+        await self.rig.let_pass(0)
         await self.leave()
         self.collect()
         found: list[int] = []
         for _ in range(3):
-            await self.desk.let_pass(JOIN_AGAIN_NS)
-            await self.desk.let_pass(ACK_WAIT_NS)
-            while seqs := await self.desk.pull_seqs(3):
+            await self.rig.let_pass(JOIN_AGAIN_NS)
+            await self.rig.let_pass(ACK_WAIT_NS)
+            while seqs := await self.rig.pull_seqs(3):
                 found += seqs
-                await self.desk.acknowledge(*seqs)
-        await self.desk.let_pass(JOIN_AGAIN_NS)
+                await self.rig.acknowledge(*seqs)
+        await self.rig.let_pass(JOIN_AGAIN_NS)
         return found
 
 
@@ -323,17 +323,17 @@ def tell(script: list[Step], stream: StreamConfig, consumer: dict[str, Any]) -> 
 
 
 async def told(script: list[Step], stream: StreamConfig, consumer: dict[str, Any]) -> None:
-    story = Story(DeskRig(stream, consumer))
+    story = Story(DispatcherRig(stream, consumer))
     await story.play(script)
     drained = await story.drain()
     assert len(set(drained)) == len(drained)
-    wanted = set(story.desk.wanted())
+    wanted = set(story.rig.wanted())
     assert (wanted | story.once_wanted).issuperset(drained)
     assert story.settled.isdisjoint(drained)
     if consumer["max_deliver"] in (-1, MANY_ATTEMPTS):
         assert wanted - story.doubtful - story.passed <= set(drained)
-    assert story.desk.consumer.pending == {}
-    assert await story.desk.new_desk().num_pending() == 0
+    assert story.rig.consumer.pending == {}
+    assert await story.rig.new_dispatcher().num_pending() == 0
 
 
 @settings(max_examples=3 * settings().max_examples)
@@ -389,7 +389,7 @@ def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_
     a_stream(),
     a_consumer(),
 )
-@example(  # the same, and the message is settled before the desk looks at it again
+@example(  # the same, and the message is settled before the dispatcher looks at it again
     [
         ("late", 0),
         ("pull", (3, 0)),

@@ -21,7 +21,7 @@ from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.streams import manager as streams
 from contrail_storage.upkeep import housekeeper
-from tests.unit.storage.desk_rig import PATIENCE_S, DeskRig, run, turns, wait_until
+from tests.unit.storage.dispatcher_rig import PATIENCE_S, DispatcherRig, run, turns, wait_until
 from tests.unit.storage.machine_rig import picture
 from tests.unit.storage.test_restore_node import running
 
@@ -163,8 +163,8 @@ def test_what_a_crash_left_is_finished_by_itself(
 # Deliveries without acks -------------------------------------------------------------------------
 
 
-def unacked(**fields: object) -> DeskRig:
-    return DeskRig(
+def unacked(**fields: object) -> DispatcherRig:
+    return DispatcherRig(
         config=StreamConfig(name="S", subjects=("a.*", "b"), retention="interest"),
         consumer_fields={"ack_policy": "none"},
         **fields,  # type: ignore[arg-type]

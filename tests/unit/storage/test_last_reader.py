@@ -16,7 +16,7 @@ from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.reading.last_reader import LastBounds, LastReader
 from tests.unit.common.link_rig import storage
-from tests.unit.storage.desk_rig import DeskRig, run
+from tests.unit.storage.dispatcher_rig import DispatcherRig, run
 from tests.unit.storage.machine_rig import configure
 from tests.unit.storage.naive_subjects import naive_matches
 
@@ -39,7 +39,7 @@ class Stream:
     """A stream whose live messages are also known one by one."""
 
     def __init__(self) -> None:
-        self.rig = DeskRig()
+        self.rig = DispatcherRig()
         self.subjects: dict[int, str] = {}
 
     def do(self, step: tuple[str, object]) -> None:
@@ -130,11 +130,11 @@ def test_pages_hold_what_the_naive_model_has_whatever_happens_between_them(
     run(scene())
 
 
-def scene_of(work: Callable[[DeskRig, LastReader], Coroutine[None, None, None]]) -> None:
+def scene_of(work: Callable[[DispatcherRig, LastReader], Coroutine[None, None, None]]) -> None:
     """Run ``work`` on a stream of 3,000 messages in blocks of 100, ``b`` once at the beginning."""
 
     async def whole() -> None:
-        rig = DeskRig()
+        rig = DispatcherRig()
         rig.publish("b")
         for _ in range(30):
             rig.publish(*(f"a.{number % 10}" for number in range(100)))
@@ -144,7 +144,7 @@ def scene_of(work: Callable[[DeskRig, LastReader], Coroutine[None, None, None]])
 
 
 async def pages(
-    rig: DeskRig, reader: LastReader, request: LastRequest
+    rig: DispatcherRig, reader: LastReader, request: LastRequest
 ) -> list[list[StoredMessage]]:
     found = []
     token: str | None = ""
@@ -162,7 +162,7 @@ async def pages(
 
 
 def test_rare_subject_as_of_now_takes_one_block() -> None:
-    async def work(rig: DeskRig, _: LastReader) -> None:
+    async def work(rig: DispatcherRig, _: LastReader) -> None:
         reader = LastReader(rig.reader, LastBounds(blocks=1))
         found = await pages(rig, reader, LastRequest(stream="S", subject="b"))
         assert [[message.seq for message in page] for page in found] == [[1]]
@@ -171,7 +171,7 @@ def test_rare_subject_as_of_now_takes_one_block() -> None:
 
 
 def test_search_beyond_the_bound_goes_on_from_the_token() -> None:
-    async def work(rig: DeskRig, _: LastReader) -> None:
+    async def work(rig: DispatcherRig, _: LastReader) -> None:
         rig.publish("b")
         reader = LastReader(rig.reader, LastBounds(blocks=7))
         request = LastRequest(stream="S", subject="b", up_to_seq=3_001)
@@ -183,7 +183,7 @@ def test_search_beyond_the_bound_goes_on_from_the_token() -> None:
 
 
 def test_page_ends_with_the_message_that_reaches_its_bytes() -> None:
-    async def work(rig: DeskRig, _: LastReader) -> None:
+    async def work(rig: DispatcherRig, _: LastReader) -> None:
         reader = LastReader(rig.reader, LastBounds(page_bytes=4))
         found = await pages(rig, reader, LastRequest(stream="S"))
         assert [len(page) for page in found] == [4, 4, 3]
@@ -193,7 +193,7 @@ def test_page_ends_with_the_message_that_reaches_its_bytes() -> None:
 
 @pytest.mark.parametrize("changed", ["subject", "up_to_seq", "incarnation", "garbage"])
 def test_token_of_another_request_is_refused(changed: str) -> None:
-    async def work(rig: DeskRig, reader: LastReader) -> None:
+    async def work(rig: DispatcherRig, reader: LastReader) -> None:
         _, token = await reader.read(rig.shard, LastRequest(stream="S", limit=1))
         assert token
         if changed == "incarnation":
@@ -215,7 +215,7 @@ def test_token_of_another_request_is_refused(changed: str) -> None:
 
 
 def test_time_before_the_first_message_has_nothing() -> None:
-    async def work(rig: DeskRig, reader: LastReader) -> None:
+    async def work(rig: DispatcherRig, reader: LastReader) -> None:
         for up_to_time_ns, count in ((1, 0), (rig.log_ns, 0), (rig.log_ns + 1, 11)):
             request = LastRequest(stream="S", up_to_time_ns=up_to_time_ns)
             assert len((await reader.read(rig.shard, request))[0]) == count
@@ -224,7 +224,7 @@ def test_time_before_the_first_message_has_nothing() -> None:
 
 
 def test_read_of_a_stream_that_was_dropped_meanwhile_is_refused() -> None:
-    async def work(rig: DeskRig, reader: LastReader) -> None:
+    async def work(rig: DispatcherRig, reader: LastReader) -> None:
         rig.reader.held = True
         reading = asyncio.create_task(reader.read(rig.shard, LastRequest(stream="S")))
         await asyncio.sleep(0)

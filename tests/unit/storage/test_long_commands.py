@@ -20,7 +20,7 @@ from contrail_storage.link import LocalLink
 from contrail_storage.node import SHARD_GROUP, NodeOptions, StorageNode
 from contrail_storage.replica.entries import LOGGED_BYTES_MAX
 from contrail_storage.replica.entry_sizes import in_slices
-from tests.unit.storage.desk_rig import SECOND_NS, DeskRig, HandLoop, run_by_hand
+from tests.unit.storage.dispatcher_rig import SECOND_NS, DispatcherRig, HandLoop, run_by_hand
 from tests.unit.storage.machine_rig import Message, append_of
 
 PATIENCE_S = 120.0
@@ -105,22 +105,22 @@ def test_many_large_pulls_on_a_slow_log_are_all_recorded(tmp_path: Path) -> None
 
 def test_everything_that_is_pending_is_given_up_in_slices_after_a_restart() -> None:
     async def scene() -> None:
-        desk = DeskRig(
+        rig = DispatcherRig(
             StreamConfig(name="S", subjects=("b",), first_seq=FIRST_SEQ),
             {"ack_wait_ns": SECOND_NS, "max_deliver": 1, "max_ack_pending": -1},
         )
-        desk.desk.close()
+        rig.dispatcher.close()
         stored = range(FIRST_SEQ, FIRST_SEQ + 480_000)
         published = append_of([Message("b")] * BATCH)
         for start in stored[::BATCH]:
-            desk.apply(published)
-            desk.apply(cmd.Deliver(1, 1, list(range(start, start + BATCH)), start + BATCH))
-        assert list(desk.consumer.pending) == list(stored)
+            rig.apply(published)
+            rig.apply(cmd.Deliver(1, 1, list(range(start, start + BATCH)), start + BATCH))
+        assert list(rig.consumer.pending) == list(stored)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, HandLoop)
         taken: list[int] = []
         given_up: list[int] = []
-        propose = desk.propose
+        propose = rig.propose
 
         def measured(command: cmd.Command) -> asyncio.Future[Result]:
             assert isinstance(command, cmd.Exhaust)
@@ -129,11 +129,11 @@ def test_everything_that_is_pending_is_given_up_in_slices_after_a_restart() -> N
             taken.append(len(cmd.encode_command(command)))
             return propose(command)
 
-        desk.propose = measured  # type: ignore[method-assign]
-        desk.desk = desk.new_desk()
+        rig.propose = measured  # type: ignore[method-assign]
+        rig.dispatcher = rig.new_dispatcher()
         await loop.quiet()  # all deadlines are taken, in slices
-        await desk.let_pass(2 * SECOND_NS)
-        assert not desk.consumer.pending
+        await rig.let_pass(2 * SECOND_NS)
+        assert not rig.consumer.pending
         assert sorted(given_up) == list(stored)
         assert sum(taken) > LOGGED_BYTES_MAX
         assert max(taken) < 64 << 10

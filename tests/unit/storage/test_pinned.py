@@ -1,4 +1,4 @@
-"""Consumers that begin with the last message of each subject: the list, its desk, its bounds."""
+"""Consumers that begin with the last message of each subject: list, dispatcher, bounds."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from contrail_storage.core import pinned as pinned_module
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import ConsumerPut, Refused, Writes
 from contrail_storage.link import LocalLink
-from tests.unit.storage.desk_rig import DeskRig, run, turns
+from tests.unit.storage.dispatcher_rig import DispatcherRig, run, turns
 from tests.unit.storage.machine_rig import (
     Message,
     Rig,
@@ -133,14 +133,14 @@ steps = st.one_of(
     st.sampled_from(["explicit", "none"]),
     st.sampled_from([("a.*",), (">",), ("a.1", "b")]),
 )
-def test_desk_gives_the_last_messages_and_what_came_later_and_counts_them(
+def test_dispatcher_gives_the_last_messages_and_what_came_later_and_counts_them(
     batches: list[list[str]],
     script: list[tuple[str, object]],
     ack_policy: str,
     filters: tuple[str, ...],
 ) -> None:
     async def scene() -> None:
-        rig = DeskRig(consumer_fields={"ack_policy": ack_policy, "filter_subjects": filters})
+        rig = DispatcherRig(consumer_fields={"ack_policy": ack_policy, "filter_subjects": filters})
         for batch in batches:
             rig.publish(*batch)
         end_seq = rig.machine.counters.last_seq + 1
@@ -155,7 +155,7 @@ def test_desk_gives_the_last_messages_and_what_came_later_and_counts_them(
         else:
             rig.consumer.next_seq = end_seq
         given_out: list[int] = []
-        rig.desk = rig.new_desk()
+        rig.dispatcher = rig.new_dispatcher()
         for kind, argument in [*script, ("pull", 99)]:
             match kind, argument:
                 case "publish", list(names):
@@ -165,17 +165,17 @@ def test_desk_gives_the_last_messages_and_what_came_later_and_counts_them(
                 case "pull", int(count):
                     due = [seq for seq in rig.wanted() if seq in last or seq >= end_seq]
                     due = [seq for seq in due if seq not in given_out]
-                    assert await rig.desk.num_pending() == len(due)
+                    assert await rig.dispatcher.num_pending() == len(due)
                     found = await rig.pull_seqs(count)
                     assert found == due[:count]
                     given_out += found
-                    assert await rig.desk.num_pending() == len(due) - len(found)
+                    assert await rig.dispatcher.num_pending() == len(due) - len(found)
                 case "record", _:
                     await rig.record()
                 case "lead anew", _:
                     await rig.record()
-                    rig.desk.close()
-                    rig.desk = rig.new_desk()
+                    rig.dispatcher.close()
+                    rig.dispatcher = rig.new_dispatcher()
         await turns()
 
     run(scene())

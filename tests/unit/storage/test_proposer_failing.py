@@ -19,7 +19,7 @@ from contrail_storage.node import StorageNode
 from contrail_storage.replica import proposer as proposing
 from contrail_storage.replica.entries import COMMAND_BYTES_MAX, LOGGED_BYTES_MAX
 from contrail_storage.wal.log_options import LogOptions
-from tests.unit.storage.desk_rig import HandLoop, run_by_hand
+from tests.unit.storage.dispatcher_rig import HandLoop, run_by_hand
 from tests.unit.storage.test_open_damaged_node import play
 from tests.unit.storage.test_proposer import MIB, Bench, messages, refused_with, run, turn
 

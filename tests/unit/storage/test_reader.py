@@ -11,7 +11,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.store.block_store import BlockStore
-from tests.unit.storage.desk_rig import DeskRig, run
+from tests.unit.storage.dispatcher_rig import DispatcherRig, run
 from tests.unit.storage.naive_subjects import naive_matches
 
 SUBJECTS = ["a.1", "a.2", "a.3", "b"]
@@ -49,7 +49,7 @@ def test_range_holds_and_counts_what_the_naive_model_has(
     room: bool,
 ) -> None:
     async def scene() -> None:
-        rig = DeskRig()
+        rig = DispatcherRig()
         subjects = dict(enumerate((name for batch in batches for name in batch), 1))
         for batch in batches:
             rig.publish(*batch)
@@ -81,11 +81,11 @@ def test_range_holds_and_counts_what_the_naive_model_has(
     run(scene())
 
 
-def scene_of(work: Callable[[DeskRig, CountingReader], Coroutine[None, None, None]]) -> None:
+def scene_of(work: Callable[[DispatcherRig, CountingReader], Coroutine[None, None, None]]) -> None:
     """Run ``work`` on 50 blocks of ``a.1``, with ``b`` in the tenth and ``a.2`` in the last."""
 
     async def whole() -> None:
-        rig = DeskRig()
+        rig = DispatcherRig()
         for number in range(1, 51):
             rare = {10: "b", 50: "a.2"}.get(number, "a.1")
             rig.publish("a.1", rare, "a.1")
@@ -94,13 +94,13 @@ def scene_of(work: Callable[[DeskRig, CountingReader], Coroutine[None, None, Non
     run(whole())
 
 
-async def read(rig: DeskRig, reader: Reader, subject: str, from_seq: int = 0) -> RangeResult:
+async def read(rig: DispatcherRig, reader: Reader, subject: str, from_seq: int = 0) -> RangeResult:
     request = RangeRequest(stream="S", subject=subject, from_seq=from_seq, limit=1)
     return await reader.read_range(rig.shard, request)
 
 
 def test_next_of_a_rare_subject_takes_one_block_wherever_it_is() -> None:
-    async def work(rig: DeskRig, reader: CountingReader) -> None:
+    async def work(rig: DispatcherRig, reader: CountingReader) -> None:
         for subject, from_seq, seq in (("b", 0, 29), ("b", 20, 29), ("a.2", 3, 149)):
             reader.looked = 0
             found = await read(rig, reader, subject, from_seq)
@@ -111,7 +111,7 @@ def test_next_of_a_rare_subject_takes_one_block_wherever_it_is() -> None:
 
 
 def test_nothing_is_looked_at_where_nothing_can_match() -> None:
-    async def work(rig: DeskRig, reader: CountingReader) -> None:
+    async def work(rig: DispatcherRig, reader: CountingReader) -> None:
         for subject, from_seq in (("b", 30), ("none", 0), ("none.*", 7)):
             found = await read(rig, reader, subject, from_seq)
             assert (found.messages, found.next_seq, found.num_pending) == ([], 151, 0)
@@ -121,7 +121,7 @@ def test_nothing_is_looked_at_where_nothing_can_match() -> None:
 
 
 def test_what_remains_is_counted_on_the_shorter_side() -> None:
-    async def work(rig: DeskRig, reader: CountingReader) -> None:
+    async def work(rig: DispatcherRig, reader: CountingReader) -> None:
         for from_seq, pending in ((1, 147), (7, 141), (145, 4)):
             reader.looked = 0
             found = await read(rig, reader, "a.1", from_seq)

@@ -48,7 +48,7 @@ def test_many_deadlines_are_taken_in_turns_of_the_loop() -> None:
     asyncio.run(scene())
 
 
-def test_closed_desk_takes_no_more() -> None:
+def test_closed_dispatcher_takes_no_more() -> None:
     async def scene() -> None:
         bench = Bench()
         deadlines = Redeliveries(bench.consumer, bench.noted)

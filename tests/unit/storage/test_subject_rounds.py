@@ -30,7 +30,7 @@ from contrail_storage.core.subjects.subject_table import END, PAGE, RUN
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from tests.unit.storage.archive_rig import messages_of, packed, records_of, restored
-from tests.unit.storage.desk_rig import run
+from tests.unit.storage.dispatcher_rig import run
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, picture
 from tests.unit.storage.test_restore_node import running
 

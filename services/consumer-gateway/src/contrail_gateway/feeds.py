@@ -23,7 +23,7 @@ from contrail_edge.http.steps import Steps, at_once
 from contrail_gateway.binding import Bound
 from contrail_gateway.core.frames import FrameId, Gap, Gone, Ok, ServerFrame, Sub, Subscribed
 from contrail_gateway.core.ledger import place
-from contrail_gateway.core.lots import Listed, Lot
+from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.session import Session, Settlement
 from contrail_gateway.core.sharded_order import ShardedOrder
 from contrail_gateway.core.subscription import PullTerms, Subscription
@@ -70,7 +70,7 @@ class Host(Protocol):
         """Send an error."""
         ...
 
-    def push(self, sub: Subscription, lot: Lot, sign: SignToken | None) -> None:
+    def push(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> None:
         """Send messages."""
         ...
 
@@ -371,12 +371,12 @@ class Feed:
 
     # Pushing -------------------------------------------------------------------------------------
     async def _deliver(self, result: PullResult) -> None:
-        lot = _lot(result)
-        if self.sub.ordered and not await self._follows(lot):
+        pulled = _pulled(result)
+        if self.sub.ordered and not await self._follows(pulled):
             return
-        if lot is not None:
+        if pulled is not None:
             self._remember(result)
-            self._push(self.sub.take(lot))
+            self._push(self.sub.take(pulled))
 
     def _remember(self, result: PullResult) -> None:
         """Keep the addresses of the deliveries, which their acknowledgements must carry."""
@@ -389,34 +389,34 @@ class Feed:
         if self.sub.acks:
             self._sign = signer(self._host.tokens, self.sub.stream, self.sub.consumer, result)
 
-    def _push(self, lot: Lot | None) -> None:
-        if lot is not None:
-            self.sub.sent(lot, time.monotonic_ns())
-            self._host.push(self.sub, lot, self._sign)
+    def _push(self, pulled: Pulled | None) -> None:
+        if pulled is not None:
+            self.sub.sent(pulled, time.monotonic_ns())
+            self._host.push(self.sub, pulled, self._sign)
 
     # Order ---------------------------------------------------------------------------------------
-    async def _follows(self, lot: Lot | None) -> bool:
-        """Return True if ``lot`` follows the messages taken before it.
+    async def _follows(self, pulled: Pulled | None) -> bool:
+        """Return True if ``pulled`` follows the messages taken before it.
 
         Otherwise note what an empty pull proves, or resume with a new consumer.
         """
         sub = self.sub
         if sub.order is not None:
-            return await self._follows_in_shards(sub.order, lot)
-        if lot is None:
+            return await self._follows_in_shards(sub.order, pulled)
+        if pulled is None:
             sub.passed(self._covered_seq)
             self._covered_seq = await self._tell_of_loss(INT64_MAX)
             return False
-        if not sub.in_order(lot):
+        if not sub.in_order(pulled):
             await self._resume()
             return False
-        if sub.leaves_a_hole(lot):
-            await self._tell_of_loss(lot.first_seq)
-        sub.advance(lot)
+        if sub.leaves_a_hole(pulled):
+            await self._tell_of_loss(pulled.first_seq)
+        sub.advance(pulled)
         return True
 
-    async def _follows_in_shards(self, order: ShardedOrder, lot: Lot | None) -> bool:
-        deliveries = lot.deliveries if isinstance(lot, Listed) else []
+    async def _follows_in_shards(self, order: ShardedOrder, pulled: Pulled | None) -> bool:
+        deliveries = pulled.deliveries if isinstance(pulled, Listed) else []
         if not deliveries:
             order.passed()
             await self._tell_of_loss(INT64_MAX)
@@ -549,7 +549,7 @@ class Feed:
             self._host.send(Ok(id=waiting.frame_id))
 
 
-def _lot(result: PullResult) -> Lot | None:
+def _pulled(result: PullResult) -> Pulled | None:
     """Return the messages of a pull, or None if there are none."""
     if result.columns is not None:
         return result.columns

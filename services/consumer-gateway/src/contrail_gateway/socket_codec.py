@@ -31,7 +31,7 @@ from contrail_gateway.core.frames import (
     Publishing,
     ServerFrame,
 )
-from contrail_gateway.core.lots import Listed, Lot
+from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.deliveries import SignToken
 from contrail_gateway.large_frames import Form, JsonForm, PackedForm, check_frames
@@ -338,14 +338,14 @@ class Codec:
             error.applied = False
             yield Misunderstood(frame.id, getattr(frame, "sid", None), error)
 
-    def messages(self, sub: Subscription, lot: Lot, sign: SignToken | None) -> bytes:
-        """The frame that carries ``lot``; ``sign`` None gives its messages no tokens."""
-        if not isinstance(lot, DeliveryColumns):
-            rows = _listed_rows(lot, sign)
+    def messages(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> bytes:
+        """The frame that carries ``pulled``; ``sign`` None gives its messages no tokens."""
+        if not isinstance(pulled, DeliveryColumns):
+            rows = _listed_rows(pulled, sign)
         elif sub.cols:
-            return self.encode(_in_columns(sub, lot))
+            return self.encode(_in_columns(sub, pulled))
         else:
-            rows = _column_rows(lot)
+            rows = _column_rows(pulled)
         frame = self._pack(sub.sid, sub.stream, rows)
         if sub.order is not None:
             frame.cursor = sub.order.sent_to()
@@ -372,8 +372,8 @@ def _publish(frame_id: FrameId | None, item: Item, payload: bytes) -> PackedPub:
     )
 
 
-def _listed_rows(lot: Listed, sign: SignToken | None) -> Iterable[Row]:
-    for delivery in lot.deliveries:
+def _listed_rows(pulled: Listed, sign: SignToken | None) -> Iterable[Row]:
+    for delivery in pulled.deliveries:
         stored = delivery.message
         yield (
             stored.seq,
@@ -389,41 +389,41 @@ def _listed_rows(lot: Listed, sign: SignToken | None) -> Iterable[Row]:
         )
 
 
-def _column_rows(lot: DeliveryColumns) -> Iterable[Row]:
-    count, consumer_seq = len(lot), lot.first_consumer_seq
-    pending = lot.num_pending + count - 1
-    times = lot.each_time_ns()
+def _column_rows(pulled: DeliveryColumns) -> Iterable[Row]:
+    count, consumer_seq = len(pulled), pulled.first_consumer_seq
+    pending = pulled.num_pending + count - 1
+    times = pulled.each_time_ns()
     # Messages that came in one batch were stored at one time.
     texts = {time_ns: format_time(time_ns) for time_ns in set(times)}
     return zip(
-        lot.each_seq(),
-        lot.each_subject(),
+        pulled.each_seq(),
+        pulled.each_subject(),
         map(texts.__getitem__, times),
-        [headers or NO_HEADERS for headers in lot.each_headers()],
+        [headers or NO_HEADERS for headers in pulled.each_headers()],
         range(consumer_seq, consumer_seq + count),
         repeat(1),
         range(pending, pending - count, -1),
-        lot.each_payload(),
+        pulled.each_payload(),
         repeat(UNSET),
         repeat(UNSET),
     )
 
 
-def _in_columns(sub: Subscription, lot: DeliveryColumns) -> ServerFrame:
-    columns, headers = lot.columns, None
+def _in_columns(sub: Subscription, pulled: DeliveryColumns) -> ServerFrame:
+    columns, headers = pulled.columns, None
     if columns.headers is not None:
         headers = columns.headers.nested()
     return ColumnMessages(
         sid=sub.sid,
         cols=PushedColumns(
             sub.stream,
-            len(lot),
-            lot.first_consumer_seq,
-            lot.num_pending,
-            lot.seqs,
-            lot.times_ns,
-            lot.subjects,
-            lot.subject_index,
+            len(pulled),
+            pulled.first_consumer_seq,
+            pulled.num_pending,
+            pulled.seqs,
+            pulled.times_ns,
+            pulled.subjects,
+            pulled.subject_index,
             columns.offsets,
             columns.payload,
             UNSET

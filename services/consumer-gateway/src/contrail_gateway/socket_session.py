@@ -48,7 +48,7 @@ from contrail_gateway.core.frames import (
     Unsub,
     Watch,
 )
-from contrail_gateway.core.lots import Lot
+from contrail_gateway.core.pulled import Pulled
 from contrail_gateway.core.session import Session, UnauthenticatedError
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.deliveries import SignToken
@@ -240,10 +240,10 @@ class SocketSession:
         """Send an error."""
         self.send(Failed(problem=problem(error), id=frame_id, sid=sid))
 
-    def push(self, sub: Subscription, lot: Lot, sign: SignToken | None) -> None:
+    def push(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> None:
         """Send messages."""
-        self.counts.pushed += len(lot)
-        self._socket.send(self._codec.messages(sub, lot, sign))
+        self.counts.pushed += len(pulled)
+        self._socket.send(self._codec.messages(sub, pulled, sign))
 
     def answered(self, count: int, size: int) -> None:
         """Note that ``count`` items of ``size`` bytes were answered, and resume reading if full."""

@@ -7,7 +7,7 @@ from typing import Final
 from contrail_common.model import ConsumerInfo
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.ledger import Ledger, newest_of_shards, up_to
-from contrail_gateway.core.lots import Listed, Lot
+from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.sharded_order import ShardedOrder
 
 BATCH_MAX: Final = 1_000
@@ -57,7 +57,7 @@ class Subscription:
     order: ShardedOrder | None = None
     """Position of an ordered subscription in each shard; None for a stream with one shard."""
     ledger: Ledger = field(default_factory=Ledger)
-    held_back: Lot | None = None
+    held_back: Pulled | None = None
     """Messages that were pulled beyond the credit, and are sent first when there is credit again.
 
     This happens because subjects count against the credit, but not against the limit of a pull.
@@ -109,52 +109,52 @@ class Subscription:
         self._one = True
 
     # Sending -------------------------------------------------------------------------------------
-    def take(self, lot: Lot | None = None) -> Lot | None:
-        """Spend credit on ``lot``, or on the held-back messages if there is no ``lot``.
+    def take(self, pulled: Pulled | None = None) -> Pulled | None:
+        """Spend credit on ``pulled``, or on the held-back messages if there is no ``pulled``.
 
         Returns the messages to send now, and holds the others back.
         """
         credit = self.credit
-        if lot is not None:
+        if pulled is not None:
             self._one = False
         else:
-            lot = self.held_back
-        self.held_back = lot
-        if lot is None or not credit.open:
+            pulled = self.held_back
+        self.held_back = pulled
+        if pulled is None or not credit.open:
             return None
-        count, size = len(lot), 0
+        count, size = len(pulled), 0
         if credit.msgs is not None:
             count = min(credit.msgs, count)
         if credit.bytes is not None:
-            count, size = lot.begin_within(credit.bytes, count)
+            count, size = pulled.begin_within(credit.bytes, count)
         credit.spend(count, size)
-        self.held_back = lot.slice(count, len(lot)) if count < len(lot) else None
-        return lot.slice(0, count)
+        self.held_back = pulled.slice(count, len(pulled)) if count < len(pulled) else None
+        return pulled.slice(0, count)
 
-    def sent(self, lot: Lot, now_ns: int) -> None:
-        """Record that ``lot`` was sent to the client."""
+    def sent(self, pulled: Pulled, now_ns: int) -> None:
+        """Record that ``pulled`` was sent to the client."""
         self.last_sent_ns = now_ns
-        if self.last_of_shards and isinstance(lot, Listed):
-            self._sent_of_shards(lot)
+        if self.last_of_shards and isinstance(pulled, Listed):
+            self._sent_of_shards(pulled)
         else:
-            self.last_consumer_seq = lot.last_consumer_seq
-            self.last_stream_seq = lot.last_seq
-        if self.acks and isinstance(lot, Listed):
-            self.ledger.sent(lot.seqs)
+            self.last_consumer_seq = pulled.last_consumer_seq
+            self.last_stream_seq = pulled.last_seq
+        if self.acks and isinstance(pulled, Listed):
+            self.ledger.sent(pulled.seqs)
 
-    def _sent_of_shards(self, lot: Listed) -> None:
+    def _sent_of_shards(self, pulled: Listed) -> None:
         if self.order is not None:
-            self.order.sent(lot.deliveries)
+            self.order.sent(pulled.deliveries)
         last = self.last_of_shards
-        for one in lot.deliveries:
+        for one in pulled.deliveries:
             last[one.message.shard or 0] = one.consumer_seq, one.message.seq
         self.last_consumer_seq = sum(consumer_seq for consumer_seq, _ in last.values())
         self.last_stream_seq = max(seq for _, seq in last.values())
 
     def give_back(self) -> list[int]:
         """Drop held-back messages, and return their sequences if they have to be acknowledged."""
-        lot, self.held_back = self.held_back, None
-        return lot.seqs if self.acks and isinstance(lot, Listed) else []
+        pulled, self.held_back = self.held_back, None
+        return pulled.seqs if self.acks and isinstance(pulled, Listed) else []
 
     def settled(self, seqs: Sequence[int]) -> None:
         """Forget messages whose acknowledgement storage has accepted.
@@ -179,23 +179,23 @@ class Subscription:
                     self.held_back = self.held_back.without(up_to(newest)) or None
 
     # Order ---------------------------------------------------------------------------------------
-    def in_order(self, lot: Lot) -> bool:
-        """Return True if ``lot`` continues the sequences, so no other client took a message."""
+    def in_order(self, pulled: Pulled) -> bool:
+        """Return True if ``pulled`` continues the sequences, so no other client took a message."""
         expected = self.next_consumer_seq
         return (
-            lot.first_consumer_seq == expected
-            and lot.last_consumer_seq == expected + len(lot) - 1
-            and lot.first_seq >= self.next_seq
+            pulled.first_consumer_seq == expected
+            and pulled.last_consumer_seq == expected + len(pulled) - 1
+            and pulled.first_seq >= self.next_seq
         )
 
-    def leaves_a_hole(self, lot: Lot) -> bool:
-        """Return True if there are stream sequences between the last message and ``lot``."""
-        return lot.first_seq > self.next_seq
+    def leaves_a_hole(self, pulled: Pulled) -> bool:
+        """Return True if there are stream sequences between the last message and ``pulled``."""
+        return pulled.first_seq > self.next_seq
 
-    def advance(self, lot: Lot) -> None:
-        """Move the position to the end of ``lot``, which must be in order."""
-        self.next_consumer_seq = lot.last_consumer_seq + 1
-        self.next_seq = lot.last_seq + 1
+    def advance(self, pulled: Pulled) -> None:
+        """Move the position to the end of ``pulled``, which must be in order."""
+        self.next_consumer_seq = pulled.last_consumer_seq + 1
+        self.next_seq = pulled.last_seq + 1
 
     def lost_below(self, first_kept_seq: int, before_seq: int) -> tuple[int, int] | None:
         """Return the sequences (closed range) that left the stream before they were sent.

@@ -13,11 +13,11 @@ from contrail_common.config_rules import complete_consumer
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
 from contrail_link.contract import AckItem, AckResult, CreateMode, PullRequest, PullResult
+from contrail_storage.consumers.ack_none import AckNoneDispatcher
 from contrail_storage.consumers.bindings import Binding, Bindings
 from contrail_storage.consumers.consumer_puts import ATTEMPTS, is_settled, named
-from contrail_storage.consumers.delivery import Desk
+from contrail_storage.consumers.dispatcher import Dispatcher
 from contrail_storage.consumers.sharded_consumers import ShardedConsumers
-from contrail_storage.consumers.unacked_desk import UnackedDesk
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.pinned import SUBJECTS_MAX, Pinned
@@ -37,7 +37,7 @@ REASON_CHARS_MAX: Final = 256
 
 
 class ConsumerManager:
-    """Consumers of this node's shards, with a desk for each one used since the start."""
+    """Consumers of this node's shards, with a dispatcher for each one used since the start."""
 
     def __init__(
         self, streams: StreamManager, shard_log: ShardLog, reader: Reader, clock: LogTime
@@ -47,7 +47,7 @@ class ConsumerManager:
         self._reader = reader
         self._clock = clock
         # By shard number and consumer id.
-        self._desks: dict[tuple[int, int], Desk] = {}
+        self._dispatchers: dict[tuple[int, int], Dispatcher] = {}
         self._bindings = Bindings()
         # Held while a consumer on several shards is created, changed, removed or mended.
         self._lock = asyncio.Lock()
@@ -55,7 +55,7 @@ class ConsumerManager:
             streams,
             reader,
             self._propose,
-            lambda shard, name: self._desk(shard, self._find(shard, name)),
+            lambda shard, name: self._dispatcher(shard, self._find(shard, name)),
             self._creation,
             self._acknowledge,
         )
@@ -113,7 +113,7 @@ class ConsumerManager:
         put = expect(result, ConsumerPut)
         consumer = shard.machine.consumers.get(put.consumer_id)
         if consumer is not None and not put.created:
-            self._desk(shard, consumer).reconfigured()
+            self._dispatcher(shard, consumer).reconfigured()
             with suppress(ApiError):  # the housekeeper continues it
                 await self._streams.keep_interest(shard)
         return put
@@ -171,9 +171,9 @@ class ConsumerManager:
         return await self._info(shard, self._find(shard, name))
 
     async def _sharded_info(self, stream: str, name: str) -> ConsumerInfo:
-        desk = self._sharded.desk(stream, name)
-        bound = self._bindings.holds(_key(desk.desks[0]))
-        return msgspec.structs.replace(await desk.info(), push_bound=bound)
+        dispatcher = self._sharded.dispatcher(stream, name)
+        bound = self._bindings.holds(_key(dispatcher.dispatchers[0]))
+        return msgspec.structs.replace(await dispatcher.info(), push_bound=bound)
 
     async def infos(self, stream: str) -> list[ConsumerInfo]:
         """All consumers of a stream by name."""
@@ -184,8 +184,8 @@ class ConsumerManager:
         return [await self._info(shard, self._find(shard, name)) for name in names]
 
     async def _info(self, shard: Shard, consumer: ConsumerMachine) -> ConsumerInfo:
-        desk, stream = self._desk(shard, consumer), shard.name
-        await desk.settle()
+        dispatcher, stream = self._dispatcher(shard, consumer), shard.name
+        await dispatcher.settle()
         return ConsumerInfo(
             stream=stream,
             config=consumer.config,
@@ -195,9 +195,9 @@ class ConsumerManager:
             ack_floor=consumer.floor,
             num_ack_pending=len(consumer.pending),
             num_redelivered=sum(1 for item in consumer.pending.values() if item.attempts > 1),
-            num_waiting=len(desk.waiters),
-            num_pending=await desk.num_pending(),
-            push_bound=self._bindings.holds(_key(desk)),
+            num_waiting=len(dispatcher.waiters),
+            num_pending=await dispatcher.num_pending(),
+            push_bound=self._bindings.holds(_key(dispatcher)),
         )
 
     async def delete(self, stream: str, name: str, if_match: int | None = None) -> None:
@@ -225,41 +225,41 @@ class ConsumerManager:
             await self._streams.keep_interest(shard)
 
     def _close(self, key: tuple[int, int]) -> None:
-        desk = self._desks.pop(key, None)
-        if desk is not None:
-            desk.close()
+        dispatcher = self._dispatchers.pop(key, None)
+        if dispatcher is not None:
+            dispatcher.close()
         self._bindings.end(key)
 
     def close_gone(self) -> None:
-        """End the desks of consumers and streams that are gone."""
-        for key, desk in list(self._desks.items()):
-            machine = desk.shard.machine
-            if not machine.exists or desk.consumer.consumer_id not in machine.consumers:
+        """End the dispatchers of consumers and streams that are gone."""
+        for key, dispatcher in list(self._dispatchers.items()):
+            machine = dispatcher.shard.machine
+            if not machine.exists or dispatcher.consumer.consumer_id not in machine.consumers:
                 self._close(key)
 
     def flush(self) -> None:
         """Propose deliveries that are not recorded yet."""
-        for desk in self._desks.values():
-            desk.flush()
+        for dispatcher in self._dispatchers.values():
+            dispatcher.flush()
 
     def new_term(self) -> None:
-        """Begin a term as leader: commands that seemed lost to the desks may be applied."""
+        """Begin a term as leader: commands that seemed lost to the dispatchers may be applied."""
         loop = asyncio.get_running_loop()
-        for desk in self._desks.values():
-            if not desk.shard.volatile:
-                # After the callbacks that tell the desk that its last commands are lost.
-                loop.call_soon(desk.new_term)
+        for dispatcher in self._dispatchers.values():
+            if not dispatcher.shard.volatile:
+                # After the callbacks that tell the dispatcher that its last commands are lost.
+                loop.call_soon(dispatcher.new_term)
 
     def rebound(self) -> None:
         """Use the new machines of the durable shards, which are equal to the old ones."""
-        for key, desk in list(self._desks.items()):
-            consumer = desk.shard.machine.consumers.get(key[1])
+        for key, dispatcher in list(self._dispatchers.items()):
+            consumer = dispatcher.shard.machine.consumers.get(key[1])
             if consumer is None:
                 self._close(key)
-            elif consumer is not desk.consumer:
-                desk.consumer = consumer
-                desk.deadlines.turn_to(consumer)
-                desk.reconfigured()
+            elif consumer is not dispatcher.consumer:
+                dispatcher.consumer = consumer
+                dispatcher.deadlines.turn_to(consumer)
+                dispatcher.reconfigured()
 
     async def drop_inactive(self) -> None:
         """Remove consumers that nobody has used for their ``inactive_threshold``."""
@@ -275,15 +275,15 @@ class ConsumerManager:
                 threshold_ns = config.inactive_threshold_ns
                 if not threshold_ns and not config.durable:
                     threshold_ns = INACTIVE_THRESHOLD_NS
-                desk = self._desk(shard, consumer)
-                if not threshold_ns or self._bindings.holds(_key(desk)):
+                dispatcher = self._dispatcher(shard, consumer)
+                if not threshold_ns or self._bindings.holds(_key(dispatcher)):
                     continue
-                idle_ns = (now_s - desk.last_active_s) * 1e9
+                idle_ns = (now_s - dispatcher.last_active_s) * 1e9
                 if idle_ns > threshold_ns and consumer.pending:
                     # A client with a delivery is at work until its ack is due (JetStream's rule).
                     due_ns = max(item.deadline_ns for item in consumer.pending.values())
                     idle_ns = min(idle_ns, self._clock.now() - due_ns)
-                if idle_ns > threshold_ns and not desk.waiters:
+                if idle_ns > threshold_ns and not dispatcher.waiters:
                     with suppress(ApiError):  # changed or deleted meanwhile
                         await self._drop(shard, consumer, consumer.version)
 
@@ -313,9 +313,9 @@ class ConsumerManager:
     def bind(self, stream: str, name: str) -> Binding:
         """Hold a consumer for a subscription; see ``StorageLink.bind_consumer``."""
         first = self._streams.parts(stream)[0]
-        desk = self._desk(first, self._find(first, name))
-        desk.touch()
-        return self._bindings.hold(_key(desk), desk.touch)
+        dispatcher = self._dispatcher(first, self._find(first, name))
+        dispatcher.touch()
+        return self._bindings.hold(_key(dispatcher), dispatcher.touch)
 
     # Delivering ----------------------------------------------------------------------------------
 
@@ -329,18 +329,19 @@ class ConsumerManager:
             )
         return consumer
 
-    def _desk(self, shard: Shard, consumer: ConsumerMachine) -> Desk:
+    def _dispatcher(self, shard: Shard, consumer: ConsumerMachine) -> Dispatcher:
         key = (shard.machine.shard, consumer.consumer_id)
-        desk = self._desks.get(key)
-        if desk is None:
+        dispatcher = self._dispatchers.get(key)
+        if dispatcher is None:
             number = shard.machine.shard
 
             def propose(command: cmd.StreamCommand) -> asyncio.Future[Result]:
                 return self._shard_log.command(number, command)
 
-            kind = desk_kind(consumer.config)
-            desk = self._desks[key] = kind(shard, consumer, self._reader, propose, self._clock.now)
-        return desk
+            kind = dispatcher_kind(consumer.config)
+            dispatcher = kind(shard, consumer, self._reader, propose, self._clock.now)
+            self._dispatchers[key] = dispatcher
+        return dispatcher
 
     async def _propose(self, shard: Shard, command: cmd.StreamCommand) -> Result:
         return await self._shard_log.command(shard.machine.shard, command)
@@ -348,10 +349,10 @@ class ConsumerManager:
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch of messages."""
         if self._streams.entry(request.stream).shards > 1:
-            return await self._sharded.desk(request.stream, request.consumer).pull(request)
+            return await self._sharded.dispatcher(request.stream, request.consumer).pull(request)
         shard = self._streams.shard(request.stream)
-        desk = self._desk(shard, self._find(shard, request.consumer))
-        return await desk.pull(request)
+        dispatcher = self._dispatcher(shard, self._find(shard, request.consumer))
+        return await dispatcher.pull(request)
 
     async def acknowledge(
         self, stream: str, name: str, items: list[AckItem], sync: bool
@@ -365,8 +366,8 @@ class ConsumerManager:
         self, shard: Shard, name: str, items: list[AckItem], *, sync: bool
     ) -> list[AckResult]:
         consumer = self._find(shard, name)
-        desk = self._desk(shard, consumer)
-        desk.touch()
+        dispatcher = self._dispatcher(shard, consumer)
+        dispatcher.touch()
         results: list[AckResult] = []
         taken: list[AckItem] = []
         for item in items:
@@ -375,12 +376,12 @@ class ConsumerManager:
             if problem is None:
                 taken.append(item)
         if taken:
-            desk.flush()
+            dispatcher.flush()
             command = _command(consumer, taken)
             applied = self._shard_log.command(shard.machine.shard, command)
-            desk.track(applied)
+            dispatcher.track(applied)
             postponed = [item.seq for item in taken if item.kind in ("nak", "in_progress")]
-            applied.add_done_callback(lambda done: desk.acknowledged(postponed, done))
+            applied.add_done_callback(lambda done: dispatcher.acknowledged(postponed, done))
             if sync:
                 expect(await applied, Done)
         return results
@@ -401,13 +402,13 @@ class ConsumerManager:
         return None
 
 
-def _key(desk: Desk) -> tuple[int, int]:
-    return desk.shard.machine.shard, desk.consumer.consumer_id
+def _key(dispatcher: Dispatcher) -> tuple[int, int]:
+    return dispatcher.shard.machine.shard, dispatcher.consumer.consumer_id
 
 
-def desk_kind(config: ConsumerConfig) -> type[Desk]:
-    """The kind of desk for a consumer. It is fixed, as the ack policy never changes."""
-    return UnackedDesk if config.ack_policy == "none" else Desk
+def dispatcher_kind(config: ConsumerConfig) -> type[Dispatcher]:
+    """The kind of dispatcher for a consumer. It is fixed, as the ack policy never changes."""
+    return AckNoneDispatcher if config.ack_policy == "none" else Dispatcher
 
 
 def _command(consumer: ConsumerMachine, items: list[AckItem]) -> cmd.Acknowledge:

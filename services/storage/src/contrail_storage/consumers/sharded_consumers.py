@@ -18,8 +18,8 @@ from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
 from contrail_link.contract import AckItem, AckResult
 from contrail_storage.consumers.consumer_puts import is_settled
-from contrail_storage.consumers.delivery import Desk
-from contrail_storage.consumers.sharded_pull import ShardedDesk
+from contrail_storage.consumers.dispatcher import Dispatcher
+from contrail_storage.consumers.sharded_dispatcher import ShardedDispatcher
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import ConsumerPut, Done, Result
 from contrail_storage.core.subjects.filters import SubjectFilter
@@ -28,8 +28,8 @@ from contrail_storage.replica.shard import Shard
 from contrail_storage.streams.manager import StreamManager, begun, expect
 from contrail_storage.streams.sharded_state import own_cursor
 
-_DESKS_MAX = 4_096
-"""Desks that are kept at most before those of deleted consumers are dropped."""
+_DISPATCHERS_MAX = 4_096
+"""Dispatchers that are kept at most before those of deleted consumers are dropped."""
 
 
 class Acknowledge(Protocol):
@@ -50,28 +50,28 @@ class ShardedConsumers:
         streams: StreamManager,
         reader: Reader,
         propose: Callable[[Shard, cmd.StreamCommand], Awaitable[Result]],
-        desk_of: Callable[[Shard, str], Desk],
+        dispatcher_of: Callable[[Shard, str], Dispatcher],
         creation: Callable[[Shard, ConsumerConfig], Awaitable[cmd.PutConsumer]],
         acknowledge: Acknowledge,
     ) -> None:
         self._streams = streams
         self._reader = reader
         self._propose = propose
-        self._desk_of = desk_of
+        self._dispatcher_of = dispatcher_of
         self._creation = creation
         self._acknowledge = acknowledge
-        # By stream and consumer. A desk may be of a deleted consumer, see `desk`.
-        self._desks: dict[tuple[str, str], ShardedDesk] = {}
+        # By stream and consumer. A dispatcher may be of a deleted consumer, see `dispatcher`.
+        self._dispatchers: dict[tuple[str, str], ShardedDispatcher] = {}
 
-    def desk(self, stream: str, name: str) -> ShardedDesk:
-        """Return the desk of a consumer (CONSUMER_NOT_FOUND)."""
-        desks = [self._desk_of(shard, name) for shard in self._streams.parts(stream)]
-        known = self._desks.get((stream, name))
-        if known is None or not known.is_of(desks):
-            if len(self._desks) >= _DESKS_MAX:
-                kept = self._desks.items()
-                self._desks = {key: one for key, one in kept if not one.desks[0].closed}
-            known = self._desks[stream, name] = ShardedDesk(desks)
+    def dispatcher(self, stream: str, name: str) -> ShardedDispatcher:
+        """Return the dispatcher of a consumer (CONSUMER_NOT_FOUND)."""
+        dispatchers = [self._dispatcher_of(shard, name) for shard in self._streams.parts(stream)]
+        known = self._dispatchers.get((stream, name))
+        if known is None or not known.is_of(dispatchers):
+            if len(self._dispatchers) >= _DISPATCHERS_MAX:
+                kept = self._dispatchers.items()
+                self._dispatchers = {key: one for key, one in kept if not one.dispatchers[0].closed}
+            known = self._dispatchers[stream, name] = ShardedDispatcher(dispatchers)
         return known
 
     # Managing ------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class ShardedConsumers:
             if existing is None:
                 return await self._create(shards, config, given), True
             await self._update(shards, config, given)
-        return await self.desk(stream, config.name).info(), False
+        return await self.dispatcher(stream, config.name).info(), False
 
     async def _update(
         self, shards: Sequence[Shard], config: ConsumerConfig, given: cmd.Precondition
@@ -102,7 +102,7 @@ class ShardedConsumers:
             with begun(shard is not shards[0]):
                 put = cmd.PutConsumer(config, 0, given=update)
                 expect(await self._propose(shard, put), ConsumerPut)
-                self._desk_of(shard, config.name).reconfigured()
+                self._dispatcher_of(shard, config.name).reconfigured()
             update = cmd.Precondition(update=True)
 
     async def _create(
@@ -117,7 +117,7 @@ class ShardedConsumers:
             with suppress(ApiError):  # if this fails, the next change or start undoes it
                 await self.mend(shards)
             raise
-        return await self.desk(shards[0].name, config.name).info()
+        return await self.dispatcher(shards[0].name, config.name).info()
 
     async def _creations(
         self, shards: Sequence[Shard], config: ConsumerConfig
@@ -177,17 +177,19 @@ class ShardedConsumers:
     def is_idle(self, stream: str, name: str, now_s: float, log_ns: int) -> bool:
         """Whether nobody has used the consumer for its ``inactive_threshold``, on any shard."""
         try:
-            desks = self.desk(stream, name).desks
+            dispatchers = self.dispatcher(stream, name).dispatchers
         except ApiError:
             return False  # it is being created or removed right now
-        config = desks[0].consumer.config
+        config = dispatchers[0].consumer.config
         threshold_ns = config.inactive_threshold_ns
         if not threshold_ns and not config.durable:
             threshold_ns = INACTIVE_THRESHOLD_NS
-        if not threshold_ns or any(desk.waiters for desk in desks):
+        if not threshold_ns or any(dispatcher.waiters for dispatcher in dispatchers):
             return False
-        idle_ns = (now_s - max(desk.last_active_s for desk in desks)) * 1e9
-        deadlines = [item.deadline_ns for desk in desks for item in desk.consumer.pending.values()]
+        idle_ns = (now_s - max(dispatcher.last_active_s for dispatcher in dispatchers)) * 1e9
+        deadlines = [
+            item.deadline_ns for one in dispatchers for item in one.consumer.pending.values()
+        ]
         if idle_ns > threshold_ns and deadlines:
             # A client with a delivery is at work until its ack is due (JetStream's rule).
             idle_ns = min(idle_ns, log_ns - max(deadlines))
@@ -199,7 +201,7 @@ class ShardedConsumers:
         self, stream: str, name: str, items: list[AckItem], *, sync: bool
     ) -> list[AckResult]:
         """Accept acknowledgements, each on the shard that it names."""
-        self.desk(stream, name).touch()
+        self.dispatcher(stream, name).touch()
         shards = {shard.machine.shard: shard for shard in self._streams.parts(stream)}
         any_shard = next(iter(shards.values()))
         of_shard: dict[int, list[int]] = {}

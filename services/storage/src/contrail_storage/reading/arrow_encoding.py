@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from contrail_common.columns.header_columns import AnyHeaders, HeaderColumns
 from contrail_link.contract import Chunk, Pieces
 from contrail_storage.reading.arrow_wire import batch_with_payloads
-from contrail_storage.reading.picking import Picked
+from contrail_storage.reading.selection import Selection
 
 COLUMNS: Final = ("shard", "seq", "time", "subject", "headers", "data")
 _TEXTS_MAX: Final = 65_536
@@ -71,30 +71,32 @@ class BatchEncoder:
         fields = [field for field in schema if field.name != "data"]  # it is the last one
         self._others = pa.schema(fields)
 
-    def message(self, picked: Picked, names: Sequence[str | None], base: int) -> Chunk | Pieces:
+    def message(
+        self, selection: Selection, names: Sequence[str | None], base: int
+    ) -> Chunk | Pieces:
         """Encode one record batch of the messages, in order; payloads are not copied."""
-        arrays = [self._column(field, picked, names, base) for field in self._others]
+        arrays = [self._column(field, selection, names, base) for field in self._others]
         others = pa.RecordBatch.from_arrays(arrays, schema=self._others)
         if not self._with_data:
             # The same bytes as from a stream's writer, without its copies.
             return memoryview(others.serialize())
-        offsets, payloads = picked.payloads()
-        return batch_with_payloads(others, picked.count, offsets.data, payloads)
+        offsets, payloads = selection.payloads()
+        return batch_with_payloads(others, selection.count, offsets.data, payloads)
 
     def _column(
-        self, field: pa.Field, picked: Picked, names: Sequence[str | None], base: int
+        self, field: pa.Field, selection: Selection, names: Sequence[str | None], base: int
     ) -> pa.Array:
         match field.name:
             case "shard":
-                return _array(field.type, np.full(picked.count, self._shard, np.int32))
+                return _array(field.type, np.full(selection.count, self._shard, np.int32))
             case "seq":
-                return _array(field.type, picked.sequences())
+                return _array(field.type, selection.sequences())
             case "time":
-                return _times(field.type, picked.times_ns())
+                return _times(field.type, selection.times_ns())
             case "subject":
-                return self._subjects.column(picked.subject_ids(), names, base)
+                return self._subjects.column(selection.subject_ids(), names, base)
             case _:
-                return _headers_column(picked)
+                return _headers_column(selection)
 
 
 def _strings(texts: Sequence[str | None]) -> pa.Array:
@@ -118,10 +120,10 @@ def _concatenated(parts: list[pa.Array]) -> pa.Array:
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
-def _headers_column(picked: Picked) -> pa.Array:
-    if all(run.block.headers is None for run in picked.runs):
-        return _headers(None, picked.count)
-    return _concatenated(picked.take(lambda block: _headers(block.headers, block.count)))
+def _headers_column(selection: Selection) -> pa.Array:
+    if all(run.block.headers is None for run in selection.runs):
+        return _headers(None, selection.count)
+    return _concatenated(selection.take(lambda block: _headers(block.headers, block.count)))
 
 
 def _text_array(kind: pa.DataType, offsets: bytes, heap: bytes) -> pa.Array:

@@ -28,8 +28,8 @@ from contrail_link.contract import (
 from contrail_storage.core.subjects.filters import SubjectFilter, SubjectLookup
 from contrail_storage.reading import arrow_encoding as arrow
 from contrail_storage.reading.answering import read_failed
-from contrail_storage.reading.picking import Picked, Run, open_picked, pick
 from contrail_storage.reading.reader import Reader
+from contrail_storage.reading.selection import Run, Selection, select, unseal
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError
 from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
@@ -198,12 +198,12 @@ class Replayer:
             low = first_seq - views[place].base_seq
             runs.append(Run(views[place], low, low + count))
         try:
-            picked = open_picked(self._reader.opener, pick(runs, unit.live, unit.lookup))
+            selection = unseal(self._reader.opener, select(runs, unit.live, unit.lookup))
         except ContentBrokenError as error:
             raise _DamagedError(error.base_seq or unit.bases[0], error) from error
-        if not picked.count:
+        if not selection.count:
             return _Made(None, 0)
-        return _Made(encoder.batch(picked, unit.names, unit.base), picked.count)
+        return _Made(encoder.batch(selection, unit.names, unit.base), selection.count)
 
     async def _in_turn(
         self, shard: Shard, scan: "_Scan", seq: int, encoder: "Encoder"
@@ -391,8 +391,8 @@ class _ArrowEncoder:
         schema: bytes = self._schema.serialize().to_pybytes()
         return schema
 
-    def batch(self, picked: Picked, names: Sequence[str | None], base: int) -> Chunk | Pieces:
-        return self._batches.message(picked, names, base)
+    def batch(self, selection: Selection, names: Sequence[str | None], base: int) -> Chunk | Pieces:
+        return self._batches.message(selection, names, base)
 
     def tail(self, messages: int) -> bytes:
         return _ARROW_END
@@ -409,9 +409,9 @@ class _RecordEncoder:
     def head(self) -> bytes:
         return b""
 
-    def batch(self, picked: Picked, names: Sequence[str | None], base: int) -> bytes:
+    def batch(self, selection: Selection, names: Sequence[str | None], base: int) -> bytes:
         parts: list[bytes] = []
-        for block, positions in picked.by_run():
+        for block, positions in selection.by_run():
             for position in positions.tolist():
                 # Subject numbers wrap around, see core.subject_table.
                 name = names[(int(block.subject_ids[position]) - base) & 0xFFFF_FFFF]

@@ -1,8 +1,9 @@
-"""Pulling from all shards of a stream as one consumer: a desk for each shard, one queue of pulls.
+"""Pulling from all shards of a stream as one consumer.
 
-A waiting pull is queued at every desk, in the same order, so whichever shard has messages wakes the
-first pull. The pull then looks at all shards, each time beginning with another one. One desk
-chooses at a time, so all desks together stay within ``max_ack_pending``.
+Each shard has a dispatcher. A waiting pull is queued at every one of them, in the same order, so
+whichever shard has messages wakes the first pull. The pull then tries all shards, each time
+beginning with another one. Only one dispatcher selects at a time, so that together they stay within
+``max_ack_pending``.
 """
 
 import asyncio
@@ -21,42 +22,44 @@ from contrail_common.model import (
     message_size,
 )
 from contrail_link.contract import Delivery, PullRequest, PullResult, in_deliveries
-from contrail_storage.consumers.choosing import PULL_BYTES_MAX
-from contrail_storage.consumers.delivery import Desk
+from contrail_storage.consumers.dispatcher import Dispatcher
+from contrail_storage.consumers.pull_batch import PULL_BYTES_MAX
 from contrail_storage.replica.shard import woken
 
 
-class ShardedDesk:
-    """The desks of one consumer, in the order of the stream's shards."""
+class ShardedDispatcher:
+    """The dispatchers of one consumer, in the order of the stream's shards."""
 
-    def __init__(self, desks: Sequence[Desk]) -> None:
-        self.desks = tuple(desks)
-        # Index of the desk that the next pull looks at first.
+    def __init__(self, dispatchers: Sequence[Dispatcher]) -> None:
+        self.dispatchers = tuple(dispatchers)
+        # Index of the dispatcher that the next pull looks at first.
         self._first = 0
         lock = asyncio.Lock()
-        for desk in self.desks:
-            desk.join(tuple(one for one in self.desks if one is not desk), lock)
+        for dispatcher in self.dispatchers:
+            dispatcher.join(tuple(one for one in self.dispatchers if one is not dispatcher), lock)
 
-    def is_of(self, desks: Sequence[Desk]) -> bool:
-        """Whether these are its desks."""
-        pairs = zip(self.desks, desks, strict=False)
-        return len(self.desks) == len(desks) and all(mine is given for mine, given in pairs)
+    def is_of(self, dispatchers: Sequence[Dispatcher]) -> bool:
+        """Whether these are its dispatchers."""
+        pairs = zip(self.dispatchers, dispatchers, strict=False)
+        return len(self.dispatchers) == len(dispatchers) and all(
+            mine is given for mine, given in pairs
+        )
 
     def touch(self) -> None:
         """Note that a client used the consumer now."""
-        for desk in self.desks:
-            desk.touch()
+        for dispatcher in self.dispatchers:
+            dispatcher.touch()
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Serve a pull as ``Desk.pull`` does, over all shards."""
+        """Serve a pull as ``Dispatcher.pull`` does, over all shards."""
         request = msgspec.structs.replace(request, columns=False)
-        for desk in self.desks:
-            desk.check(request)
+        for dispatcher in self.dispatchers:
+            dispatcher.check(request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.expires_ns / 1e9
         self.touch()
         # First come, first served: a new pull queues after those that wait.
-        queue_first = bool(self.desks[0].waiters)
+        queue_first = bool(self.dispatchers[0].waiters)
         waiter: asyncio.Event | None = None
         found: list[Delivery] = []
         try:
@@ -70,31 +73,31 @@ class ShardedDesk:
                 queue_first = False
                 if not await woken(waiter, left):
                     break
-                for desk in self.desks:
-                    desk.check(request)
+                for dispatcher in self.dispatchers:
+                    dispatcher.check(request)
             return await self._result(found)
         except BaseException:
             # A cancelled pull ends here too: its messages go to the next pull.
-            for desk in self.desks:
-                part = desk.shard.machine.part
-                desk.give_back([one for one in found if one.message.shard == part])
+            for dispatcher in self.dispatchers:
+                part = dispatcher.shard.machine.part
+                dispatcher.give_back([one for one in found if one.message.shard == part])
             raise
         finally:
-            for desk in self.desks:
+            for dispatcher in self.dispatchers:
                 if waiter is not None:
-                    desk.waiters.remove(waiter)
-                desk.touch()
-                if not desk.closed:
-                    desk.wake()
+                    dispatcher.waiters.remove(waiter)
+                dispatcher.touch()
+                if not dispatcher.closed:
+                    dispatcher.wake()
 
     def _queue_up(self, *, look_again: bool) -> asyncio.Event:
-        first = self.desks[0]
+        first = self.dispatchers[0]
         if len(first.waiters) >= max(first.consumer.config.max_waiting, 1):
             raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
         waiter = asyncio.Event()
-        for desk in self.desks:
-            desk.wait(waiter)
-        if look_again:  # messages that came after the look at their desk woke nobody
+        for dispatcher in self.dispatchers:
+            dispatcher.wait(waiter)
+        if look_again:  # messages that came after the look at their dispatcher woke nobody
             waiter.set()
         return waiter
 
@@ -102,12 +105,12 @@ class ShardedDesk:
         """Add available messages of all shards to ``found``, up to a batch."""
         size = 0
         too_small: ApiError | None = None
-        begin, count = self._first, len(self.desks)
+        begin, count = self._first, len(self.dispatchers)
         for step in range(count):
             at = (begin + step) % count
-            desk = self.desks[at]
+            dispatcher = self.dispatchers[at]
             try:
-                taken = await desk.take(_rest(request, found, size))
+                taken = await dispatcher.take(_rest(request, found, size))
             except ApiError as error:
                 if error.spec is errors.PULL_TOO_SMALL:
                     too_small = error  # other shards may have smaller messages
@@ -119,7 +122,7 @@ class ShardedDesk:
                 taken = in_deliveries(taken)
             if taken:
                 self._first = (at + 1) % count
-            found += [_in_shard(desk, one) for one in taken]
+            found += [_in_shard(dispatcher, one) for one in taken]
             size += sum(_size(one) for one in taken)
             if len(found) >= request.batch or size >= (request.max_bytes or PULL_BYTES_MAX):
                 break
@@ -127,26 +130,26 @@ class ShardedDesk:
             raise too_small
 
     async def _result(self, found: list[Delivery]) -> PullResult:
-        pending = sum([await desk.num_pending() for desk in self.desks])
+        pending = sum([await dispatcher.num_pending() for dispatcher in self.dispatchers])
         last = pending
         counted: list[Delivery] = []
         for one in reversed(found):
             counted.append(Delivery(one.message, one.consumer_seq, one.num_delivered, pending))
             pending += one.num_delivered == 1
         addresses = {
-            desk.shard.machine.part: (
-                desk.shard.machine.shard,
-                desk.consumer.consumer_id,
-                desk.consumer.epoch,
+            dispatcher.shard.machine.part: (
+                dispatcher.shard.machine.shard,
+                dispatcher.consumer.consumer_id,
+                dispatcher.consumer.epoch,
             )
-            for desk in self.desks
+            for dispatcher in self.dispatchers
         }
         return PullResult(counted[::-1], last, *addresses[0], addresses=addresses)
 
     async def info(self) -> ConsumerInfo:
         """Configuration and progress in all shards."""
-        shards = [await _shard_info(desk) for desk in self.desks]
-        first = self.desks[0]
+        shards = [await _shard_info(dispatcher) for dispatcher in self.dispatchers]
+        first = self.dispatchers[0]
         return ConsumerInfo(
             stream=first.shard.name,
             config=first.consumer.config,
@@ -174,22 +177,22 @@ def _size(delivery: Delivery) -> int:
     return message_size(delivery.message.headers, len(delivery.message.payload))
 
 
-def _in_shard(desk: Desk, delivery: Delivery) -> Delivery:
-    one, part = delivery.message, desk.shard.machine.part
+def _in_shard(dispatcher: Dispatcher, delivery: Delivery) -> Delivery:
+    one, part = delivery.message, dispatcher.shard.machine.part
     message = StoredMessage(one.seq, one.subject, one.time_ns, one.headers, one.payload, part)
     return Delivery(message, delivery.consumer_seq, delivery.num_delivered, delivery.num_pending)
 
 
-async def _shard_info(desk: Desk) -> ConsumerShardInfo:
-    await desk.settle()
-    pending = desk.consumer.pending
+async def _shard_info(dispatcher: Dispatcher) -> ConsumerShardInfo:
+    await dispatcher.settle()
+    pending = dispatcher.consumer.pending
     return ConsumerShardInfo(
-        shard=desk.shard.machine.part,
-        delivered=desk.consumer.delivered,
-        ack_floor=desk.consumer.floor,
+        shard=dispatcher.shard.machine.part,
+        delivered=dispatcher.consumer.delivered,
+        ack_floor=dispatcher.consumer.floor,
         num_ack_pending=len(pending),
         num_redelivered=sum(1 for one in pending.values() if one.attempts > 1),
-        num_pending=await desk.num_pending(),
+        num_pending=await dispatcher.num_pending(),
     )
 
 

@@ -10,7 +10,7 @@ from contrail_link.contract import pieces_of
 from contrail_storage.core.subjects.filters import SubjectLookup
 from contrail_storage.core.subjects.subject_names import SubjectNames
 from contrail_storage.reading.arrow_encoding import COLUMNS, BatchEncoder, schema_of
-from contrail_storage.reading.picking import Picked, Run, pick
+from contrail_storage.reading.selection import Run, Selection, select
 
 NAMES = ["a", "b.c", "ü"]
 BASE = 40
@@ -38,7 +38,7 @@ def views(draw: st.DrawFn) -> list[BlockView]:
     return found
 
 
-def drawn(data: st.DataObject, blocks: list[BlockView]) -> tuple[Picked, list[tuple[int, int]]]:
+def drawn(data: st.DataObject, blocks: list[BlockView]) -> tuple[Selection, list[tuple[int, int]]]:
     """Some of the messages of ``blocks``, and the same as (block, position)."""
     runs, live, expected = [], [], []
     wanted = data.draw(st.none() | st.sets(st.integers(0, 2)))
@@ -59,18 +59,18 @@ def drawn(data: st.DataObject, blocks: list[BlockView]) -> tuple[Picked, list[tu
             if (mask is None or mask[at - low])
             and (wanted is None or int(block.subject_ids[at]) - BASE in wanted)
         ]
-    return pick(runs, live, lookup), expected
+    return select(runs, live, lookup), expected
 
 
 @given(views(), st.data())
 def test_picked_are_the_live_and_matching_messages_in_order(
     blocks: list[BlockView], data: st.DataObject
 ) -> None:
-    picked, expected = drawn(data, blocks)
-    assert picked.count == len(expected)
+    selection, expected = drawn(data, blocks)
+    assert selection.count == len(expected)
     numbers = {id(block): number for number, block in enumerate(blocks)}
     found = [
-        (numbers[id(block)], at) for block, places in picked.by_run() for at in places.tolist()
+        (numbers[id(block)], at) for block, places in selection.by_run() for at in places.tolist()
     ]
     assert found == expected
 
@@ -79,11 +79,11 @@ def test_picked_are_the_live_and_matching_messages_in_order(
 def test_batch_has_every_column_of_the_picked_messages(
     blocks: list[BlockView], data: st.DataObject, chosen: set[str]
 ) -> None:
-    picked, expected = drawn(data, blocks)
+    selection, expected = drawn(data, blocks)
     if not expected:
         return
     schema = schema_of("contrail", tuple(chosen))
-    message = BatchEncoder(schema, 3).message(picked, NAMES, BASE)
+    message = BatchEncoder(schema, 3).message(selection, NAMES, BASE)
     stream = b"".join([schema.serialize().to_pybytes(), *pieces_of(message), END])
     table = pa.ipc.open_stream(stream).read_all()
     table.validate(full=True)
@@ -115,11 +115,11 @@ def test_large_payloads_are_passed_on_where_they_lie() -> None:
         1, np.zeros(2, np.int64), np.zeros(2, np.uint32), columns_of([bytes(9_000)] * 2, None)
     )
     view = view_block(encode_block(block, 1))
-    _, pieces = Picked([Run(view, 0, 2)]).payloads()
+    _, pieces = Selection([Run(view, 0, 2)]).payloads()
     assert [piece.obj for piece in pieces if isinstance(piece, memoryview)] == [view.payload.obj]
 
 
 def test_small_payloads_far_apart_are_joined() -> None:
     block = Block(1, np.zeros(9, np.int64), np.zeros(9, np.uint32), columns_of([b"ab"] * 9, None))
-    offsets, pieces = Picked([Run(BlockView.of(block), 0, 9)], np.array([0, 4, 8])).payloads()
+    offsets, pieces = Selection([Run(BlockView.of(block), 0, 9)], np.array([0, 4, 8])).payloads()
     assert (offsets.tolist(), pieces) == ([0, 2, 4, 6], [b"ababab"])

@@ -1,4 +1,4 @@
-"""Lots: the messages of one pull, which the subscription counts and divides."""
+"""The messages of one pull, which the subscription counts and divides."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Listed:
         return Listed([one for one in self.deliveries if _place(one) not in seqs])
 
 
-Lot = Listed | DeliveryColumns
+Pulled = Listed | DeliveryColumns
 
 
 def _place(delivery: Delivery) -> int:

@@ -1,9 +1,9 @@
-"""The desk of a consumer without acknowledgements: a delivered message is settled.
+"""The dispatcher of a consumer without acknowledgements: a delivered message is settled.
 
 Nothing is pending and nothing is delivered again. So messages are chosen a block at a time and stay
 in columns, and only the consumer's position is recorded. Streams with interest retention remove
-messages by the record of their delivery. There this desk works as others do, and records deliveries
-before it sends them.
+messages by the record of their delivery. There this dispatcher works as others do, and records
+deliveries before it sends them.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from contrail_common import errors
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_link.contract import Delivery, PullRequest, in_deliveries
-from contrail_storage.consumers.choosing import ColumnBatch
-from contrail_storage.consumers.delivery import JOIN_S, Desk
+from contrail_storage.consumers.dispatcher import JOIN_S, Dispatcher
+from contrail_storage.consumers.pull_batch import ColumnBatch
 from contrail_storage.core.commands import Advance
 from contrail_storage.core.results import Result
 from contrail_storage.reading.reader import Found
@@ -25,8 +25,8 @@ from contrail_storage.replica.entries import has_failed
 
 
 @dataclass(slots=True, eq=False)
-class UnackedDesk(Desk):
-    """A desk without acknowledgements."""
+class AckNoneDispatcher(Dispatcher):
+    """A dispatcher without acknowledgements."""
 
     _given: int = 0  # the position after the last delivered message
     _unrecorded: bool = False  # whether ``_given`` is not proposed yet
@@ -51,7 +51,7 @@ class UnackedDesk(Desk):
 
     async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
         if self._settles():
-            return await Desk._deliver(self, request)
+            return await Dispatcher._deliver(self, request)
         async with self._lock:
             self._check_open()
             self._take_filters()
@@ -122,7 +122,7 @@ class UnackedDesk(Desk):
             self._join_timer.cancel()
             self._join_timer = None
         moved = self._send_position()
-        return Desk._send_joined(self) or moved
+        return Dispatcher._send_joined(self) or moved
 
     def _send_position(self) -> "asyncio.Future[Result] | None":
         if self.closed or not self._unrecorded:

@@ -1,8 +1,9 @@
 """Delivery: the leader's side of the consumers of a shard.
 
-A desk per consumer chooses messages by the applied state and its own deliveries that are proposed
-and not applied yet, so two pulls never get the same message. Deliveries of plain consumers are sent
-at once and recorded together in one command. With ``max_deliver`` they are sent after their commit.
+The dispatcher of a consumer selects messages by the applied state and by its own deliveries that
+are proposed and not applied yet, so two pulls never get the same message. Deliveries of plain
+consumers are sent at once and recorded together in one command. With ``max_deliver`` they are sent
+after their commit.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import AckKind
 from contrail_link.contract import Delivery, PullRequest, PullResult
-from contrail_storage.consumers.choosing import (
+from contrail_storage.consumers.pull_batch import (
     PULL_BYTES_MAX,
     Batch,
     Chosen,
@@ -47,7 +48,7 @@ Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 
 
 @dataclass(slots=True, eq=False)
-class Desk:
+class Dispatcher:
     """Chooses and records the deliveries of one consumer, on the event loop.
 
     ``position`` and ``consumer_seq`` run ahead of the machine, which has only what is applied. The
@@ -80,7 +81,8 @@ class Desk:
     _count: int = 0  # matching live messages from ``position`` to ``_counted_to``
     _counted_to: int = -1  # negative: ``_count`` is not valid
     _deletions: int = 0  # the machine's ``deletions`` when ``_count`` was taken
-    _siblings: "tuple[Desk, ...]" = ()  # the other shards' desks of the consumer; share ``_lock``
+    # Those of the consumer's other shards, which share ``_lock``.
+    _siblings: "tuple[Dispatcher, ...]" = ()
 
     def __post_init__(self) -> None:
         self.position = self.consumer.next_seq
@@ -137,7 +139,7 @@ class Desk:
     # Waiting -------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Let the first waiting pull look again; all of them when the desk is closed."""
+        """Let the first waiting pull look again; all of them when the dispatcher is closed."""
         for waiter in self.waiters:
             waiter.set()
             if not self.closed:
@@ -197,8 +199,8 @@ class Desk:
 
     # Several shards ------------------------------------------------------------------------------
 
-    def join(self, siblings: "tuple[Desk, ...]", lock: asyncio.Lock) -> None:
-        """Make this one of the desks of a consumer of several shards; one chooses at a time."""
+    def join(self, siblings: "tuple[Dispatcher, ...]", lock: asyncio.Lock) -> None:
+        """Make this a dispatcher of a sharded consumer: only one of them selects at a time."""
         self._siblings, self._lock = siblings, lock
 
     def check(self, request: PullRequest) -> None:
@@ -438,7 +440,7 @@ class Desk:
         proposed.add_done_callback(self._proposed.discard)
 
     async def settle(self) -> None:
-        """Wait until the consumer's state has everything that this desk sent and received."""
+        """Wait until the consumer's state has everything that this dispatcher sent and received."""
         self.flush()
         if self._proposed:
             await asyncio.wait(set(self._proposed))

@@ -1,4 +1,4 @@
-"""The desk of a consumer that acknowledges nothing: every message once, in columns or in a list."""
+"""Consumers without acknowledgements: every message once, in columns or in a list."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.model import Headers, StreamConfig
 from contrail_link.contract import PullResult, in_deliveries
 from contrail_storage.core import commands as cmd
-from tests.unit.storage.desk_rig import (
-    DeskRig,
+from tests.unit.storage.dispatcher_rig import (
+    DispatcherRig,
     facts,
     refused_with,
     run,
     run_by_hand,
     turns,
 )
-from tests.unit.storage.desk_rig import rig as acked_rig
+from tests.unit.storage.dispatcher_rig import new_rig as new_acked_rig
 from tests.unit.storage.machine_rig import Message, append_of
 from tests.unit.storage.test_delivery_model import (
     Step,
@@ -38,9 +38,9 @@ from tests.unit.storage.test_delivery_model import (
 )
 
 
-def rig(**fields: Any) -> DeskRig:
+def new_rig(**fields: Any) -> DispatcherRig:
     """A consumer that acknowledges nothing."""
-    return acked_rig(ack_policy="none", **fields)
+    return new_acked_rig(ack_policy="none", **fields)
 
 
 def in_columns(result: PullResult) -> DeliveryColumns:
@@ -58,10 +58,10 @@ def test_columns_hold_what_a_list_would() -> None:
     async def scene() -> None:
         found = []
         for columns in (False, True):
-            desk = rig(filter_subjects=("a.*",))
+            rig = new_rig(filter_subjects=("a.*",))
             headers: list[Headers | None] = [{"N": ["1", "2"]}, None, {"N": ["3"], "M": []}]
             for first in ("a.x", "b", "a.y"):
-                desk.apply(
+                rig.apply(
                     append_of(
                         [
                             Message(subject, f"{first} {at}".encode(), headers[at])
@@ -69,7 +69,7 @@ def test_columns_hold_what_a_list_would() -> None:
                         ]
                     )
                 )
-            result = await desk.pull(4, columns=columns)
+            result = await rig.pull(4, columns=columns)
             found.append(in_deliveries(in_columns(result)) if columns else result.deliveries)
         assert found[0] == found[1]
         assert [facts(each) for each in found[0]] == [
@@ -84,9 +84,9 @@ def test_columns_hold_what_a_list_would() -> None:
 
 def test_columns_are_for_consumers_without_acks_alone() -> None:
     async def scene() -> None:
-        desk = acked_rig()
-        desk.publish("b")
-        result = await desk.pull(columns=True)
+        rig = new_acked_rig()
+        rig.publish("b")
+        result = await rig.pull(columns=True)
         assert result.columns is None
         assert [facts(each) for each in result.deliveries] == [(1, 1, 1, 0)]
 
@@ -95,9 +95,9 @@ def test_columns_are_for_consumers_without_acks_alone() -> None:
 
 def test_empty_answer_has_no_columns() -> None:
     async def scene() -> None:
-        desk = rig(filter_subjects=("a.*",))
-        desk.publish("b", "b")
-        result = await desk.pull(columns=True)
+        rig = new_rig(filter_subjects=("a.*",))
+        rig.publish("b", "b")
+        result = await rig.pull(columns=True)
         assert (result.columns, result.deliveries, result.num_pending) == (None, [], 0)
 
     run(scene())
@@ -105,9 +105,9 @@ def test_empty_answer_has_no_columns() -> None:
 
 def test_headers_only_leaves_out_payloads_and_tells_their_sizes() -> None:
     async def scene() -> None:
-        desk = rig(headers_only=True)
-        desk.apply(append_of([Message("b", b"123", {"N": ["v"]}), Message("b", b"")]))
-        columns = in_columns(await desk.pull(2, columns=True))
+        rig = new_rig(headers_only=True)
+        rig.apply(append_of([Message("b", b"123", {"N": ["v"]}), Message("b", b"")]))
+        columns = in_columns(await rig.pull(2, columns=True))
         assert [(one.payload, one.headers) for one in columns.messages()] == [
             (b"", {"N": ["v"], "Nats-Msg-Size": ["3"]}),
             (b"", {"Nats-Msg-Size": ["0"]}),
@@ -121,31 +121,31 @@ def test_pull_ends_before_the_message_that_passes_max_bytes(
     limit: int, expected: list[int]
 ) -> None:
     async def scene() -> None:
-        desk = rig()
+        rig = new_rig()
         for _ in range(2):
-            desk.publish("b", "b", size=10)
-        assert await desk.pull_seqs(9, max_bytes=limit) == expected
+            rig.publish("b", "b", size=10)
+        assert await rig.pull_seqs(9, max_bytes=limit) == expected
 
     run(scene())
 
 
 def test_message_larger_than_max_bytes_is_refused_and_stays() -> None:
     async def scene() -> None:
-        desk = rig()
-        desk.publish("b", size=10)
+        rig = new_rig()
+        rig.publish("b", size=10)
         with refused_with(errors.PULL_TOO_SMALL):
-            await desk.pull(max_bytes=9)
-        assert await desk.pull_seqs(max_bytes=10) == [1]
+            await rig.pull(max_bytes=9)
+        assert await rig.pull_seqs(max_bytes=10) == [1]
 
     run(scene())
 
 
 def test_message_that_was_acknowledged_although_its_delivery_was_lost_is_passed_over() -> None:
     async def scene() -> None:
-        desk = rig()
-        desk.publish("b", "b", "b")
-        desk.apply(cmd.Acknowledge(1, 1, [2]))
-        result = await desk.pull(9)
+        rig = new_rig()
+        rig.publish("b", "b", "b")
+        rig.apply(cmd.Acknowledge(1, 1, [2]))
+        result = await rig.pull(9)
         assert [facts(each) for each in result.deliveries] == [(1, 1, 1, 1), (3, 2, 1, 0)]
 
     run(scene())
@@ -156,82 +156,82 @@ def test_message_that_was_acknowledged_although_its_delivery_was_lost_is_passed_
 
 def test_record_of_many_pulls_is_one_position() -> None:
     async def scene() -> None:
-        desk = rig()
-        desk.late = True
-        desk.publish(*["b"] * 9)
+        rig = new_rig()
+        rig.late = True
+        rig.publish(*["b"] * 9)
         for _ in range(3):
-            await desk.pull(2)
-        await desk.record()
-        [proposal] = desk.proposals
+            await rig.pull(2)
+        await rig.record()
+        [proposal] = rig.proposals
         assert proposal.command == cmd.Advance(1, 1, 6, 6, 7)
-        desk.commit()
-        assert (desk.consumer.delivered.consumer_seq, desk.consumer.next_seq) == (6, 7)
-        assert desk.consumer.floor.stream_seq == 6
+        rig.commit()
+        assert (rig.consumer.delivered.consumer_seq, rig.consumer.next_seq) == (6, 7)
+        assert rig.consumer.floor.stream_seq == 6
 
     run(scene())
 
 
 def test_record_does_not_pass_what_a_pull_has_chosen_and_not_given_out() -> None:
     async def scene() -> None:
-        desk = rig()
-        desk.publish("b")
-        assert await desk.pull_seqs() == [1]
-        desk.publish("b")
-        desk.publish("b")
-        desk.reader.held = True
-        reading_ = desk.waiting_pull(2)
+        rig = new_rig()
+        rig.publish("b")
+        assert await rig.pull_seqs() == [1]
+        rig.publish("b")
+        rig.publish("b")
+        rig.reader.held = True
+        reading_ = rig.waiting_pull(2)
         await turns()
-        desk.reader.step()  # the first of two blocks
+        rig.reader.step()  # the first of two blocks
         await turns()
-        assert desk.desk.position == 3
-        await desk.record()
-        assert desk.consumer.next_seq == 2
+        assert rig.dispatcher.position == 3
+        await rig.record()
+        assert rig.consumer.next_seq == 2
         reading_.cancel()
         await turns()
-        desk.reader.held = False
-        assert await desk.pull_seqs(9) == [2, 3]
+        rig.reader.held = False
+        assert await rig.pull_seqs(9) == [2, 3]
 
     run(scene())
 
 
 def test_lost_record_brings_nothing_again_and_goes_with_the_next() -> None:
     async def scene() -> None:
-        desk = rig()
-        desk.late = True
-        desk.publish("b", "b", "b")
-        assert await desk.pull_seqs(2) == [1, 2]
-        await desk.record()
-        desk.lose()
-        desk.late = False
-        assert await desk.pull_seqs(2) == [3]
-        await desk.record()
-        assert (desk.consumer.delivered.consumer_seq, desk.consumer.next_seq) == (3, 4)
+        rig = new_rig()
+        rig.late = True
+        rig.publish("b", "b", "b")
+        assert await rig.pull_seqs(2) == [1, 2]
+        await rig.record()
+        rig.lose()
+        rig.late = False
+        assert await rig.pull_seqs(2) == [3]
+        await rig.record()
+        assert (rig.consumer.delivered.consumer_seq, rig.consumer.next_seq) == (3, 4)
 
     run(scene())
 
 
 def test_refused_record_is_tried_again() -> None:
     async def scene() -> None:
-        desk = rig()
-        desk.publish("b")
-        desk.refusing = True
-        await desk.pull()
-        await desk.let_pass(10_000_000)
-        assert desk.consumer.next_seq == 1
-        desk.refusing = False
-        await desk.let_pass(200_000_000)
-        assert desk.consumer.next_seq == 2
+        rig = new_rig()
+        rig.publish("b")
+        rig.refusing = True
+        await rig.pull()
+        await rig.let_pass(10_000_000)
+        assert rig.consumer.next_seq == 1
+        rig.refusing = False
+        await rig.let_pass(200_000_000)
+        assert rig.consumer.next_seq == 2
 
     run_by_hand(scene())
 
 
 def test_leader_of_a_new_term_numbers_on_behind_what_another_gave_out() -> None:
     async def scene() -> None:
-        desk = rig()
-        desk.publish("b", "b", "b")
-        desk.apply(cmd.Advance(1, 1, 2, 2, 3))
-        desk.desk.new_term()
-        [delivery] = (await desk.pull(9)).deliveries
+        rig = new_rig()
+        rig.publish("b", "b", "b")
+        rig.apply(cmd.Advance(1, 1, 2, 2, 3))
+        rig.dispatcher.new_term()
+        [delivery] = (await rig.pull(9)).deliveries
         assert facts(delivery) == (3, 3, 1, 0)
 
     run(scene())
@@ -239,15 +239,15 @@ def test_leader_of_a_new_term_numbers_on_behind_what_another_gave_out() -> None:
 
 def test_record_lost_with_the_lead_is_made_up_for_in_the_next_term() -> None:
     async def scene() -> None:
-        desk = rig()
-        desk.late = True
-        desk.publish("b", "b")
-        assert await desk.pull_seqs(2) == [1, 2]
-        desk.desk.flush()
-        await desk.lead_anew(applied=0, pause=2)
-        desk.late = False
-        await desk.let_pass(10_000_000)
-        assert (desk.consumer.delivered.consumer_seq, desk.consumer.next_seq) == (2, 3)
+        rig = new_rig()
+        rig.late = True
+        rig.publish("b", "b")
+        assert await rig.pull_seqs(2) == [1, 2]
+        rig.dispatcher.flush()
+        await rig.lead_anew(applied=0, pause=2)
+        rig.late = False
+        await rig.let_pass(10_000_000)
+        assert (rig.consumer.delivered.consumer_seq, rig.consumer.next_seq) == (2, 3)
 
     run_by_hand(scene())
 
@@ -257,7 +257,7 @@ def test_record_lost_with_the_lead_is_made_up_for_in_the_next_term() -> None:
 
 @dataclass
 class UnackedStory(Story):
-    """A story without acknowledgements: ``given`` is what this desk gave out."""
+    """A story without acknowledgements: ``given`` is what this dispatcher gave out."""
 
     given: set[int] = field(default_factory=set)
     restarts: int = 0
@@ -278,10 +278,10 @@ class UnackedStory(Story):
         self.sent.append(seq)
 
     async def check(self) -> None:
-        rig = self.desk
+        rig = self.rig
         if rig.reader.held:
             return
-        assert await rig.desk.num_pending() == len(self.fresh())
+        assert await rig.dispatcher.num_pending() == len(self.fresh())
         if self.pulls:
             assert not self.fresh(), "a pull waits although there is something for it"
 
@@ -289,12 +289,12 @@ class UnackedStory(Story):
         batch, kind = choice
         await super().do_pull(choice)
         if kind % 2:
-            self.pulls.append(asyncio.create_task(self.desk.pull(batch, columns=True)))
+            self.pulls.append(asyncio.create_task(self.rig.pull(batch, columns=True)))
 
     async def do_new_leader(self, choice: int) -> None:
         await super().do_new_leader(choice)
         self.restarts += 1
-        self.last_consumer_seq = self.desk.desk.consumer_seq
+        self.last_consumer_seq = self.rig.dispatcher.consumer_seq
         self.given.clear()
 
 
@@ -305,20 +305,20 @@ filters = st.sampled_from([(), ("a.*",), ("b", "a.x")])
 
 
 async def told(script: list[Step], stream: StreamConfig, patterns: tuple[str, ...]) -> None:
-    story = UnackedStory(DeskRig(stream, {"ack_policy": "none", "filter_subjects": patterns}))
+    story = UnackedStory(DispatcherRig(stream, {"ack_policy": "none", "filter_subjects": patterns}))
     await story.play(script)
     drained = await story.drain()
-    wanted = set(story.desk.wanted())
+    wanted = set(story.rig.wanted())
     assert len(set(drained)) == len(drained)
     assert wanted <= {*story.sent, *drained}
     assert story.given.isdisjoint(drained)
-    story.desk.desk.flush()
-    await story.desk.let_pass(0)
-    consumer = story.desk.consumer
+    story.rig.dispatcher.flush()
+    await story.rig.let_pass(0)
+    consumer = story.rig.consumer
     assert consumer.pending == {}
     if not story.restarts:
         assert consumer.delivered.consumer_seq == len(story.sent) + len(drained)
-    assert await story.desk.new_desk().num_pending() == 0
+    assert await story.rig.new_dispatcher().num_pending() == 0
 
 
 @settings(max_examples=4 * settings().max_examples)

@@ -28,7 +28,7 @@ class Run(NamedTuple):
     stop: int
 
 
-class Picked:
+class Selection:
     """Messages of consecutive runs; ``rows`` (None: all) count from the start of the first run."""
 
     def __init__(
@@ -61,11 +61,11 @@ class Picked:
                 ]
             )
         shifts = np.array(firsts, np.int64) - self._bounds[:-1]
-        sequences: I64Array = self.rows + shifts[self._places(self.rows)]
+        sequences: I64Array = self.rows + shifts[self._run_slots(self.rows)]
         return sequences
 
-    def _places(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The index of the run of each row."""
+    def _run_slots(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The index in `runs` of the run of each row."""
         return self._bounds.searchsorted(rows, "right") - 1
 
     def times_ns(self) -> I64Array:
@@ -82,34 +82,34 @@ class Picked:
         """Offsets of the concatenated payloads, and the payloads in pieces."""
         offsets = np.zeros(self.count + 1, np.int32)
         if self.rows is not None:
-            return offsets, self._picked_payloads(self.rows, offsets)
+            return offsets, self._selected_payloads(self.rows, offsets)
         pieces: list[Chunk] = []
         at = size = 0
         for block, low, stop in self.runs:
             ends = block.offsets[low : stop + 1].view(np.int32)
             first, last = int(ends[0]), int(ends[-1])
             pieces.append(block.payload[first:last])
-            # The offsets of this run, moved to its place among the others.
+            # The offsets of this run, moved behind the others.
             end = at + stop - low
             np.add(ends[1:], size - first, out=offsets[at + 1 : end + 1])
             size += last - first
             at = end
         return offsets, _in_pieces(pieces, size)
 
-    def _picked_payloads(self, rows: NDArray[np.intp], offsets: NDArray[np.int32]) -> list[Chunk]:
-        places = self._places(rows)
+    def _selected_payloads(self, rows: NDArray[np.intp], offsets: NDArray[np.int32]) -> list[Chunk]:
+        slots = self._run_slots(rows)
         ends = np.concatenate([run.block.offsets[run.low : run.stop + 1] for run in self.runs])
-        at = rows + places  # each run has one offset more than messages
+        at = rows + slots  # each run has one offset more than messages
         starts, stops = ends[at], ends[at + 1]
         np.cumsum(stops - starts, out=offsets[1:])
         # Adjoining payloads are one piece.
-        breaks = np.flatnonzero((starts[1:] != stops[:-1]) | (places[1:] != places[:-1])) + 1
+        breaks = np.flatnonzero((starts[1:] != stops[:-1]) | (slots[1:] != slots[:-1])) + 1
         first, last = np.append(0, breaks), np.append(breaks, len(rows)) - 1
         payloads = [run.block.payload for run in self.runs]
         pieces: list[Chunk] = [
-            payloads[place][start:stop]
-            for place, start, stop in zip(
-                places[first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True
+            payloads[slot][start:stop]
+            for slot, start, stop in zip(
+                slots[first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True
             )
         ]
         return _in_pieces(pieces, int(offsets[-1]))
@@ -134,16 +134,16 @@ class Picked:
         """Return the messages' rows of a column over whole blocks, block by block."""
         if self.rows is None:
             return [column(block).slice(low, stop - low) for block, low, stop in self.runs]
-        return [column(block).take(_places_array(positions)) for block, positions in self.by_run()]
+        return [column(block).take(_as_array(positions)) for block, positions in self.by_run()]
 
 
-def pick(
+def select(
     runs: Sequence[Run],
     live: Sequence[NDArray[np.bool_] | None],
     lookup: SubjectLookup | None,
-) -> Picked:
+) -> Selection:
     """Select what is ``live`` (a mask over each run; None: all) and in ``lookup`` (None: all)."""
-    everything = Picked(runs)
+    everything = Selection(runs)
     if not everything.count:
         return everything
     mask: NDArray[np.bool_] | None = None
@@ -160,34 +160,34 @@ def pick(
     if mask is None or mask.all():
         return everything
     rows = np.flatnonzero(mask)
-    return Picked(runs, rows, None if lookup is None else everything.subject_ids()[rows])
+    return Selection(runs, rows, None if lookup is None else everything.subject_ids()[rows])
 
 
 def _in_pieces(pieces: list[Chunk], size: int) -> list[Chunk]:
     return [b"".join(pieces)] if size < len(pieces) * _PIECE_BYTES_MIN else pieces
 
 
-def _places_array(positions: NDArray[np.intp]) -> pa.Array:
-    places = positions.astype(np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)])
+def _as_array(positions: NDArray[np.intp]) -> pa.Array:
+    sequence = positions.astype(np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(sequence), [None, pa.py_buffer(sequence)])
 
 
-def open_picked(opener: ContentOpener, picked: Picked) -> Picked:
-    """Decrypt ``picked``; leave out messages whose keys were destroyed.
+def unseal(opener: ContentOpener, selection: Selection) -> Selection:
+    """Decrypt ``selection``; leave out messages whose keys were destroyed.
 
     Raises ContentBrokenError.
     """
-    if all(run.block.seals is None for run in picked.runs):
-        return picked
+    if all(run.block.seals is None for run in selection.runs):
+        return selection
     runs: list[Run] = []
     rows = []
     begin = 0
-    for at, run in enumerate(picked.runs):
-        opened, positions = _opened(opener, run, picked.positions(at))
+    for at, run in enumerate(selection.runs):
+        opened, positions = _opened(opener, run, selection.positions(at))
         runs.append(opened)
         rows.append(positions + (begin - run.low))
         begin += run.stop - run.low
-    return Picked(runs, np.concatenate(rows))
+    return Selection(runs, np.concatenate(rows))
 
 
 def _opened(

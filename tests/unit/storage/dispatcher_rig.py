@@ -1,4 +1,4 @@
-"""A desk over a real machine, block store and reader; tests commit, lose and refuse commands."""
+"""A dispatcher over a real machine, block store and reader, with commands that fail on demand."""
 
 import asyncio
 import threading
@@ -15,8 +15,8 @@ from contrail_common.columns.blocks import Block, encode_block
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import AckKind, StreamConfig
 from contrail_link.contract import Delivery, PullRequest, PullResult
-from contrail_storage.consumers.delivery import Desk
-from contrail_storage.consumers.manager import desk_kind
+from contrail_storage.consumers.dispatcher import Dispatcher
+from contrail_storage.consumers.manager import dispatcher_kind
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
@@ -94,7 +94,7 @@ class Proposal:
 
 
 @dataclass
-class DeskRig:
+class DispatcherRig:
     """One consumer on one stream. Log time stands still until a test moves it."""
 
     config: StreamConfig = field(
@@ -116,15 +116,15 @@ class DeskRig:
         self.index = 0
         self.apply(configure(self.config))
         self.apply(cmd.PutConsumer(consumer_config("red", **self.consumer_fields), 1))
-        self.desk = self.new_desk()
+        self.dispatcher = self.new_dispatcher()
 
     @property
     def consumer(self) -> ConsumerMachine:
         return self.machine.consumers[1]
 
-    def new_desk(self) -> Desk:
-        """The desk of a leader that knows only what was applied."""
-        kind = desk_kind(self.consumer.config)
+    def new_dispatcher(self) -> Dispatcher:
+        """The dispatcher of a leader that knows only what was applied."""
+        kind = dispatcher_kind(self.consumer.config)
         return kind(self.shard, self.consumer, self.reader, self.propose, lambda: self.log_ns)
 
     # Log -----------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class DeskRig:
         self.apply(append_of([Message(subject, b"x" * size) for subject in subjects]))
 
     def propose(self, command: cmd.Command) -> asyncio.Future[Result]:
-        """The desk's way into the log."""
+        """The dispatcher's way into the log."""
         if self.refusing:
             raise ApiError(errors.OVERLOADED, applied=False)
         proposal = Proposal(command, asyncio.get_running_loop().create_future())
@@ -206,13 +206,13 @@ class DeskRig:
         for proposal in lost[:applied]:
             self.apply(proposal.command)
         self.refusing = refusing
-        asyncio.get_running_loop().call_soon(self.desk.new_term)
+        asyncio.get_running_loop().call_soon(self.dispatcher.new_term)
         await turns()
 
     # Clients -------------------------------------------------------------------------------------
 
     async def pull(self, batch: int = 1, expires_s: float = 0, **fields: Any) -> PullResult:
-        """Pull through the desk."""
+        """Pull through the dispatcher."""
         request = PullRequest(
             stream="S",
             consumer="red",
@@ -220,7 +220,7 @@ class DeskRig:
             expires_ns=int(expires_s * SECOND_NS),
             **fields,
         )
-        result = await self.desk.pull(request)
+        result = await self.dispatcher.pull(request)
         await turns()
         return result
 
@@ -234,14 +234,14 @@ class DeskRig:
 
     async def record(self) -> None:
         """Have the deliveries so far recorded, without waiting for more to join them."""
-        self.desk.flush()
+        self.dispatcher.flush()
         await turns()
 
     async def acknowledge(
         self, *seqs: int, kind: AckKind = "ack", delay_s: float = 0
     ) -> asyncio.Future[Result]:
         """Take acknowledgements the way a node does."""
-        self.desk.flush()
+        self.dispatcher.flush()
         delay_ns = int(delay_s * SECOND_NS)
         acked, others = list(seqs), []
         if kind != "ack":
@@ -249,8 +249,8 @@ class DeskRig:
 
         def applied(done: "asyncio.Future[Result]") -> None:
             if done.exception() is None:
-                self.desk.postponed(list(seqs))
-                self.desk.wake()
+                self.dispatcher.postponed(list(seqs))
+                self.dispatcher.wake()
 
         command = cmd.Acknowledge(1, self.consumer.epoch, acked, others)
         future = self.propose(command)
@@ -345,9 +345,9 @@ def run_by_hand(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-def rig(**fields: Any) -> DeskRig:
+def new_rig(**fields: Any) -> DispatcherRig:
     """A consumer with a second of ack_wait."""
-    return DeskRig(consumer_fields={"ack_wait_ns": SECOND_NS, **fields})
+    return DispatcherRig(consumer_fields={"ack_wait_ns": SECOND_NS, **fields})
 
 
 def refused_with(spec: ErrorSpec) -> Any:
