@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contrail_client import Contrail
+from contrail_client import Contrail, Message
 from tests.contract.client_rig import new_stream
 from tests.contract.test_client_cli import Shell
 from tests.support.servers import ServerProcess
@@ -113,13 +113,19 @@ def test_connection_with_a_wrong_token_is_critical(tmp_path: Path) -> None:
         assert (refused.exit_code, "401" in refused.stdout) == (2, True), refused.output
 
 
-def test_top_shows_what_happens_between_two_looks(shell: Shell) -> None:
+@pytest.mark.parametrize("shards", [1, 4])
+def test_top_shows_what_happens_between_two_looks(shell: Shell, shards: int) -> None:
     stop = threading.Event()
+    if shards > 1:
+        shell.run("stream", "rm", shell.stream, "--yes")
+        subject = f"{shell.stream}.>"
+        shell.run("stream", "create", shell.stream, "--subject", subject, "--shards", str(shards))
 
     def publish() -> None:
         with Contrail(shell.url) as client:
             while not stop.is_set():
-                client.publish(f"{shell.stream}.x", b"x")
+                messages = [Message(f"{shell.stream}.{number}", b"x") for number in range(16)]
+                client.publish_batch(shell.stream, messages)
 
     publishing = threading.Thread(target=publish)
     publishing.start()
@@ -130,6 +136,7 @@ def test_top_shows_what_happens_between_two_looks(shell: Shell) -> None:
         publishing.join()
     [found] = [each for each in last["streams"] if each["stream"] == shell.stream]
     assert found["stored"] > 0
+    assert found["removed"] == 0
     assert shell.stream in shell.run("top", "--rounds", "1", "--limit", "1000")
     assert shell.json("rtt", "--count", "3")[0]["min_ms"] > 0
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -59,7 +59,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def line(self) -> str:
         """All of it on one line."""
-        fields = "; ".join(f"{each.pointer.lstrip('/')} {each.message}" for each in self.errors)
+        rest = (each for each in self.errors if each.message not in self.message)
+        fields = _listed(rest)
         text = f"{self.message} ({fields})" if fields else self.message
         if self.hint:
             text += f"{'' if text.endswith(('?', '.')) else '.'} {self.hint}"
@@ -143,13 +144,14 @@ def failure_of(error: Exception) -> Failure:
     """Convert an exception into a failure that the user understands."""
     match error:
         case ApiProblem():
+            fields = tuple(map(_with_suggestion, error.errors))
             return Failure(
                 error=error.name or "error",
-                message=f"{error.detail or error.name} ({error.status})",
+                message=f"{_detail(error, fields)} ({error.status})",
                 exit_status=NOT_FOUND if isinstance(error, NotFound) else FAILED,
                 status=error.status,
                 code=error.code,
-                errors=tuple(map(_with_suggestion, error.errors)),
+                errors=fields,
                 hint=_hint(error),
                 request_id=error.request_id,
             )
@@ -170,6 +172,16 @@ def failure_of(error: Exception) -> Failure:
     if type(error).__name__ == "Abort":
         return Failure(error="aborted", message="nothing was changed", exit_status=FAILED)
     return _bug(error)
+
+
+def _detail(error: ApiProblem, fields: tuple[FieldError, ...]) -> str:
+    """The problem's detail; if it is only about the first field, all fields with suggestions."""
+    repeated = fields and error.errors[0].message in error.detail
+    return _listed(fields) if repeated else error.detail or error.name
+
+
+def _listed(fields: Iterable[FieldError]) -> str:
+    return "; ".join(f"{each.pointer.lstrip('/')}: {each.message}" for each in fields)
 
 
 def _with_suggestion(field: FieldError) -> FieldError:

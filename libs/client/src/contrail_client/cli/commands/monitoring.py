@@ -1,6 +1,6 @@
-"""`contrail server check`, `rtt` and `top`: whether a server is well, and what it is doing.
+"""`contrail server check`, `rtt` and `top`: the health and the load of a server.
 
-The checks follow the convention of monitoring plugins: one line, and a status of 0 (ok), 1
+Checks follow the convention of monitoring plugins: they print one line, and exit with 0 (ok), 1
 (warning), 2 (critical) or 3 (unknown).
 """
 
@@ -33,11 +33,11 @@ app.add_typer(checks, name="check")
 
 _MS: Final = 1_000.0
 _NOBODYS: Final = "-"
-"""Begins no stream's name that anybody would choose: asking for such streams costs little."""
+"""A prefix that no stream is likely to have, so that listing such streams costs little."""
 
 
 class Level(IntEnum):
-    """How bad it is; the value is the exit status."""
+    """The severity of a finding. The value is the exit status."""
 
     OK = 0
     WARNING = 1
@@ -46,7 +46,7 @@ class Level(IntEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     value: float
@@ -84,7 +84,7 @@ MaxRedelivered = Annotated[
 
 
 def register(outer: typer.Typer) -> None:
-    """Add the commands that are not of a group."""
+    """Add the commands that belong to no group."""
     client_command(outer, "rtt")(measure_rtt)
     client_command(outer, "top")(watch)
 
@@ -205,7 +205,7 @@ def watch(
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What happened in a stream since the look before, a second."""
+    """A stream's size, and the messages stored and removed per second since the last refresh."""
 
     stream: str
     messages: int
@@ -216,14 +216,11 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def _rates(before: StreamInfo | None, now: StreamInfo, interval_s: float) -> Rates:
-    """None before: nothing is known to have happened.
-
-    A stream that was created again has begun with no message.
-    """
+    """The rates between two looks at a stream; 0 if it was not there before, or was re-created."""
     state = now.state
     stored = removed = 0.0
     if before is not None and before.created == now.created:
-        added = state.last_seq - before.state.last_seq
+        added = _assigned(now) - _assigned(before)
         stored = added / interval_s
         removed = (before.state.messages + added - state.messages) / interval_s
     return Rates(
@@ -234,6 +231,11 @@ def _rates(before: StreamInfo | None, now: StreamInfo, interval_s: float) -> Rat
         round(stored, 1),
         round(removed, 1),
     )
+
+
+def _assigned(info: StreamInfo) -> int:
+    """The number of sequences assigned so far; each shard has sequences of its own."""
+    return sum(state.last_seq for state in info.shards or (info.state,))
 
 
 def _drawn(rates: Sequence[Rates]) -> Table:
@@ -274,7 +276,10 @@ def _silence(last: str | None, longest: str) -> Finding:
 
 
 def _conclude(session: Session, about: str, look: Callable[[], list[Finding]]) -> None:
-    """Print one line and end with its status; a server that cannot say is UNKNOWN or CRITICAL."""
+    """Print the worst findings on one line, and exit with their level.
+
+    An error of the server or of the connection is CRITICAL.
+    """
     try:
         findings = look()
     except ContrailError as error:
