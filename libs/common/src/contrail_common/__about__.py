@@ -1,3 +1,3 @@
 """The one version of every distribution in this workspace."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
