@@ -16,7 +16,8 @@ from contrail_common.model import (
     StreamConfig,
     StreamState,
 )
-from contrail_link.contract import Delivery, PubResult
+from contrail_link.contract.consume import Delivery
+from contrail_link.contract.publish import PubResult
 
 # Calls -------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from contrail_common.model import (
     StreamConfig,
     message_size,
 )
-from contrail_link.contract import Delivery
+from contrail_link.contract.consume import Delivery
 from tests.crash import history
 from tests.crash.expected import AT_ANY_TIME, Consumer, Stream, put_consumer
 from tests.crash.history import (

@@ -15,14 +15,9 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage, StreamInfo
-from contrail_link.contract import (
-    AckItem,
-    Delivery,
-    PubResult,
-    PullRequest,
-    RangeRequest,
-    ReplayRequest,
-)
+from contrail_link.contract.consume import AckItem, Delivery, PullRequest
+from contrail_link.contract.publish import PubResult
+from contrail_link.contract.read import RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD

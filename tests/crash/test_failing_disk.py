@@ -13,7 +13,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import PublishMessage, StreamConfig
-from contrail_link.contract import PublishAck
+from contrail_link.contract.publish import PublishAck
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink

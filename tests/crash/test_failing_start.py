@@ -19,7 +19,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import PullRequest
+from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.disk.files import AppendHandle, Files

@@ -15,7 +15,8 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link import publishing
-from contrail_link.contract import AckItem, PullRequest, RangeRequest
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.read import RangeRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage import healing
 from contrail_storage.core.commands import (

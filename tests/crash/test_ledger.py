@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from contrail_common.model import SequencePair, StoredMessage
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from tests.crash.history import (
     Delivered,
     Drained,

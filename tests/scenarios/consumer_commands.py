@@ -4,7 +4,7 @@ from dataclasses import asdict
 from functools import partial
 
 from contrail_common.model import AckKind
-from contrail_link.contract import AckItem, PullRequest, PullResult
+from contrail_link.contract.consume import AckItem, PullRequest, PullResult
 from tests.scenarios import showing
 from tests.scenarios.arguments import ArgumentError, Arguments
 from tests.scenarios.configuring import new_consumer, patched_consumer

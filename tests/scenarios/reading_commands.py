@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from contrail_common.model import StoredMessage
 from contrail_common.timeunits import parse_time
-from contrail_link.contract import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
+from contrail_link.contract.read import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from tests.scenarios import showing
 from tests.scenarios.arguments import Arguments
 from tests.scenarios.clock import BEGIN_NS

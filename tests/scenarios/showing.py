@@ -13,7 +13,8 @@ from contrail_common.model import (
     StreamInfo,
 )
 from contrail_common.timeunits import format_duration
-from contrail_link.contract import AckResult, Delivery, PubResult, PullResult
+from contrail_link.contract.consume import AckResult, Delivery, PullResult
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from tests.scenarios.clock import shown_time
 from tests.scenarios.world import EndedPull

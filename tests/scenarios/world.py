@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from contrail_common.errors import ApiError
 from contrail_common.timeunits import NS_PER_S
-from contrail_link.contract import PullResult
+from contrail_link.contract.consume import PullResult
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode

@@ -22,23 +22,16 @@ from contrail_common.model import (
 from contrail_common.texts import Texts, as_u32
 from contrail_edge.app import EdgeApp, build_app
 from contrail_edge.http.settings import EdgeSettings
-from contrail_link.contract import (
-    AckItem,
-    AckResult,
+from contrail_link.contract import StorageLink
+from contrail_link.contract.consume import AckItem, AckResult, Held, PullRequest, PullResult
+from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome, PubResult
+from contrail_link.contract.read import (
     Chunk,
-    Held,
     LastRequest,
     Pieces,
-    PublishAck,
-    PublishContent,
-    PublishOutcome,
-    PubResult,
-    PullRequest,
-    PullResult,
     RangeRequest,
     RangeResult,
     ReplayRequest,
-    StorageLink,
 )
 from contrail_storage.consumers.bindings import Binding
 

@@ -17,7 +17,7 @@ from contrail_api.publishing.results import (
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.http.problems import problem, result_problem
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 
 REFUSED = ApiError(errors.INVALID_SUBJECT)
 WRONG = PubResult(0, code=10071, detail="wrong last sequence: 5", count=2)

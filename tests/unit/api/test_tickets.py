@@ -5,7 +5,7 @@ import pytest
 from contrail_common.errors import ApiError
 from contrail_common.timeunits import format_time
 from contrail_edge.tickets import Tickets
-from contrail_link.ticket_use import TICKET_NS
+from contrail_link.contract.tickets import TICKET_NS
 from contrail_storage.used_tickets import USED_MAX, UsedTickets
 
 NOW = 1_800_000_000_000_000_000

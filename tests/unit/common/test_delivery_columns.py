@@ -11,7 +11,7 @@ from contrail_common.columns.delivery_columns import DeliveryColumns, join_deliv
 from contrail_common.columns.header_columns import headers_in_columns
 from contrail_common.columns.message_batch import index_subjects
 from contrail_common.model import Headers, StoredMessage
-from contrail_link.contract import Delivery, PullResult, in_deliveries
+from contrail_link.contract.consume import Delivery, PullResult, in_deliveries
 from contrail_link.tcp.methods import PULL, encode
 
 uniform = st.fixed_dictionaries({"A": st.lists(st.text(max_size=3), min_size=1, max_size=1)})

@@ -12,15 +12,13 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, Expected, PublishMessage, StreamConfig
-from contrail_link.contract import (
-    AckItem,
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.publish import PublishOutcome, PubResult
+from contrail_link.contract.read import (
     Chunk,
     DeletedRanges,
     LastRequest,
     Pieces,
-    PublishOutcome,
-    PubResult,
-    PullRequest,
     RangeRequest,
     ReplayPlanRequest,
     ReplayRequest,

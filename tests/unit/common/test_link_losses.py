@@ -14,13 +14,9 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import ConsumerConfig, PublishMessage
-from contrail_link.contract import (
-    AckItem,
-    PublishOutcome,
-    PullRequest,
-    RangeRequest,
-    ReplayRequest,
-)
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.publish import PublishOutcome
+from contrail_link.contract.read import RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_link.tcp import frames
 from contrail_link.tcp.client import RemoteLink

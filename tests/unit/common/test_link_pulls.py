@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from contrail_common.model import ConsumerConfig, PublishMessage
-from contrail_link.contract import PullRequest, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from tests.unit.common.link_rig import Wire, remote, run, served, storage, until, until_found

@@ -12,7 +12,7 @@ from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
-from contrail_link.contract import Delivery, PullResult
+from contrail_link.contract.consume import Delivery, PullResult
 from tests.unit.api.edge_rig import ACK_KEY, Edge, Exchange
 
 NEXT = "/v1/streams/S/consumers/c/next"

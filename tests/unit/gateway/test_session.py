@@ -32,7 +32,7 @@ from contrail_gateway.core.subscription import (
     PullTerms,
     Subscription,
 )
-from contrail_link.contract import Delivery
+from contrail_link.contract.consume import Delivery
 
 SUBJECT = "abc"
 FULL = 1 << 40

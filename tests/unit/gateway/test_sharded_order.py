@@ -18,7 +18,7 @@ from contrail_common.model import (
     StreamState,
 )
 from contrail_gateway.core.sharded_order import ShardedOrder
-from contrail_link.contract import Delivery
+from contrail_link.contract.consume import Delivery
 
 SHARDS = 3
 

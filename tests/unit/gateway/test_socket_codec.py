@@ -17,7 +17,7 @@ from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.socket_codec import CODECS
-from contrail_link.contract import in_deliveries
+from contrail_link.contract.consume import in_deliveries
 
 JSON, MSGPACK = CODECS["contrail.v1.json"], CODECS["contrail.v1.msgpack"]
 TIMES = [0, 1_700_000_000_000_000_001, 1_700_000_000_999_999_999]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contrail_common.model import Compression, PublishMessage, StreamConfig
-from contrail_link.contract import ErasureReceipt
+from contrail_link.contract.admin import ErasureReceipt
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contrail_common.model import PublishMessage, StoredMessage, StreamConfig
-from contrail_link.contract import RangeRequest
+from contrail_link.contract.read import RangeRequest
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode

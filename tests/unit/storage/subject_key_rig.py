@@ -9,13 +9,8 @@ import pyarrow as pa
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import (
-    LastRequest,
-    PullRequest,
-    RangeRequest,
-    ReplayRequest,
-    pieces_of,
-)
+from contrail_link.contract.consume import PullRequest
+from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest, pieces_of
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from tests.unit.storage.erase_rig import found, secret

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import AckKind, AckPolicy, Advisory, StreamConfig
-from contrail_link.contract import EventsRequest, EventsResult
+from contrail_link.contract.admin import EventsRequest, EventsResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Writes

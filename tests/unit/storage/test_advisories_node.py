@@ -9,7 +9,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StreamConfig
-from contrail_link.contract import EventsRequest
+from contrail_link.contract.admin import EventsRequest
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from tests.crash.disk import Failure, Plan

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_link import publishing
-from contrail_link.contract import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
+from contrail_link.contract.read import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contrail_common import errors
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.model import Headers, StreamConfig
-from contrail_link.contract import PullResult, in_deliveries
+from contrail_link.contract.consume import PullResult, in_deliveries
 from contrail_storage.core import commands as cmd
 from tests.unit.storage.dispatcher_rig import (
     DispatcherRig,

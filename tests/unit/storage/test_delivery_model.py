@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contrail_common.errors import ApiError
 from contrail_common.model import AckKind, StreamConfig
-from contrail_link.contract import PullResult
+from contrail_link.contract.consume import PullResult
 from contrail_storage.core import commands as cmd
 from tests.unit.storage.dispatcher_rig import SECOND_NS, DispatcherRig, run_by_hand, turns
 

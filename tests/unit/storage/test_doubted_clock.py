@@ -14,7 +14,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.timeunits import NS_PER_S
 from contrail_link import publishing
-from contrail_link.contract import PullRequest
+from contrail_link.contract.consume import PullRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode

@@ -10,7 +10,8 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import Compression, ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import PullRequest, RangeRequest
+from contrail_link.contract.consume import PullRequest
+from contrail_link.contract.read import RangeRequest
 from contrail_link.publishing import publish
 from contrail_storage.core import key_layout as keys
 from contrail_storage.disk.files import AppendHandle, Files

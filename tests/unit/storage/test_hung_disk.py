@@ -12,14 +12,9 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import (
-    AckItem,
-    LastRequest,
-    PublishOutcome,
-    PullRequest,
-    RangeRequest,
-    ReplayRequest,
-)
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.publish import PublishOutcome
+from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.disk.files import AppendHandle, Files

@@ -8,13 +8,8 @@ import pytest
 
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import (
-    LastRequest,
-    PullRequest,
-    RangeRequest,
-    ReplayPlanRequest,
-    ReplayRequest,
-)
+from contrail_link.contract.consume import PullRequest
+from contrail_link.contract.read import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.link import LocalLink

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StoredMessage, StreamConfig
-from contrail_link.contract import LastRequest
+from contrail_link.contract.read import LastRequest
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.reading.last_reader import LastBounds, LastReader

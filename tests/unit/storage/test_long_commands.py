@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import PullRequest
+from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd

@@ -13,7 +13,8 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig, StreamInfo
-from contrail_link.contract import AckItem, PullRequest, ReplayPlanRequest, ReplayRequest
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.read import ReplayPlanRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd

@@ -15,7 +15,9 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link import publishing
-from contrail_link.contract import AckItem, PublishOutcome, PullRequest, ReplayRequest
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.publish import PublishOutcome
+from contrail_link.contract.read import ReplayRequest
 from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core.commands import ConfigureStream

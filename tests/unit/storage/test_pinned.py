@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import PullRequest
+from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
 from contrail_storage.consumers import manager as consumers
 from contrail_storage.core import commands as cmd

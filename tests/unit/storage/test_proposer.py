@@ -14,7 +14,7 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import Expected, PublishMessage
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import NO_ID
 from contrail_storage.core.results import Appended, Done, Refused, Result

@@ -10,7 +10,7 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, PublishMessage, StreamConfig
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Done

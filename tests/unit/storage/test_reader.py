@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.columns.blocks import Block
-from contrail_link.contract import RangeRequest, RangeResult
+from contrail_link.contract.read import RangeRequest, RangeResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard

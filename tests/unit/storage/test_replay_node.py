@@ -15,7 +15,7 @@ from contrail_common.columns.blocks import BlockView
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_link import publishing
-from contrail_link.contract import ReplayRequest, pieces_of
+from contrail_link.contract.read import ReplayRequest, pieces_of
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink

@@ -8,7 +8,8 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import AckItem, PullRequest, ReplayRequest
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.read import ReplayRequest
 from contrail_link.publishing import publish
 from contrail_storage.core.archive.format import ArchiveReader
 from contrail_storage.link import LocalLink

@@ -19,7 +19,7 @@ from contrail_common.model import (
     StreamConfig,
 )
 from contrail_link import publishing
-from contrail_link.contract import RangeRequest, ReplayRequest, pieces_of
+from contrail_link.contract.read import RangeRequest, ReplayRequest, pieces_of
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink

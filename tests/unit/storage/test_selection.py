@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.columns.blocks import Block, BlockView, columns_of, encode_block, view_block
-from contrail_link.contract import pieces_of
+from contrail_link.contract.read import pieces_of
 from contrail_storage.core.subjects.filters import SubjectLookup
 from contrail_storage.core.subjects.subject_names import SubjectNames
 from contrail_storage.reading.arrow_encoding import COLUMNS, BatchEncoder, schema_of

@@ -13,7 +13,8 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.partition import shard_of
-from contrail_link.contract import AckItem, PullRequest, RangeRequest
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.read import RangeRequest
 from contrail_link.publishing import publish
 from contrail_storage.core.archive import format as archive
 from contrail_storage.core.archive.format import (

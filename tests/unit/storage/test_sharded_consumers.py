@@ -15,7 +15,8 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import AckKind, ConsumerConfig
 from contrail_common.partition import shard_of
-from contrail_link.contract import AckItem, Delivery, PullRequest, PullResult, RangeRequest
+from contrail_link.contract.consume import AckItem, Delivery, PullRequest, PullResult
+from contrail_link.contract.read import RangeRequest
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Result

@@ -17,13 +17,8 @@ from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import Expected, PublishMessage
 from contrail_common.partition import shard_of
-from contrail_link.contract import (
-    LastRequest,
-    PubResult,
-    RangeRequest,
-    ReplayPlanRequest,
-    ReplayRequest,
-)
+from contrail_link.contract.publish import PubResult
+from contrail_link.contract.read import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode

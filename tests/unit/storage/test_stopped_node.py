@@ -16,7 +16,9 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link import publishing
-from contrail_link.contract import AckItem, PublishOutcome, PullRequest, RangeRequest
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.publish import PublishOutcome
+from contrail_link.contract.read import RangeRequest
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.wal.node_log import LogOptions

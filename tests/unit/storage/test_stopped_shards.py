@@ -14,7 +14,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StreamConfig
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import Entry, encode_entry

@@ -10,7 +10,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import PublishMessage, StreamConfig
-from contrail_link.contract import PublishAck, PublishOutcome
+from contrail_link.contract.publish import PublishAck, PublishOutcome
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.streams.manager import StreamManager

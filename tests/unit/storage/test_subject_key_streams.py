@@ -15,7 +15,8 @@ from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, message_size
 from contrail_link import publishing
-from contrail_link.contract import PullRequest, RangeRequest, ReplayRequest
+from contrail_link.contract.consume import PullRequest
+from contrail_link.contract.read import RangeRequest, ReplayRequest
 from contrail_storage.core.key_layout import BLOCK, large_key
 from contrail_storage.disk.files import Files, UpdateHandle
 from contrail_storage.link import LocalLink

@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 
 from contrail_common import errors
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
-from contrail_link.contract import (
-    AckItem,
-    LastRequest,
-    PublishAck,
-    PullRequest,
-    RangeRequest,
-    ReplayRequest,
-)
+from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.publish import PublishAck
+from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Appended, Refused, Writes

@@ -29,7 +29,7 @@ from contrail_edge.http.requests import Request, bodies_overloaded
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.tickets import OpenedTicket
 from contrail_edge.ws.websocket import SocketEndpoint
-from contrail_link.contract import Chunk, Pieces
+from contrail_link.contract.read import Chunk, Pieces
 
 _LENGTH_DIGITS_MAX: Final = 8
 _UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")

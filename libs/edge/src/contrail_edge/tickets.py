@@ -14,7 +14,7 @@ import msgspec
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.timeunits import format_time
-from contrail_link.ticket_use import TICKET_NS
+from contrail_link.contract.tickets import TICKET_NS
 
 _LABEL: Final = b"tickets"
 _NONCE_BYTES: Final = 16

@@ -3,10 +3,10 @@
 import asyncio
 
 from contrail_common.errors import ApiError
-from contrail_link.contract import PublishAck, PublishContent, PublishOutcome, StorageLink
+from contrail_link.contract.publish import PublishAck, PublishContent, PublishLink, PublishOutcome
 
 
-async def publish(link: StorageLink, stream: str, content: PublishContent) -> PublishAck:
+async def publish(link: PublishLink, stream: str, content: PublishContent) -> PublishAck:
     """Store messages as ``link.publish_then`` does; return when they are durable.
 
     Raises ApiError if the whole request was refused, or if all outcomes are unknown. If storage is
@@ -23,7 +23,7 @@ async def publish(link: StorageLink, stream: str, content: PublishContent) -> Pu
             raise outcome
 
 
-async def _outcome(link: StorageLink, stream: str, content: PublishContent) -> PublishOutcome:
+async def _outcome(link: PublishLink, stream: str, content: PublishContent) -> PublishOutcome:
     outcome: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
 
     def done(known: PublishOutcome) -> None:

@@ -24,7 +24,8 @@ from contrail_gateway.core.pull_rules import (
     ack_delay_ns,
     check_ack_count,
 )
-from contrail_link.contract import AckItem, AckResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.consume import AckItem, AckResult
 
 
 class AckOutcome(msgspec.Struct, frozen=True):

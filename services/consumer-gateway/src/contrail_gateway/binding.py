@@ -5,7 +5,8 @@ from typing import Final
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_link.contract import Held, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.consume import Held
 
 _RETRY_MIN_S: Final = 0.05
 _RETRY_MAX_S: Final = 2.0

@@ -10,7 +10,7 @@ from contrail_common.timeunits import format_time
 from contrail_edge.inputs.messages import NO_HEADERS, payload_json
 from contrail_edge.inputs.schema_marks import TimeText
 from contrail_gateway.acks import AckOutcome
-from contrail_link.contract import Delivery, PullResult
+from contrail_link.contract.consume import Delivery, PullResult
 
 SignToken = Callable[[Delivery], str]
 """Returns the ack token of a delivery."""

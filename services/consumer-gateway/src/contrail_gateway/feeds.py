@@ -29,7 +29,8 @@ from contrail_gateway.core.sharded_order import ShardedOrder
 from contrail_gateway.core.subscription import PullTerms, Subscription
 from contrail_gateway.deliveries import SignToken, signer
 from contrail_gateway.socket_metrics import SessionCounts
-from contrail_link.contract import AckItem, AckResult, PullRequest, PullResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.consume import AckItem, AckResult, PullRequest, PullResult
 
 _TOGETHER: Final = 5_000
 """Acknowledgements per step. The event loop may serve other work between two steps."""

@@ -47,7 +47,8 @@ from contrail_gateway.deliveries import (
     packed_message,
     signer,
 )
-from contrail_link.contract import PullRequest, PullResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.consume import PullRequest, PullResult
 
 _decoder: Final = msgspec.json.Decoder(PullBody)
 _json: Final = msgspec.json.Encoder()

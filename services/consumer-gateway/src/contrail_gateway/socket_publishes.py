@@ -9,7 +9,8 @@ from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
 from contrail_gateway.core.frames import FrameId, PubAck, ServerFrame
 from contrail_gateway.socket_metrics import SessionCounts
-from contrail_link.contract import PublishAck, PublishOutcome, PubResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
 
 MESSAGE_BYTES: Final = 256
 """Bytes that an unanswered message counts in addition to its payload."""

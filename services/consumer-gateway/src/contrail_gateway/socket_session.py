@@ -65,7 +65,8 @@ from contrail_gateway.socket_codec import (
 )
 from contrail_gateway.socket_metrics import SessionCounts
 from contrail_gateway.socket_publishes import MESSAGE_BYTES, Publishes
-from contrail_link.contract import PublishAck, PublishOutcome, PubResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
 
 _log: Final = structlog.get_logger(__name__)
 

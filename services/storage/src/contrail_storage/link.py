@@ -16,24 +16,14 @@ from contrail_common.model import (
     StreamInfo,
 )
 from contrail_common.subjects import overlaps
-from contrail_link.contract import (
-    AckItem,
-    AckResult,
+from contrail_link.contract.admin import ErasureReceipt, EventsRequest, EventsResult
+from contrail_link.contract.consume import AckItem, AckResult, Held, PullRequest, PullResult
+from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
+from contrail_link.contract.read import (
     Chunk,
-    CreateMode,
     DeletedRanges,
-    ErasureReceipt,
-    EventsRequest,
-    EventsResult,
-    Held,
     LastRequest,
-    Page,
     Pieces,
-    PublishAck,
-    PublishContent,
-    PublishOutcome,
-    PullRequest,
-    PullResult,
     RangeRequest,
     RangeResult,
     ReadPosition,
@@ -41,6 +31,7 @@ from contrail_link.contract import (
     ReplayPlanRequest,
     ReplayRequest,
 )
+from contrail_link.contract.streams import CreateMode, Page
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import SHARD_GROUP, StorageNode
 from contrail_storage.reading.answering import AnswerDeadline, Done, changes, reads

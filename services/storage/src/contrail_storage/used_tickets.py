@@ -4,7 +4,7 @@ from typing import Final
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_link.ticket_use import TICKET_NS
+from contrail_link.contract.tickets import TICKET_NS
 
 USED_MAX: Final = 100_000
 _KEPT_NS: Final = 2 * TICKET_NS

@@ -7,7 +7,7 @@ from starlette.types import Message, Send
 
 from contrail_edge.http.requests import ClientGoneError, Request
 from contrail_edge.http.responses import Answer, Response, StreamResponse
-from contrail_link.contract import Pieces
+from contrail_link.contract.read import Pieces
 
 GATHER: Final = "contrail.gather"
 """Extension of the ASGI scope: sends the pieces of a body's chunk without joining them."""

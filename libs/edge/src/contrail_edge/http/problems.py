@@ -8,7 +8,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Header, Response
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 
 PROBLEM_TYPE = "application/problem+json"
 READING_METHODS = frozenset({"GET", "HEAD"})

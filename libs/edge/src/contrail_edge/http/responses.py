@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from contrail_link.contract import Chunk, Pieces
+from contrail_link.contract.read import Chunk, Pieces
 
 Header = tuple[bytes, bytes]
 

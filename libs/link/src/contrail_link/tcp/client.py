@@ -21,21 +21,12 @@ from contrail_common.model import (
     StreamInfo,
 )
 from contrail_common.timeunits import NS_PER_S
-from contrail_link.contract import (
-    AckItem,
-    AckResult,
-    CreateMode,
+from contrail_link.contract.admin import ErasureReceipt, EventsRequest, EventsResult
+from contrail_link.contract.consume import AckItem, AckResult, Held, PullRequest, PullResult
+from contrail_link.contract.publish import PublishContent, PublishOutcome
+from contrail_link.contract.read import (
     DeletedRanges,
-    ErasureReceipt,
-    EventsRequest,
-    EventsResult,
-    Held,
     LastRequest,
-    Page,
-    PublishContent,
-    PublishOutcome,
-    PullRequest,
-    PullResult,
     RangeRequest,
     RangeResult,
     ReadPosition,
@@ -43,6 +34,7 @@ from contrail_link.contract import (
     ReplayPlanRequest,
     ReplayRequest,
 )
+from contrail_link.contract.streams import CreateMode, Page
 from contrail_link.tcp import methods
 from contrail_link.tcp.channel import Address, Channel, Late, LinkLostError
 from contrail_link.tcp.limits import LinkLimits

@@ -18,19 +18,12 @@ from contrail_common.model import (
     StreamConfig,
     StreamInfo,
 )
-from contrail_link.contract import (
-    AckItem,
-    AckResult,
-    CreateMode,
+from contrail_link.contract.admin import ErasureReceipt, EventsRequest, EventsResult
+from contrail_link.contract.consume import AckItem, AckResult, PullRequest, PullResult
+from contrail_link.contract.publish import PublishAck
+from contrail_link.contract.read import (
     DeletedRanges,
-    ErasureReceipt,
-    EventsRequest,
-    EventsResult,
     LastRequest,
-    Page,
-    PublishAck,
-    PullRequest,
-    PullResult,
     RangeRequest,
     RangeResult,
     ReadPosition,
@@ -38,6 +31,7 @@ from contrail_link.contract import (
     ReplayPlanRequest,
     ReplayRequest,
 )
+from contrail_link.contract.streams import CreateMode, Page
 
 _R = TypeVar("_R")
 

@@ -15,13 +15,9 @@ from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.texts import as_u32
 from contrail_common.timings import Timings
-from contrail_link.contract import (
-    PublishAck,
-    PublishContent,
-    PublishOutcome,
-    StorageLink,
-    pieces_of,
-)
+from contrail_link.contract import StorageLink
+from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
+from contrail_link.contract.read import pieces_of
 from contrail_link.request_context import InContext, RequestContext
 from contrail_link.tcp import frames
 from contrail_link.tcp.connection import FramedConnection

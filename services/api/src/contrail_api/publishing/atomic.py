@@ -11,7 +11,7 @@ from contrail_common.errors import REGISTRY, ApiError, ErrorSpec, FieldProblem
 from contrail_common.texts import as_u32
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.responses import JSON, Response
-from contrail_link.contract import PublishAck
+from contrail_link.contract.publish import PublishAck
 
 MESSAGES_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20

@@ -51,7 +51,8 @@ from contrail_edge.inputs.negotiation import (
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.openapi.document import BODY_ERRORS
 from contrail_edge.routing import AnswerDoc, BodyDoc, Direct, Operation, Reply, Route
-from contrail_link.contract import PublishOutcome, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.publish import PublishOutcome
 from contrail_link.publishing import publish
 
 DIRECT_TYPES: Final = frozenset((JSON_TYPE.encode(), MSGPACK_TYPE.encode()))

@@ -7,7 +7,7 @@ import msgspec
 
 from contrail_common.errors import ApiError
 from contrail_edge.http.problems import Problem, Problems
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 
 Result = PubResult | ApiError
 """The outcome of a run of messages from storage, or the error of one that was not passed on."""

@@ -17,7 +17,8 @@ from contrail_edge.inputs.message_items import checked
 from contrail_edge.inputs.negotiation import BYTES_TYPE, JSON_TYPE
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.routing import AnswerDoc, BodyDoc, Direct, HeaderDoc, Operation, Reply, Route
-from contrail_link.contract import PublishOutcome, PubResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.publish import PublishOutcome, PubResult
 from contrail_link.publishing import publish
 
 _encoder: Final = msgspec.json.Encoder()

@@ -25,7 +25,8 @@ from contrail_edge.inputs.negotiation import EVENTS_TYPE, acceptable
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.inputs.schema_marks import TimeText
 from contrail_edge.routing import AnswerDoc, BodyDoc, HeaderDoc, Operation, Route
-from contrail_link.contract import EventsRequest, EventsResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.admin import EventsRequest, EventsResult
 
 LISTENERS_MAX: Final = 128
 TYPES: Final[tuple[AdvisoryType, ...]] = get_args(AdvisoryType)

@@ -34,7 +34,8 @@ from contrail_edge.inputs.query import (
     time_parameter,
 )
 from contrail_edge.routing import AnswerDoc, BodyDoc, Direct, Operation, Route
-from contrail_link.contract import LastRequest, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.read import LastRequest
 
 
 class LastQuery(ReadQuery):

@@ -30,7 +30,8 @@ from contrail_edge.inputs.query import (
     time_parameter,
 )
 from contrail_edge.routing import AnswerDoc, BodyDoc, HeaderDoc, Operation, Route
-from contrail_link.contract import RangeRequest, RangeResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.read import RangeRequest, RangeResult
 
 RANGE_LIMIT_MAX: Final = 10_000
 RANGE_BYTES_MAX: Final = 16 << 20

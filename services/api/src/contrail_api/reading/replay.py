@@ -20,7 +20,8 @@ from contrail_edge.inputs.negotiation import (
 )
 from contrail_edge.inputs.query import filter_parameter, parse_query, time_parameter
 from contrail_edge.routing import AnswerDoc, BodyDoc, Operation, Route
-from contrail_link.contract import ReplayFormat, ReplayPlanRequest, ReplayRequest, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.read import ReplayFormat, ReplayPlanRequest, ReplayRequest
 
 SPLITS_MAX: Final = 1024
 COLUMNS: Final = ("shard", "seq", "time", "subject", "headers", "data")

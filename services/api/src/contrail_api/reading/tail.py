@@ -17,7 +17,8 @@ from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Answer, Header, StreamResponse
 from contrail_edge.inputs.messages import messages_json
 from contrail_edge.inputs.negotiation import EVENTS_TYPE
-from contrail_link.contract import RangeRequest, RangeResult, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.read import RangeRequest, RangeResult
 
 HEARTBEAT_NS: Final = 15_000_000_000
 """How long nothing is said at most: proxies end connections that are silent for a minute or so."""

@@ -19,7 +19,8 @@ from contrail_edge.inputs.query import duration_parameter, filter_parameter
 from contrail_edge.openapi.declared import KitResponse, StreamName, answer, manage
 from contrail_edge.openapi.document import BODY_ERRORS
 from contrail_edge.routing import AnswerDoc, BodyDoc, HeaderDoc, Operation
-from contrail_link.contract import ERASE_SEQS_MAX, ErasureReceipt, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.admin import ERASE_SEQS_MAX, ErasureReceipt
 
 
 class ReplicaErasureJson(msgspec.Struct, omit_defaults=True):

@@ -16,7 +16,8 @@ from contrail_edge.http.responses import Answer, StreamResponse
 from contrail_edge.inputs.negotiation import BYTES_TYPE, acceptable, content_type
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.routing import AnswerDoc, BodyDoc, Operation, Route
-from contrail_link.contract import RESTORE_PIECE_BYTES_MAX, StorageLink
+from contrail_link.contract import StorageLink
+from contrail_link.contract.admin import RESTORE_PIECE_BYTES_MAX
 
 SNAPSHOT_TYPE: Final = "application/vnd.contrail.snapshot"
 ARCHIVE_TYPES: Final = (SNAPSHOT_TYPE, BYTES_TYPE)

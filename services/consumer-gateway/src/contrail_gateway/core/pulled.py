@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.model import message_size
 from contrail_gateway.core.ledger import place
-from contrail_link.contract import Delivery
+from contrail_link.contract.consume import Delivery
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from contrail_gateway.core.frames import (
 )
 from contrail_gateway.core.ledger import place, seq_of_place, shard_of_place
 from contrail_gateway.core.subscription import Subscription
-from contrail_link.contract import AckItem
+from contrail_link.contract.consume import AckItem
 
 HEARTBEAT_DEFAULT_NS: Final = 15 * NS_PER_S
 HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS

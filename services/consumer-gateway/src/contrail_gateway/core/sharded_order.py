@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contrail_common.cursors import Cursor
 from contrail_common.model import ConsumerInfo, StreamInfo
 from contrail_common.timeunits import INT64_MAX
-from contrail_link.contract import Delivery
+from contrail_link.contract.consume import Delivery
 
 
 class ShardedOrder:

@@ -15,7 +15,7 @@ import numpy as np
 from contrail_common import errors
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
-from contrail_link.contract import Delivery, PullRequest, in_deliveries
+from contrail_link.contract.consume import Delivery, PullRequest, in_deliveries
 from contrail_storage.consumers.dispatcher import JOIN_S, Dispatcher
 from contrail_storage.consumers.pull_batch import ColumnBatch
 from contrail_storage.core.commands import Advance

@@ -20,7 +20,7 @@ from contrail_common.columns.blocks import Block
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import AckKind
-from contrail_link.contract import Delivery, PullRequest, PullResult
+from contrail_link.contract.consume import Delivery, PullRequest, PullResult
 from contrail_storage.consumers.pull_batch import (
     PULL_BYTES_MAX,
     Batch,

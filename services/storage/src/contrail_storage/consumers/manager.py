@@ -12,7 +12,8 @@ from contrail_common import errors
 from contrail_common.config_rules import complete_consumer
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
-from contrail_link.contract import AckItem, AckResult, CreateMode, PullRequest, PullResult
+from contrail_link.contract.consume import AckItem, AckResult, PullRequest, PullResult
+from contrail_link.contract.streams import CreateMode
 from contrail_storage.consumers.ack_none import AckNoneDispatcher
 from contrail_storage.consumers.bindings import Binding, Bindings
 from contrail_storage.consumers.consumer_puts import ATTEMPTS, is_settled, named

@@ -14,7 +14,7 @@ from contrail_common.columns.delivery_columns import DeliveryColumns, join_deliv
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, Headers, StoredMessage
 from contrail_common.texts import as_u32, lengths_of
-from contrail_link.contract import PullRequest
+from contrail_link.contract.consume import PullRequest
 from contrail_storage.core.subjects.subject_table import SubjectTable
 
 PULL_BYTES_MAX: Final = 8 << 20

@@ -16,7 +16,7 @@ from contrail_common import errors
 from contrail_common.config_rules import complete_consumer
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import INACTIVE_THRESHOLD_NS, ConsumerConfig, ConsumerInfo
-from contrail_link.contract import AckItem, AckResult
+from contrail_link.contract.consume import AckItem, AckResult
 from contrail_storage.consumers.consumer_puts import is_settled
 from contrail_storage.consumers.dispatcher import Dispatcher
 from contrail_storage.consumers.sharded_dispatcher import ShardedDispatcher

@@ -21,7 +21,7 @@ from contrail_common.model import (
     StoredMessage,
     message_size,
 )
-from contrail_link.contract import Delivery, PullRequest, PullResult, in_deliveries
+from contrail_link.contract.consume import Delivery, PullRequest, PullResult, in_deliveries
 from contrail_storage.consumers.dispatcher import Dispatcher
 from contrail_storage.consumers.pull_batch import PULL_BYTES_MAX
 from contrail_storage.replica.shard import woken

@@ -15,7 +15,7 @@ import structlog
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.timeunits import NS_PER_S, format_duration
-from contrail_link.contract import PublishOutcome
+from contrail_link.contract.publish import PublishOutcome
 from contrail_storage.store.rocks_store import StoreFailedError
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from contrail_common.columns.header_columns import AnyHeaders, HeaderColumns
-from contrail_link.contract import Chunk, Pieces
+from contrail_link.contract.read import Chunk, Pieces
 from contrail_storage.reading.arrow_wire import batch_with_payloads
 from contrail_storage.reading.selection import Selection
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from contrail_link.contract import Chunk
+from contrail_link.contract.read import Chunk
 
 _PREFIX: Final = struct.Struct("<II")
 _U16: Final = struct.Struct("<H")

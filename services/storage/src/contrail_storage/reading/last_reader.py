@@ -25,7 +25,7 @@ from contrail_common.model import StoredMessage, message_size
 from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array
 from contrail_common.timeunits import INT64_MAX
-from contrail_link.contract import LastRequest
+from contrail_link.contract.read import LastRequest
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.page_tokens import decode_state, encode_state
 from contrail_storage.reading.reader import Reader

@@ -12,7 +12,7 @@ from contrail_common.columns.blocks import Block, BlockCorruptError, MessageColu
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage, message_size
 from contrail_common.texts import I64Array
-from contrail_link.contract import DeletedRanges, RangeRequest, RangeResult
+from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
 from contrail_storage.core.subjects.filters import FilterCache, SubjectFilter
 from contrail_storage.reading.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.reading.point_reads import PointReads

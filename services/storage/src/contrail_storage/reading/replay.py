@@ -17,7 +17,7 @@ from contrail_common import errors
 from contrail_common.columns.blocks import BlockCorruptError, BlockView
 from contrail_common.errors import ApiError
 from contrail_common.timeunits import format_time
-from contrail_link.contract import (
+from contrail_link.contract.read import (
     Chunk,
     Pieces,
     ReplayPlan,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from contrail_common.columns.blocks import Block, BlockView, MessageColumns
 from contrail_common.texts import I64Array, U32Array
-from contrail_link.contract import Chunk
+from contrail_link.contract.read import Chunk
 from contrail_storage.core.subjects.filters import SubjectLookup
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 

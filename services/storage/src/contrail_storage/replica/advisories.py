@@ -14,7 +14,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import Advisory
 from contrail_common.timeunits import NS_PER_S
-from contrail_link.contract import EventsRequest, EventsResult
+from contrail_link.contract.admin import EventsRequest, EventsResult
 
 KEPT_MAX: Final = 4_096
 KEPT_BYTES_MAX: Final = 2 << 20

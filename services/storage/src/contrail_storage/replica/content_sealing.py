@@ -20,7 +20,7 @@ from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
 from contrail_common.texts import as_u32
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core.stream.expiry import raised_ttls
 from contrail_storage.replica.entries import Outcome, not_logged, set_outcome, tell_each
 from contrail_storage.replica.proposer import Proposer

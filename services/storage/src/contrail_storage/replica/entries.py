@@ -21,7 +21,7 @@ from contrail_common.columns.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX
 from contrail_common.columns.message_batch import MessageBatch, join_batches
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, PublishMessage
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core.commands import (
     Acknowledge,
     Append,

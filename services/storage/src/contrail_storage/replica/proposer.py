@@ -22,7 +22,7 @@ from contrail_common.columns.blocks import BLOCK_MESSAGES_MAX
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core.commands import Command, RestorePart, encode_command, encode_parts
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.replica.entries import (

@@ -15,7 +15,7 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import MSG_ID, Expected, PublishMessage, StoredMessage
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core.commands import Command, DropStream
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.results import Result

@@ -19,7 +19,7 @@ from contrail_common.config_rules import (
 from contrail_common.errors import REGISTRY, ApiError
 from contrail_common.model import StreamConfig, StreamInfo
 from contrail_common.subjects import matches_any
-from contrail_link.contract import CreateMode
+from contrail_link.contract.streams import CreateMode
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry

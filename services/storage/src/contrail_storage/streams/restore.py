@@ -19,7 +19,7 @@ from contrail_common.columns.blocks import Block, decode_block, encode_block
 from contrail_common.config_rules import check_stream_name
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamInfo
-from contrail_link.contract import RESTORE_PIECE_BYTES_MAX
+from contrail_link.contract.admin import RESTORE_PIECE_BYTES_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.archive import format as archive
 from contrail_storage.core.archive.format import ArchiveError, ArchiveReader, Record, Subjects

@@ -18,7 +18,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import Expected, PublishMessage, Rollup, StreamConfig
 from contrail_common.partition import shard_of, shard_of_filter, shards_of
 from contrail_common.texts import I64Array, as_u32
-from contrail_link.contract import PubResult
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.replica.entries import Outcome
 from contrail_storage.replica.shard_logs import PublishLog

@@ -19,7 +19,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage, message_size
 from contrail_common.partition import SHARDS_MAX
 from contrail_common.timeunits import INT64_MAX
-from contrail_link.contract import (
+from contrail_link.contract.read import (
     LastRequest,
     RangeRequest,
     RangeResult,

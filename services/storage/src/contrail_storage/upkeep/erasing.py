@@ -20,7 +20,7 @@ import structlog
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_link.contract import ERASE_SEQS_MAX, ErasureReceipt, ReplicaErasure
+from contrail_link.contract.admin import ERASE_SEQS_MAX, ErasureReceipt, ReplicaErasure
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import Erasure, ErasureLedger

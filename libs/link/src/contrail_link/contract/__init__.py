@@ -1,0 +1,17 @@
+"""The storage link: the interface through which the api and the gateway use a storage node.
+
+Within a process it is a direct call; between processes the same structs travel as framed msgpack.
+Every method raises :class:`contrail_common.errors.ApiError` for a refusal or ``OUTCOME_UNKNOWN``.
+"""
+
+from typing import Protocol
+
+from contrail_link.contract.admin import AdminLink
+from contrail_link.contract.consume import ConsumeLink
+from contrail_link.contract.publish import PublishLink
+from contrail_link.contract.read import ReadLink
+from contrail_link.contract.streams import StreamsLink
+
+
+class StorageLink(StreamsLink, PublishLink, ReadLink, ConsumeLink, AdminLink, Protocol):
+    """A storage node as the api and the gateway see it."""

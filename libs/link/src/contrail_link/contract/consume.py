@@ -1,0 +1,154 @@
+"""Consumers: their configuration, pulls and acknowledgements."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from contrail_common.columns.delivery_columns import DeliveryColumns
+from contrail_common.model import AckKind, ConsumerConfig, ConsumerInfo, StoredMessage
+from contrail_link.contract.streams import CreateMode, Page
+
+
+class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A pull: up to ``batch`` messages, waiting at most ``expires_ns`` for the first.
+
+    ``columns`` asks for columns; it only has an effect if the consumer has no acknowledgements.
+    """
+
+    stream: str
+    consumer: str
+    batch: int = 1
+    expires_ns: int = 0
+    max_bytes: int = 0
+    no_wait: bool = False
+    columns: bool = False
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """One delivered message and its counters; ``num_pending`` counts the messages after it."""
+
+    message: StoredMessage
+    consumer_seq: int
+    num_delivered: int
+    num_pending: int
+
+
+def in_deliveries(columns: DeliveryColumns) -> list[Delivery]:
+    """Return the deliveries of columns as a list."""
+    consumer_seq = columns.first_consumer_seq
+    pending = columns.num_pending + len(columns) - 1
+    return [
+        Delivery(message, consumer_seq + at, 1, pending - at)
+        for at, message in enumerate(columns.messages())
+    ]
+
+
+class PullResult(msgspec.Struct, frozen=True):
+    """Deliveries of one pull; ``shard``, ``consumer_id`` and ``epoch`` go into the ack tokens.
+
+    ``columns`` replaces ``deliveries`` if the pull asked for columns and the consumer allows them.
+    If the stream has several shards, ``addresses`` has these three values for each of them.
+    """
+
+    deliveries: list[Delivery]
+    num_pending: int
+    shard: int
+    consumer_id: int
+    epoch: int
+    columns: DeliveryColumns | None = None
+    addresses: dict[int, tuple[int, int, int]] | None = None
+
+    def address(self, delivery: Delivery) -> tuple[int, int, int]:
+        """Return shard id, consumer id and epoch of one of the deliveries."""
+        if self.addresses is None or delivery.message.shard is None:
+            return self.shard, self.consumer_id, self.epoch
+        return self.addresses[delivery.message.shard]
+
+
+class AckItem(msgspec.Struct, frozen=True, gc=False):
+    """One acknowledgement, addressed by the contents of the ack token."""
+
+    shard: int
+    consumer_id: int
+    epoch: int
+    seq: int
+    kind: AckKind
+    delay_ns: int = 0
+    reason: str = ""
+
+
+class AckResult(msgspec.Struct, frozen=True, gc=False):
+    """Outcome of one acknowledgement; ``code`` 0 is success."""
+
+    code: int = 0
+    detail: str = ""
+
+
+class Held(Protocol):
+    """Something that is held open: an iterator without items that can be closed at any time."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Return itself; the iteration ends when there is nothing left to hold."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release it; a second call does nothing."""
+        ...
+
+
+class ConsumeLink(Protocol):
+    """Consumers: their configuration, pulls and acknowledgements."""
+
+    async def put_consumer(
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        mode: CreateMode,
+        if_match: int | None,
+        if_none: bool,
+    ) -> tuple[ConsumerInfo, bool]:
+        """Create, find or update a consumer of ``stream``, as ``put_stream`` does for streams."""
+        ...
+
+    async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
+        """Return configuration and progress (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND)."""
+        ...
+
+    async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
+        """List the consumers of the stream by name."""
+        ...
+
+    async def delete_consumer(
+        self, stream: str, consumer: str, if_match: int | None = None
+    ) -> None:
+        """Remove the consumer; its waiting pulls end with CONSUMER_DELETED.
+
+        ``if_match`` is as with ``delete_stream``.
+        """
+        ...
+
+    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+        """Mark the consumer as bound (``push_bound``) and in use while the answer is open.
+
+        The answer ends when the consumer is deleted, and with an ApiError if the link is lost.
+        Raises STREAM_NOT_FOUND, CONSUMER_NOT_FOUND.
+        """
+        ...
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch; the result is empty if no message came in time.
+
+        Cancelling the call returns undelivered messages to the consumer.
+        """
+        ...
+
+    async def acknowledge(
+        self, stream: str, consumer: str, items: list[AckItem], sync: bool
+    ) -> list[AckResult]:
+        """Acknowledge deliveries; with ``sync``, answer only when that is durable.
+
+        Items of another shard or consumer get TOKEN_FORGED; those of an earlier epoch or of a
+        deleted consumer with the same name get TOKEN_STALE.
+        """
+        ...

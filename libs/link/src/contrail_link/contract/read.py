@@ -1,0 +1,188 @@
+"""Reads of messages: one, a range, the last of each subject, and bulk replays."""
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from contrail_common.model import StoredMessage
+
+ReplayFormat = Literal["arrow", "ndjson", "msgpack"]
+Chunk = bytes | memoryview
+"""A part of a streamed body."""
+Pieces = tuple[Chunk, ...]
+"""A chunk in consecutive pieces, to avoid a copy."""
+
+
+def pieces_of(chunk: Chunk | Pieces) -> Pieces:
+    """Return the pieces of a chunk; most chunks are a single piece."""
+    return chunk if isinstance(chunk, tuple) else (chunk,)
+
+
+class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages from ``from_seq`` or ``start_time_ns`` on that match ``subject``, if it is given.
+
+    A sequence belongs to one shard. Without ``shard``, all shards are read together from ``cursor``
+    on, which comes from an earlier answer ("": from ``start_time_ns`` or the first message on).
+    """
+
+    stream: str
+    from_seq: int = 0
+    start_time_ns: int = 0
+    subject: str = ""
+    limit: int = 256
+    max_bytes: int = 1 << 20
+    wait_ns: int = 0
+    shard: int | None = None
+    cursor: str = ""
+
+
+class RangeResult(msgspec.Struct, frozen=True):
+    """The result of a range read. ``next_seq`` continues it; ``num_pending`` messages remain.
+
+    If several shards were read together, ``cursor`` continues it instead, ``next_seq`` is 0, and
+    ``begin`` is the cursor of its start.
+    """
+
+    messages: list[StoredMessage]
+    next_seq: int
+    num_pending: int
+    cursor: str = ""
+    begin: str = ""
+
+
+class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest message of each subject that matches ``subject``, as of one point in the stream.
+
+    The point is ``up_to_seq`` (inclusive, in one ``shard``), ``up_to_time_ns`` (exclusive), or the
+    last message at the time of the first page. ``token`` continues after a page of the same
+    request.
+    """
+
+    stream: str
+    subject: str = ""
+    up_to_seq: int = 0
+    up_to_time_ns: int = 0
+    limit: int = 256
+    token: str = ""
+    shard: int | None = None
+
+
+class DeletedRanges(msgspec.Struct, frozen=True):
+    """Deleted sequences as ascending (first, last); ``next_token`` is None on the last page."""
+
+    ranges: list[tuple[int, int]]
+    next_token: str | None
+
+
+class ReadPosition(msgspec.Struct, frozen=True):
+    """The position of a replica: the last sequence of a stream, and the applied log index."""
+
+    last_seq: int
+    applied_index: int
+
+
+class ReplaySplit(msgspec.Struct, frozen=True):
+    """A closed range of one shard; ``messages`` and ``bytes`` are estimates for planning."""
+
+    shard: int
+    from_seq: int
+    to_seq: int
+    messages: int
+    bytes: int
+
+
+class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Plan a replay of a pinned range, in about ``splits`` parts (closed range, 0 = open end).
+
+    The range is in ``shard``, or in all shards; sequences need a shard.
+    """
+
+    stream: str
+    splits: int = 1
+    from_seq: int = 0
+    to_seq: int = 0
+    start_time_ns: int = 0
+    end_time_ns: int = 0
+    subject: str = ""
+    shard: int | None = None
+
+
+class ReplayPlan(msgspec.Struct, frozen=True):
+    """The pinned splits; ``incarnation`` detects a stream that was created again."""
+
+    stream: str
+    incarnation: str
+    splits: list[ReplaySplit]
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """All messages of the closed range, in ``format``; ``columns`` empty means all of them."""
+
+    stream: str
+    format: ReplayFormat = "arrow"
+    from_seq: int = 0
+    to_seq: int = 0
+    subject: str = ""
+    columns: tuple[str, ...] = ()
+    incarnation: str = ""
+    schema: Literal["contrail", "spark"] = "contrail"
+    clamp: bool = False
+    shard: int | None = None
+
+
+class ReadLink(Protocol):
+    """Reads of messages: one, a range, the last of each subject, and bulk replays."""
+
+    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
+        """Return one message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND).
+
+        ``shard`` is required if the stream has several, as in all methods that take sequences;
+        INVALID_FIELD if it is missing or unknown.
+        """
+        ...
+
+    async def read_range(self, request: RangeRequest) -> RangeResult:
+        """Return messages in order; if there are none, wait up to ``wait_ns`` for the first.
+
+        Messages of several shards are sorted by time; the order within a shard is kept. A cursor of
+        another stream or of an earlier incarnation is INVALID_FIELD.
+        """
+        ...
+
+    async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
+        """Return a page of the newest messages of subjects, by sequence, and the next token.
+
+        All pages together have each subject at most once. An empty page need not be the last.
+        """
+        ...
+
+    async def deleted_ranges(
+        self, stream: str, limit: int, token: str, shard: int | None = None
+    ) -> DeletedRanges:
+        """Return a page of the deleted sequences between the first and the last message.
+
+        A range that continues on the next page is divided there.
+        """
+        ...
+
+    async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
+        """Return the position of the answering replica; later reads from it are not older.
+
+        For several shards together, it is the highest sequence.
+        """
+        ...
+
+    async def subject_counts(
+        self, stream: str, subject: str, limit: int, token: str
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """Return a page of (subject, messages) of matching subjects, in byte order."""
+        ...
+
+    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
+        """Pin a range and divide it into splits."""
+        ...
+
+    async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
+        """Check the request (ApiError); return an iterator over the chunks of the encoded body."""
+        ...

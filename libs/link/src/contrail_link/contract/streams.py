@@ -1,0 +1,61 @@
+"""Streams: their configuration, and the removal of their messages."""
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from contrail_common.model import ConsumerInfo, StreamConfig, StreamInfo
+
+CreateMode = Literal["create", "put"]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a listing; ``next_token`` is None on the last page."""
+
+    streams: list[StreamInfo] = []
+    consumers: list[ConsumerInfo] = []
+    next_token: str | None = None
+
+
+class StreamsLink(Protocol):
+    """Streams: their configuration, and the removal of their messages."""
+
+    async def put_stream(
+        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
+    ) -> tuple[StreamInfo, bool]:
+        """Create a stream (True), or find it identical or update it (False).
+
+        If the name has another config, ``create`` refuses (STREAM_EXISTS) and ``put`` updates it.
+        ``if_match`` is the required config version (0: any); ``if_none`` requires that there is no
+        stream (else PRECONDITION_FAILED). The conditions are checked when the change is applied.
+        """
+        ...
+
+    async def stream_info(self, name: str) -> StreamInfo:
+        """Return the stream's configuration and state (STREAM_NOT_FOUND)."""
+        ...
+
+    async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
+        """List streams by name; with ``subject``, only those whose subjects overlap it."""
+        ...
+
+    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
+        """Remove the stream with its messages and consumers (STREAM_NOT_FOUND).
+
+        ``if_match`` is the required config version (else PRECONDITION_FAILED).
+        """
+        ...
+
+    async def purge_stream(
+        self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
+    ) -> int:
+        """Remove messages; return how many (``up_to_seq`` is exclusive; 0 and "" mean not given).
+
+        If the stream has several shards, ``up_to_seq`` needs ``shard``, and ``keep`` needs either
+        ``shard`` or a subject whose messages are all in one (INVALID_FIELD).
+        """
+        ...
+
+    async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
+        """Make one message unreadable (SEQUENCE_NOT_FOUND, DELETE_DENIED)."""
+        ...
