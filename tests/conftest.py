@@ -8,11 +8,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.servers import ServerProcess, SplitServers
+from tests.support.servers import ServerProcess
 
 COMMON = {
     "deadline": None,
@@ -25,9 +24,6 @@ settings.register_profile(
 )
 settings.register_profile("thorough", max_examples=500, stateful_step_count=80, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-
-
-FORMS = ("fast-lane", "reference-lane", "split")
 
 
 WORKERS_MAX = 8
@@ -45,51 +41,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what asks one process about itself where there are several, or sockets of a lane.
+    """Where several workers share the tests, those that need a JVM go first.
 
-    The lanes are for requests: a socket never passes them. Where several workers share the tests,
-    those that need a JVM go first: a worker without work takes from the end of another's list, so
-    that one worker keeps them, and one JVM is enough.
+    A worker without work takes from the end of another's list, so that one worker keeps them, and
+    one JVM is enough.
     """
-    unfit = [item for item in items if _is_unfit(item)]
-    if unfit:
-        config.hook.pytest_deselected(items=unfit)
-        items[:] = [item for item in items if not _is_unfit(item)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("spark") is None)
-
-
-def _is_unfit(item: pytest.Item) -> bool:
-    callspec = getattr(item, "callspec", None)
-    form = None if callspec is None else callspec.params.get("server")
-    if form == "split":
-        return "one_process" in item.keywords
-    return form == "reference-lane" and item.path.name.startswith("test_websocket_")
-
-
-@pytest.fixture(scope="session", params=FORMS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess | SplitServers]:
-    """A running server, in every form: through the dispatcher, through the declared routes, split.
-
-    The split form is a storage process, two apis and two gateways, which are asked in turn.
-    """
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "split":
-        with SplitServers(folder) as servers:
-            yield servers
-        return
-    fast_lane = "on" if request.param == "fast-lane" else "off"
-    with ServerProcess(folder / "data", fast_lane=fast_lane) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: ServerProcess | SplitServers) -> Iterator[httpx.Client]:
-    """An HTTP client of the running server."""
-    with server.client() as opened:
-        yield opened
 
 
 @pytest.fixture

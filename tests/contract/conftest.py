@@ -8,7 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.servers import ServerProcess
+from tests.support.servers import ServerProcess, SplitServers
+
+AnyServer = ServerProcess | SplitServers
+"""One process, or several that are asked in turn."""
+
+FORMS = {"fast": None, "declared": "declared", "split": "split"}
+"""The forms of the server, each with the marker of the tests that run against it as well."""
 
 _numbers = itertools.count(1)
 
@@ -77,11 +83,56 @@ class Stream:
         return state
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test of the server against one process, and the other forms that it is marked with.
+
+    That all forms answer alike is what test_forms.py shows.
+    """
+    if "server" in metafunc.fixturenames:
+        marks = {mark.name for mark in metafunc.definition.iter_markers()}
+        forms = [form for form, mark in FORMS.items() if mark is None or mark in marks]
+        metafunc.parametrize("server", forms, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that the tests of the client share; none of them ends it."""
-    with ServerProcess(tmp_path_factory.mktemp("live") / "data") as running:
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One process, which answers through the dispatcher."""
+    with ServerProcess(tmp_path_factory.mktemp("fast") / "data") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def declared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One process, which answers through the routes declared with FastAPI."""
+    with ServerProcess(tmp_path_factory.mktemp("declared") / "data", fast_lane="off") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitServers]:
+    """A storage process, two apis and two gateways, which are asked in turn."""
+    with SplitServers(tmp_path_factory.mktemp("split")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> AnyServer:
+    """A running server that tests share, in one of its forms."""
+    running: AnyServer = request.getfixturevalue(request.param)
+    return running
+
+
+@pytest.fixture
+def client(server: AnyServer) -> Iterator[httpx.Client]:
+    """An HTTP client of the running server."""
+    with server.client() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def live(fast: ServerProcess) -> ServerProcess:
+    """A server that the tests of the client share; none of them ends it."""
+    return fast
 
 
 @pytest.fixture

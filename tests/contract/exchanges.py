@@ -159,6 +159,7 @@ def _publishes() -> Iterator[Ask]:
     }  # fmt: skip
     yield Ask("POST", X, 201, content=b"<p>", headers=headers)
     yield Ask("POST", X, 200, content=b"other", headers={"nats-msg-id": "k"})
+    yield Ask("GET", f"{S}/messages", 200)
     yield Ask("POST", X, 201, content=b"")
     yield Ask("POST", X, 201, content=b"\x00\xff")
     yield Ask("POST", X, 201, content=b"x" * (65 << 10))

@@ -16,6 +16,8 @@ from tests.contract.conftest import Stream, assert_problem
 from tests.contract.test_service import validator
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 EVENTS = "/v1/events"
 ACCEPT = {"accept": "text/event-stream"}
 LONG = "n" * 250

@@ -73,7 +73,7 @@ def fast_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
 
 
 @pytest.fixture(scope="module")
-def fast(fast_server: ServerProcess) -> list[Answer]:
+def expected_answers(fast_server: ServerProcess) -> list[Answer]:
     """What one process answers through the fast lane."""
     with fast_server.client() as client:
         return answers(client)
@@ -85,19 +85,21 @@ def test_every_operation_is_asked_once_well_and_once_badly() -> None:
     assert [each for each in missing if not asked[each]] == []
 
 
-def test_declared_routes_answer_as_the_fast_lane(fast: list[Answer], tmp_path: Path) -> None:
+def test_declared_routes_answer_as_the_fast_lane(
+    expected_answers: list[Answer], tmp_path: Path
+) -> None:
     server = ServerProcess(tmp_path / "data", fast_lane="off", **SETTINGS)
     with server, server.client() as client:
-        assert_same(fast, answers(client))
+        assert_same(expected_answers, answers(client))
 
 
 @pytest.mark.parametrize("kind", ["apis", "gateways"])
 def test_each_edge_of_the_split_form_answers_as_one_process(
-    fast: list[Answer], kind: str, tmp_path: Path
+    expected_answers: list[Answer], kind: str, tmp_path: Path
 ) -> None:
     servers = SplitServers(tmp_path, **SETTINGS)
     with servers, getattr(servers, kind)[0].client() as client:
-        assert_same(fast, answers(client))
+        assert_same(expected_answers, answers(client))
 
 
 # A form that differs -----------------------------------------------------------------------------
@@ -254,7 +256,7 @@ def linked(tmp_path: Path) -> Iterator[tuple[HeldLink, list[Process]]]:
 
 
 def test_each_operation_whose_storage_goes_away_says_so_and_works_again(
-    fast: list[Answer], linked: tuple[HeldLink, list[Process]]
+    expected_answers: list[Answer], linked: tuple[HeldLink, list[Process]]
 ) -> None:
     link, edges = linked
     wanting = set(OPERATIONS) - LOCAL
@@ -274,4 +276,4 @@ def test_each_operation_whose_storage_goes_away_says_so_and_works_again(
             found.append(conversing.ask(ask))
     assert lost == expected
     assert wanting == set()
-    assert_same([answer for answer in fast if answer.status < BAD], found)
+    assert_same([answer for answer in expected_answers if answer.status < BAD], found)

@@ -12,6 +12,8 @@ from tests.contract.conftest import Stream
 from tests.contract.raw_http import RawAnswer, RawConnection
 from tests.support.servers import ServerProcess
 
+pytestmark = [pytest.mark.declared, pytest.mark.split]
+
 MIB = 1 << 20
 
 

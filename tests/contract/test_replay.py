@@ -14,6 +14,8 @@ import pytest
 from tests.contract.conftest import Stream, assert_problem
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 NDJSON = {"accept": "application/x-ndjson"}
 MSGPACK = {"accept": "application/vnd.msgpack"}
 

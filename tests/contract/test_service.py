@@ -24,7 +24,6 @@ def test_probes_answer(client: httpx.Client) -> None:
     assert client.head("/livez").status_code == 200
 
 
-@pytest.mark.one_process
 def test_metrics_count_requests_by_route(client: httpx.Client, stream: Stream) -> None:
     stream.publish()
     text = client.get("/metrics").text

@@ -11,6 +11,8 @@ from tests.contract.conftest import Stream, assert_problem
 from tests.contract.talk import JSON, MSGPACK, Frame, Talk
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 SHARDS = 4
 WHOLE = {"msgs": 1_000, "bytes": 1 << 20}
 

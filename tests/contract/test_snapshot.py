@@ -16,6 +16,8 @@ from contrail_client.cli.main import app
 from tests.contract.conftest import Stream, assert_problem
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 TYPE = {"content-type": "application/vnd.contrail.snapshot"}
 
 

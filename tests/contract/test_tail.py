@@ -11,6 +11,8 @@ import pytest
 
 from tests.contract.conftest import Stream, assert_problem
 
+pytestmark = pytest.mark.split
+
 EVENTS = {"accept": "text/event-stream"}
 
 

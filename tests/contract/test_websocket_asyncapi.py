@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
 from tests.contract.conftest import Stream
 from tests.contract.talk import Frame, Talk
 from tests.support.servers import ServerProcess
+
+pytestmark = pytest.mark.split
 
 DOCUMENT: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parents[2] / "openapi" / "asyncapi.yaml").read_text(encoding="utf-8")

@@ -21,6 +21,8 @@ from tests.contract.conftest import Stream
 from tests.contract.talk import JSON, MSGPACK, OP_BINARY, Frame, RawSocket, Talk, frame_bytes
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 DOCUMENT: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parents[2] / "openapi" / "asyncapi.yaml").read_text(encoding="utf-8")
 )

@@ -20,6 +20,8 @@ from tests.contract.talk import (
 )
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 PING = b'{"op":"ping","id":1}'
 PONG = b'{"op":"pong","id":1}'
 MIB = 1 << 20

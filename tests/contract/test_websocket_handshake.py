@@ -19,6 +19,8 @@ from tests.contract.talk import (
 )
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 TOKEN = "open-sesame"
 
 

@@ -8,6 +8,8 @@ from tests.contract.conftest import Stream
 from tests.contract.talk import JSON, MSGPACK, Talk
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 OUTSTANDING = 1_000
 
 

@@ -9,6 +9,8 @@ from tests.contract.conftest import Stream
 from tests.contract.talk import Talk, seqs
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 WHOLE = {"msgs": 10, "bytes": 1 << 20}
 
 

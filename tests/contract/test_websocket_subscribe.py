@@ -11,6 +11,8 @@ from tests.contract.conftest import Stream
 from tests.contract.talk import JSON, MSGPACK, TIMEOUT_S, Talk, seqs
 from tests.support.servers import ServerProcess
 
+pytestmark = pytest.mark.split
+
 WHOLE = {"msgs": 1_000, "bytes": 1 << 20}
 
 
