@@ -180,6 +180,7 @@ class HeldLink:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._wire = Wire(port)
+        self._wire.on_held = self._break
 
     def __enter__(self) -> "HeldLink":
         self._thread.start()
@@ -203,26 +204,20 @@ class HeldLink:
     @contextmanager
     def breaking(self) -> Iterator[None]:
         """Break with the next request, which does not reach storage."""
-        self._call(self._hold())
-        broken = asyncio.run_coroutine_threadsafe(self._break(), self._loop)
+        self._loop.call_soon_threadsafe(self._hold, True)
         try:
             yield
         finally:
-            broken.cancel()
-            self._call(self._release())
+            self._loop.call_soon_threadsafe(self._hold, False)
 
-    async def _hold(self) -> None:
-        self._wire.held.clear()
-        self._wire.hold_requests = True
+    def _hold(self, hold: bool) -> None:
+        self._wire.hold_requests = hold
+        if not hold:
+            self._wire.cut()
 
-    async def _break(self) -> None:
-        while not any(is_request(data) for data in self._wire.held):
-            await asyncio.sleep(0.001)
-        self._wire.cut()
-
-    async def _release(self) -> None:
-        self._wire.hold_requests = False
-        self._wire.cut()
+    def _break(self, held: bytes) -> None:
+        if is_request(held):
+            self._wire.cut()
 
 
 def is_request(data: bytes) -> bool:

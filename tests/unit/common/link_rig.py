@@ -117,7 +117,7 @@ class Wire:
         self.hold_requests = self.hold_answers = False
         self.refuse = False
         self.held_requests = self.held_answers = 0
-        self.held: list[bytes] = []  # the held requests as they came
+        self.on_held: Callable[[bytes], None] = lambda data: None
         self._to = port
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,7 +162,7 @@ class Wire:
             while data := await reader.read(1 << 16):
                 if requests and self.hold_requests:
                     self.held_requests += len(data)
-                    self.held.append(data)
+                    self.on_held(data)
                 elif not requests and self.hold_answers:
                     self.held_answers += len(data)
                 else:
