@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from contrail_common import errors
 from contrail_common.errors import BY_NAME, ApiError, FieldProblem
 from contrail_link.contract import StorageLink
-from contrail_link.tcp.methods import METHODS, PUBLISH, PUBLISH_BATCH, Method, encode
+from contrail_link.contract.remote import REPEAT, Remote
+from contrail_link.tcp.client import RemoteLink
+from contrail_link.tcp.methods import (
+    METHODS,
+    PUBLISH,
+    PUBLISH_BATCH,
+    DeclaredMethod,
+    Method,
+    encode,
+)
 from contrail_link.tcp.refusals import WireError, decode_error, encode_error
 
 COROUTINES = {
@@ -33,14 +42,14 @@ LOCAL = {"may_retry"}
 def test_method_has_the_types_of_its_declaration(method: Method[Any]) -> None:
     hints = get_type_hints(COROUTINES[method.name])
     result = hints.pop("return")
-    assert get_args(method.argument_types) == tuple(hints.values())
+    assert get_args(method.arguments.type) == tuple(hints.values())
     if not method.streams:
-        assert method.result_type == result
+        assert method.result.type == result
 
 
 def test_publish_travels_in_both_forms_of_its_declaration() -> None:
     content = get_type_hints(StorageLink.publish_then)["content"]
-    forms = [get_args(method.argument_types) for method in (PUBLISH, PUBLISH_BATCH)]
+    forms = [get_args(method.arguments.type) for method in (PUBLISH, PUBLISH_BATCH)]
     assert forms == [(str, one) for one in get_args(content)]
 
 
@@ -49,9 +58,31 @@ def test_every_method_travels_under_a_number_of_its_own() -> None:
     assert all(number == method.number for number, method in METHODS.items())
 
 
+def test_client_has_every_method_as_it_is_declared() -> None:
+    declared = {
+        name: inspect.signature(method)
+        for name, method in inspect.getmembers(StorageLink, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    assert declared
+    assert {name: inspect.signature(getattr(RemoteLink, name)) for name in declared} == declared
+
+
+@pytest.mark.parametrize(
+    "call",
+    [((1,), {"b": 2, "c": 3}), ((1, 2), {}), ((1, 2, 3), {}), ((), {"c": 3, "a": 1, "b": 2})],
+)
+def test_arguments_travel_in_the_order_of_their_declaration(
+    call: tuple[tuple[int, ...], dict[str, int]],
+) -> None:
+    async def method(self: object, a: int, b: int, c: int = 3) -> None: ...
+
+    assert DeclaredMethod(method, Remote(1, REPEAT, None)).in_order(*call) == (1, 2, 3)
+
+
 def test_method_without_a_result_answers_nothing() -> None:
     for method in METHODS.values():
-        if method.result_type is NoneType:
+        if method.result.type is NoneType:
             assert method.result.decode(encode(None)) is None
 
 

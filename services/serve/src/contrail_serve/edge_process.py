@@ -65,17 +65,17 @@ async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
         # Storage gives up first, and knows better what it says.
         limits = LinkLimits(call_s=settings.publish_timeout_s + _LINK_LATER_S)
         key = derived_key(settings.cluster_secret, LINK_LABEL)
-        link = RemoteLink(settings.storage, key, limits)
+        storage = RemoteLink(settings.storage, key, limits)
         forwarder = Forwarder(Peers(kind.others, settings.peers))
-        foreign = replace(kind.foreign(link, edge), elsewhere=forwarder)
-        app = build_app([kind.own(link, edge), foreign], edge)
+        foreign = replace(kind.foreign(storage.link, edge), elsewhere=forwarder)
+        app = build_app([kind.own(storage.link, edge), foreign], edge)
         app.metrics.add(forwarder)
-        link.start()
+        storage.start()
         try:
             await serve_http(
                 app, edge, listener, stopping.wait(), service=kind.name, leaving=forwarder.drain
             )
         finally:
             forwarder.close()
-            await link.close()
+            await storage.close()
     return True

@@ -7,6 +7,7 @@ import msgspec
 
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.model import AckKind, ConsumerConfig, ConsumerInfo, StoredMessage
+from contrail_link.contract.remote import REFUSE, REPEAT, UNKNOWN, remote
 from contrail_link.contract.streams import CreateMode, Page
 
 
@@ -100,6 +101,7 @@ class Held(Protocol):
 class ConsumeLink(Protocol):
     """Consumers: their configuration, pulls and acknowledgements."""
 
+    @remote(16, UNKNOWN)
     async def put_consumer(
         self,
         stream: str,
@@ -111,14 +113,17 @@ class ConsumeLink(Protocol):
         """Create, find or update a consumer of ``stream``, as ``put_stream`` does for streams."""
         ...
 
+    @remote(17, REPEAT)
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Return configuration and progress (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND)."""
         ...
 
+    @remote(18, REPEAT)
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
         """List the consumers of the stream by name."""
         ...
 
+    @remote(19, UNKNOWN)
     async def delete_consumer(
         self, stream: str, consumer: str, if_match: int | None = None
     ) -> None:
@@ -128,6 +133,7 @@ class ConsumeLink(Protocol):
         """
         ...
 
+    @remote(38, REFUSE)
     async def bind_consumer(self, stream: str, consumer: str) -> Held:
         """Mark the consumer as bound (``push_bound``) and in use while the answer is open.
 
@@ -136,6 +142,7 @@ class ConsumeLink(Protocol):
         """
         ...
 
+    @remote(20, REFUSE, wait_ns=lambda request: 0 if request.no_wait else request.expires_ns)
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch; the result is empty if no message came in time.
 
@@ -143,6 +150,7 @@ class ConsumeLink(Protocol):
         """
         ...
 
+    @remote(21, UNKNOWN)
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:

@@ -8,6 +8,7 @@ import msgspec
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
+from contrail_link.contract.remote import REPEAT, remote
 
 
 class PubResult(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +58,7 @@ PublishOutcome = PublishAck | ApiError
 class PublishLink(Protocol):
     """Publishing: messages and the outcome of each."""
 
+    @remote(6, REPEAT)
     async def stream_for_subject(self, subject: str) -> str:
         """Return the stream that captures the literal ``subject`` (NO_STREAM_FOR_SUBJECT)."""
         ...

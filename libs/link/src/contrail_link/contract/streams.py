@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from contrail_common.model import ConsumerInfo, StreamConfig, StreamInfo
+from contrail_link.contract.remote import REPEAT, UNKNOWN, remote
 
 CreateMode = Literal["create", "put"]
 
@@ -20,6 +21,7 @@ class Page(msgspec.Struct, frozen=True):
 class StreamsLink(Protocol):
     """Streams: their configuration, and the removal of their messages."""
 
+    @remote(1, UNKNOWN)
     async def put_stream(
         self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
     ) -> tuple[StreamInfo, bool]:
@@ -31,14 +33,17 @@ class StreamsLink(Protocol):
         """
         ...
 
+    @remote(2, REPEAT)
     async def stream_info(self, name: str) -> StreamInfo:
         """Return the stream's configuration and state (STREAM_NOT_FOUND)."""
         ...
 
+    @remote(3, REPEAT)
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
         """List streams by name; with ``subject``, only those whose subjects overlap it."""
         ...
 
+    @remote(4, UNKNOWN)
     async def delete_stream(self, name: str, if_match: int | None = None) -> None:
         """Remove the stream with its messages and consumers (STREAM_NOT_FOUND).
 
@@ -46,6 +51,7 @@ class StreamsLink(Protocol):
         """
         ...
 
+    @remote(5, UNKNOWN)
     async def purge_stream(
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
     ) -> int:
@@ -56,6 +62,7 @@ class StreamsLink(Protocol):
         """
         ...
 
+    @remote(13, UNKNOWN)
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Make one message unreadable (SEQUENCE_NOT_FOUND, DELETE_DENIED)."""
         ...

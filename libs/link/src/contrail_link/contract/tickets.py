@@ -2,6 +2,8 @@
 
 from typing import Final, Protocol
 
+from contrail_link.contract.remote import UNKNOWN, remote
+
 TICKET_NS: Final = 30_000_000_000
 """How long a ticket lasts."""
 
@@ -9,6 +11,7 @@ TICKET_NS: Final = 30_000_000_000
 class TicketUse(Protocol):
     """Sees to it that a ticket is used once, whichever process it is shown to."""
 
+    @remote(40, UNKNOWN)
     async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
         """Whether a ticket with this number is used for the first time; OVERLOADED."""
         ...

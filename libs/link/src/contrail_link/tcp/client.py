@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
-from typing import Any, Final, TypeVar
+from functools import partial, wraps
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -13,32 +13,17 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import (
-    ConsumerConfig,
-    ConsumerInfo,
     PublishMessage,
-    StoredMessage,
-    StreamConfig,
-    StreamInfo,
 )
 from contrail_common.timeunits import NS_PER_S
-from contrail_link.contract.admin import ErasureReceipt, EventsRequest, EventsResult
-from contrail_link.contract.consume import AckItem, AckResult, Held, PullRequest, PullResult
+from contrail_link.contract import StorageLink
+from contrail_link.contract.consume import AckItem, PullRequest, PullResult
 from contrail_link.contract.publish import PublishContent, PublishOutcome
-from contrail_link.contract.read import (
-    DeletedRanges,
-    LastRequest,
-    RangeRequest,
-    RangeResult,
-    ReadPosition,
-    ReplayPlan,
-    ReplayPlanRequest,
-    ReplayRequest,
-)
-from contrail_link.contract.streams import CreateMode, Page
+from contrail_link.contract.remote import OnLoss
 from contrail_link.tcp import methods
 from contrail_link.tcp.channel import Address, Channel, Late, LinkLostError
 from contrail_link.tcp.limits import LinkLimits
-from contrail_link.tcp.methods import Method, OnLoss, encode
+from contrail_link.tcp.methods import DeclaredMethod, Method, encode
 from contrail_link.tcp.metrics import client_metrics, exposition
 
 _R = TypeVar("_R")
@@ -47,7 +32,10 @@ _AGAIN_S: Final = 1
 
 
 class RemoteLink:
-    """``contrail_link.contract.StorageLink`` on a storage node in another process.
+    """A ``StorageLink`` to a storage node in another process.
+
+    Only the methods with code of their own are written out. All others send their arguments and
+    return the answer: they are made from their declarations, below the class.
 
     It has two connections, so that the answer to a publish never waits behind the bytes of a
     replay. If a connection is lost, requests that were not sent or that change nothing are repeated
@@ -72,73 +60,16 @@ class RemoteLink:
         await self._calls.close()
         await self._streams.close()
 
+    @property
+    def link(self) -> StorageLink:
+        """This object, typed as what it implements."""
+        return cast(StorageLink, self)
+
     async def wait_until_up(self, timeout_s: float) -> bool:
         """Wait until there is a connection to storage; return False after ``timeout_s``."""
         return await self._calls.wait_until_up(timeout_s)
 
-    # Calls ---------------------------------------------------------------------------------------
-    async def _call(
-        self,
-        method: Method[_R],
-        *arguments: Any,
-        wait_s: float = 0.0,
-        on_loss: OnLoss | None = None,
-        late: Late | None = None,
-    ) -> _R:
-        """Return the method's result. ``wait_s``: how long storage may wait before it answers.
-
-        ``late`` gets a result that arrives after the caller was cancelled.
-        """
-        body = encode(arguments)
-        what_then = on_loss or method.on_loss
-        timeout_s = self.limits.call_s + wait_s
-        failed_at_s: float | None = None
-        while True:
-            call = _Call(self._calls, late)
-            try:
-                call.begin(method, body, timeout_s)
-                return method.result.decode(await call.result())
-            except LinkLostError as lost:
-                if what_then is OnLoss.UNKNOWN:
-                    raise ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {lost}") from None
-                failed_at_s = failed_at_s or _now_s()
-                if what_then is OnLoss.REFUSE or not await _up_again(self._calls, failed_at_s):
-                    raise _interrupted(lost) from None
-            except ApiError as error:
-                failed_at_s = failed_at_s or _now_s()
-                if not await self.may_retry(error, failed_at_s):
-                    raise
-
-    # Streams -------------------------------------------------------------------------------------
-    async def put_stream(
-        self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
-    ) -> tuple[StreamInfo, bool]:
-        """Create, find identical, or update."""
-        return await self._call(methods.PUT_STREAM, config, mode, if_match, if_none)
-
-    async def stream_info(self, name: str) -> StreamInfo:
-        """Configuration and state."""
-        return await self._call(methods.STREAM_INFO, name)
-
-    async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
-        """Streams by name, paged."""
-        return await self._call(methods.LIST_STREAMS, subject, prefix, limit, token)
-
-    async def delete_stream(self, name: str, if_match: int | None = None) -> None:
-        """Remove a stream."""
-        await self._call(methods.DELETE_STREAM, name, if_match)
-
-    async def purge_stream(
-        self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
-    ) -> int:
-        """Remove messages, answer how many."""
-        return await self._call(methods.PURGE_STREAM, name, subject, up_to_seq, keep, shard)
-
-    # Messages ------------------------------------------------------------------------------------
-    async def stream_for_subject(self, subject: str) -> str:
-        """The stream that captures a subject."""
-        return await self._call(methods.STREAM_FOR_SUBJECT, subject)
-
+    # Methods with code of their own --------------------------------------------------------------
     def publish_then(
         self, stream: str, content: PublishContent, done: Callable[[PublishOutcome], None]
     ) -> None:
@@ -164,51 +95,65 @@ class RemoteLink:
             except ApiError as error:
                 told(error)
 
-    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
-        """One message."""
-        return await self._call(methods.GET_MESSAGE, stream, seq, shard)
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch."""
+        return await self._call(methods.PULL, (request,), partial(self._give_back, request))
 
-    async def read_range(self, request: RangeRequest) -> RangeResult:
-        """Messages in order, waiting for the first when asked to."""
+    def _give_back(self, request: PullRequest, body: memoryview) -> None:
+        """Return deliveries to the consumer that arrived after the caller was cancelled."""
+        try:
+            result = methods.PULL.result.decode(body)
+        except msgspec.DecodeError:
+            return  # another version of storage; it delivers them again after ack_wait
+        items = [AckItem(*result.address(one), one.message.seq, "nak") for one in result.deliveries]
+        if items:
+            arguments = encode((request.stream, request.consumer, items, False))
+            with contextlib.suppress(ApiError):
+                self._calls.post(methods.ACKNOWLEDGE, arguments, self.limits.call_s, _Nobody())
+
+    def readiness(self) -> dict[str, str]:
+        """Return why the link or storage is not ready; storage reports once a second."""
+        for channel in (self._calls, self._streams):
+            if not channel.up:
+                return {"storage link": f"down: {channel.why}"}
+        return self._calls.status
+
+    def metrics_text(self) -> str:
+        """Return the metrics of this end of the link; storage serves its own."""
+        return exposition(client_metrics({"calls": self._calls, "streams": self._streams}))
+
+    # Calls ---------------------------------------------------------------------------------------
+    async def _call(
+        self, method: Method[_R], arguments: tuple[Any, ...], late: Late | None = None
+    ) -> _R:
+        """Return the result of a method.
+
+        ``late`` gets a result that arrives after the caller was cancelled.
+        """
+        body = encode(arguments)
+        wait_ns = method.wait_ns(arguments)
         # A wait is not repeated, because the caller would then wait longer than it asked for.
-        on_loss = OnLoss.REFUSE if request.wait_ns else None
-        wait_s = request.wait_ns / NS_PER_S
-        return await self._call(methods.READ_RANGE, request, wait_s=wait_s, on_loss=on_loss)
+        on_loss = OnLoss.REFUSE if wait_ns else method.on_loss
+        timeout_s = self.limits.call_s + wait_ns / NS_PER_S
+        failed_at_s: float | None = None
+        while True:
+            call = _Call(self._calls, late)
+            try:
+                call.begin(method, body, timeout_s)
+                return method.result.decode(await call.result())
+            except LinkLostError as lost:
+                if on_loss is OnLoss.UNKNOWN:
+                    raise ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {lost}") from None
+                failed_at_s = failed_at_s or _now_s()
+                if on_loss is OnLoss.REFUSE or not await _up_again(self._calls, failed_at_s):
+                    raise _interrupted(lost) from None
+            except ApiError as error:
+                failed_at_s = failed_at_s or _now_s()
+                if not await self.may_retry(error, failed_at_s):
+                    raise
 
-    async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
-        """A page of the newest messages of subjects."""
-        return await self._call(methods.LAST_MESSAGES, request)
-
-    async def deleted_ranges(
-        self, stream: str, limit: int, token: str, shard: int | None = None
-    ) -> DeletedRanges:
-        """Deleted sequences, paged."""
-        return await self._call(methods.DELETED_RANGES, stream, limit, token, shard)
-
-    async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
-        """How far the answering replica is."""
-        return await self._call(methods.READ_POSITION, stream, shard)
-
-    async def subject_counts(
-        self, stream: str, subject: str, limit: int, token: str
-    ) -> tuple[list[tuple[str, int]], str | None]:
-        """Subjects with their number of messages."""
-        return await self._call(methods.SUBJECT_COUNTS, stream, subject, limit, token)
-
-    async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
-        """Make one message unreadable."""
-        await self._call(methods.DELETE_MESSAGE, stream, seq, shard)
-
-    # Replay --------------------------------------------------------------------------------------
-    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
-        """Pin a range and cut it into splits."""
-        return await self._call(methods.REPLAY_PLAN, request)
-
-    async def replay(self, request: ReplayRequest) -> AsyncIterator[bytes]:
-        """Check the request, then stream the encoded body."""
-        return await self._stream(methods.REPLAY, request)
-
-    async def _stream(self, method: Method[None], *arguments: Any) -> "ChunkStream":
+    async def _stream(self, method: Method[Any], arguments: tuple[Any, ...]) -> "ChunkStream":
+        """Return the chunks of a stream, once storage has checked the request."""
         body = encode(arguments)
         failed_at_s: float | None = None
         while True:
@@ -227,119 +172,23 @@ class RemoteLink:
                 if not await _up_again(self._streams, failed_at_s):
                     raise
 
-    # Archives ------------------------------------------------------------------------------------
-    async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
-        """Stream the archive of a stream as it is now."""
-        return await self._stream(methods.SNAPSHOT, stream, consumers)
 
-    async def begin_restore(self, stream: str) -> str:
-        """Begin a restore; its token."""
-        return await self._call(methods.BEGIN_RESTORE, stream)
+def _forward(method: DeclaredMethod) -> Callable[..., Any]:
+    """Return the method of RemoteLink that asks storage and returns its answer."""
 
-    async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
-        """Take the next bytes of the archive."""
-        await self._call(methods.APPEND_RESTORE, token, offset, piece)
+    @wraps(method.declaration)
+    async def forward(self: RemoteLink, *args: Any, **kwargs: Any) -> Any:
+        arguments = method.in_order(args, kwargs)
+        if method.streams:
+            return await self._stream(method, arguments)
+        return await self._call(method, arguments)
 
-    async def commit_restore(self, token: str) -> StreamInfo:
-        """Make the stream."""
-        return await self._call(methods.COMMIT_RESTORE, token)
+    return forward
 
-    async def abort_restore(self, token: str) -> None:
-        """Undo."""
-        await self._call(methods.ABORT_RESTORE, token)
 
-    # Consumers -----------------------------------------------------------------------------------
-    async def put_consumer(
-        self,
-        stream: str,
-        config: ConsumerConfig,
-        mode: CreateMode,
-        if_match: int | None,
-        if_none: bool,
-    ) -> tuple[ConsumerInfo, bool]:
-        """Create, find identical, or update."""
-        return await self._call(methods.PUT_CONSUMER, stream, config, mode, if_match, if_none)
-
-    async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
-        """Configuration and progress."""
-        return await self._call(methods.CONSUMER_INFO, stream, consumer)
-
-    async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
-        """Consumers of a stream by name, paged."""
-        return await self._call(methods.LIST_CONSUMERS, stream, limit, token)
-
-    async def delete_consumer(
-        self, stream: str, consumer: str, if_match: int | None = None
-    ) -> None:
-        """Remove a consumer."""
-        await self._call(methods.DELETE_CONSUMER, stream, consumer, if_match)
-
-    async def bind_consumer(self, stream: str, consumer: str) -> Held:
-        """Hold a consumer for a subscription."""
-        return await self._stream(methods.BIND_CONSUMER, stream, consumer)
-
-    async def pull(self, request: PullRequest) -> PullResult:
-        """Deliver up to a batch."""
-        wait_s = 0.0 if request.no_wait else request.expires_ns / NS_PER_S
-        late = partial(self._give_back, request)
-        return await self._call(methods.PULL, request, wait_s=wait_s, late=late)
-
-    def _give_back(self, request: PullRequest, body: memoryview) -> None:
-        """Return deliveries to the consumer that arrived after the caller was cancelled."""
-        try:
-            result = methods.PULL.result.decode(body)
-        except msgspec.DecodeError:
-            return  # another version of storage; it delivers them again after ack_wait
-        items = [AckItem(*result.address(one), one.message.seq, "nak") for one in result.deliveries]
-        if items:
-            arguments = encode((request.stream, request.consumer, items, False))
-            with contextlib.suppress(ApiError):
-                self._calls.post(methods.ACKNOWLEDGE, arguments, self.limits.call_s, _Nobody())
-
-    async def acknowledge(
-        self, stream: str, consumer: str, items: list[AckItem], sync: bool
-    ) -> list[AckResult]:
-        """Take acknowledgements."""
-        return await self._call(methods.ACKNOWLEDGE, stream, consumer, items, sync)
-
-    # Advisories ----------------------------------------------------------------------------------
-    async def read_events(self, request: EventsRequest) -> EventsResult:
-        """Advisories in order, waiting for the first when asked to."""
-        on_loss = OnLoss.REFUSE if request.wait_ns else None
-        wait_s = request.wait_ns / NS_PER_S
-        return await self._call(methods.READ_EVENTS, request, wait_s=wait_s, on_loss=on_loss)
-
-    # Erasing -------------------------------------------------------------------------------------
-
-    async def erase(
-        self, stream: str, seqs: list[int], subject: str, shard: int | None = None
-    ) -> ErasureReceipt:
-        """Delete messages, and have their bytes leave all files."""
-        return await self._call(methods.ERASE, stream, seqs, subject, shard)
-
-    async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
-        """A receipt, once it is done or the wait is over."""
-        on_loss = OnLoss.REFUSE if wait_ns else None
-        wait_s = wait_ns / NS_PER_S
-        return await self._call(
-            methods.ERASURE, erasure_id, wait_ns, wait_s=wait_s, on_loss=on_loss
-        )
-
-    async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
-        """Whether a ticket is used for the first time."""
-        return await self._call(methods.USE_TICKET, nonce, expires_ns)
-
-    # Node ----------------------------------------------------------------------------------------
-    def readiness(self) -> dict[str, str]:
-        """Return why the link or storage is not ready; storage reports once a second."""
-        for channel in (self._calls, self._streams):
-            if not channel.up:
-                return {"storage link": f"down: {channel.why}"}
-        return self._calls.status
-
-    def metrics_text(self) -> str:
-        """Return the metrics of this end of the link; storage serves its own."""
-        return exposition(client_metrics({"calls": self._calls, "streams": self._streams}))
+for _method in methods.DECLARED:
+    if not hasattr(RemoteLink, _method.name):
+        setattr(RemoteLink, _method.name, _forward(_method))
 
 
 def _now_s() -> float:
@@ -429,7 +278,7 @@ class ChunkStream(AsyncIterator[bytes]):
         self._news: asyncio.Future[None] | None = None
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def begin(self, method: Method[None], body: bytes, limits: LinkLimits) -> None:
+    async def begin(self, method: Method[Any], body: bytes, limits: LinkLimits) -> None:
         """Send the request, and wait until storage has checked it."""
         self._window = limits.window_bytes
         self._number = self._channel.post(method, body, limits.call_s, self, self)
