@@ -49,6 +49,9 @@ class SimLog:
         return self.has_space
 
     def append(self, group: int, index: int, term: int, data: bytes) -> int:
+        if data and not self.has_space:
+            raise BlockingIOError("the queue is full")
+
         def change(held: Held) -> None:
             assert index == held.last_index() + 1
             held.entries.append((data, index, term))
@@ -100,6 +103,7 @@ class SimNode:
         self.lost: list[object] = []
         self.roles: list[bool] = []
         self.up = False
+        self.then: Callable[[], None] = lambda: None  # called after each commit, as an owner may
         self.group: RaftGroup
         self.endpoint: GroupEndpoint
 
@@ -146,6 +150,7 @@ class SimNode:
             self.store.append(entry)
             if entry.context is not None:
                 self.acked.append(entry.context)
+        self.then()
 
 
 class Cluster:

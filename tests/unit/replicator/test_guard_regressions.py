@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from contrail_replicator import LogDivergedError, Message, raft_core
+from contrail_replicator import LogDivergedError, Message, NotLeaderError, raft_core
 from contrail_replicator.raft_core import RaftCore
 from tests.unit.replicator.raft_sim import Cluster, SimNode
 
@@ -188,9 +188,9 @@ def test_doubled_vote_counts_once() -> None:
     vote = {"type": "response_vote", "term": candidate.group.term}
     for _ in range(3):
         candidate.group.receive("b", vote)
-    assert candidate.group._core.is_core_leader() is False
+    assert candidate.group._core.led_term() == 0
     candidate.group.receive("c", vote)
-    assert candidate.group._core.is_core_leader() is True
+    assert candidate.group._core.led_term() == candidate.group.term
 
 
 def test_vote_and_acknowledgement_leave_only_when_durable() -> None:
@@ -234,6 +234,39 @@ def test_follower_commits_nothing_above_its_own_disk() -> None:
     assert cluster["b"].group.commit_index == before
     cluster["b"].log.sync()
     assert cluster["b"].group.commit_index == before + 1
+
+
+def test_callback_of_a_deposed_leader_appends_nothing() -> None:
+    """A commit that a successor reports is handed out before the loss of leadership is."""
+    cluster = Cluster()
+    old = cluster.elect("a")
+    cluster.run(0.5)
+    index, term = old.group.propose(b"data", "data"), old.group.term
+    old.log.sync()
+    refused: list[NotLeaderError] = []
+
+    def propose() -> None:
+        try:
+            old.group.propose(b"more", "more")
+        except NotLeaderError as error:
+            refused.append(error)
+
+    old.then = propose
+    old.group.receive(
+        "b",
+        {
+            "type": "append_entries",
+            "term": term + 1,
+            "commit_index": index,
+            "prevLogIdx": index,
+            "prevLogTerm": term,
+            "entries": [(b"", index + 1, term + 1)],
+        },
+    )
+    assert old.acked == ["data"]
+    assert old.group.last_index == index + 1
+    assert refused
+    assert not old.group.is_leader
 
 
 def test_leader_that_would_cut_committed_entries_is_refused() -> None:

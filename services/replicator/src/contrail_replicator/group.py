@@ -83,8 +83,10 @@ class RaftGroup:
         self._on_commit = on_commit
         self._on_role = on_role
         self._on_lost = on_lost
-        # True in a group of one, which needs no elections and keeps no entries for followers.
+        # True in a group of one, which needs no elections.
         self._alone = not [peer for peer in peers if peer != node_id]
+        # Applied entries that stay in memory for followers that lag a little.
+        self._tail_bytes = 0 if self._alone else _TAIL_BYTES
         # False before `start`, after `stop`, and while the node's log fails.
         self._running = False
         # The term in which the owner was told that this node leads; 0 while it does not.
@@ -102,7 +104,7 @@ class RaftGroup:
         self._core = RaftCore(
             node_id, peers, self._journal, applied_index, self._send, clock, timings
         )
-        self._forget_applied()
+        self._journal.trim_to_size(applied_index, self._tail_bytes)
         transport.attach(group_id, self)
 
     @property
@@ -156,17 +158,22 @@ class RaftGroup:
         size = len(data)
         if not 0 < size <= MAX_ENTRY_BYTES:
             raise ValueError(f"an entry must have 1 to {MAX_ENTRY_BYTES} bytes, not {size}")
-        if not self.is_leader:
-            raise NotLeaderError(f"group {self._group_id}")
-        over = self._outstanding_bytes and self._outstanding_bytes + size > MAX_OUTSTANDING_BYTES
-        if over or not self._journal.has_capacity(size):
+        term, outstanding = self._led_term, self._outstanding_bytes
+        # One entry may always be open, however large it is.
+        if outstanding and outstanding + size > MAX_OUTSTANDING_BYTES:
             raise GroupBusyError(f"group {self._group_id}")
         try:
-            index = self._core.propose(data)
+            # A callback may propose while `_settle` has yet to report that leadership has ended:
+            # `_led_term` is stale then, and the core refuses.
+            index = self._core.propose(data, term) if term else None
+        except BlockingIOError as error:
+            raise GroupBusyError(f"group {self._group_id}: {error}") from error
         except OSError as error:
             raise NotLeaderError(f"group {self._group_id}: {error}") from error
-        self._proposals[index] = _Proposal(self._core.term(), size, context)
-        self._outstanding_bytes += size
+        if index is None:
+            raise NotLeaderError(f"group {self._group_id}")
+        self._proposals[index] = _Proposal(term, size, context)
+        self._outstanding_bytes = outstanding + size
         return index
 
     def handle_durable(self, position: int, index: int) -> None:
@@ -174,7 +181,8 @@ class RaftGroup:
         if self._running:
             self._journal.handle_durable(position, index)
             self._core.handle_durable()
-            self.tick()
+            self._core.tick()
+            self._settle()
 
     def tick(self) -> None:
         """Do due elections, heartbeats and commits. Must be called at least every 50 ms."""
@@ -236,38 +244,37 @@ class RaftGroup:
 
         Callbacks run here, outside the core, so that they may propose.
         """
-        while self._core.committed:
-            entries, self._core.committed = self._core.committed, []
+        core = self._core
+        while core.committed:
+            # Taken before the callback, which may propose and so come back here.
+            entries, core.committed = core.committed, []
             self._applied_index = entries[-1][1]
-            self._forget_applied()
-            self._on_commit([self._committed(entry) for entry in entries])
-        leads = self._core.is_core_leader()
-        if self._led_term and not (leads and self._core.term() == self._led_term):
+            self._journal.trim_to_size(self._applied_index, self._tail_bytes)
+            self._on_commit(self._with_contexts(entries))
+        term = core.led_term()
+        if self._led_term and term != self._led_term:
             self._led_term = 0
             self._on_role(False)
             self._lose_proposals()
-        if leads and not self._led_term:
-            self._lead_when_caught_up()
-
-    def _lead_when_caught_up(self) -> None:
-        if self._applied_index >= self._core.first_index_of_term():
-            self._led_term = self._core.term()
+        # The first entry of the term is committed after everything of earlier terms.
+        if term and not self._led_term and self._applied_index >= core.first_index_of_term():
+            self._led_term = term
             self._on_role(True)
 
-    def _forget_applied(self) -> None:
-        # Keep the newest entries in memory for followers that are a little behind.
-        self._journal.trim_to_size(self._applied_index, 0 if self._alone else _TAIL_BYTES)
-
-    def _committed(self, entry: LogEntry) -> CommittedEntry:
-        data, index, term = entry
-        proposal = self._proposals.pop(index, None)
-        if proposal is None:
-            return CommittedEntry(index, term, data, None)
-        self._outstanding_bytes -= proposal.size
-        if proposal.term == term:
-            return CommittedEntry(index, term, data, proposal.context)
-        self._on_lost([proposal.context])
-        return CommittedEntry(index, term, data, None)
+    def _with_contexts(self, entries: list[LogEntry]) -> list[CommittedEntry]:
+        """Return committed entries with the contexts of the proposals they came from."""
+        committed = []
+        for data, index, term in entries:
+            context = None
+            proposal = self._proposals.pop(index, None)
+            if proposal is not None:
+                self._outstanding_bytes -= proposal.size
+                if proposal.term == term:
+                    context = proposal.context
+                else:  # another leader's entry took the place of the proposal
+                    self._on_lost([proposal.context])
+            committed.append(CommittedEntry(index, term, data, context))
+        return committed
 
     def _lose_proposals(self) -> None:
         contexts = [proposal.context for proposal in self._proposals.values()]

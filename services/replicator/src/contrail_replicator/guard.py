@@ -97,23 +97,24 @@ class DurabilityBarrier:
     """Messages that wait until the log records they rely on are durable."""
 
     def __init__(self) -> None:
-        self._held: deque[_Held] = deque()
+        self.held: deque[_Held] = deque()
+        """Oldest first; at most `_HELD_MAX`."""
 
     def hold(self, position: int, term: int, peer: str, message: Message) -> None:
         """Keep a message; beyond the bound it is dropped, which Raft takes for a lost one."""
-        if len(self._held) < _HELD_MAX:
-            self._held.append(_Held(position, term, peer, message))
+        if len(self.held) < _HELD_MAX:
+            self.held.append(_Held(position, term, peer, message))
 
     def release(self, durable_position: int, term: int) -> Iterator[tuple[str, Message]]:
         """Yield the messages that may leave now; those of an earlier term are dropped.
 
         An acknowledgement given in an earlier term may speak of entries cut since.
         """
-        while self._held and self._held[0].position <= durable_position:
-            held = self._held.popleft()
+        while self.held and self.held[0].position <= durable_position:
+            held = self.held.popleft()
             if held.term == term:
                 yield held.peer, held.message
 
     def clear(self) -> None:
         """Drop everything: what was relied on will never be durable."""
-        self._held.clear()
+        self.held.clear()

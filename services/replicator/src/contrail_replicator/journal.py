@@ -4,8 +4,6 @@ The first element is an anchor: index and term of the entry before the oldest on
 always applied. Nothing is known to be durable until the node's log has reported it.
 """
 
-from collections.abc import Sequence
-
 from contrail_replicator.ports import JournalLog, LogEntry, RecoveredLog
 
 
@@ -24,16 +22,29 @@ class GroupJournal:
                 f"group {group} is applied up to {applied}, but its log has the entries after "
                 f"{recovered.base_index} up to {end}"
             )
+        # The group's number in the node's log.
         self._group = group
+        # The node's log, which writes and syncs.
         self._log = log
+        # The anchor, then the entries held, without a gap in their indexes. Never empty.
         self._entries: list[LogEntry] = [(b"", recovered.base_index, recovered.base_term)]
         self._entries += entries
         self.size = sum(len(data) for data, _, _ in entries)
+        """Bytes of the entries held."""
+        self.last_index = end
+        """Index of the newest entry, durable or not. Always that of the last of `_entries`."""
         self.term = recovered.term
+        """The current term, as last recorded; durable with `position`."""
         self.voted_for = recovered.voted_for
+        """The vote in `term`."""
         self.durable_index = end
+        """Highest index that is durable here and not cut since. Never above `last_index`."""
         self.durable_position = 0
+        """Records of the group that the node's log has reported durable."""
         self.position = 0
+        """Records of the group that were appended. Never below `durable_position`."""
+        # The record of the last cut, and the lowest index that was cut to before it was durable.
+        # Until it is, the log may report a durable index whose entry was replaced.
         self._cut_position = 0
         self._cut_index = end
 
@@ -46,11 +57,6 @@ class GroupJournal:
     def anchor_term(self) -> int:
         """Term of the entry in front of the oldest one held."""
         return self._entries[0][2]
-
-    @property
-    def last_index(self) -> int:
-        """Index of the newest entry, durable or not."""
-        return self._entries[-1][1]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -84,6 +90,7 @@ class GroupJournal:
         """Add the next entry; it is durable once the node's log says so."""
         self.position = self._log.append(self._group, index, term, data)
         self._entries.append((data, index, term))
+        self.last_index = index
         self.size += len(data)
 
     def truncate(self, from_index: int) -> None:
@@ -132,8 +139,8 @@ class GroupJournal:
         position = min(index - self._entries[0][1], len(self._entries) - 1)
         if position <= 0:
             return
-        dropped: Sequence[LogEntry] = self._entries[1 : position + 1]
-        self.size -= sum(len(data) for data, _, _ in dropped)
+        for data, _, _ in self._entries[1 : position + 1]:
+            self.size -= len(data)
         _, anchor_index, anchor_term = self._entries[position]
         del self._entries[:position]
         self._entries[0] = (b"", anchor_index, anchor_term)
@@ -155,3 +162,4 @@ class GroupJournal:
         position = last - self._entries[0][1] + 1
         self.size -= sum(len(data) for data, _, _ in self._entries[position:])
         del self._entries[position:]
+        self.last_index = last

@@ -38,10 +38,14 @@ class JournalLog(Protocol):
         """Stop reporting to a group that has ended."""
 
     def has_capacity(self, size: int) -> bool:
-        """Whether an entry of `size` bytes fits into what may wait for the disk."""
+        """Whether entries of `size` bytes may be added: the bytes that wait are bounded."""
 
     def append(self, group: int, index: int, term: int, data: bytes) -> int:
-        """Add the next entry of the group's log."""
+        """Add the next entry of the group's log.
+
+        Raises BlockingIOError, and adds nothing, if too many bytes wait for the disk. An entry
+        without data always fits.
+        """
 
     def truncate(self, group: int, from_index: int, last_term: int) -> int:
         """Cut from `from_index` on; `last_term` is the term of what is then the last entry."""

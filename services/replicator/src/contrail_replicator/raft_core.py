@@ -6,7 +6,6 @@ of overridden methods and the audit of their behaviour are only valid for one ve
 """
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 from zlib import crc32
@@ -35,19 +34,6 @@ if VERSION != AUDITED_VERSION:
     raise ImportError(f"pysyncobj {VERSION} is installed, but only {AUDITED_VERSION} is audited")
 
 
-class _Clock:
-    """The clock of the library's module, which all groups share.
-
-    Each group sets its own clock before it calls into the core.
-    """
-
-    def __init__(self) -> None:
-        self.read: Callable[[], float] = time.monotonic
-
-    def __call__(self) -> float:
-        return self.read()
-
-
 class _NoPoller:
     def poll(self, _timeout: float) -> None:
         """Do nothing: the event loop drives the group."""
@@ -57,14 +43,13 @@ def _refuse_pickle(*_args: object, **_kwargs: object) -> None:
     raise RuntimeError("Raft commands and messages are never pickled")
 
 
-_clock: Final = _Clock()
+_LEADER: Final = _RAFT_STATE.LEADER
 
 
 def _replace_library_parts() -> None:
     core = pysyncobj.syncobj
     core.createJournal = lambda journal: journal
     core.createPoller = lambda _kind: _NoPoller()
-    core.monotonicTime = _clock
     # The library calls this only for the command type of a leader's first entry. Ours has no data.
     core._bchr = lambda _command_type: b""
     for module in (pysyncobj.pickle, pysyncobj.journal):
@@ -117,9 +102,8 @@ class _CoreTransport(Transport):  # type: ignore[misc]
         super().__init__(None, None, [])
         self.send = send
 
-    @property
-    def ready(self) -> bool:
-        return True
+    ready = True
+    """The core asks before each tick. Links to peers come and go without it."""
 
 
 class _Member(Node):  # type: ignore[misc]
@@ -187,9 +171,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__serializer = _NoSnapshots()
 
-    def is_core_leader(self) -> bool:
-        """Return True if this member won the election of its term."""
-        return bool(self._SyncObj__raftState == _RAFT_STATE.LEADER)
+    def led_term(self) -> int:
+        """The current term if this member won its election, else 0."""
+        return self._SyncObj__raftCurrentTerm if self._SyncObj__raftState == _LEADER else 0
 
     def term(self) -> int:
         """The current term."""
@@ -216,30 +200,39 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
         self._barrier.clear()
 
-    def propose(self, data: bytes) -> int:
-        """Append an entry as leader, send it to the peers, and return its index."""
-        self._enter()
-        index = self._journal.last_index + 1
-        self._journal.append(data, index, self.term())
+    def propose(self, data: bytes, term: int) -> int | None:
+        """Append an entry as the leader of `term`, send it to the peers, and return its index.
+
+        None, and nothing is appended, if this member does not lead that term any more.
+        """
+        # Two leaders of one term never exist, but a follower that appended an entry of its own in
+        # the leader's term would have another entry at the same index and term.
+        if self._SyncObj__raftState != _LEADER or self._SyncObj__raftCurrentTerm != term:
+            return None
+        journal = self._journal
+        index = journal.last_index + 1
+        journal.append(data, index, term)
         if self._nodes:
+            self._enter()
             self._SyncObj__sendAppendEntries()
         return index
 
     def tick(self) -> None:
         """Do due elections, commits and heartbeats; fills `committed`."""
-        self._enter()
-        self._in_tick, self._counting = True, self.is_core_leader()
+        pysyncobj.syncobj.monotonicTime = self._clock  # as `_enter`: this runs for every publish
+        self._in_tick, self._counting = True, self._SyncObj__raftState == _LEADER
         self._onTick()
         self._in_tick = False
 
     def handle_durable(self) -> None:
         """Send the messages that waited for the disk, and advance a follower's commit index."""
-        if not self.is_core_leader():
+        if self._SyncObj__raftState != _LEADER:
+            # A leader's commit index is counted by `tick`. A follower only knows the leader's.
             reached = min(self._leader_commit, self._journal.durable_index)
-            if reached > self.commit_index():
-                self._SyncObj__raftCommitIndex = reached
-        for peer, message in self._barrier.release(self._journal.durable_position, self.term()):
-            self._send_to_peer(peer, message)
+            self._SyncObj__raftCommitIndex = max(self.commit_index(), reached)
+        if self._barrier.held:
+            for peer, message in self._barrier.release(self._journal.durable_position, self.term()):
+                self._send_to_peer(peer, message)
 
     def link_changed(self, peer: str, connected: bool) -> None:
         """Note whether messages can be sent to a peer."""
@@ -255,7 +248,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         screened: Message | None = None
         if term < self.term():
             if kind == guard.APPEND:
-                self._tell_term(peer)
+                self._send_term(peer)
         elif kind == guard.APPEND:
             screened = self._screen_append(message)
         elif kind == guard.REQUEST_VOTE:
@@ -309,7 +302,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
         self._SyncObj__raftLeader = None
 
-    def _tell_term(self, peer: str) -> None:
+    def _send_term(self, peer: str) -> None:
         self._SyncObj__sendNextNodeIdx(self._nodes[peer])
 
     def _heartbeat_without_entries(self) -> Message:
@@ -330,7 +323,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             self._send_to_peer(node.id, message)
 
     def _enter(self) -> None:
-        _clock.read = self._clock
+        """Give the library this group's clock. All groups share its module, so each call does."""
+        pysyncobj.syncobj.monotonicTime = self._clock
 
     # Overrides of private methods, which the core finds by their mangled names.
 
@@ -347,9 +341,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         # The core assumes that the leader itself holds every entry. While it counts what is
         # committed, it must only see the entries that are durable on this node.
         journal = self._journal
-        return (
-            min(journal.last_index, journal.durable_index) if self._counting else journal.last_index
-        )
+        if self._counting and journal.durable_index < journal.last_index:
+            return journal.durable_index
+        return journal.last_index
 
     def _SyncObj__getEntries(  # noqa: N802
         self, from_index: int | None, count: int | None = None, max_bytes: int | None = None
@@ -374,19 +368,19 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         # If a peer needs entries that are no longer in memory, the core would never stop sending.
         # Such a peer gets heartbeats only.
         next_index, connected = self._SyncObj__raftNextIndex, self._SyncObj__connectedNodes
-        behind = {node for node in connected if next_index[node] <= self._journal.anchor_index}
-        connected -= behind
+        cut_off = {node for node in connected if next_index[node] <= self._journal.anchor_index}
+        connected -= cut_off
         super()._SyncObj__sendAppendEntries()
-        connected |= behind
-        for node in behind:
+        connected |= cut_off
+        for node in cut_off:
             self._send_to_peer(node.id, self._heartbeat_without_entries())
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         self._counting = False
         applied = self._SyncObj__raftLastApplied
-        behind = self.commit_index() - applied
-        if behind > 0:
-            entries = self._journal.slice(applied + 1, behind, APPLY_PASS_BYTES)
+        unapplied = self._SyncObj__raftCommitIndex - applied
+        if unapplied > 0:
+            entries = self._journal.slice(applied + 1, unapplied, APPLY_PASS_BYTES)
             self.committed += entries
             self._SyncObj__raftLastApplied = entries[-1][1]
         return False

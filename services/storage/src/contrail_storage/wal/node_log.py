@@ -32,7 +32,7 @@ class LogFailedError(OSError):
     """A write or sync failed; the log takes no records until `NodeLog.recover` has returned."""
 
 
-class LogFullError(Exception):
+class LogFullError(BlockingIOError):
     """The queue to the disk is full (`LogOptions.queue_bytes`); nothing was appended."""
 
 
@@ -229,15 +229,15 @@ class NodeLog:
             state = self._writable(group)
             if index != state.last_index + 1:
                 raise ValueError(f"entry {index} of group {group} cannot follow {state.last_index}")
-            if size and not self.has_capacity(size):
-                raise LogFullError(f"{self.queued_bytes} bytes are waiting for the disk")
-            state.last_index, state.last_term = index, term
             waiting = self._waiting
+            queued = waiting.size + self._in_flight_bytes
+            if size and queued + size > self._options.queue_bytes:
+                raise LogFullError(f"{queued} bytes are waiting for the disk")
+            state.last_index, state.last_term = index, term
             if index > waiting.highest.get(group, 0):
                 waiting.highest[group] = index
             header = codec.record_header(RecordKind.ENTRY, group, index, term, size)
-            waiting.parts.append(header)
-            waiting.parts.append(data)
+            waiting.parts += header, data
             waiting.size += size + len(header)
             return self._advance(state)
 
