@@ -107,7 +107,10 @@ def test_request_that_came_while_the_server_was_busy_is_answered(
                 if before and not got:
                     await wait_until(lambda: connection._begun or connection._body_open)
 
+                publish_then = edge.link.publish_then
+
                 def hold_up(*_: object) -> None:
+                    monkeypatch.setattr(edge.link, "publish_then", publish_then)
                     # Beyond each of the deadlines. Sockets are read next after the timers only
                     # where what holds the loop up is itself a socket that is read.
                     client.sendall(late)

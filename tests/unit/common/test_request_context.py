@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from contrail_link.request_context import (
     BYTES_MAX,
-    InContext,
     RequestContext,
     current_context,
     enter_context,
+    leave_context,
 )
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -72,9 +72,10 @@ def test_context_holds_within_and_in_tasks_begun_there_and_not_behind() -> None:
         return current_context()
 
     async def scenario() -> None:
-        with InContext(mine):
-            begun = asyncio.create_task(seen())
-            assert current_context() == mine
+        outer = enter_context(mine)
+        begun = asyncio.create_task(seen())
+        assert current_context() == mine
+        leave_context(outer)
         assert current_context() is None
         assert await begun == mine
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
@@ -30,7 +30,7 @@ from contrail_edge.tickets import OpenedTicket, Tickets
 from contrail_edge.ws.handshake import accept
 from contrail_edge.ws.socket_metrics import SocketCounts
 from contrail_edge.ws.websocket import EdgeSocket, Opening, SocketEndpoint
-from contrail_link.request_context import InContext, enter_context
+from contrail_link.request_context import enter_context, leave_context
 
 if TYPE_CHECKING:
     from contrail_edge.openapi.declared import DeclaredRoutes
@@ -47,10 +47,6 @@ _EVENT_TEMPLATES: Final = frozenset({"/v1/events", "/v1/streams/{stream}/message
 """Routes that accept a ticket, because a browser's EventSource cannot send a token."""
 _DIRECT_URLS_MAX: Final = 4096
 _DIRECT_URL_BYTES_MAX: Final = 256
-
-
-async def _no_more() -> Message:
-    raise ClientGoneError
 
 
 async def _no_upgrade(request: Request) -> Answer:
@@ -81,19 +77,19 @@ class EdgeApp:
         # Limits and options; never change.
         self._settings = settings
         # Budgets, CORS rules and the drain flag, shared with all connections.
-        self._state = EdgeState(
+        self.state = EdgeState(
             BodyBudget(settings.bodies_in_flight_bytes_max),
             UnreadBudget(settings.unread_bytes_of_all_max, settings.connections_max),
             Cors(settings.allowed_origins),
             settings.waiting_max,
         )
         # Checks tokens and sites.
-        self._guard = Guard(settings)
+        self.guard = Guard(settings)
         # Issues tickets and checks their signatures; storage notes which are used.
         self._tickets = Tickets(settings.ack_keys)
         # Never empty: the link of the first module records used tickets.
         self._modules = tuple(modules)
-        self.metrics = EdgeMetrics(self._state)
+        self.metrics = EdgeMetrics(self.state)
         links = list({id(module.link): module.link for module in modules}.values())
         probes = Probes(links, self.metrics, self.document, self._tickets).routes()
         # WebSocket endpoints by path.
@@ -154,12 +150,12 @@ class EdgeApp:
 
     def drain(self) -> None:
         """End all long polls. The process calls this when it begins to stop."""
-        self._state.drain()
+        self.state.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         begun = time.perf_counter()
-        request = Request(scope, receive, self._state)
+        request = Request(scope, receive, self.state)
         enter_context(request)  # each request has a task of its own
         label, status = UNMATCHED, CLIENT_GONE_STATUS
         try:
@@ -228,23 +224,6 @@ class EdgeApp:
             return None
         return DirectTarget(route.template, route.direct, found[1])
 
-    def direct_request(self, scope: Scope) -> Request:
-        """Make the request of ``scope``; the protocol collects its body."""
-        return Request(scope, _no_more, self._state)
-
-    @property
-    def state(self) -> EdgeState:
-        """The state that all connections share."""
-        return self._state
-
-    def admits(self, request: Request) -> bool:
-        """Return True if the guard admits ``request``; if not, the application answers why."""
-        try:
-            self._guard.check(request)
-        except ApiError:
-            return False
-        return True
-
     def answer_directly(self, exchange: DirectExchange) -> None:
         """Call the direct handler of a request whose body is complete."""
         request, target = exchange.request, exchange.target
@@ -258,28 +237,31 @@ class EdgeApp:
             seconds = time.perf_counter() - exchange.begun
             self._account(request, target.template, answer.status, seconds)
 
-        with InContext(request):
-            try:
-                target.direct.handler(request, exchange.body, reply)
-            except ApiError as error:
-                reply(error)
-            except Exception:
-                _log.exception("request_failed")
-                reply(ApiError(errors.INTERNAL))
+        outer = enter_context(request)
+        try:
+            target.direct.handler(request, exchange.body, reply)
+        except ApiError as error:
+            reply(error)
+        except Exception:
+            _log.exception("request_failed")
+            reply(ApiError(errors.INTERNAL))
+        finally:
+            leave_context(outer)
 
     def _account(self, request: Request, template: str, status: int, seconds: float) -> None:
         """Count an answered request; log it if access logs are on or the server failed."""
         self.metrics.answered(request.method, template, status, seconds)
         if self._settings.access_log or (status >= INTERNAL_STATUS and status != BUSY_STATUS):
-            with InContext(request):
-                _log.log(
-                    logging.WARNING if status >= INTERNAL_STATUS else logging.INFO,
-                    "request",
-                    method=request.scope["method"],
-                    path=request.raw_path.decode("latin-1"),
-                    status=status,
-                    seconds=round(seconds, 6),
-                )
+            outer = enter_context(request)
+            _log.log(
+                logging.WARNING if status >= INTERNAL_STATUS else logging.INFO,
+                "request",
+                method=request.scope["method"],
+                path=request.raw_path.decode("latin-1"),
+                status=status,
+                seconds=round(seconds, 6),
+            )
+            leave_context(outer)
 
     # Sockets -------------------------------------------------------------------------------------
     def socket_endpoint(self, url: bytes) -> SocketEndpoint | None:
@@ -299,17 +281,17 @@ class EdgeApp:
 
         ``proven`` means that the handshake had a valid ticket, which is now used.
         """
-        if self._state.drained:
+        if self.state.drained:
             raise ApiError(errors.SHUTTING_DOWN, applied=False)
-        authenticated = proven or self._guard.check_socket(request)
+        authenticated = proven or self.guard.check_socket(request)
         enter_context(request.context)  # from here on, the connection only serves the socket
         elsewhere = self._sockets_elsewhere.get(request.raw_path)
         if elsewhere is not None:
             return elsewhere.splice(request, transport, connections)
         answer, subprotocol = accept(request, endpoint)
-        opening = Opening(subprotocol, authenticated, self._guard.good_token)
+        opening = Opening(subprotocol, authenticated, self.guard.good_token)
         opcode = endpoint.subprotocols[subprotocol]
-        socket = EdgeSocket(opcode, self._settings, self._state, self._socket_counts)
+        socket = EdgeSocket(opcode, self._settings, self.state, self._socket_counts)
         socket.begin(transport, connections, answer, endpoint, opening)
         return socket
 
@@ -322,10 +304,10 @@ class EdgeApp:
         return None if self._sockets_elsewhere.get(request.raw_path) is not None else ticket
 
     def _open_ticket(self, request: Request) -> OpenedTicket | None:
-        ticket = self._guard.ticket(request)
+        ticket = self.guard.ticket(request)
         if ticket is None:
             return None
-        self._guard.check_site(request)
+        self.guard.check_site(request)
         return self._tickets.open(ticket, time.time_ns())
 
     async def use_ticket(self, ticket: OpenedTicket) -> None:
@@ -340,15 +322,15 @@ class EdgeApp:
     # The application -----------------------------------------------------------------------------
     def _preflight(self, request: Request) -> Response | None:
         """Return the answer to a CORS preflight request, which has no token, or None."""
-        answer = self._state.cors.preflight(request.method, request.headers)
+        answer = self.state.cors.preflight(request.method, request.headers)
         if answer is not None:
-            self._guard.check_site(request)
+            self.guard.check_site(request)
         return answer
 
     async def _target(self, request: Request) -> _Target:
         ticket = self._open_ticket(request)
         if ticket is None:
-            self._guard.check(request)
+            self.guard.check(request)
         if request.method == "HEAD":
             request.head_only = True
             request.method = "GET"

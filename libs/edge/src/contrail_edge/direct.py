@@ -5,6 +5,7 @@ pipelining, deadlines, disconnects and shutdown work in the same way.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -63,7 +64,6 @@ class DirectExchange:
         self,
         request: Request,
         target: DirectTarget,
-        begun: float,
         transport: asyncio.Transport,
         unread: UnreadBudget,
         default_headers: list[Header],
@@ -72,7 +72,7 @@ class DirectExchange:
     ) -> None:
         self.request = request
         self.target = target
-        self.begun = begun
+        self.begun = time.perf_counter()
         self.transport = transport
         self.unread = unread
         self.default_headers = default_headers

@@ -7,7 +7,6 @@ no timers. Built on uvicorn 0.54, of which these private attributes are used: ``
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
@@ -25,7 +24,7 @@ from contrail_edge.http.delivery import GATHER
 from contrail_edge.http.heads import bad_request, check_head, too_large_head, too_long_target
 from contrail_edge.http.last_look import after_a_look
 from contrail_edge.http.problems import PROBLEM_TYPE, problem_body, problem_headers
-from contrail_edge.http.requests import Request, bodies_overloaded
+from contrail_edge.http.requests import Request, bodies_overloaded, no_more
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.tickets import OpenedTicket
 from contrail_edge.ws.websocket import SocketEndpoint
@@ -33,10 +32,6 @@ from contrail_link.contract.read import Chunk, Pieces
 
 _LENGTH_DIGITS_MAX: Final = 8
 _UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
-
-
-class _RefusedError(Exception):
-    """Raised in a parser callback to stop the parser; ``_refusal`` then has the reason."""
 
 
 class _JoinedWrites:
@@ -132,8 +127,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     _body_open = False  # the head is complete, the body is not
     _refused = False  # an error was answered; all further bytes are dropped
     _unparsed = 0  # bytes fed to the parser since it last completed a part
-    _refusal: ApiError | None = None  # why a parser callback stopped the parser
     _deadline: asyncio.TimerHandle | None = None  # timer of the head or body that is awaited
+    _part_ended = False  # a head or body began or ended in these bytes: its deadline is over
     _armed_at = 0.0  # loop time at which the deadline or the body's current window began
     _progress_at = 0.0  # loop time at which bytes last arrived
     _window_bytes = 0  # bytes of the body since `_armed_at`
@@ -188,31 +183,37 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._progress_at = self.loop.time()
             self._window_bytes += len(data)
         self._unset_keepalive_if_required()
-        try:
-            if self._feed(data):
-                return
-        except httptools.HttpParserError:
-            self._refuse(self._refusal or bad_request("the request is not valid HTTP/1.1"))
-            return
-        if not self._head_open and not self._body_open and not self.cycle.response_complete:
-            self._disarm()  # the application is working
-        elif not self._too_much_unparsed() and self._deadline is None:
-            self._arm()
-
-    def _feed(self, data: bytes) -> bool:
-        """Parse ``data``; return True if the connection has become a WebSocket."""
         left = memoryview(data)
-        while True:
+        parsed = False
+        while not parsed:
             try:
                 self.parser.feed_data(left)
+                parsed = True
             except httptools.HttpParserUpgrade as upgrade:
                 left = left[upgrade.args[0] :]
                 if self._endpoint is not None:
                     self._open_socket(self._endpoint, bytes(left))
-                    return True
+                    return
                 self._read_without_upgrade()
-            else:
-                return False
+            except httptools.HttpParserError as error:
+                # The parser wraps errors that its callbacks raise.
+                refusal = error.__context__
+                if not isinstance(refusal, ApiError):
+                    refusal = bad_request("the request is not valid HTTP/1.1")
+                self._refuse(refusal)
+                return
+        if self._part_ended:
+            self._part_ended = False
+            if self._deadline is not None:
+                self._disarm()
+        if self._head_open or self._body_open:
+            waiting = True
+        else:
+            # No deadline while the application works, or after a direct answer, which has a timer
+            # of its own. Bytes that begin no request (CRLF) have stopped uvicorn's timer, however.
+            waiting = self._idle_since is None and self.cycle.response_complete
+        if waiting and not self._too_much_unparsed() and self._deadline is None:
+            self._arm()
 
     def _should_upgrade(self) -> bool:
         return self._endpoint is not None
@@ -287,72 +288,69 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         # The answer to an earlier request in the same bytes has set the timer.
         self._unset_keepalive_if_required()
         self._direct = self._idle_since = None
-        self._head_open = self._begun = True
+        self._head_open = self._begun = self._part_ended = True
         self._unparsed = 0
-        self._disarm()
 
     def on_headers_complete(self) -> None:
         """Check a complete head, and start the application unless it is answered directly."""
-        self._check_head()
-        if self.parser.get_method() == b"CONNECT":
-            self._stop(bad_request("this server is not a proxy"))
+        parser = self.parser
+        check_head(self.url, self.headers, parser.get_http_version(), self.settings)
+        method = parser.get_method()
+        if method == b"CONNECT":
+            raise bad_request("this server is not a proxy")
         self._head_open = self._begun = False
-        self._body_open = True
+        self._body_open = self._part_ended = True
         self._unparsed = 0
-        self._disarm()
-        if self.parser.should_upgrade() and self._get_upgrade() == b"websocket":
-            get = self.parser.get_method() == b"GET"
-            self._endpoint = self.edge.socket_endpoint(self.url) if get else None
-        if self._asks_for_an_upgrade():
-            return
-        self._request = self._guarded_request()
-        self._direct = self._direct_exchange(self._request) if self._admitted else None
+        if parser.should_upgrade():
+            if method == b"GET" and self._get_upgrade() == b"websocket":
+                self._endpoint = self.edge.socket_endpoint(self.url)
+            if self._endpoint is None:
+                return  # the head is read again without the offer, see `_read_without_upgrade`
+        scope = cast(Scope, self.scope)
+        path, _, query = self.url.partition(b"?")
+        scope.update(method=method.decode(), raw_path=path, query_string=query)
+        self._request = request = Request(scope, no_more, self.edge.state)
+        try:
+            self.edge.guard.check(request)
+            self._admitted = True
+        except ApiError:
+            self._admitted = False  # the application answers why, and the body is never buffered
+        self._direct = self._direct_exchange(request, method) if self._admitted else None
         if self._direct is None:
             if len(self.pipeline) >= self.settings.pipelined_max:
                 detail = "too many requests are waiting on the connection"
-                self._stop(ApiError(errors.OVERLOADED, detail, applied=False))
+                raise ApiError(errors.OVERLOADED, detail, applied=False)
             super().on_headers_complete()
         self.headers = []  # collects trailers from here on, which are ignored
 
-    def _guarded_request(self) -> Request:
-        """Return the request of the complete head, and note whether the guard admits it.
-
-        The body of a request that is not admitted is never buffered.
-        """
-        scope = cast(Scope, self.scope)
-        path, _, query = self.url.partition(b"?")
-        method = self.parser.get_method().decode()
-        scope.update(method=method, raw_path=path, query_string=query)
-        request = self.edge.direct_request(scope)
-        self._admitted = self.edge.admits(request)
-        return request
-
-    def _direct_exchange(self, request: Request) -> DirectExchange | None:
+    def _direct_exchange(self, request: Request, method: bytes) -> DirectExchange | None:
         """Make the exchange of a request that is answered without ASGI the current cycle.
 
         Returns None for all other requests.
         """
-        method = self.parser.get_method()
         target = self.edge.direct_target(method, self.url)
         if target is None or (self.cycle is not None and not self.cycle.response_complete):
             return None
-        if self.flow.write_paused:
-            return None  # the application starts it when the peer has read the last answer
-        length = request.headers.get(b"content-length", b"")
+        # The application waits until the peer has read the last answer, asks for the body, refuses
+        # codings, and drops the body of a handshake.
+        if self.flow.write_paused or self.expect_100_continue or self._endpoint is not None:
+            return None
+        headers = request.headers
+        length = headers.get(b"content-length", b"")
         if method == b"GET":
             if request.body_pending:
                 return None
             length = b"0"
-        if not length or len(length) > _LENGTH_DIGITS_MAX:
+        if not length or len(length) > _LENGTH_DIGITS_MAX or b"content-encoding" in headers:
             return None
-        if not target.direct.takes(request.headers.get(b"content-type"), int(length)):
+        direct = target.direct
+        if int(length) > direct.body_bytes_max:
             return None
-        if self.expect_100_continue or self.parser.should_upgrade() or request.is_coded:
+        if direct.types and headers.get(b"content-type") not in direct.types:
             return None
         exchange = DirectExchange(
             request,
             target,
-            time.perf_counter(),
             self.transport,
             self.edge.state.unread,
             self.server_state.default_headers,
@@ -387,14 +385,11 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._unparsed = 0
         direct = self._direct
         if direct is not None:
-            try:
-                direct.request.hold(len(body))
-            except ApiError as error:
-                self._stop(error)
+            direct.request.hold(len(body))
             direct.body = direct.body + body if direct.body else body
         elif self._admitted and not self.cycle.response_complete:
             if not self.edge.state.bodies.take(self._buffered, len(body)):
-                self._stop(bodies_overloaded())
+                raise bodies_overloaded()
             self._buffered += len(body)
             super().on_body(body)
 
@@ -407,25 +402,13 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Answer a direct request, or hand the end of the body to the application."""
         self._body_open = False
-        self._disarm()
+        self._part_ended = True
         direct = self._direct
         if direct is not None:
-            direct.more_body = False
-            direct.request.body_came()
+            direct.more_body = direct.request.body_pending = False
             self.edge.answer_directly(direct)
-        elif not self._asks_for_an_upgrade():
+        elif self._endpoint is not None or not self.parser.should_upgrade():
             super().on_message_complete()
-
-    def _check_head(self) -> None:
-        try:
-            version = self.parser.get_http_version()
-            check_head(self.url, self.headers, version, self.settings)
-        except ApiError as error:
-            self._stop(error)
-
-    def _stop(self, refusal: ApiError) -> None:
-        self._refusal = refusal
-        raise _RefusedError
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self.flow.write_paused:
@@ -448,9 +431,6 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return message
 
         return counted
-
-    def _asks_for_an_upgrade(self) -> bool:
-        return self.parser.should_upgrade() and not self._should_upgrade()
 
     def _read_without_upgrade(self) -> None:
         """Read the head again as a plain one; a server may ignore Upgrade (RFC 9110, 7.8).

@@ -103,10 +103,6 @@ class Direct:
     types: frozenset[bytes] = frozenset()
     body_bytes_max: int = DIRECT_BODY_BYTES_MAX
 
-    def takes(self, content_type: bytes | None, body_bytes: int) -> bool:
-        """Return True if it takes a request with such a body."""
-        return body_bytes <= self.body_bytes_max and (not self.types or content_type in self.types)
-
 
 @dataclass(frozen=True, slots=True)
 class Route:

@@ -6,6 +6,7 @@ part in none, it passes on what it is given.
 """
 
 import re
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Final, NamedTuple, Protocol, Self
 
@@ -73,22 +74,7 @@ def current_context() -> RequestContext | None:
     return None if carrier is None else carrier.context
 
 
-def enter_context(carrier: Carrier | None) -> None:
-    """Say what the running task or connection is part of, for as long as it lives."""
-    _current.set(carrier)
-
-
-class InContext:
-    """``with``: what runs within, and the tasks it starts, is part of the carrier's context."""
-
-    __slots__ = ("_carrier", "_token")
-
-    def __init__(self, carrier: Carrier | None) -> None:
-        self._carrier = carrier
-        self._token: Token[Carrier | None]
-
-    def __enter__(self) -> None:
-        self._token = _current.set(self._carrier)
-
-    def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
+enter_context: Final[Callable[[Carrier | None], Token[Carrier | None]]] = _current.set
+"""Say what the running task or connection is part of, and the tasks that it starts from now on."""
+leave_context: Final[Callable[[Token[Carrier | None]], None]] = _current.reset
+"""Return to the context before the :func:`enter_context` that returned this token."""

@@ -67,8 +67,12 @@ def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
                 values.append(text)
     if kind not in _UNTOLD:
         headers = {} if headers is None else headers
+        try:
+            text = kind.decode()
+        except UnicodeDecodeError:
+            raise _not_utf8("Content-Type") from None
         # Msg-Header-Content-Type is meant for the message only, so it takes precedence.
-        headers.setdefault(CONTENT_TYPE, [_text("Content-Type", kind)])
+        headers.setdefault(CONTENT_TYPE, [text])
     return headers
 
 
@@ -100,9 +104,11 @@ def _text(shown: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise invalid_field(
-            shown, f"is not UTF-8; use {shown}* for a value in RFC 8187 form"
-        ) from None
+        raise _not_utf8(shown) from None
+
+
+def _not_utf8(shown: str) -> ApiError:
+    return invalid_field(shown, f"is not UTF-8; use {shown}* for a value in RFC 8187 form")
 
 
 def _extended_text(shown: str, value: bytes) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
@@ -61,6 +61,11 @@ class EdgeState:
         return self._draining
 
 
+async def no_more() -> Message:
+    """Receive function of a request whose body the protocol collects."""
+    raise ClientGoneError
+
+
 def bodies_overloaded() -> ApiError:
     """Return the error for more body bytes than one or all connections may hold."""
     detail = "too many bytes of request bodies are in flight"
@@ -71,11 +76,11 @@ class Request:
     """One request. ``path_values`` are the decoded path parameters of the matched route."""
 
     __slots__ = (
-        "_body_done",
         "_gone",
         "_id",
         "_reserved",
         "_state",
+        "body_pending",
         "head_only",
         "headers",
         "method",
@@ -99,14 +104,16 @@ class Request:
         self._reserved = 0
         self._gone: asyncio.Task[None] | None = None
         self._id: bytes | None = None
-        self._body_done = (
-            self.headers.get(b"content-length", b"0") == b"0"
-            and b"transfer-encoding" not in self.headers
+        # True until the body has been read completely. The protocol clears it for direct requests.
+        self.body_pending = (
+            self.headers.get(b"content-length", b"0") != b"0"
+            or b"transfer-encoding" in self.headers
         )
 
     def cors_headers(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
         """Return the CORS headers for an answer that has headers of these ``names``."""
-        return self._state.cors.headers(self.headers.get(b"origin"), names)
+        cors = self._state.cors
+        return cors.headers(self.headers.get(b"origin"), names) if cors.enabled else []
 
     @property
     def unread(self) -> UnreadBudget:
@@ -136,16 +143,6 @@ class Request:
         return RequestContext.of(self.request_id, self.headers.get(b"traceparent", b""))
 
     @property
-    def body_pending(self) -> bool:
-        """True if the body was not read completely."""
-        return not self._body_done
-
-    @property
-    def is_coded(self) -> bool:
-        """True if the body has a content coding (RFC 9110 section 8.4); none is supported."""
-        return self.headers.get(b"content-encoding", _IDENTITY).lower() != _IDENTITY
-
-    @property
     def waits_to_be_asked(self) -> bool:
         """True if the client waits for 100 Continue before the body (RFC 9110 section 10.1.1)."""
         return self.headers.get(b"expect", b"").lower() == b"100-continue"
@@ -154,7 +151,7 @@ class Request:
     async def body(self, limit: int, too_large: ErrorSpec = errors.BODY_TOO_LARGE) -> bytes:
         """Read the whole body; raise ``too_large`` as soon as it is known to exceed ``limit``."""
         self.check_declared_length(limit, too_large)
-        if self._body_done:
+        if not self.body_pending:
             return b""
         self._check_coding()
         first, more = await self._next_chunk(limit, too_large)
@@ -170,7 +167,7 @@ class Request:
     async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives. Each chunk counts as in flight until :meth:`consumed`."""
         self.check_declared_length(limit)
-        left, more = limit, not self._body_done
+        left, more = limit, self.body_pending
         if more:
             self._check_coding()
         while more:
@@ -193,8 +190,9 @@ class Request:
             raise ApiError(too_large, f"the body is larger than {limit} bytes", applied=False)
 
     def _check_coding(self) -> None:
-        # The server does not store the coding, so readers could not decode such a payload.
-        if self.is_coded:
+        # The server does not store the coding (RFC 9110 section 8.4), so readers could not decode
+        # such a payload.
+        if self.headers.get(b"content-encoding", _IDENTITY).lower() != _IDENTITY:
             detail = "request bodies with a Content-Encoding are not supported"
             raise ApiError(errors.UNSUPPORTED_MEDIA, detail, applied=False)
 
@@ -204,7 +202,7 @@ class Request:
             raise ClientGoneError
         chunk: bytes = message.get("body", b"")
         more: bool = message.get("more_body", False)
-        self._body_done = not more
+        self.body_pending = more
         if len(chunk) > limit:
             raise ApiError(too_large, "the body is larger than the limit", applied=False)
         self.hold(len(chunk))
@@ -212,11 +210,11 @@ class Request:
 
     async def discard_body(self) -> None:
         """Read the rest of the body, and drop it."""
-        while not self._body_done:
+        while self.body_pending:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
-            self._body_done = not message.get("more_body", False)
+            self.body_pending = message.get("more_body", False)
 
     def hold(self, count: int) -> None:
         """Count ``count`` bytes of the body as in flight until :meth:`release`.
@@ -226,10 +224,6 @@ class Request:
         if not self._state.bodies.take(self._reserved, count):
             raise bodies_overloaded()
         self._reserved += count
-
-    def body_came(self) -> None:
-        """Note that the protocol has collected the whole body."""
-        self._body_done = True
 
     # Waiting -------------------------------------------------------------------------------------
     @property

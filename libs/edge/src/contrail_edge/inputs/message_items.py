@@ -129,11 +129,13 @@ def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
     """``message`` with its headers interpreted, or why it is refused."""
     headers = message.headers
     if headers:
-        message_id = _only_message_id(headers)
-        if message_id is not None and len(message.payload) <= payload_bytes_max:
-            found = subject_problem(message.subject)
-            if found is None:
-                message.msg_id = message_id
+        ids = headers.get(MSG_ID)
+        if ids is not None and len(headers) == 1 and len(ids) == 1:
+            # Most messages with headers have only an id. If it is plain, it needs no other check.
+            plain = 0 < len(ids[0]) <= PLAIN_ID_MAX and ids[0].isprintable()
+            fits = len(message.payload) <= payload_bytes_max
+            if plain and fits and subject_problem(message.subject) is None:
+                message.msg_id = ids[0]
                 return message
         if len(headers) > HEADERS_MAX:
             return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
@@ -141,16 +143,6 @@ def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
         if found is not None:
             return _invalid("headers", found)
     return check_message(message, payload_bytes_max) or message
-
-
-def _only_message_id(headers: Headers) -> str | None:
-    """The message id when it is the only header and needs no closer look; the common case."""
-    values = headers.get(MSG_ID)
-    if values is None or len(headers) != 1 or len(values) != 1:
-        return None
-    message_id = values[0]
-    plain = 0 < len(message_id) <= PLAIN_ID_MAX and message_id.isprintable()
-    return message_id if plain else None
 
 
 def header_problem(headers: Headers) -> str | None:

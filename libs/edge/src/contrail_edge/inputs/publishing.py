@@ -1,5 +1,6 @@
 """What a publisher's headers ask for, read once at the edge (JetStream's ``Nats-*`` headers)."""
 
+import functools
 from collections.abc import Mapping
 from typing import Final
 
@@ -45,11 +46,18 @@ def check_message(message: PublishMessage, payload_max: int) -> ApiError | None:
     if message.headers:
         if header_size(message.headers) > model.HEADER_BYTES_MAX:
             return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
-        try:
-            interpret(message)
-        except ApiError as error:
-            return error
+        if any(map(_is_control, message.headers)):
+            try:
+                interpret(message)
+            except ApiError as error:
+                return error
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_control(name: str) -> bool:
+    """Return True if a header has a meaning to the service, in upper or lower case."""
+    return name.lower().startswith("nats-")
 
 
 def interpret(message: PublishMessage) -> None:

@@ -18,7 +18,7 @@ from contrail_common.timings import Timings
 from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
 from contrail_link.contract.read import pieces_of
-from contrail_link.request_context import InContext, RequestContext
+from contrail_link.request_context import RequestContext, enter_context, leave_context
 from contrail_link.tcp import frames
 from contrail_link.tcp.connection import FramedConnection
 from contrail_link.tcp.frames import Frame, FrameError
@@ -105,8 +105,9 @@ class LinkServer:
         if error:
             self.failed[name] = self.failed.get(name, 0) + 1
         if self.access_log:
-            with InContext(work.context):
-                _log.info("link_request", method=name, error=error or None, seconds=seconds)
+            outer = enter_context(work.context)
+            _log.info("link_request", method=name, error=error or None, seconds=seconds)
+            leave_context(outer)
 
     def admits(self) -> bool:
         """Return True if one more connection may begin its handshake.
@@ -311,13 +312,16 @@ class ServerConnection(FramedConnection):
         else:
             self.busy += 1
             self.busy_bytes += work.size
-        with InContext(context):
+        outer = enter_context(context)
+        try:
             if method in (PUBLISH, PUBLISH_BATCH):
                 self._publish(work, *arguments)
             else:
                 work.task = self._loop.create_task(self._run(work, arguments))
                 # Not in the task itself: a task that is cancelled before its first step never runs.
                 work.task.add_done_callback(lambda task: self._ended(work, task))
+        finally:
+            leave_context(outer)
 
     def _take_context(self, request: int) -> RequestContext | None:
         held, self._context = self._context, None
