@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from contrail_common.columns.message_batch import MessageBatch
-from contrail_storage import link as local_link
+from contrail_link.contract.publish import PublishAck
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Row, Writes
 from contrail_storage.core.stream.expiry import Expirer
@@ -19,6 +19,7 @@ from contrail_storage.replica import store_writer
 from contrail_storage.replica.store_writer import StoreWriter
 from contrail_storage.replica.write_behind import WriteBehind
 from contrail_storage.streams.manager import StreamManager
+from contrail_storage.streams.stream import Stream
 from tests.crash.disk import CountedStore
 
 
@@ -143,25 +144,26 @@ def _part_rows_kept() -> None:
 
 def _batch_in_parts() -> None:
     """Store an atomic batch message by message."""
-    whole = local_link.LocalLink.publish_then
+    whole = Stream.publish
 
-    def publish_then(self: local_link.LocalLink, stream: str, content: Any, done: Any) -> None:
+    def publish(self: Stream, content: Any, done: Any) -> None:
         if not (isinstance(content, MessageBatch) and content.atomic):
-            whole(self, stream, content, done)
+            whole(self, content, done)
             return
         content.atomic = False
-        shard = self._shard(stream)
-        log, number = self._node.shard_log, shard.machine.shard
 
         async def in_parts() -> None:
-            runs = []
+            acks: list[Any] = []
             for at in range(content.count):
-                runs += await log.append_batch(number, content.slice(at, at + 1))
-            done(local_link._outcome(stream, shard, runs))
+                future = asyncio.get_running_loop().create_future()
+                whole(self, content.slice(at, at + 1), future.set_result)
+                acks.append(await future)
+            runs = [run for ack in acks for run in ack.results]
+            done(PublishAck(self.name, runs, self.durability))
 
         asyncio.get_running_loop().create_task(in_parts())
 
-    replace(local_link.LocalLink, "publish_then", publish_then)
+    replace(Stream, "publish", publish)
 
 
 def _not_mended() -> None:

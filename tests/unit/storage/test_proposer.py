@@ -14,13 +14,13 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import Expected, PublishMessage
-from contrail_link.contract.publish import PubResult
+from contrail_link.contract.publish import PublishContent, PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import NO_ID
 from contrail_storage.core.results import Appended, Done, Refused, Result
 from contrail_storage.replica import entries
 from contrail_storage.replica import proposer as proposing
-from contrail_storage.replica.entries import EntryContext
+from contrail_storage.replica.entries import EntryContext, Outcome, contents_of
 from contrail_storage.replica.message_ids import hash_id
 from contrail_storage.replica.proposer import Proposer
 
@@ -59,11 +59,25 @@ class Bench:
 
     def __init__(self) -> None:
         self.group = HandGroup()
-        self.unwritten = 0
+        self.unwritten_bytes = 0
+        self.hash_key: Callable[[int], bytes] = lambda _: KEY
         self.last_seqs: dict[int, int] = {}
-        self.proposer = Proposer(
-            self.group, lambda: 123, lambda shard: KEY, (LogRefusedError,), lambda: self.unwritten
-        )
+        self.proposer = Proposer(self.group, lambda: 123, self, (LogRefusedError,))
+
+    def append(self, shard: int, content: PublishContent) -> asyncio.Future[list[PubResult]]:
+        """Propose messages; the future gives what their publisher would get."""
+        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
+
+        def settle(outcome: Outcome) -> None:
+            if future.cancelled():
+                return
+            if isinstance(outcome, ApiError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.proposer.append(shard, *contents_of(content, settle))
+        return future
 
     def answer(self, shard: int, command: cmd.Command) -> Result:
         if not isinstance(command, cmd.Append):
@@ -123,8 +137,8 @@ def refused_with(spec: ErrorSpec) -> Any:
 def test_requests_that_wait_together_become_one_command_of_one_entry() -> None:
     async def scene() -> None:
         bench = Bench()
-        first = bench.proposer.append(1, messages(3))
-        second = bench.proposer.append(1, messages(2, subject="b"))
+        first = bench.append(1, messages(3))
+        second = bench.append(1, messages(2, subject="b"))
         await bench.commit_all()
         [entry] = bench.decoded
         [(shard, command)] = entry.commands
@@ -143,7 +157,7 @@ def test_messages_of_several_shards_share_an_entry_in_a_command_each() -> None:
     async def scene() -> None:
         bench = Bench()
         for shard in (1, 2, 1):
-            bench.proposer.append(shard, messages(2))
+            bench.append(shard, messages(2))
         await bench.commit_all()
         [entry] = bench.decoded
         assert {shard: len(payloads_of(command)) for shard, command in entry.commands} == {
@@ -160,7 +174,7 @@ def test_ids_and_expectations_stand_hashed_beside_their_messages() -> None:
         plain, with_id, with_expected = messages(3)
         with_id.msg_id = "one"
         with_expected.expected = Expected(stream="S", last_seq=4, last_msg_id="one")
-        bench.proposer.append(1, [plain, with_id, with_expected])
+        bench.append(1, [plain, with_id, with_expected])
         await bench.commit_all()
         [(_, command)] = bench.decoded[0].commands
         assert isinstance(command, cmd.Append)
@@ -176,7 +190,7 @@ def test_expected_empty_id_stands_for_a_last_message_without_one() -> None:
         bench = Bench()
         [message] = messages(1)
         message.expected = Expected(last_msg_id="")
-        bench.proposer.append(1, [message])
+        bench.append(1, [message])
         await bench.commit_all()
         [(_, command)] = bench.decoded[0].commands
         assert isinstance(command, cmd.Append)
@@ -189,10 +203,10 @@ def test_while_entries_are_on_their_way_new_requests_wait_and_join() -> None:
     async def scene() -> None:
         bench = Bench()
         for _ in range(2):
-            bench.proposer.append(1, messages(1))
+            bench.append(1, messages(1))
             await turn()
         for _ in range(5):
-            bench.proposer.append(1, messages(1))
+            bench.append(1, messages(1))
             await turn()
         assert len(bench.group.entries) == 2
         bench.commit_one()
@@ -206,7 +220,7 @@ def test_full_entries_follow_each_other_without_waiting_up_to_a_bound() -> None:
     async def scene() -> None:
         bench = Bench()
         for _ in range(30):
-            bench.proposer.append(1, messages(2_000, size=500))
+            bench.append(1, messages(2_000, size=500))
         await turn()
         assert len(bench.group.in_flight) > 2
         assert bench.group.outstanding_bytes < proposing.OUTSTANDING_BYTES_MAX + MIB
@@ -219,9 +233,9 @@ def test_full_entries_follow_each_other_without_waiting_up_to_a_bound() -> None:
 def test_large_request_is_split_over_entries_and_answered_as_one_in_order() -> None:
     async def scene() -> None:
         bench = Bench()
-        before = bench.proposer.append(1, messages(10))
-        large = bench.proposer.append(1, messages(10_000))
-        after = bench.proposer.append(1, messages(10))
+        before = bench.append(1, messages(10))
+        large = bench.append(1, messages(10_000))
+        after = bench.append(1, messages(10))
         await bench.commit_all()
         assert [result.seq for result in await before] == list(range(1, 11))
         assert [result.seq for result in await large] == list(range(11, 10_011))
@@ -237,8 +251,8 @@ def test_large_request_is_split_over_entries_and_answered_as_one_in_order() -> N
 def test_batch_is_answered_in_runs_over_the_entries_it_is_split_into() -> None:
     async def scene() -> None:
         bench = Bench()
-        before = bench.proposer.append(1, messages(10))
-        large = bench.proposer.append_batch(1, MessageBatch.of(messages(10_000)))
+        before = bench.append(1, messages(10))
+        large = bench.append(1, MessageBatch.of(messages(10_000)))
         await bench.commit_all()
         assert len(await before) == 10
         runs = await large
@@ -257,9 +271,7 @@ def test_single_messages_and_batches_that_wait_together_keep_their_order() -> No
         parts[1][1].msg_id = "one"
         parts[2][0].expected = Expected(last_seq=4)
         futures = [
-            bench.proposer.append(1, part)
-            if len(part) == 1
-            else bench.proposer.append_batch(1, MessageBatch.of(part))
+            bench.append(1, part) if len(part) == 1 else bench.append(1, MessageBatch.of(part))
             for part in parts
         ]
         await bench.commit_all()
@@ -279,7 +291,7 @@ def test_single_messages_and_batches_that_wait_together_keep_their_order() -> No
 def test_runs_of_a_batch_end_where_a_message_was_not_stored() -> None:
     async def scene() -> None:
         bench = Bench()
-        future = bench.proposer.append_batch(1, MessageBatch.of(messages(6)))
+        future = bench.append(1, MessageBatch.of(messages(6)))
         await turn()
         refused = Refused(errors.WRONG_LAST_SEQUENCE.code)
         bench.commit_one(lambda *_: Appended(50, 6, {2: 17, 3: 18, 5: refused}))
@@ -297,7 +309,7 @@ def test_runs_of_a_batch_end_where_a_message_was_not_stored() -> None:
 def test_part_of_a_batch_that_is_lost_is_one_run() -> None:
     async def scene() -> None:
         bench = Bench()
-        future = bench.proposer.append_batch(1, MessageBatch.of(messages(6_000)))
+        future = bench.append(1, MessageBatch.of(messages(6_000)))
         await turn()
         bench.commit_one()
         bench.lose_one()
@@ -324,9 +336,7 @@ def test_entry_holds_no_more_than_its_bound_or_one_large_message(
     async def scene() -> None:
         bench = Bench()
         for shard, payload_sizes in requests:
-            bench.proposer.append(
-                shard, [PublishMessage("a", None, b"x" * size) for size in payload_sizes]
-            )
+            bench.append(shard, [PublishMessage("a", None, b"x" * size) for size in payload_sizes])
         await bench.commit_all()
         for data, entry in zip(bench.group.entries, bench.decoded, strict=True):
             blocks = [sum(map(len, payloads_of(command))) for _, command in entry.commands]
@@ -343,9 +353,9 @@ def test_entry_holds_no_more_than_its_bound_or_one_large_message(
 def test_message_above_the_bound_of_an_entry_has_one_to_itself() -> None:
     async def scene() -> None:
         bench = Bench()
-        small = bench.proposer.append(1, messages(3))
-        large = bench.proposer.append(1, messages(1, size=3 * MIB))
-        other = bench.proposer.append(2, messages(1))
+        small = bench.append(1, messages(3))
+        large = bench.append(1, messages(1, size=3 * MIB))
+        other = bench.append(2, messages(1))
         await bench.commit_all()
         found = [[len(payloads_of(each)) for _, each in entry.commands] for entry in bench.decoded]
         assert found == [[3], [1], [1]]
@@ -361,7 +371,7 @@ def test_headers_and_subjects_count_toward_the_bound_of_an_entry() -> None:
     async def scene() -> None:
         bench = Bench()
         heavy = [PublishMessage("s" * 1_000, {"Name": ["v" * 60_000]}, b"") for _ in range(100)]
-        bench.proposer.append(1, heavy)
+        bench.append(1, heavy)
         await bench.commit_all()
         assert max(map(len, bench.group.entries)) < 2 * entries.ENTRY_BYTES_MAX
 
@@ -389,7 +399,7 @@ def test_order_of_commands_and_messages_of_a_shard_is_kept(
             if kind == "append":
                 batch = [PublishMessage("a", None, b"%d-%d" % (number, at)) for at in range(count)]
                 sent[shard] += [message.payload for message in batch]
-                bench.proposer.append(shard, batch)
+                bench.append(shard, batch)
             elif kind == "command":
                 sent[shard].append(number)
                 bench.proposer.command(shard, cmd.Trim(number, 1))
@@ -414,8 +424,8 @@ def test_order_of_commands_and_messages_of_a_shard_is_kept(
 def test_each_message_gets_its_own_outcome_across_joined_requests() -> None:
     async def scene() -> None:
         bench = Bench()
-        first = bench.proposer.append(1, messages(2))
-        second = bench.proposer.append(1, messages(3))
+        first = bench.append(1, messages(2))
+        second = bench.append(1, messages(3))
         await turn()
         refused = Refused(errors.WRONG_LAST_SEQUENCE.code, "wrong last sequence: 7")
         bench.commit_one(lambda *_: Appended(50, 5, {0: refused, 3: 17}))
@@ -431,7 +441,7 @@ def test_each_message_gets_its_own_outcome_across_joined_requests() -> None:
 def test_refusal_of_a_whole_command_is_the_outcome_of_each_of_its_messages() -> None:
     async def scene() -> None:
         bench = Bench()
-        future = bench.proposer.append(1, messages(2))
+        future = bench.append(1, messages(2))
         await turn()
         bench.commit_one(lambda *_: Refused(errors.STREAM_SEALED.code))
         assert [result.code for result in await future] == [errors.STREAM_SEALED.code] * 2
@@ -442,7 +452,7 @@ def test_refusal_of_a_whole_command_is_the_outcome_of_each_of_its_messages() -> 
 def test_when_one_part_is_lost_only_its_messages_are_unknown() -> None:
     async def scene() -> None:
         bench = Bench()
-        future = bench.proposer.append(1, messages(6_000))
+        future = bench.append(1, messages(6_000))
         await turn()
         bench.commit_one()
         bench.lose_one()
@@ -465,7 +475,7 @@ def test_command_that_is_lost_or_refused_by_the_log_says_so() -> None:
             await lost
         bench.group.refusing = True
         refused = bench.proposer.command(1, cmd.DropStream())
-        published = bench.proposer.append(1, messages(1))
+        published = bench.append(1, messages(1))
         with refused_with(errors.NOT_READY) as found:
             await refused
         assert found.value.applied is False
@@ -484,12 +494,12 @@ def test_overload_is_refused_at_once_and_leaves_nothing_behind() -> None:
         accepted = []
         with refused_with(errors.OVERLOADED) as found:
             for _ in range(100):
-                accepted.append(bench.proposer.append(1, messages(1, size=MIB)))
+                accepted.append(bench.append(1, messages(1, size=MIB)))
         assert found.value.applied is False
         assert len(accepted) == 63
         queued = bench.proposer.queued_bytes
         with refused_with(errors.OVERLOADED):
-            bench.proposer.append(1, messages(2, size=MIB))
+            bench.append(1, messages(2, size=MIB))
         assert bench.proposer.queued_bytes == queued <= proposing.QUEUE_BYTES_MAX
         await bench.commit_all()
         assert bench.last_seqs == {1: 63}
@@ -503,7 +513,7 @@ def test_overload_is_refused_at_once_and_leaves_nothing_behind() -> None:
 def test_single_request_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
     async def scene() -> None:
         bench = Bench()
-        future = bench.proposer.append(1, messages(65, size=MIB))
+        future = bench.append(1, messages(65, size=MIB))
         await bench.commit_all()
         assert len(await future) == 65
 
@@ -515,7 +525,7 @@ def test_nothing_is_taken_without_leadership() -> None:
         bench = Bench()
         bench.group.is_leader = False
         with refused_with(errors.NOT_READY):
-            bench.proposer.append(1, messages(1))
+            bench.append(1, messages(1))
         with refused_with(errors.NOT_READY):
             bench.proposer.command(1, cmd.DropStream())
         await turn()
@@ -528,11 +538,11 @@ def test_when_leadership_is_lost_what_waits_was_not_applied() -> None:
     async def scene() -> None:
         bench = Bench()
         for _ in range(2):
-            bench.proposer.append(1, messages(1))
+            bench.append(1, messages(1))
             await turn()
-        partly = bench.proposer.append(1, messages(1))
+        partly = bench.append(1, messages(1))
         bench.commit_one()
-        waiting = bench.proposer.append(1, messages(1))
+        waiting = bench.append(1, messages(1))
         command = bench.proposer.command(1, cmd.DropStream())
         bench.proposer.fail_all()
         for future in (partly, waiting, command):
@@ -546,8 +556,8 @@ def test_when_leadership_is_lost_what_waits_was_not_applied() -> None:
 def test_part_of_a_request_that_was_proposed_makes_the_rest_unknown_when_it_fails() -> None:
     async def scene() -> None:
         bench = Bench()
-        bench.unwritten = 0
-        future = bench.proposer.append(1, messages(5_000))
+        bench.unwritten_bytes = 0
+        future = bench.append(1, messages(5_000))
         await turn()
         assert len(bench.group.in_flight) == 2
         bench.proposer.fail_all()
@@ -563,11 +573,11 @@ def test_part_of_a_request_that_was_proposed_makes_the_rest_unknown_when_it_fail
 def test_entries_wait_while_the_store_is_behind_and_go_on_when_told() -> None:
     async def scene() -> None:
         bench = Bench()
-        bench.unwritten = proposing.UNWRITTEN_BYTES_MAX + 1
-        future = bench.proposer.append(1, messages(1))
+        bench.unwritten_bytes = proposing.UNWRITTEN_BYTES_MAX + 1
+        future = bench.append(1, messages(1))
         await turn()
         assert bench.group.entries == []
-        bench.unwritten = 0
+        bench.unwritten_bytes = 0
         bench.proposer.resume()
         await bench.commit_all()
         assert [result.seq for result in await future] == [1]
@@ -578,9 +588,9 @@ def test_entries_wait_while_the_store_is_behind_and_go_on_when_told() -> None:
 def test_caller_that_gave_up_does_not_disturb_the_others() -> None:
     async def scene() -> None:
         bench = Bench()
-        gone = bench.proposer.append(1, messages(1))
+        gone = bench.append(1, messages(1))
         command = bench.proposer.command(1, cmd.DropStream())
-        kept = bench.proposer.append(1, messages(1))
+        kept = bench.append(1, messages(1))
         gone.cancel()
         command.cancel()
         await bench.commit_all()

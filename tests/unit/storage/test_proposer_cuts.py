@@ -17,9 +17,9 @@ def test_request_is_cut_above_its_own_bound_or_where_it_fills_a_block_up(
         overhead = 32 + len("a")
         size = entries.WHOLE_BYTES_MAX // 4 - overhead
         if before:
-            bench.proposer.append(1, messages(before))
+            bench.append(1, messages(before))
         request = [*messages(3, size=size), *messages(1, size=size + more)]
-        answers = bench.proposer.append(1, request)
+        answers = bench.append(1, request)
         await bench.commit_all()
         found = [len(payloads_of(each)) for one in bench.decoded for _, each in one.commands]
         assert found == commands

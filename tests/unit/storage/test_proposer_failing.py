@@ -42,7 +42,7 @@ def test_entry_that_fails_on_its_way_into_the_log_leaves_nobody_waiting(
     async def scene() -> None:
         bench = Bench()
         command = bench.proposer.command(1, cmd.DropStream())
-        published = bench.proposer.append(1, messages(3))
+        published = bench.append(1, messages(3))
         with monkeypatch.context() as patch:
             if fault is not None:
                 patch.setattr(bench.group, "propose", _raising(fault))
@@ -53,7 +53,7 @@ def test_entry_that_fails_on_its_way_into_the_log_leaves_nobody_waiting(
             await command
         assert found.value.applied is (None if spec is errors.OUTCOME_UNKNOWN else False)
         assert [result.code for result in await published] == [spec.code] * 3
-        again = bench.proposer.append(1, messages(1))
+        again = bench.append(1, messages(1))
         await bench.commit_all()
         assert [result.seq for result in await again] == [1]
         assert bench.proposer.queued_bytes == 0
@@ -77,9 +77,9 @@ def test_messages_that_make_no_command_are_refused_alone() -> None:
                 raise KeyError(shard)
             return b"k" * 32
 
-        bench.proposer.hash_key = no_key
-        first = bench.proposer.append(1, messages(2))
-        broken = bench.proposer.append(2, messages(2_500))
+        bench.hash_key = no_key
+        first = bench.append(1, messages(2))
+        broken = bench.append(2, messages(2_500))
         last = bench.proposer.command(1, cmd.DropStream())
         await bench.commit_all()
         assert len(await first) == 2
@@ -95,8 +95,8 @@ def test_batch_that_cannot_be_cut_is_refused_alone() -> None:
         bench = Bench()
         broken = MessageBatch.of(messages(3_000))
         broken.subject_index = broken.subject_index[:-1]
-        answers = bench.proposer.append_batch(1, broken)
-        other = bench.proposer.append(1, messages(1))
+        answers = bench.append(1, broken)
+        other = bench.append(1, messages(1))
         await bench.commit_all()
         with refused_with(errors.INTERNAL):
             await answers
@@ -142,11 +142,11 @@ def test_message_or_atomic_batch_that_no_entry_takes_is_refused_at_once() -> Non
     async def scene() -> None:
         bench = Bench()
         with refused_with(errors.MESSAGE_TOO_LARGE):
-            bench.proposer.append(1, [*messages(2), PublishMessage("a", None, bytes(4 * MIB))])
+            bench.append(1, [*messages(2), PublishMessage("a", None, bytes(4 * MIB))])
         atomic = MessageBatch.of(messages(5, size=MIB))
         atomic.atomic = True
         with refused_with(errors.ATOMIC_TOO_LARGE):
-            bench.proposer.append_batch(1, atomic)
+            bench.append(1, atomic)
         assert bench.proposer.queued_bytes == 0
 
     run(scene())
@@ -159,7 +159,7 @@ def test_expectations_count_toward_the_bound_of_an_entry() -> None:
             PublishMessage("a", None, b"x", expected=Expected(stream="s" * 8_000))
             for _ in range(2_000)
         ]
-        answers = bench.proposer.append(1, heavy)
+        answers = bench.append(1, heavy)
         await bench.commit_all()
         assert max(map(len, bench.group.entries)) < MIB
         assert [result.seq for result in await answers] == list(range(1, 2_001))
@@ -187,7 +187,7 @@ def test_slices_of_which_some_are_lost_have_an_unknown_outcome() -> None:
 def test_slices_are_taken_all_or_none() -> None:
     async def scene() -> None:
         bench = Bench()
-        filler = bench.proposer.append(1, messages(63, size=MIB))
+        filler = bench.append(1, messages(63, size=MIB))
         with refused_with(errors.OVERLOADED):
             bench.proposer.command(1, cmd.Exhaust(1, 1, list(range(1 << 40, (1 << 40) + 200_000))))
         await bench.commit_all()
@@ -208,7 +208,7 @@ def test_proposer_that_does_not_get_on_says_so() -> None:
         bench = Bench()
         loop.now_s += 100
         assert bench.proposer.problem == ""
-        answers = bench.proposer.append(1, messages(1))
+        answers = bench.append(1, messages(1))
         assert bench.proposer.problem == ""
         await turn()
         loop.now_s += 11
@@ -218,15 +218,15 @@ def test_proposer_that_does_not_get_on_says_so() -> None:
         )
         bench.commit_one()
         assert bench.proposer.problem == ""
-        bench.unwritten = proposing.UNWRITTEN_BYTES_MAX + 1
-        waiting = bench.proposer.append(1, messages(1))
+        bench.unwritten_bytes = proposing.UNWRITTEN_BYTES_MAX + 1
+        waiting = bench.append(1, messages(1))
         await turn()
         loop.now_s += 12
         assert (
             bench.proposer.problem
             == "requests have been waiting for 12 s: the store cannot keep up with the log"
         )
-        bench.unwritten = 0
+        bench.unwritten_bytes = 0
         assert (
             bench.proposer.problem
             == "requests have been waiting for 12 s: no entry reaches the log"

@@ -159,11 +159,11 @@ def test_restore_that_is_not_gone_on_with_is_undone(tmp_path: Path) -> None:
         await link.delete_stream("S")
         hasty = Restores(node.streams, node.subject_keys, idle_s=0.0)
         token = await hasty.begin("S")
-        await hasty.append(token, 0, data[:-1])
+        await hasty.feed(token, 0, data[:-1])
         while hasty._open:
             await asyncio.sleep(0)
         with pytest.raises(ApiError) as over:
-            await hasty.append(token, len(data) - 1, data[-1:])
+            await hasty.feed(token, len(data) - 1, data[-1:])
         assert over.value.spec is errors.BAD_REQUEST
         assert node.meta.streams == {}
         await restored(link, data)

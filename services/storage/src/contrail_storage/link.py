@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import (
@@ -18,7 +17,7 @@ from contrail_common.model import (
 from contrail_common.subjects import overlaps
 from contrail_link.contract.admin import ErasureReceipt, EventsRequest, EventsResult
 from contrail_link.contract.consume import AckItem, AckResult, Held, PullRequest, PullResult
-from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
+from contrail_link.contract.publish import PublishContent, PublishOutcome
 from contrail_link.contract.read import (
     Chunk,
     DeletedRanges,
@@ -37,15 +36,10 @@ from contrail_storage.node import SHARD_GROUP, StorageNode
 from contrail_storage.reading.answering import AnswerDeadline, Done, changes, reads
 from contrail_storage.reading.last_reader import LastReader
 from contrail_storage.reading.page_tokens import decode_token, encode_token
-from contrail_storage.replica.entries import Outcome
-from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.volatile_group import VOLATILE_GROUP
-from contrail_storage.streams.sharded_publish import ShardedPublisher
 from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
-from contrail_storage.streams.stream import Stream, sound
+from contrail_storage.streams.stream import Stream
 from contrail_storage.used_tickets import UsedTickets
-
-_UNKNOWN = errors.OUTCOME_UNKNOWN.code
 
 
 class LocalLink:
@@ -128,31 +122,13 @@ class LocalLink:
 
     def publish_then(self, stream: str, content: PublishContent, done: Done) -> None:
         """Store messages; ``done`` is called with the outcome."""
-        count = content.count if isinstance(content, MessageBatch) else len(content)
-        if not stream and count and not isinstance(content, MessageBatch):
-            one = self._node.streams.route(content[0].subject)
+        if not stream and isinstance(content, list) and content:
+            target = self._node.streams.route(content[0].subject)
         else:
-            one = self._node.streams.stream(stream)
-        if not count:
-            done(PublishAck(stream, [], self._taking(one).durability))
-            return
-        if len(one.shards) > 1:
-            self._publish_sharded_then(one, content, done)
-            return
-        shard = self._taking(one)
-        number = shard.machine.shard
-        log = self._node.shard_logs.of(number)
-
-        def propose(told: Done) -> None:
-            def answer(results: Outcome) -> None:
-                told(_outcome(one.name, shard, results))
-
-            if isinstance(content, MessageBatch):
-                log.append_batch_then(number, content, answer)
-            else:
-                log.append_then(number, content, answer)
-
-        self.deadline.publish(done, propose)
+            target = self._node.streams.stream(stream)
+        answer = self.deadline.answer(done)
+        target.publish(content, answer)
+        self.deadline.limit(answer)
 
     async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
         """False: a refusal of this process's own node is final."""
@@ -182,33 +158,6 @@ class LocalLink:
                     self.publish_then(stream, batch, told)
             except ApiError as error:
                 told(error)
-
-    def _taking(self, stream: Stream) -> Shard:
-        """Return the only shard of a stream, if it accepts changes now."""
-        shard = stream.sound_shards()[0]
-        stream.check_writable()
-        return shard
-
-    def _publish_sharded_then(self, stream: Stream, content: PublishContent, done: Done) -> None:
-        stream.check_writable()
-        entry, first = stream.entry, stream.shards[0]
-        config = first.machine.config
-        log = self._node.shard_logs.of(entry.shard)
-        publisher = ShardedPublisher(log, self._check_number)
-
-        def propose(told: Done) -> None:
-            def answer(results: Outcome) -> None:
-                told(_outcome(entry.name, first, results))
-
-            if isinstance(content, MessageBatch):
-                publisher.publish_batch_then(entry, config, content, answer)
-            else:
-                publisher.publish_then(entry, config, content, answer)
-
-        self.deadline.publish(done, propose)
-
-    def _check_number(self, number: int) -> None:
-        sound(self._node.applier.shards[number])
 
     @reads
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
@@ -300,7 +249,7 @@ class LocalLink:
     async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
         """Accept the next bytes of the archive."""
         self._node.check_serving()
-        await self._node.restores.append(token, offset, piece)
+        await self._node.restores.feed(token, offset, piece)
 
     @changes
     async def commit_restore(self, token: str) -> StreamInfo:
@@ -408,11 +357,3 @@ class LocalLink:
     def metrics_text(self) -> str:
         """The node's metrics as text."""
         return render_metrics(self._node)
-
-
-def _outcome(stream: str, shard: Shard, results: Outcome) -> PublishOutcome:
-    if isinstance(results, ApiError):
-        return results
-    if all(result.code == _UNKNOWN for result in results):
-        return ApiError(errors.OUTCOME_UNKNOWN, results[0].detail)
-    return PublishAck(stream, results, shard.durability)

@@ -220,10 +220,10 @@ class StorageNode:
         self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
         self.memory.guard(self.volatile_log, self._volatile, self.applier)
         self.disk_budget = disk_budget_of(self)
-        self.shard_log.check_room = self.disk_budget.check
+        self.shard_log.check_space = self.disk_budget.check
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
-        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, self.reader, shards)
+        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, shards)
         self.streams = StreamManager(
             self.options.name,
             self.meta,
@@ -358,9 +358,8 @@ class StorageNode:
         self._proposers[number] = proposer = Proposer(
             group,
             self.log_time_ns,
-            self.applier.hash_key,
+            self.applier,
             (*self._factory.refusals, NotLeadingError),
-            lambda: self.applier.unwritten_bytes,
             busy=self._factory.busy,
         )
         return proposer

@@ -24,28 +24,23 @@ Done = Callable[[PublishOutcome], None]
 _log: Final = structlog.get_logger("contrail.answers")
 
 
-class _Waiting:
-    """The caller of one publish; it gets one outcome, the first."""
+class Answer:
+    """The answer to one publish. The caller gets the first outcome; a later one is dropped."""
 
-    __slots__ = ("_all", "_done", "due_s")
+    __slots__ = ("_done", "_waiting", "due_s")
 
-    def __init__(self, everyone: "dict[_Waiting, None]", done: Done, due_s: float) -> None:
-        self._all = everyone
-        self._done = done
-        self.due_s = due_s
-        everyone[self] = None
+    def __init__(self, waiting: "dict[Answer, None]", done: Done) -> None:
+        self._waiting = waiting
+        # None once the caller has an outcome.
+        self._done: Done | None = done
+        self.due_s = 0.0
 
     def __call__(self, outcome: PublishOutcome) -> None:
-        """Pass the outcome to the caller; a late one is dropped."""
-        if self.leave():
-            self._done(outcome)
-
-    def leave(self) -> bool:
-        """Stop waiting; False when the caller has an outcome already."""
-        if self in self._all:
-            del self._all[self]
-            return True
-        return False
+        """Pass the outcome to the caller."""
+        done, self._done = self._done, None
+        if done is not None:
+            self._waiting.pop(self, None)
+            done(outcome)
 
 
 class AnswerDeadline:
@@ -55,7 +50,7 @@ class AnswerDeadline:
         """``progress`` changes whenever the log applies anything."""
         self._timeout_s = timeout_s
         self._progress = progress
-        self._waiting: dict[_Waiting, None] = {}
+        self._waiting: dict[Answer, None] = {}
         """Publishes without an outcome, in the order in which they become overdue."""
         # Due when the first of `_waiting` is overdue, or earlier; None while none waits.
         self._timer: asyncio.TimerHandle | None = None
@@ -67,17 +62,17 @@ class AnswerDeadline:
         """Publishes without an outcome, and changes that continue without a caller."""
         return len(self._waiting) + len(self._going_on)
 
-    def publish(self, done: Done, propose: Callable[[Done], None]) -> None:
-        """Publish by ``propose``; ``done`` is called once, in time. Raises its errors."""
+    def answer(self, done: Done) -> Answer:
+        """Return what to call with the outcome of a publish, instead of ``done``."""
+        return Answer(self._waiting, done)
+
+    def limit(self, answer: Answer) -> None:
+        """Give ``answer`` an unknown outcome unless it gets another one in time."""
         loop = asyncio.get_running_loop()
-        one = _Waiting(self._waiting, done, loop.time() + self._timeout_s)
+        answer.due_s = loop.time() + self._timeout_s
+        self._waiting[answer] = None
         if self._timer is None:
-            self._timer = loop.call_at(one.due_s, self._overdue)
-        try:
-            propose(one)
-        except BaseException:
-            one.leave()
-            raise
+            self._timer = loop.call_at(answer.due_s, self._overdue)
 
     def _overdue(self) -> None:
         self._timer = None

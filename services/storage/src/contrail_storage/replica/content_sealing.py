@@ -7,9 +7,8 @@ The keys of all waiting publishes are made together, with one fsync.
 import asyncio
 import errno
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,11 +17,10 @@ import structlog
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.model import PublishMessage
 from contrail_common.texts import as_u32
-from contrail_link.contract.publish import PubResult
 from contrail_storage.core.stream.expiry import raised_ttls
-from contrail_storage.replica.entries import Outcome, not_logged, set_outcome, tell_each
+from contrail_storage.replica.entries import Done, not_logged
+from contrail_storage.replica.entry_sizes import Content
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import seal_columns
@@ -31,8 +29,6 @@ from contrail_storage.seal.subject_keys import SubjectKey, SubjectKeys, SubjectK
 
 _log = structlog.get_logger("contrail.subject_keys")
 UNMADE: Final = (OSError, SubjectKeysFullError, SubjectKeysDamagedError)
-
-Done = Callable[[Outcome], None]
 
 
 def seals(shard: Shard | None) -> bool:
@@ -62,33 +58,13 @@ class SealingLog:
         # Runs `_make_keys`; None when nothing waits.
         self._making: asyncio.Task[None] | None = None
 
-    def takes(self, shard: int) -> bool:
-        """Whether messages for a shard must be sealed."""
-        return seals(self._shards.get(shard))
-
-    def append(self, shard: int, messages: list[PublishMessage]) -> asyncio.Future[list[PubResult]]:
-        """See `Proposer.append`."""
-        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
-        self.append_then(shard, messages, partial(set_outcome, future))
-        return future
-
-    def append_then(self, shard: int, messages: list[PublishMessage], done: Done) -> None:
-        """See `Proposer.append_then`."""
-        told = done if len(messages) == 1 else partial(tell_each, done)
-        self.append_batch_then(shard, MessageBatch.of(messages), told)
-
-    def append_batch(self, shard: int, batch: MessageBatch) -> asyncio.Future[list[PubResult]]:
-        """See `Proposer.append_batch`."""
-        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
-        self.append_batch_then(shard, batch, partial(set_outcome, future))
-        return future
-
-    def append_batch_then(self, shard: int, batch: MessageBatch, done: Done) -> None:
-        """See `Proposer.append_batch_then`."""
+    def append(self, shard: int, content: Content, done: Done) -> None:
+        """Seal and propose messages as `Proposer.append` does."""
+        batch = content if isinstance(content, MessageBatch) else MessageBatch.of([content])
         if shard not in self._waiting:
             sealed = self._sealed(shard, batch)
             if sealed is not None:
-                self._log.append_batch_then(shard, sealed, done)
+                self._log.append(shard, sealed, done)
                 return
         size = batch.size()
         self._log.hold(size)
@@ -162,7 +138,7 @@ class SealingLog:
                 one.done(refused)
                 continue
             try:
-                self._log.append_batch_then(shard, sealed, one.done)
+                self._log.append(shard, sealed, one.done)
             except ApiError as error:
                 one.done(error)
         del self._waiting[shard]

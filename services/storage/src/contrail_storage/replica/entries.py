@@ -10,6 +10,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Final
 
@@ -21,7 +22,7 @@ from contrail_common.columns.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX
 from contrail_common.columns.message_batch import MessageBatch, join_batches
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, PublishMessage
-from contrail_link.contract.publish import PubResult
+from contrail_link.contract.publish import PublishContent, PubResult
 from contrail_storage.core.commands import (
     Acknowledge,
     Append,
@@ -35,9 +36,9 @@ from contrail_storage.core.results import Appended, Refused, Result
 from contrail_storage.replica.entry_sizes import (
     APPEND_OVERHEAD,
     Content,
-    content_count,
+    batch_size,
     content_ends,
-    content_size,
+    message_size,
 )
 from contrail_storage.replica.message_ids import hash_id, hash_ids
 
@@ -55,6 +56,8 @@ _log = structlog.get_logger("contrail.proposer")
 
 Outcome = list[PubResult] | ApiError
 """The results of the messages, in order; or the error if none of them was appended."""
+Done = Callable[[Outcome], None]
+"""Called exactly once, maybe while the entry is being applied. It must not raise."""
 
 
 class AppendRequest:
@@ -69,14 +72,25 @@ class AppendRequest:
         "size", "taken",
     )  # fmt: skip
 
-    def __init__(self, shard: int, content: Content, done: Callable[[Outcome], None]) -> None:
+    def __init__(self, shard: int, content: Content, done: Done) -> None:
         self.shard = shard
         self.content = content
         self.done = done
         self.taken = 0
-        self.atomic, self.firsts = _apart(content)
-        self.count = self.remaining = content_count(content)
-        self.size = content_size(content)
+        # A message that replaces the whole stream begins a command: those before it are replaced.
+        self.firsts: Collection[int] = ()
+        if isinstance(content, PublishMessage):
+            self.atomic = False
+            if content.rollup == "all":
+                self.firsts = (0,)
+            self.count = self.remaining = 1
+            self.size = message_size(content)
+        else:
+            self.atomic = content.atomic
+            if content.rollups is not None:
+                self.firsts = [at for at, rollup in content.rollups.items() if rollup == "all"]
+            self.count = self.remaining = content.count
+            self.size = batch_size(content)
         # Computed on first use: see `ends`.
         self._ends: list[int] | None = None
         # (position of the first message, results), in the order in which parts are settled.
@@ -144,29 +158,19 @@ class AppendRequest:
         self.done(runs)
 
 
-def _apart(content: Content) -> tuple[bool, Collection[int]]:
-    """Whether the content needs a command to itself, and the positions that must begin a command.
+def contents_of(messages: PublishContent, done: Done) -> tuple[Content, Done]:
+    """At least one message as the content of a request, and the callback for this request.
 
-    A message that replaces the whole stream begins a command: messages before it are replaced too.
+    For a list, ``done`` gets one result for each message; for a batch, it gets runs.
     """
-    if isinstance(content, PublishMessage):
-        return False, (0,) if content.rollup == "all" else ()
-    if content.rollups is None:
-        return content.atomic, ()
-    return content.atomic, [at for at, rollup in content.rollups.items() if rollup == "all"]
+    if isinstance(messages, MessageBatch):
+        return messages, done
+    if len(messages) == 1:
+        return messages[0], done
+    return MessageBatch.of(messages), partial(_for_each, done)
 
 
-def set_outcome(future: asyncio.Future[list[PubResult]], outcome: Outcome) -> None:
-    """Set the outcome of ``future``, unless its caller has stopped waiting."""
-    if future.done():
-        return
-    if isinstance(outcome, ApiError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-
-
-def tell_each(done: Callable[[Outcome], None], outcome: Outcome) -> None:
+def _for_each(done: Done, outcome: Outcome) -> None:
     """Call ``done`` with one result per message instead of runs."""
     if isinstance(outcome, ApiError):
         done(outcome)
@@ -217,13 +221,10 @@ class Span:
     start: int
     count: int
 
-    def settle(self, runs: list[PubResult]) -> None:
-        """Set the outcomes of these messages."""
-        self.request.settle(self.start, self.count, runs)
-
     def refuse(self, code: int, detail: str) -> None:
         """Set the same error for all these messages: not stored, or unknown."""
-        self.settle([PubResult(0, code=code, detail=detail, count=self.count)])
+        result = PubResult(0, code=code, detail=detail, count=self.count)
+        self.request.settle(self.start, self.count, [result])
 
 
 Waiter = list[Span] | asyncio.Future[Result]
@@ -313,7 +314,7 @@ def _resolve_append(spans: list[Span], result: Result) -> None:
         else:
             runs, seq = _runs(result.exceptions, position, span.count, seq)
         position += span.count
-        span.settle(runs)
+        span.request.settle(span.start, span.count, runs)
 
 
 def _runs(
@@ -368,15 +369,16 @@ class _AppendBuilder:
             room = min(room, request.stop_before(self.count) - start)
         whole_max = BLOCK_BYTES_MAX if self.count else WHOLE_BYTES_MAX
         if not start and request.count <= room and self.bytes + request.size <= whole_max:
-            self._add(request, 0, request.count, request.size)
-            return True
-        before = request.bytes_before(start)
-        fitting = bisect_right(request.ends, before + BLOCK_BYTES_MAX - self.bytes, start)
-        if fitting == start and not self.count:
-            fitting = start + 1  # a message larger than a block has one to itself
-        stop = min(fitting, start + room)
+            stop, size = request.count, request.size
+        else:
+            before = request.bytes_before(start)
+            fitting = bisect_right(request.ends, before + BLOCK_BYTES_MAX - self.bytes, start)
+            if fitting == start and not self.count:
+                fitting = start + 1  # a message larger than a block has one to itself
+            stop = min(fitting, start + room)
+            size = request.bytes_before(stop) - before
         if stop > start:
-            self._add(request, start, stop, request.bytes_before(stop) - before)
+            self._add(request, start, stop, size)
         return stop == request.count
 
     def _add(self, request: AppendRequest, start: int, stop: int, size: int) -> None:
@@ -384,7 +386,8 @@ class _AppendBuilder:
         if isinstance(content, PublishMessage):
             self._singles.append(content)
         else:
-            self._join_singles()
+            if self._singles:
+                self._join_singles()
             self._parts.append(content.slice(start, stop))
         self.spans.append(Span(request, start, stop - start))
         self.count += stop - start
@@ -392,14 +395,14 @@ class _AppendBuilder:
         request.taken = stop
 
     def _join_singles(self) -> None:
-        if self._singles:
-            self._parts.append(MessageBatch.of(self._singles))
-            self._singles = []
+        self._parts.append(MessageBatch.of(self._singles))
+        self._singles = []
 
     def build(self, hash_key: bytes) -> Append:
         """Return the columnar command."""
-        self._join_singles()
-        batch = join_batches(self._parts)
+        if self._singles:
+            self._join_singles()
+        batch = self._parts[0] if len(self._parts) == 1 else join_batches(self._parts)
         expected = None
         if batch.expected is not None:
             expected = {at: _hashed(one, hash_key) for at, one in batch.expected.items()}

@@ -13,7 +13,7 @@ import numpy as np
 
 from contrail_common.columns.header_columns import UniformHeaders
 from contrail_common.columns.message_batch import MessageBatch
-from contrail_common.model import Expected, Headers, PublishMessage, header_size
+from contrail_common.model import Expected, PublishMessage
 from contrail_common.texts import I64Array, as_u32
 from contrail_storage.core.commands import Acknowledge, Command, Exhaust
 
@@ -35,26 +35,19 @@ SEQS_MAX: Final = 2_000
 """Sequences of one command at most. Each is a changed row, and all are applied in one step."""
 
 
-def content_count(content: Content) -> int:
-    """Number of messages."""
-    return 1 if isinstance(content, PublishMessage) else content.count
-
-
-def content_size(content: Content) -> int:
-    """Bytes of all messages."""
-    if isinstance(content, PublishMessage):
-        return _message_size(content)
-    size = content.size() + content.count * MESSAGE_OVERHEAD
-    columns = content.columns
+def batch_size(batch: MessageBatch) -> int:
+    """Bytes of all messages of a batch."""
+    size = batch.size() + batch.count * MESSAGE_OVERHEAD
+    columns = batch.columns
     if columns.headers is not None or columns.seals is not None:
-        size += int(_column_sizes(content).sum())
-    return size + sum(_asked_sizes(content).values())
+        size += int(_column_sizes(batch).sum())
+    return size + sum(_asked_sizes(batch).values())
 
 
 def content_ends(content: Content) -> list[int]:
     """The running sums of the messages' bytes; the last one is the total."""
     if isinstance(content, PublishMessage):
-        return [_message_size(content)]
+        return [message_size(content)]
     sizes = content.sizes() + MESSAGE_OVERHEAD
     columns = content.columns
     if columns.headers is not None or columns.seals is not None:
@@ -64,23 +57,23 @@ def content_ends(content: Content) -> list[int]:
     return list(accumulate(sizes.tolist()))
 
 
-def _message_size(message: PublishMessage) -> int:
+def message_size(message: PublishMessage) -> int:
+    """Bytes of a message that is not in columns yet."""
     subject = message.subject
     size = len(message.payload) + MESSAGE_OVERHEAD
     size += len(subject) if subject.isascii() else len(subject.encode())
-    if message.headers:
-        size += header_size(message.headers) + _ENTRY_BYTES * len(message.headers)
-        size += _valueless(message.headers)
+    for name, values in (message.headers or {}).items():
+        name_bytes = len(name.encode())
+        size += _ENTRY_BYTES
+        if not values:
+            size += name_bytes  # limits do not count a name without a value, but it is stored
+        for value in values:
+            size += name_bytes + len(value.encode()) + 4
     if message.expected is not None:
         size += _expected_size(message.expected)
     if message.rollup is not None:
         size += _ASKED_BYTES
     return size + (0 if message.ttl_ns is None else _ASKED_BYTES)
-
-
-def _valueless(headers: Headers) -> int:
-    """Bytes of names without a value: limits do not count them, but they are stored."""
-    return sum(len(name.encode()) for name, values in headers.items() if not values)
 
 
 def _column_sizes(batch: MessageBatch) -> I64Array:

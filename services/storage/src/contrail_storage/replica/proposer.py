@@ -11,7 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -19,10 +18,7 @@ from msgspec import Raw
 
 from contrail_common import errors
 from contrail_common.columns.blocks import BLOCK_MESSAGES_MAX
-from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.model import PublishMessage
-from contrail_link.contract.publish import PubResult
 from contrail_storage.core.commands import Command, RestorePart, encode_command, encode_parts
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.replica.entries import (
@@ -32,17 +28,15 @@ from contrail_storage.replica.entries import (
     LOGGED_BYTES_MAX,
     AppendRequest,
     CommandRequest,
+    Done,
     EntryBuilder,
     EntryContext,
-    Outcome,
     Part,
     no_leader,
     not_logged,
     overloaded,
-    set_outcome,
-    tell_each,
 )
-from contrail_storage.replica.entry_sizes import in_slices
+from contrail_storage.replica.entry_sizes import Content, in_slices
 
 OUTSTANDING_BYTES_MAX: Final = 4 << 20
 """Half of the bytes that a group accepts, so that the group refuses no entry for its size."""
@@ -73,6 +67,19 @@ class Group(Protocol):
         ...
 
 
+class Applied(Protocol):
+    """The part of the applier that the proposer uses."""
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes of applied entries that the store does not have yet."""
+        ...
+
+    def hash_key(self, number: int) -> bytes:
+        """Return the key that hashes the message ids of a shard."""
+        ...
+
+
 async def _all(futures: list[asyncio.Future[Result]]) -> Result:
     """Return the result of a sliced command: the first refusal, otherwise that of the last slice.
 
@@ -92,11 +99,10 @@ class Proposer:
 
     group: Group
     log_time_ns: Callable[[], int]
-    hash_key: Callable[[int], bytes]
+    applied: Applied
     refusals: tuple[type[Exception], ...]
-    unwritten_bytes: Callable[[], int]
-    check_room: Callable[[int], None] = lambda size: None
-    """Raises ApiError when there is no room for so many bytes of messages."""
+    check_space: Callable[[int], None] = lambda size: None
+    """Raises ApiError when there is no space for so many bytes of messages."""
     busy: tuple[type[Exception], ...] = ()
     """What ``group`` raises when too many bytes wait for the disk; nothing was appended then."""
     # All fields belong to the event loop.
@@ -113,46 +119,13 @@ class Proposer:
     _moved_s: float = 0.0
     """When a request was last admitted to an idle proposer, proposed or settled (loop time)."""
 
-    def append(self, shard: int, messages: list[PublishMessage]) -> asyncio.Future[list[PubResult]]:
-        """Propose messages (at least one); the future gives one result per message, in order.
+    def append(self, shard: int, content: Content, done: Done) -> None:
+        """Propose one message, or a batch of at least one; ``done`` gets the outcomes as runs.
 
-        Raises ApiError (OVERLOADED, NOT_READY) at once, without effect.
+        Raises ApiError (OVERLOADED, NOT_READY, too large, no space) at once, without effect.
         """
-        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
-        self.append_then(shard, messages, partial(set_outcome, future))
-        return future
-
-    def append_then(
-        self, shard: int, messages: list[PublishMessage], done: Callable[[Outcome], None]
-    ) -> None:
-        """Propose messages. ``done`` is called exactly once, possibly while the entry is applied.
-
-        ``done`` must not raise.
-
-        Raises as :meth:`append` does.
-        """
-        if len(messages) == 1:
-            self._enqueue(AppendRequest(shard, messages[0], done))
-        else:
-            self._enqueue(AppendRequest(shard, MessageBatch.of(messages), partial(tell_each, done)))
-
-    def append_batch(self, shard: int, batch: MessageBatch) -> asyncio.Future[list[PubResult]]:
-        """Propose a batch of at least one message; the future gives its outcomes as runs.
-
-        Raises as :meth:`append` does.
-        """
-        future: asyncio.Future[list[PubResult]] = asyncio.get_running_loop().create_future()
-        self.append_batch_then(shard, batch, partial(set_outcome, future))
-        return future
-
-    def append_batch_then(
-        self, shard: int, batch: MessageBatch, done: Callable[[Outcome], None]
-    ) -> None:
-        """Propose a batch; ``done`` gets its outcomes as runs. See :meth:`append_then`."""
-        self._enqueue(AppendRequest(shard, batch, done))
-
-    def _enqueue(self, request: AppendRequest) -> None:
-        self.check_room(request.size)
+        request = AppendRequest(shard, content, done)
+        self.check_space(request.size)
         request.check_size()
         loop = self._admit(request.size)
         self._queue.append(request)
@@ -167,7 +140,7 @@ class Proposer:
         slices = [(each, self._encoded(each)) for each in in_slices(command)]
         size = sum(len(encoded) + COMMAND_OVERHEAD for _, encoded in slices)
         if isinstance(command, RestorePart):
-            self.check_room(size)
+            self.check_space(size)
         loop = self._admit(size)
         futures: list[asyncio.Future[Result]] = []
         for each, encoded in slices:
@@ -193,7 +166,8 @@ class Proposer:
     def _admit(self, size: int) -> asyncio.AbstractEventLoop:
         if not self.group.is_leader:
             raise no_leader()
-        if self.queued_bytes and self.queued_bytes + size > QUEUE_BYTES_MAX:
+        waiting = self._queue_bytes + self._held_bytes
+        if waiting and waiting + size > QUEUE_BYTES_MAX:
             raise overloaded()
         loop = asyncio.get_running_loop()
         if not self._queue and not self._in_flight:
@@ -239,7 +213,7 @@ class Proposer:
             self._moved_s = asyncio.get_running_loop().time()
 
     def _may_propose(self) -> bool:
-        if self.unwritten_bytes() > UNWRITTEN_BYTES_MAX:
+        if self.applied.unwritten_bytes > UNWRITTEN_BYTES_MAX:
             return False  # the store is behind the log; `resume` is called when it has caught up
         if self._in_flight < _ENTRIES_IN_FLIGHT:
             return True
@@ -248,7 +222,7 @@ class Proposer:
 
     def _next_entry(self) -> tuple[EntryContext, list[Part]]:
         """Return the next entry, and its commands in the form in which they are encoded."""
-        entry = EntryBuilder(self.log_time_ns(), self.hash_key)
+        entry = EntryBuilder(self.log_time_ns(), self.applied.hash_key)
         queue = self._queue
         while queue and entry.size < ENTRY_BYTES_MAX and entry.messages < BLOCK_MESSAGES_MAX:
             request = queue[0]
@@ -256,20 +230,16 @@ class Proposer:
                 break
             if isinstance(request, CommandRequest):
                 entry.add(request)
-            elif not self._take(entry, request):
-                continue
+            else:
+                try:
+                    if not entry.take(request):
+                        continue
+                except Exception as error:
+                    _log.exception("messages_not_encoded")
+                    request.give_up(not_logged(f"the messages cannot be logged: {error!r}"))
             queue.popleft()
             self._queue_bytes -= request.size
         return entry.finish()
-
-    def _take(self, entry: EntryBuilder, request: AppendRequest) -> bool:
-        """Take messages of ``request``; True when all of them are taken."""
-        try:
-            return entry.take(request)
-        except Exception as error:
-            _log.exception("messages_not_encoded")
-            request.give_up(not_logged(f"the messages cannot be logged: {error!r}"))
-            return True
 
     @property
     def queued_bytes(self) -> int:
@@ -311,7 +281,7 @@ class Proposer:
         if not waiting or stood_s < _STUCK_S:
             return ""
         cause = "the log does not confirm writes"
-        if self.unwritten_bytes() > UNWRITTEN_BYTES_MAX:
+        if self.applied.unwritten_bytes > UNWRITTEN_BYTES_MAX:
             cause = "the store cannot keep up with the log"
         elif not self._in_flight:
             cause = "no entry reaches the log"

@@ -62,11 +62,6 @@ class Shard:
         return is_volatile(self.machine.shard)
 
     @property
-    def durability(self) -> str:
-        """The guarantee of a publish ack: "fsync" or "memory"."""
-        return "memory" if self.volatile else "fsync"
-
-    @property
     def config(self) -> StreamConfig:
         """The stream's configuration; STREAM_NOT_FOUND when the stream has been removed."""
         if self.machine.record is None:

@@ -29,7 +29,8 @@ from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard, check_removal
-from contrail_storage.replica.shard_logs import ShardLog
+from contrail_storage.replica.shard_logs import ShardLogs
+from contrail_storage.streams.last_ids import LastIds
 from contrail_storage.streams.sharded_state import check_purge
 from contrail_storage.streams.stream import CheckServing, Stream
 
@@ -85,7 +86,7 @@ class StreamManager:
         meta: MetaMachine,
         shards: dict[int, Shard],
         meta_log: Proposer,
-        shard_log: ShardLog,
+        shard_log: ShardLogs,
         reader: Reader,
         check_serving: CheckServing,
         *,
@@ -106,6 +107,7 @@ class StreamManager:
         self._shard_log = shard_log
         # Finds the messages that purges and deletes need to know.
         self._reader = reader
+        self._last_ids = LastIds(reader)
         # Held while a stream is made, changed, removed or mended.
         self._lock = asyncio.Lock()
         # Names that `claim_restore` keeps.
@@ -145,13 +147,14 @@ class StreamManager:
         if entry is None or entry.stage != "listed":
             return None
         shards = [self._shards[number] for number in entry.numbers if number in self._shards]
-        if len(shards) < entry.shards:
+        if len(shards) < entry.shards or not shards[0].machine.exists:
             return None
         if known is not None and known.shards == shards:
             known.entry = entry
             stream = known
         else:
-            stream = Stream(entry, shards, self.node, self._check_serving)
+            append = self._shard_log.appending(shards[0])
+            stream = Stream(entry, shards, self.node, self._check_serving, append, self._last_ids)
         self._streams[name] = stream
         return stream
 

@@ -23,7 +23,7 @@ class MemoryRoom:
     def guard(self, log: Proposer, group: VolatileGroup, applier: Applier) -> None:
         """Make ``log``, which proposes to ``group``, refuse messages beyond the limit."""
         self._log, self._group, self._applier = log, group, applier
-        log.check_room = self.check
+        log.check_space = self.check
 
     @property
     def size_bytes(self) -> int:

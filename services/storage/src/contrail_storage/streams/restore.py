@@ -73,10 +73,10 @@ class Restores:
         self._expect_more(token)
         return token
 
-    async def append(self, token: str, offset: int, piece: bytes) -> None:
+    async def feed(self, token: str, offset: int, piece: bytes) -> None:
         """Add the next bytes of the archive, at ``offset``; ARCHIVE_INVALID ends the restore."""
         restore = self._take(token)
-        await self._carry_out(token, restore.append(offset, piece))
+        await self._carry_out(token, restore.feed(offset, piece))
         self._expect_more(token)
 
     async def commit(self, token: str) -> StreamInfo:
@@ -178,7 +178,7 @@ class _Restore:
         if self.idle is not None:
             self.idle.cancel()
 
-    async def append(self, offset: int, piece: bytes) -> None:
+    async def feed(self, offset: int, piece: bytes) -> None:
         """Add the next bytes. On return they are logged, except for less than one part."""
         if offset != self._offset or len(piece) > RESTORE_PIECE_BYTES_MAX:
             raise ApiError(errors.BAD_REQUEST, "the piece is out of order", applied=False)

@@ -5,21 +5,34 @@ machine is loaded again, it is damaged, its stream is removed) is therefore seen
 `StreamManager.stream` makes these objects; it decides whether a known one is still the right one.
 """
 
-from typing import Protocol
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import Final, Protocol
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig, StreamInfo, StreamState
+from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import StreamEntry
+from contrail_storage.replica.entries import Done, Outcome, contents_of
+from contrail_storage.replica.entry_sizes import Content
 from contrail_storage.replica.shard import Shard
+from contrail_storage.replica.shard_logs import Append
 from contrail_storage.store.block_store import UNREADABLE
+from contrail_storage.streams.last_ids import LastIds
+from contrail_storage.streams.sharded_publish import scatter
 from contrail_storage.streams.sharded_state import (
     no_such_shard,
     shard_needed,
     sum_losses,
     sum_states,
 )
+
+_UNKNOWN: Final = frozenset((errors.OUTCOME_UNKNOWN.code,))
+_code_of = attrgetter("code")
 
 
 class CheckServing(Protocol):
@@ -33,7 +46,10 @@ class CheckServing(Protocol):
 class Stream:
     """A listed stream with its one or more shards. Used on the event loop only."""
 
-    __slots__ = ("_check_serving", "entry", "in_memory", "leader", "shards")
+    __slots__ = (
+        "_append", "_check_serving", "_last_ids", "durability", "entry", "in_memory", "leader",
+        "shards",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,6 +57,8 @@ class Stream:
         shards: list[Shard],
         leader: str,
         check_serving: CheckServing,
+        append: Append,
+        last_ids: LastIds,
     ) -> None:
         self.entry = entry
         """What the meta machine knows of it. Replaced when its subjects change."""
@@ -50,7 +68,13 @@ class Stream:
         """Whether the messages are kept only in memory."""
         self.leader = leader
         """Name of the node that serves it."""
+        self.durability = "memory" if self.in_memory else "fsync"
+        """The guarantee of its publish acks."""
         self._check_serving = check_serving
+        # Accepts the messages of all its shards: sealed, in memory or plain. That never changes.
+        self._append = append
+        # Completes refusals of messages that expect a last message id.
+        self._last_ids = last_ids
 
     @property
     def exists(self) -> bool:
@@ -83,15 +107,59 @@ class Stream:
 
     def sound_shard(self, number: int | None = None) -> Shard:
         """As :meth:`shard`; DATA_LOST if it is damaged."""
-        return sound(self.shard(number))
+        shard = self.shard(number)
+        if shard.damaged:
+            raise data_lost(shard)
+        return shard
 
     def sound_shards(self, number: int | None = None) -> list[Shard]:
         """All shards, or the one with that number; DATA_LOST if one of them is damaged."""
-        return [sound(one) for one in (self.shards if number is None else [self.shard(number)])]
+        if number is not None:
+            return [self.sound_shard(number)]
+        for shard in self.shards:
+            if shard.damaged:
+                raise data_lost(shard)
+        return self.shards
 
     def check_writable(self) -> None:
         """Raise ApiError while the stream accepts no changes."""
         self._check_serving(volatile=self.in_memory)
+
+    def publish(self, content: PublishContent, done: Callable[[PublishOutcome], None]) -> None:
+        """Store messages; see ``StorageLink.publish_then``.
+
+        ``done`` is called in a later turn of the event loop. Raises ApiError at once if the request
+        is certainly not stored.
+        """
+        first = self.shards[0]
+        alone = len(self.shards) == 1
+        if alone and first.damaged:
+            raise data_lost(first)
+        self._check_serving(volatile=self.in_memory)
+        answer: Done = partial(self._answer, done)
+        if not (content if isinstance(content, list) else content.count):
+            asyncio.get_running_loop().call_soon(answer, [])
+            return
+        messages, answer = contents_of(content, answer)
+        if alone:
+            self._send(first, messages, answer)
+        else:
+            scatter(self.shards, messages, self._send, answer)
+
+    def _send(self, shard: Shard, content: Content, done: Done) -> None:
+        """Send messages to one of the shards (DATA_LOST)."""
+        if shard.damaged:
+            raise data_lost(shard)
+        number = shard.machine.shard
+        self._append(number, content, partial(self._last_ids.complete, shard, done))
+
+    def _answer(self, done: Callable[[PublishOutcome], None], outcome: Outcome) -> None:
+        if isinstance(outcome, ApiError):
+            done(outcome)
+        elif outcome and _UNKNOWN.issuperset(map(_code_of, outcome)):
+            done(ApiError(errors.OUTCOME_UNKNOWN, outcome[0].detail))
+        else:
+            done(PublishAck(self.entry.name, outcome, self.durability))
 
     def info(self, *, damaged: bool = False) -> StreamInfo:
         """Configuration and state.
@@ -112,16 +180,14 @@ class Stream:
             incarnation=record.incarnation,
             version=record.version,
             leader=self.leader,
-            durability=self.shards[0].durability,
+            durability=self.durability,
             data_loss=sum_losses(losses) if several else losses[0],
         )
 
 
-def sound(shard: Shard) -> Shard:
-    """Return ``shard`` unless it is damaged (DATA_LOST)."""
-    if shard.damaged:
-        raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
-    return shard
+def data_lost(shard: Shard) -> ApiError:
+    """The refusal of a request that needs a damaged shard."""
+    return ApiError(errors.DATA_LOST, shard.damaged, applied=False)
 
 
 def shard_state(shard: Shard, *, damaged: bool = False) -> StreamState:
