@@ -11,12 +11,13 @@ from tests.support.servers import ServerProcess
 
 FAULTY = """
 import runpy
-from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.core.commands import Append
+from contrail_storage.core.stream.stream_machine import HANDLERS
 
 def fault(*_):
     raise ZeroDivisionError("a fault of the machine")
 
-StreamMachine._append = fault
+HANDLERS[Append] = fault
 runpy.run_module("contrail_serve", run_name="__main__")
 """
 

@@ -6,15 +6,16 @@ A mutant changes the code of the process in which it is called. That process liv
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Final
 
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_link.contract.publish import PublishAck
+from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.results import Row, Writes
-from contrail_storage.core.stream.expiry import Expirer
-from contrail_storage.core.stream.interest import Interest
-from contrail_storage.core.stream.removing import Remover
+from contrail_storage.core.results import Row, Step
+from contrail_storage.core.stream.removal import interest, limits, purge
+from contrail_storage.core.stream.stream_machine import HANDLERS
 from contrail_storage.replica import store_writer
 from contrail_storage.replica.store_writer import StoreWriter
 from contrail_storage.replica.write_behind import WriteBehind
@@ -68,30 +69,34 @@ def _late_rows(kind: bytes) -> Callable[[], None]:
     return lambda: _write_late(take)
 
 
-def _late(owner: type[Any], name: str) -> Callable[[], None]:
-    """Write the rows of a method not with their entry, but with a later batch."""
+def _late(module: ModuleType, name: str) -> Callable[[], None]:
+    """Write the rows of a function not with their entry, but with a later batch."""
+    return lambda: replace(module, name, _held_back(getattr(module, name)))
 
-    def mutate() -> None:
-        method = getattr(owner, name)
-        noted: list[Row] = []
 
-        def apart(*arguments: Any) -> Any:
-            writes = next(one for one in arguments if isinstance(one, Writes))
-            before = len(writes.rows)
-            result = method(*arguments)
-            noted.extend(writes.rows[before:])
-            del writes.rows[before:]
-            return result
+def _late_command(kind: type) -> Callable[[], None]:
+    """Write the rows of a command not with its entry, but with a later batch."""
+    return lambda: HANDLERS.update({kind: _held_back(HANDLERS[kind])})
 
-        def take(operations: list[Row]) -> tuple[list[Row], list[Row]]:
-            held = list(noted)
-            noted.clear()
-            return list(operations), held
 
-        replace(owner, name, apart)
-        _write_late(take)
+def _held_back(function: Callable[..., Any]) -> Callable[..., Any]:
+    noted: list[Row] = []
 
-    return mutate
+    def apart(*arguments: Any) -> Any:
+        rows = next(one for one in arguments if isinstance(one, Step)).writes.rows
+        before = len(rows)
+        result = function(*arguments)
+        noted.extend(rows[before:])
+        del rows[before:]
+        return result
+
+    def take(operations: list[Row]) -> tuple[list[Row], list[Row]]:
+        held = list(noted)
+        noted.clear()
+        return list(operations), held
+
+    _write_late(take)
+    return apart
 
 
 def _out_of_order() -> None:
@@ -180,12 +185,12 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "no deadlines": _without(keys.DEADLINE),
     "no never-pages": _without(keys.EXEMPT),
     "no pinned messages": _without(keys.PINNED),
-    "late settling": _late(Interest, "settled"),
-    "late roll-ups": _late(Remover, "replace_older"),
-    "late subject limits": _late(Remover, "enforce"),
-    "late purges": _late(Remover, "purge_subjects"),
-    "late lowered limits": _late(Remover, "enforce_limits"),
-    "late markers": _late(Expirer, "expire"),
+    "late settling": _late(interest, "settled"),
+    "late roll-ups": _late(purge, "replace_older"),
+    "late subject limits": _late(limits, "enforce"),
+    "late purges": _late_command(cmd.PurgeSubjects),
+    "late lowered limits": _late_command(cmd.EnforceLimits),
+    "late markers": _late_command(cmd.Expire),
     "out of order": _out_of_order,
     "job dropped": _job_dropped,
     "joined parts kept": _parts_kept,

@@ -16,9 +16,9 @@ from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
 from contrail_storage.core.stream.data_loss import Recount
-from contrail_storage.core.stream.expiry import raised_ttls
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.core.stream.strip_dead import between_live, strip_dead
+from contrail_storage.core.stream.ttl import raised_ttls
 
 SHARD = 7
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import ConsumerMachine, Gone, Trimmed
-from contrail_storage.core.results import Writes
+from contrail_storage.core.results import Step, Writes
 from tests.unit.storage.machine_rig import SHARD, consumer_config
 
 steps = st.one_of(
@@ -48,7 +48,7 @@ def test_floor_lies_below_the_lowest_pending_after_any_change(
         else:
             consumer = restarted(consumer)
             continue
-        consumer.change(change, 0, Writes())
+        consumer.change(change, Step(1, 0, Writes()))
         lowest = min(consumer.pending, default=consumer.delivered.stream_seq + 1)
         highest = max(highest, lowest - 1)
         assert consumer.floor.stream_seq == highest
@@ -57,22 +57,22 @@ def test_floor_lies_below_the_lowest_pending_after_any_change(
 def test_what_was_settled_above_the_lowest_pending_is_let_go_of() -> None:
     config = consumer_config("c", max_ack_pending=-1)
     consumer = ConsumerMachine.create(SHARD, 1, config, 1, 0, 1)
-    consumer.change(cmd.Deliver(1, 1, [1], 2), 0, Writes())
+    consumer.change(cmd.Deliver(1, 1, [1], 2), Step(1, 0, Writes()))
     for first in range(2, 20_000, 1_000):
         seqs = list(range(first, first + 1_000))
-        consumer.change(cmd.Deliver(1, 1, seqs, seqs[-1] + 1), 0, Writes())
-        consumer.change(cmd.Acknowledge(1, 1, seqs), 0, Writes())
+        consumer.change(cmd.Deliver(1, 1, seqs, seqs[-1] + 1), Step(1, 0, Writes()))
+        consumer.change(cmd.Acknowledge(1, 1, seqs), Step(1, 0, Writes()))
     assert consumer.floor.stream_seq == 0
     assert len(consumer._ascending or ()) < 4_000
-    consumer.change(cmd.Acknowledge(1, 1, [1]), 0, Writes())
+    consumer.change(cmd.Acknowledge(1, 1, [1]), Step(1, 0, Writes()))
     assert consumer.floor.stream_seq == consumer.delivered.stream_seq
 
 
 def test_delivery_that_a_purge_overtook_counts_and_the_floor_is_at_it() -> None:
     consumer = ConsumerMachine.create(SHARD, 1, consumer_config("c"), 1, 0, 1)
-    consumer.change(cmd.Deliver(1, 1, [1], 2), 0, Writes())
-    consumer.change(Trimmed(13), 0, Writes())
-    consumer.change(cmd.Deliver(1, 1, [2, 3], 4), 0, Writes())
+    consumer.change(cmd.Deliver(1, 1, [1], 2), Step(1, 0, Writes()))
+    consumer.change(Trimmed(13), Step(1, 0, Writes()))
+    consumer.change(cmd.Deliver(1, 1, [2, 3], 4), Step(1, 0, Writes()))
     assert not consumer.pending
     assert (consumer.delivered.consumer_seq, consumer.delivered.stream_seq) == (3, 3)
     assert (consumer.floor.consumer_seq, consumer.floor.stream_seq) == (3, 3)

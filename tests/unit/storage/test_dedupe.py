@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow, IdHashes
-from contrail_storage.core.results import Writes
+from contrail_storage.core.results import Step, Writes
 from tests.unit.storage.machine_rig import SHARD, RowStore, hash_of
 
 WINDOW_NS = 100
@@ -27,7 +27,7 @@ class Kept:
         self.window.expire(time_ns, WINDOW_NS, writes)
         seqs = np.arange(self.seq + 1, self.seq + 1 + len(ids))
         self.seq += len(ids)
-        self.window.add(IdHashes.of(b"".join(ids)), seqs, time_ns, self.index, writes)
+        self.window.add(IdHashes.of(b"".join(ids)), seqs, Step(self.index, time_ns, writes))
         self.store.write(writes.rows)
 
     def find(self, time_ns: int, *ids: bytes) -> list[int]:

@@ -178,7 +178,7 @@ def test_pending_deliveries_of_erased_messages_end(tmp_path: Path) -> None:
 def test_name_of_a_subject_that_a_roll_up_has_not_finished_goes_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("contrail_storage.core.stream.removing.REMOVED_MAX", 2)
+    monkeypatch.setattr("contrail_storage.core.stream.removal.by_subject.REMOVED_MAX", 2)
     monkeypatch.setattr("contrail_storage.upkeep.housekeeper.TICK_S", 3_600.0)
 
     async def scenario() -> None:

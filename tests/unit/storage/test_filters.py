@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.core.results import Writes
+from contrail_storage.core.results import Step, Writes
 from contrail_storage.core.subjects.filters import FILTERS_MAX, FilterCache, SubjectFilter
 from contrail_storage.core.subjects.subject_table import PAGE, SubjectTable
 from tests.unit.storage.naive_subjects import naive_matches
@@ -15,15 +15,12 @@ patterns = st.lists(st.sampled_from(PATTERNS), max_size=3).map(tuple)
 
 
 def add(table: SubjectTable, name: str, seq: int) -> int:
-    writes = Writes()
-    sid = table.number(name, writes)
-    table.add_one(sid, seq, seq, writes)
-    return sid
+    return table.add_one(name, seq, Step(seq, 0, Writes()))
 
 
 def remove(table: SubjectTable, name: str) -> None:
     sids = np.array([table.ids[name]], np.uint32)
-    table.remove(sids, 1, 1, Writes())
+    table.remove(sids, 1, Step(1, 0, Writes()))
 
 
 @given(patterns, st.lists(st.sampled_from([*SUBJECTS, "-a", "-a.x", "-b", "clear"]), max_size=25))

@@ -6,7 +6,7 @@ from contrail_common import errors
 from contrail_common.model import Expected, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Done, Refused, Removed
-from contrail_storage.core.stream import interest, removing
+from contrail_storage.core.stream.removal import deletion, interest
 from tests.unit.storage.machine_rig import (
     Message,
     Rig,
@@ -40,7 +40,7 @@ def expecting(subject: str, last_seq: int, pattern: str | None = None) -> cmd.Ap
 
 @pytest.fixture
 def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removing, "APPLY_SEQS", 3)
+    monkeypatch.setattr(deletion, "APPLY_SEQS", 3)
     monkeypatch.setattr(interest, "ALONE_SEQS", 3)
 
 

@@ -18,8 +18,9 @@ from contrail_common.model import TTL_NEVER, AckKind, ConsumerConfig, Expected, 
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import consumer_machine, deleted
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, Result
-from contrail_storage.core.stream import deadlines, interest, removing
-from contrail_storage.core.subjects import subject_table
+from contrail_storage.core.stream import deadlines
+from contrail_storage.core.stream.removal import deletion, interest
+from contrail_storage.core.subjects import subject_names, subject_table
 from tests.unit.storage.machine_rig import (
     Message,
     append_of,
@@ -556,8 +557,8 @@ def test_machine_is_the_naive_stream_when_numbers_of_subjects_come_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_pages_small(monkeypatch)
-    monkeypatch.setattr(subject_table, "RUN", 8)
-    monkeypatch.setattr(subject_table, "END", 48)
+    monkeypatch.setattr(subject_names, "RUN", 8)
+    monkeypatch.setattr(subject_names, "END", 48)
     run_state_machine_as_test(RoundComparison, settings=THOROUGH)
 
 
@@ -585,7 +586,7 @@ def make_pages_small(monkeypatch: pytest.MonkeyPatch) -> None:
         (subject_table, "_DELTA_ROWS_MAX", 5),
         (deleted, "PAGE", 8),
         (deadlines, "PAGE", 8),
-        (removing, "APPLY_SEQS", 1),
+        (deletion, "APPLY_SEQS", 1),
         (interest, "ALONE_SEQS", 2),
         (interest, "CHECKS_MAX", 4),
         (consumer_machine, "_FOLD_ROWS", 3),

@@ -18,10 +18,10 @@ from contrail_link.contract.publish import PublishAck
 from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.results import Appended, Refused, Writes
-from contrail_storage.core.subjects import subject_table
-from contrail_storage.core.subjects.subject_names import SubjectNames, rank_order
-from contrail_storage.core.subjects.subject_table import END, PAGE, RUN
+from contrail_storage.core.results import Appended, Refused, Step, Writes
+from contrail_storage.core.subjects import subject_names, subject_table
+from contrail_storage.core.subjects.subject_names import END, RUN, SubjectNames, rank_order
+from contrail_storage.core.subjects.subject_table import PAGE
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from tests.unit.storage.archive_rig import messages_of, packed, records_of, restored
@@ -136,8 +136,8 @@ def test_archive_with_numbers_above_two_to_the_31_is_restored() -> None:
 def test_new_subject_is_refused_where_no_number_is_left_and_known_ones_go_on(
     monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
-    monkeypatch.setattr(subject_table, "RUN", 8)
-    monkeypatch.setattr(subject_table, "END", 16)
+    monkeypatch.setattr(subject_names, "RUN", 8)
+    monkeypatch.setattr(subject_names, "END", 16)
     rig = stream(0)
     for number in range(16):
         rig.apply(1, append_of([Message(f"s.{number}")]))
@@ -163,8 +163,8 @@ def test_next_run_has_the_numbers_that_are_asked_for_and_none_that_is_live(
 ) -> None:
     table, writes = subject_table.SubjectTable(1), Writes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subject_table, "RUN", 8)
-        patch.setattr(subject_table, "END", 64)
+        patch.setattr(subject_names, "RUN", 8)
+        patch.setattr(subject_names, "END", 64)
         live: dict[str, int] = {}
         for turn in range(data.draw(st.integers(1, 40))):
             count = data.draw(st.integers(1, 6))
@@ -173,12 +173,11 @@ def test_next_run_has_the_numbers_that_are_asked_for_and_none_that_is_live(
             else:
                 table.reserve(count, writes)
                 for at in range(count):
-                    sid = table.number(f"{turn}.{at}", writes)
+                    sid = table.add_one(f"{turn}.{at}", 1, Step(turn, 0, writes))
                     assert sid not in live.values()
                     live[f"{turn}.{at}"] = sid
-                    table.add_one(sid, 1, turn, writes)
             for name in data.draw(st.sets(st.sampled_from(sorted(live)))) if live else ():
-                table.remove_one(live.pop(name), 1, 0, turn, writes)
+                table.remove_one(live.pop(name), 1, 0, Step(turn, 0, writes))
             assert {name: table.ids[name] for name in live} == live
             assert dict(table.live()) == {sid: name for name, sid in live.items()}
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.core.results import Writes
+from contrail_storage.core.results import Step, Writes
 from contrail_storage.core.subjects import subject_table
 from contrail_storage.core.subjects.subject_table import PAGE, SubjectTable
 from tests.unit.storage.machine_rig import SHARD, RowStore
@@ -25,7 +25,7 @@ class Kept:
         self.index += 1
         writes = Writes()
         sids = np.array([self.table.number(name, writes) for name in names], np.uint32)
-        self.table.add_run(sids, self.seq + 1, self.index, writes)
+        self.table.add_run(sids, self.seq + 1, Step(self.index, 0, writes))
         self.seq += len(names)
         self.store.write(writes.rows)
 
@@ -34,7 +34,7 @@ class Kept:
         self.index += 1
         writes = Writes()
         sids = np.array([self.table.ids[name] for name in names], np.uint32)
-        self.table.remove(sids, 1, self.index, writes)
+        self.table.remove(sids, 1, Step(self.index, 0, writes))
         self.store.write(writes.rows)
 
     def clear(self) -> None:
@@ -260,9 +260,9 @@ def test_last_message_of_a_subject_deleted_leaves_the_previous_one_as_last() -> 
     kept = Kept()
     kept.add("a", "b", "a")
     writes = Writes()
-    kept.table.remove_one(kept.table.ids["a"], 3, 1, 9, writes)
+    kept.table.remove_one(kept.table.ids["a"], 3, 1, Step(9, 0, writes))
     assert kept.table.last_seq("a") == 1
-    kept.table.remove_one(kept.table.ids["a"], 1, 0, 9, writes)
+    kept.table.remove_one(kept.table.ids["a"], 1, 0, Step(9, 0, writes))
     assert kept.table.last_seq("a") == 0
     kept.store.write(writes.rows)
     kept.restart()
@@ -282,16 +282,16 @@ def test_one_message_is_taken_out_as_an_array_of_one(
     alone.add(*names)
     arrays.add(*names)
     floor_seq = 1
-    for step, at in enumerate(one for one in taken if one < len(names)):
-        sid, seq, index = alone.table.ids[names[at]], at + 1, step + 2
+    for turn, at in enumerate(one for one in taken if one < len(names)):
+        sid, seq, index = alone.table.ids[names[at]], at + 1, turn + 2
         floor_seq += seq == floor_seq
         first, second = Writes(), Writes()
-        lost = alone.table.take_out_one(sid, seq, floor_seq, index, first)
+        lost = alone.table.take_out_one(sid, seq, floor_seq, Step(index, 0, first))
         assert lost == arrays.table.take_out(
-            np.array([sid], np.uint32), np.array([seq]), floor_seq, index, second
+            np.array([sid], np.uint32), np.array([seq]), floor_seq, Step(index, 0, second)
         )
         assert first.rows == second.rows
-        if step == settled_at:
+        if turn == settled_at:
             alone.table.unsettled.clear()
             arrays.table.unsettled.clear()
         assert alone.table.unsettled == arrays.table.unsettled

@@ -72,12 +72,18 @@ class Append(msgspec.Struct, tag=1, array_like=True):
             and len(self.subject_index) == 4 * count
             and int(np.frombuffer(self.subject_index, np.uint32).max()) < len(self.subjects)
             and (self.ids is None or len(self.ids) == ID_BYTES * count)
-            and all(0 <= at < count for at in self.rollups or ())
-            and all(not at or kind != "all" for at, kind in (self.rollups or {}).items())
-            and all(
-                0 <= at < count and (ttl_ns == TTL_NEVER or 0 < ttl_ns <= INT64_MAX)
-                for at, ttl_ns in (self.ttls or {}).items()
-            )
+            and (not self.rollups or self._rollups_are_sound(count))
+            and (not self.ttls or self._ttls_are_sound(count))
+        )
+
+    def _rollups_are_sound(self, count: int) -> bool:
+        rollups = (self.rollups or {}).items()
+        return all(0 <= at < count and (not at or kind != "all") for at, kind in rollups)
+
+    def _ttls_are_sound(self, count: int) -> bool:
+        return all(
+            0 <= at < count and (ttl_ns == TTL_NEVER or 0 < ttl_ns <= INT64_MAX)
+            for at, ttl_ns in (self.ttls or {}).items()
         )
 
 

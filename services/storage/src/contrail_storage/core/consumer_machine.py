@@ -20,7 +20,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import Acknowledge, Advance, Deliver, Exhaust
 from contrail_storage.core.given_up import GivenUp
 from contrail_storage.core.pinned import Pinned
-from contrail_storage.core.results import Writes
+from contrail_storage.core.results import Step, Writes
 
 _FOLD_BYTES_MIN: Final = 16 * 1024
 _FOLD_ROWS: Final = 64
@@ -160,15 +160,16 @@ class ConsumerMachine:
 
     # Changes -------------------------------------------------------------------------------------
 
-    def change(self, change: Change, time_ns: int, writes: Writes) -> list[int]:
+    def change(self, change: Change, step: Step) -> list[int]:
         """Apply a change and write it; return the sequences that it settled.
 
         Writes a delta row, or a snapshot once the deltas outgrow the last one.
         """
-        settled = self._take(change, time_ns, writes.advisories)
+        writes = step.writes
+        settled = self._take(change, step.now_ns, writes.advisories)
         if self.pinned is not None and self.next_seq >= self.pinned.end_seq:
             self._unpin(writes)
-        row = _encode(Delta(time_ns, change))
+        row = _encode(Delta(step.now_ns, change))
         self._deltas += 1
         self._delta_bytes += len(row)
         writes.put(keys.consumer_delta_key(self.shard, self.consumer_id, self._deltas), row)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.results import Writes
+from contrail_storage.core.results import Step, Writes
 
 ID_BYTES: Final = 16
 NO_ID: Final = bytes(ID_BYTES)
@@ -258,14 +258,13 @@ class DedupeWindow:
             found[found < self._floor_seq] = 0
         return found
 
-    def add(
-        self, hashes: IdHashes, seqs: I64Array, time_ns: int, index: int, writes: Writes
-    ) -> None:
+    def add(self, hashes: IdHashes, seqs: I64Array, step: Step) -> None:
         """Remember the ids of messages just stored: at least one, all different, none known yet.
 
         All ids of an entry are written as one row.
         """
         ids, marks = hashes.ids, self._marks
+        index, time_ns = step.index, step.now_ns
         self._remember(hashes, seqs)
         if marks and marks[-1].entry == index:
             # A second append of the same entry extends the row of the entry.
@@ -276,7 +275,7 @@ class DedupeWindow:
             self._open_ids, self._open_seqs = ids, seqs.tobytes()
         count = len(self._open_ids) // ID_BYTES
         marks.append(_Mark(time_ns, count, int(seqs[-1]), index))
-        writes.put(
+        step.writes.put(
             keys.large_key(keys.DEDUPE, self.shard, index),
             b"".join((_ROW_HEAD.pack(time_ns, count), self._open_ids, self._open_seqs)),
         )
@@ -339,11 +338,11 @@ class DedupeWindow:
                 yield segment.part(1 + start, 1 + stop)
             low, high = low - segment.used, high - segment.used
 
-    def restore(self, runs: list[tuple[int, bytes, bytes]], index: int, writes: Writes) -> None:
+    def restore(self, runs: list[tuple[int, bytes, bytes]], step: Step) -> None:
         """Add entries of another window, all newer than those here; at most once per log index."""
         row: list[bytes] = []
         for time_ns, ids, packed in runs:
             seqs = np.frombuffer(packed, np.int64)
-            self._take_up(time_ns, ids, seqs, index)
+            self._take_up(time_ns, ids, seqs, step.index)
             row += (_ROW_HEAD.pack(time_ns, len(seqs)), ids, packed)
-        writes.put(keys.large_key(keys.DEDUPE, self.shard, index), b"".join(row))
+        step.writes.put(keys.large_key(keys.DEDUPE, self.shard, step.index), b"".join(row))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from contrail_common.columns.blocks import Block
 from contrail_common.model import Advisory
 from contrail_common.retention_rules import RetentionProblem
@@ -138,3 +140,15 @@ class Writes:
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Remove all keys from ``start`` up to, not including, ``stop``."""
         self.rows.append(("delete_range", start, stop))
+
+
+class Step(msgspec.Struct, frozen=True, eq=False):
+    """One command being applied: the log index and log time of its entry, and its writes.
+
+    Several commands of an entry share its index and its writes. ``now_ns`` never decreases within
+    a shard.
+    """
+
+    index: int
+    now_ns: int
+    writes: Writes

@@ -6,7 +6,7 @@ sequence, and its id is not remembered.
 """
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, TypeVar
+from typing import Final, TypeVar
 
 import crc32c
 import numpy as np
@@ -14,242 +14,255 @@ from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.columns.blocks import Block, MessageColumns
-from contrail_common.model import Rollup
-from contrail_common.subjects import is_wildcard, matches, matches_any
+from contrail_common.model import Rollup, StreamConfig
+from contrail_common.subjects import is_wildcard, matches
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append, HashedExpected
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.facts import MessageFacts
-from contrail_storage.core.results import Appended, Refused, Writes
+from contrail_storage.core.results import Appended, Refused, Result, Step
+from contrail_storage.core.stream import ttl
 from contrail_storage.core.stream.capacity import CapacityCheck
+from contrail_storage.core.stream.coverage import Coverage
+from contrail_storage.core.stream.removal import deletion, interest, limits, purge
+from contrail_storage.core.stream.shard_state import ShardState
 from contrail_storage.core.stream.strip_dead import strip_dead_columns
 
-if TYPE_CHECKING:
-    from contrail_storage.core.stream.stream_machine import StreamMachine
-
-_CAPTURED_MAX = 65_536
 _T = TypeVar("_T")
+_NO_SEQS: Final = np.zeros(0, np.int64)
 
 Verdicts = dict[int, Refused | int]
 """By position, the messages that are not stored: a refusal, or the sequence of the original."""
 
 
-class Appender:
-    """Appends to one stream machine; changes its state directly."""
+def append(state: ShardState, step: Step, command: Append) -> Result:
+    """Store the messages that pass the checks."""
+    # Own limits: in a stream of several shards, each has its share.
+    config = state.own_config
+    if config.sealed:
+        return Refused(errors.STREAM_SEALED.code)
+    if not command.is_sound():
+        return Refused(errors.INTERNAL.code, "the columns of the messages are inconsistent")
+    if command.atomic and not config.allow_atomic:
+        return Refused(errors.ATOMIC_DISABLED.code)
+    appended, block = _append(state, step, config, command)
+    if block is not None:
+        step.writes.blocks.append((state.shard, block))
+        limits.enforce(state, step, config, block.subject_ids)
+    if block is not None or state.shard in step.writes.reached:
+        state.write_counters(step.writes)
+    return appended
 
-    def __init__(self, machine: "StreamMachine") -> None:
-        self._machine = machine
-        # Whether the stream captures a subject; at most _CAPTURED_MAX of them.
-        self._captured: dict[str, bool] = {}
 
-    def forget_captured(self) -> None:
-        """Clear the cache of captured subjects; call it when the stream's subjects may change."""
-        self._captured.clear()
+def append_own(state: ShardState, step: Step, command: Append) -> None:
+    """Store messages of the server itself: no check applies, but limits are enforced."""
+    first_seq = state.counters.last_seq + 1
+    columns = command.columns
+    subject_index = np.frombuffer(command.subject_index, np.uint32)
+    block = _store(state, step, command, columns, subject_index, columns.sizes())
+    ttl.note(state, step, command.ttls or {}, first_seq)
+    state.counters.last_id = NO_ID
+    step.writes.blocks.append((state.shard, block))
+    limits.enforce(state, step, state.own_config, block.subject_ids)
 
-    def append(
-        self, index: int, now_ns: int, command: Append, writes: Writes
-    ) -> tuple[Appended, Block | None]:
-        """Store the messages that pass the checks; return the outcome and the new block, if any."""
-        command = self._machine.expirer.raised(command)
-        count = command.columns.count
-        sizes = command.columns.sizes()
-        subject_index = np.frombuffer(command.subject_index, np.uint32)
-        first_seq = self._machine.counters.last_seq + 1
-        unwanted = self._machine.interest.unwanted(command.subjects, subject_index)
-        batch = _Batch(self._machine, command, sizes, subject_index, first_seq, unwanted)
-        verdicts = self._refuse_by_subject(command, subject_index)
-        batch.check(verdicts)
-        if command.atomic and verdicts:
+
+def _append(
+    state: ShardState, step: Step, config: StreamConfig, command: Append
+) -> tuple[Appended, Block | None]:
+    if command.ttls:
+        command = ttl.raised(config, command)
+    columns = command.columns
+    count, sizes = columns.count, columns.sizes()
+    subject_index = np.frombuffer(command.subject_index, np.uint32)
+    first_seq = state.counters.last_seq + 1
+    unwanted: NDArray[np.bool_] | None = None
+    if config.retention == "interest":
+        unwanted = interest.unwanted(state, command.subjects, subject_index)
+    verdicts = _refuse_by_subject(state, config, command, subject_index)
+    checks = _Checks(state, config, command, sizes, subject_index, unwanted)
+    checks.run(verdicts)
+    rollups, ttls = command.rollups or {}, command.ttls or {}
+    if verdicts:
+        if command.atomic:
             return _refused_as_one(first_seq, count, verdicts), None
-        columns = command.columns
-        if verdicts:
-            kept = np.flatnonzero(_without(count, verdicts))
-            if not len(kept):
-                return Appended(first_seq, count, verdicts), None
-            columns = columns.select(kept)
-            subject_index, sizes = subject_index[kept], sizes[kept]
-            unwanted = None if unwanted is None else unwanted[kept]
-        rollups, ttls = _stored(command.rollups, verdicts), _stored(command.ttls, verdicts)
-        if rollups.get(0) == "all":
-            self._machine.remover.purge_all(writes)
-        block: Block | None
-        if unwanted is None or not unwanted.any():
-            block = self._store(index, now_ns, command, columns, subject_index, sizes, writes)
-        else:
-            block = self._store_wanted(
-                index, now_ns, command, columns, subject_index, sizes, ~unwanted, writes
-            )
-            ttls = {at: ttl_ns for at, ttl_ns in ttls.items() if not unwanted[at]}
-        if ttls:
-            self._machine.expirer.note(ttls, first_seq, now_ns, writes)
-        if rollups:
-            sids = self._numbers(command, subject_index)
-            self._replace(rollups, first_seq, sids, unwanted, index, now_ns, writes)
-        if batch.new_ids is not None:
-            self._machine.dedupe.add(batch.new_ids, batch.new_id_seqs, now_ns, index, writes)
-        self._machine.counters.last_id = batch.last_id
-        return Appended(first_seq, count, verdicts or None), block
+        kept = np.flatnonzero(_without(count, verdicts))
+        if not len(kept):
+            return Appended(first_seq, count, verdicts), None
+        columns = columns.select(kept)
+        subject_index, sizes = subject_index[kept], sizes[kept]
+        unwanted = None if unwanted is None else unwanted[kept]
+        rollups, ttls = _stored(rollups, verdicts), _stored(ttls, verdicts)
+    if rollups.get(0) == "all":
+        purge.purge_all(state, step.writes)
+    block: Block | None
+    if unwanted is None or not unwanted.any():
+        block = _store(state, step, command, columns, subject_index, sizes)
+    else:
+        block = _store_wanted(state, step, command, columns, subject_index, sizes, ~unwanted)
+        ttls = {at: ttl_ns for at, ttl_ns in ttls.items() if not unwanted[at]}
+    if ttls:
+        ttl.note(state, step, ttls, first_seq)
+    if rollups:
+        _replace(state, step, rollups, first_seq, _numbers(state, command, subject_index), unwanted)
+    if checks.new_ids is not None:
+        state.dedupe.add(checks.new_ids, checks.new_id_seqs, step)
+    state.counters.last_id = checks.last_id
+    return Appended(first_seq, count, verdicts or None), block
 
-    def append_own(self, index: int, now_ns: int, command: Append, writes: Writes) -> None:
-        """Store messages of the server itself: no check applies, but limits are enforced."""
-        machine = self._machine
-        first_seq = machine.counters.last_seq + 1
-        columns = command.columns
-        subject_index = np.frombuffer(command.subject_index, np.uint32)
-        block = self._store(index, now_ns, command, columns, subject_index, columns.sizes(), writes)
-        machine.expirer.note(command.ttls or {}, first_seq, now_ns, writes)
-        machine.counters.last_id = NO_ID
-        writes.blocks.append((machine.shard, block))
-        machine.remover.enforce(block.subject_ids, index, now_ns, writes)
 
-    def _numbers(self, command: Append, subject_index: U32Array) -> I64Array:
-        """The subject number of each message; -1 where the stream has no message of the subject."""
-        ids = self._machine.subjects.ids
-        return np.array([ids.get(subject, -1) for subject in command.subjects])[subject_index]
+def _refuse_by_subject(
+    state: ShardState, config: StreamConfig, command: Append, subject_index: U32Array
+) -> Verdicts:
+    captured = state.captured
+    if captured is None:
+        captured = state.captured = Coverage(config.subjects, everything=not config.subjects)
+    subjects, table = command.subjects, state.subjects
+    refused = {
+        number: Refused(
+            errors.SUBJECT_NOT_CAPTURED.code, f"the stream does not capture {subjects[number]}"
+        )
+        for number in captured.outside(subjects)
+    }
+    if table.numbered.left < len(subjects) and not table.has_capacity(len(subjects)):
+        detail = "the stream has reached its maximum number of subjects"
+        no_capacity = Refused(errors.STORE_FAILED.code, detail)
+        for number, subject in enumerate(subjects):
+            if subject not in table.ids:
+                refused.setdefault(number, no_capacity)
+    verdicts: Verdicts = {}
+    for number, verdict in refused.items():
+        for at in np.flatnonzero(subject_index == number):
+            verdicts[int(at)] = verdict
+    return verdicts
 
-    def _replace(
-        self,
-        rollups: dict[int, Rollup],
-        first_seq: int,
-        numbers: I64Array,
-        unwanted: NDArray[np.bool_] | None,
-        index: int,
-        now_ns: int,
-        writes: Writes,
-    ) -> None:
-        """Remove the messages that roll-ups replace; ``rollups`` is keyed by position.
 
-        An unwanted message replaces others too, although it is not stored itself.
-        """
-        newest = {int(numbers[at]): at for at in sorted(rollups) if numbers[at] >= 0}
-        if not newest:
-            return
-        if unwanted is not None:
-            numbers = np.where(unwanted, -1, numbers)
-        sids = np.array(sorted(newest), np.uint32)
-        kept = [np.count_nonzero(numbers[newest[sid] :] == sid) for sid in sids.tolist()]
-        table = self._machine.subjects
-        held = table.counts[table.numbered.slots(sids)].astype(np.int64)
-        older = held - np.array(kept, np.int64)
-        below = np.array([first_seq + newest[sid] for sid in sids.tolist()], np.int64)
-        self._machine.remover.replace_older(sids, older, below, index, now_ns, writes)
+# Storing -----------------------------------------------------------------------------------------
 
-    def _refuse_by_subject(self, command: Append, subject_index: U32Array) -> Verdicts:
-        foreign = [
-            number
-            for number, subject in enumerate(command.subjects)
-            if not self._is_captured(subject)
-        ]
-        refused = {
-            number: Refused(
-                errors.SUBJECT_NOT_CAPTURED.code,
-                f"the stream does not capture {command.subjects[number]}",
-            )
-            for number in foreign
-        }
-        table = self._machine.subjects
-        if not table.has_capacity(len(command.subjects)):
-            detail = "the stream has reached its maximum number of subjects"
-            no_room = Refused(errors.STORE_FAILED.code, detail)
-            for number, subject in enumerate(command.subjects):
-                if subject not in table.ids:
-                    refused.setdefault(number, no_room)
-        verdicts: Verdicts = {}
-        for number, verdict in refused.items():
-            for at in np.flatnonzero(subject_index == number):
-                verdicts[int(at)] = verdict
-        return verdicts
 
-    def _is_captured(self, subject: str) -> bool:
-        known = self._captured.get(subject)
-        if known is None:
-            if len(self._captured) >= _CAPTURED_MAX:
-                self._captured.clear()
-            known = matches_any(self._machine.config.subjects, subject)
-            self._captured[subject] = known
-        return known
+def _store(
+    state: ShardState,
+    step: Step,
+    command: Append,
+    columns: MessageColumns,
+    subject_index: U32Array,
+    sizes: I64Array,
+) -> Block:
+    first_seq, count = state.counters.last_seq + 1, columns.count
+    table = state.subjects
+    if table.numbered.left < len(command.subjects):
+        table.reserve(len(command.subjects), step.writes)
+    if count == 1:
+        # Numbers, not arrays of one: most commands of a stream append one message.
+        sid = table.add_one(command.subjects[int(subject_index[0])], first_seq, step)
+        sids = np.array([sid], np.uint32)
+        size = int(sizes[0])
+    else:
+        sids = _number_all(state, step, command, subject_index)
+        table.add_run(sids, first_seq, step)
+        size = int(sizes.sum())
+    times_ns = np.full(count, step.now_ns, np.int64)
+    state.fresh.append(MessageFacts(first_seq, sids, sizes, times_ns))
+    _count(state, step, count, count, size, columns.payload)
+    return Block(first_seq, times_ns, sids, columns)
 
-    def _store(
-        self,
-        index: int,
-        now_ns: int,
-        command: Append,
-        columns: MessageColumns,
-        subject_index: U32Array,
-        sizes: I64Array,
-        writes: Writes,
-    ) -> Block:
-        first_seq = self._machine.counters.last_seq + 1
-        count = columns.count
-        subjects = self._machine.subjects
-        subjects.reserve(len(command.subjects), writes)
-        if count == 1:
-            sid = subjects.number(command.subjects[int(subject_index[0])], writes)
-            sids = np.array([sid], np.uint32)
-            subjects.add_one(sid, first_seq, index, writes)
-        else:
-            sids = self._number_all(command, subject_index, writes)
-            subjects.add_run(sids, first_seq, index, writes)
-        block = Block(first_seq, np.full(count, now_ns, np.int64), sids, columns)
-        self._machine.remember(MessageFacts(first_seq, sids, sizes, block.times_ns))
-        self._count(count, count, int(sizes.sum()), columns.payload, now_ns)
-        return block
 
-    def _number_all(self, command: Append, subject_index: U32Array, writes: Writes) -> U32Array:
-        """The subject number of each message; new subjects get their number now."""
-        used = np.zeros(len(command.subjects), np.bool_)
-        used[subject_index] = True
-        numbers = np.zeros(len(command.subjects), np.uint32)
-        for number in np.flatnonzero(used).tolist():
-            numbers[number] = self._machine.subjects.number(command.subjects[number], writes)
-        return numbers[subject_index]
+def _store_wanted(
+    state: ShardState,
+    step: Step,
+    command: Append,
+    columns: MessageColumns,
+    subject_index: U32Array,
+    sizes: I64Array,
+    wanted: NDArray[np.bool_],
+) -> Block | None:
+    """Store the messages that are ``wanted``; the others get a sequence and are not stored.
 
-    def _count(self, seqs: int, messages: int, size: int, payload: bytes, now_ns: int) -> None:
-        counters = self._machine.counters
-        counters.last_seq += seqs
-        counters.messages += messages
-        counters.bytes += size
-        counters.last_time_ns = now_ns
-        counters.digest = crc32c.crc32c(payload, counters.digest)
+    The block spans the first to the last wanted message, with blanks in between.
+    """
+    first_seq, count = state.counters.last_seq + 1, columns.count
+    positions = np.flatnonzero(wanted)
+    block: Block | None = None
+    payload = b""
+    if state.subjects.numbered.left < len(command.subjects):
+        state.subjects.reserve(len(command.subjects), step.writes)
+    if len(positions):
+        start, stop = int(positions[0]), int(positions[-1]) + 1
+        within = wanted[start:stop]
+        sids = np.zeros(stop - start, np.uint32)
+        sids[within] = _number_all(state, step, command, subject_index[positions])
+        sids[~within] = sids[0]
+        state.subjects.add_all(sids[within], positions + first_seq, step)
+        stored = strip_dead_columns(columns.slice(start, stop), within)
+        times_ns = np.full(stop - start, step.now_ns, np.int64)
+        block = Block(first_seq + start, times_ns, sids, stored)
+        state.fresh.append(MessageFacts(block.base_seq, sids, block.sizes(), times_ns))
+        payload = stored.payload
+    size = int(sizes[positions].sum())
+    _count(state, step, count, len(positions), size, payload)
+    deletion.leave_out(state, np.flatnonzero(~wanted) + first_seq, step.writes)
+    step.writes.reached[state.shard] = state.counters.last_seq
+    return block
 
-    def _store_wanted(
-        self,
-        index: int,
-        now_ns: int,
-        command: Append,
-        columns: MessageColumns,
-        subject_index: U32Array,
-        sizes: I64Array,
-        wanted: NDArray[np.bool_],
-        writes: Writes,
-    ) -> Block | None:
-        """Store the messages that are ``wanted``; the others get a sequence and are not stored.
 
-        The block spans the first to the last wanted message, with blanks in between.
-        """
-        machine = self._machine
-        first_seq, count = machine.counters.last_seq + 1, columns.count
-        positions = np.flatnonzero(wanted)
-        block: Block | None = None
-        payload = b""
-        machine.subjects.reserve(len(command.subjects), writes)
-        if len(positions):
-            start, stop = int(positions[0]), int(positions[-1]) + 1
-            within = wanted[start:stop]
-            sids = np.zeros(stop - start, np.uint32)
-            sids[within] = self._number_all(command, subject_index[positions], writes)
-            sids[~within] = sids[0]
-            machine.subjects.add_all(sids[within], positions + first_seq, index, writes)
-            stored = strip_dead_columns(columns.slice(start, stop), within)
-            times_ns = np.full(stop - start, now_ns, np.int64)
-            block = Block(first_seq + start, times_ns, sids, stored)
-            machine.remember(MessageFacts(block.base_seq, sids, block.sizes(), times_ns))
-            payload = stored.payload
-        size = int(sizes[positions].sum())
-        self._count(count, len(positions), size, payload, now_ns)
-        machine.remover.leave_out(np.flatnonzero(~wanted) + first_seq, writes)
-        writes.reached[machine.shard] = machine.counters.last_seq
-        return block
+def _number_all(
+    state: ShardState, step: Step, command: Append, subject_index: U32Array
+) -> U32Array:
+    """The subject number of each message; new subjects get their number now."""
+    used = np.zeros(len(command.subjects), np.bool_)
+    used[subject_index] = True
+    numbers = np.zeros(len(command.subjects), np.uint32)
+    for number in np.flatnonzero(used).tolist():
+        numbers[number] = state.subjects.number(command.subjects[number], step.writes)
+    return numbers[subject_index]
+
+
+def _count(
+    state: ShardState, step: Step, seqs: int, messages: int, size: int, payload: bytes
+) -> None:
+    counters = state.counters
+    counters.last_seq += seqs
+    counters.messages += messages
+    counters.bytes += size
+    counters.last_time_ns = step.now_ns
+    counters.digest = crc32c.crc32c(payload, counters.digest)
+
+
+# Roll-ups ----------------------------------------------------------------------------------------
+
+
+def _numbers(state: ShardState, command: Append, subject_index: U32Array) -> I64Array:
+    """The subject number of each message; -1 where the stream has no message of the subject."""
+    ids = state.subjects.ids
+    return np.array([ids.get(subject, -1) for subject in command.subjects])[subject_index]
+
+
+def _replace(
+    state: ShardState,
+    step: Step,
+    rollups: dict[int, Rollup],
+    first_seq: int,
+    numbers: I64Array,
+    unwanted: NDArray[np.bool_] | None,
+) -> None:
+    """Remove the messages that roll-ups replace; ``rollups`` is keyed by position.
+
+    An unwanted message replaces others too, although it is not stored itself.
+    """
+    newest = {int(numbers[at]): at for at in sorted(rollups) if numbers[at] >= 0}
+    if not newest:
+        return
+    if unwanted is not None:
+        numbers = np.where(unwanted, -1, numbers)
+    sids = np.array(sorted(newest), np.uint32)
+    kept = [np.count_nonzero(numbers[newest[sid] :] == sid) for sid in sids.tolist()]
+    table = state.subjects
+    held = table.counts[table.numbered.slots(sids)].astype(np.int64)
+    older = held - np.array(kept, np.int64)
+    below = np.array([first_seq + newest[sid] for sid in sids.tolist()], np.int64)
+    purge.replace_older(state, step, sids, older, below)
+
+
+# Checks ------------------------------------------------------------------------------------------
 
 
 def _refused_as_one(first_seq: int, count: int, verdicts: Verdicts) -> Appended:
@@ -262,10 +275,8 @@ def _refused_as_one(first_seq: int, count: int, verdicts: Verdicts) -> Appended:
     return Appended(first_seq, count, dict.fromkeys(range(count), refused))
 
 
-def _stored(asked: dict[int, _T] | None, verdicts: Verdicts) -> dict[int, _T]:
+def _stored(asked: dict[int, _T], verdicts: Verdicts) -> dict[int, _T]:
     """Move ``asked`` from positions in the request to positions among the stored messages."""
-    if not asked or not verdicts:
-        return asked or {}
     refused = sorted(verdicts)
     return {at - bisect_left(refused, at): one for at, one in asked.items() if at not in verdicts}
 
@@ -277,23 +288,24 @@ def _without(count: int, verdicts: Verdicts) -> NDArray[np.bool_]:
     return kept
 
 
-class _Batch:
+class _Checks:
     """The per-message checks of one append, in order; earlier messages affect later checks."""
 
     def __init__(
         self,
-        machine: "StreamMachine",
+        state: ShardState,
+        config: StreamConfig,
         command: Append,
         sizes: I64Array,
         subject_index: U32Array,
-        first_seq: int,
         unwanted: NDArray[np.bool_] | None,
     ) -> None:
-        self._machine = machine
+        self._state = state
+        self._config = config
         self._command = command
         self._sizes = sizes
         self._subject_index = subject_index
-        self._first_seq = first_seq
+        self._first_seq = state.counters.last_seq + 1
         self._unwanted = unwanted
         # How many messages were accepted so far: the next one gets `_first_seq + _accepted`.
         self._accepted = 0
@@ -302,17 +314,21 @@ class _Batch:
         # Built for the first message that a limit with discard new may refuse.
         self._capacity: CapacityCheck | None = None
         self.new_ids: IdHashes | None = None
-        self.new_id_seqs = np.zeros(0, np.int64)
-        self.last_id = machine.counters.last_id
+        """Ids of messages to store, without repeats; ``new_id_seqs`` are their sequences."""
+        self.new_id_seqs: I64Array = _NO_SEQS
+        self.last_id = state.counters.last_id
+        """The id of the last message that was accepted so far, or of the last stored one."""
 
-    def check(self, verdicts: Verdicts) -> None:
+    def run(self, verdicts: Verdicts) -> None:
         """Add to ``verdicts`` the messages that must not be stored; collect the new ids.
 
         Messages are checked one by one only where one may depend on another.
         """
-        command, config = self._command, self._machine.config
+        command, config = self._command, self._config
         hashes = None if command.ids is None else IdHashes.of(command.ids)
-        self._check_sizes(verdicts)
+        largest = int(self._sizes.max())
+        if 0 <= config.max_msg_size < largest or 0 <= config.max_bytes < largest:
+            self._check_sizes(verdicts)
         if (
             command.expected is not None
             or command.rollups is not None
@@ -328,12 +344,12 @@ class _Batch:
             self.last_id = NO_ID
 
     def _check_sizes(self, verdicts: Verdicts) -> None:
-        config = self._machine.own_config
+        config = self._config
         for limit, spec, what in (
             (config.max_msg_size, errors.MESSAGE_TOO_LARGE, "max_msg_size"),
             (config.max_bytes, errors.STORE_FAILED, "max_bytes"),
         ):
-            if limit < 0 or int(self._sizes.max()) <= limit:
+            if limit < 0:
                 continue
             for at in np.flatnonzero(self._sizes > limit).tolist():
                 verdicts.setdefault(
@@ -346,7 +362,7 @@ class _Batch:
 
     def _check_ids(self, hashes: IdHashes, verdicts: Verdicts) -> None:
         """Check only the ids, which are all different: all messages at once."""
-        known = self._machine.dedupe.find(hashes)
+        known = self._state.dedupe.find(hashes)
         if verdicts or known.any():
             stored = _without(hashes.count, verdicts)
             twins = np.flatnonzero(stored & (known > 0))
@@ -365,7 +381,7 @@ class _Batch:
         command = self._command
         expected = command.expected or {}
         ids = command.ids
-        known = [] if hashes is None else self._machine.dedupe.find(hashes).tolist()
+        known = [] if hashes is None else self._state.dedupe.find(hashes).tolist()
         new: dict[bytes, int] = {}
         for at in range(command.columns.count):
             if at in verdicts:
@@ -397,7 +413,7 @@ class _Batch:
     def _verdict(
         self, at: int, expected: HashedExpected | None, subject: str, twin: int
     ) -> Refused | int | None:
-        config = self._machine.config
+        config = self._config
         rollup = (self._command.rollups or {}).get(at)
         if expected is not None and expected.stream not in (None, config.name):
             return Refused(errors.EXPECTED_STREAM.code, f"the stream is {config.name}")
@@ -415,7 +431,7 @@ class _Batch:
             return None
         if self._capacity is None:
             self._capacity = CapacityCheck(
-                self._machine, self._command, self._sizes, self._subject_index
+                self._state, self._command, self._sizes, self._subject_index
             )
         size, stored = int(self._sizes[at]), self._is_wanted(at)
         why = self._capacity.take(subject, size, rollup, stored=stored)
@@ -442,11 +458,11 @@ class _Batch:
         code, detail = errors.WRONG_LAST_MSG_ID.code, "wrong last msg ID"
         if self.last_id == NO_ID:
             return Refused(code, f"{detail}: the last message has no id")
-        return Refused(code, detail, seq=last_seq)  # the machine keeps hashes, not the id itself
+        return Refused(code, detail, seq=last_seq)  # the state has hashes, not the id itself
 
     def _last_of(self, pattern: str) -> int:
         """Last sequence of the subject or filter, including earlier messages of this batch."""
-        subjects = self._machine.subjects
+        subjects = self._state.subjects
         if not is_wildcard(pattern):
             return self._stored.get(pattern) or subjects.last_seq(pattern)
         within = [seq for subject, seq in self._stored.items() if matches(pattern, subject)]
@@ -459,7 +475,7 @@ class _Batch:
 
     def _is_bound(self, pattern: str, last_seq: int) -> bool:
         """Whether ``last_seq`` is only an upper bound of the last sequence of ``pattern``."""
-        table = self._machine.subjects
+        table = self._state.subjects
         if not table.unsettled or last_seq >= self._first_seq:
             return False
         if not is_wildcard(pattern):

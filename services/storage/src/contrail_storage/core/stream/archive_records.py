@@ -1,16 +1,12 @@
-"""Converting the state of a stream machine to archive records, and back.
-
-A restore applies parts, each an entry of the log, before the stream exists; the last command
-creates it. After a crash, the rows of the store and the log together have all parts so far.
-"""
+"""The state of a shard as the records of an archive; ``stream.restore`` takes them up again."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from contrail_common.columns.blocks import Block, MessageColumns, decode_block, encode_block
+from contrail_common.columns.blocks import Block, MessageColumns, encode_block
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.archive import format as archive
 from contrail_storage.core.archive.format import (
@@ -25,13 +21,9 @@ from contrail_storage.core.archive.format import (
 )
 from contrail_storage.core.commands import ArchiveHeader
 from contrail_storage.core.consumer_machine import ConsumerMachine
-from contrail_storage.core.pinned import Pinned
-from contrail_storage.core.results import Writes
 from contrail_storage.core.stream.deadlines import DeadlineRow
+from contrail_storage.core.stream.shard_state import ShardState
 from contrail_storage.core.stream.strip_dead import strip_dead
-
-if TYPE_CHECKING:
-    from contrail_storage.core.stream.stream_machine import StreamMachine
 
 _PAGES: Final = 256
 _ID_BYTES: Final = 128 * 1024
@@ -43,12 +35,9 @@ _GIVEN_UP: Final = 1_024
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-# Out -------------------------------------------------------------------------------------------
-
-
-def header_of(machine: "StreamMachine") -> ArchiveHeader:
+def header_of(state: ShardState) -> ArchiveHeader:
     """The header of an archive of a stream, which exists."""
-    record, counters = machine.record, machine.counters
+    record, counters = state.record, state.counters
     assert record is not None
     return ArchiveHeader(
         config=record.config,
@@ -63,35 +52,35 @@ def header_of(machine: "StreamMachine") -> ArchiveHeader:
         last_id=counters.last_id,
         digest=counters.digest,
         replaced=counters.replaced,
-        next_subject=machine.subjects.next_of_archive,
+        next_subject=state.subjects.next_of_archive,
         next_consumer=record.next_consumer_id,
         keep_from=counters.keep_from,
         keep_to=counters.keep_to,
         part=record.part,
-        loss=machine.loss,
+        loss=state.loss,
     )
 
 
 def state_records(
-    machine: "StreamMachine", deadlines: Iterable[tuple[bytes, bytes]], *, consumers: bool
+    state: ShardState, deadlines: Iterable[tuple[bytes, bytes]], *, consumers: bool
 ) -> Iterator[Record]:
     """All records of an archive but those of its blocks and the last.
 
-    ``deadlines`` are the machine's rows of that kind, in key order.
+    ``deadlines`` are the shard's rows of that kind, in key order.
     """
-    yield Record(archive.HEADER, _encode(header_of(machine)))
-    for rows, names in machine.subjects.parts():
+    yield Record(archive.HEADER, _encode(header_of(state)))
+    for rows, names in state.subjects.parts():
         yield Record(archive.SUBJECTS, _encode(Subjects(rows, names)))
-    pages = machine.deleted.pages()
+    pages = state.deleted.pages()
     for start in range(0, len(pages), _PAGES):
         yield Record(archive.DELETED, _encode(DeletedPages(pages[start : start + _PAGES])))
-    pages = machine.exempt.pages()
+    pages = state.exempt.pages()
     for start in range(0, len(pages), _PAGES):
         yield Record(archive.EXEMPT, _encode(ExemptPages(pages[start : start + _PAGES])))
-    yield from _deadline_records(machine, deadlines)
+    yield from _deadline_records(state, deadlines)
     runs: list[tuple[int, bytes, bytes]] = []
     size = 0
-    for run in machine.dedupe.runs():
+    for run in state.dedupe.runs():
         runs.append(run)
         size += len(run[1])
         if size >= _ID_BYTES:
@@ -99,19 +88,19 @@ def state_records(
             runs, size = [], 0
     if runs:
         yield Record(archive.IDS, _encode(Ids(runs)))
-    for consumer in machine.consumers.values() if consumers else ():
+    for consumer in state.consumers.values() if consumers else ():
         yield from _consumer_records(consumer)
 
 
 def _deadline_records(
-    machine: "StreamMachine", deadlines: Iterable[tuple[bytes, bytes]]
+    state: ShardState, deadlines: Iterable[tuple[bytes, bytes]]
 ) -> Iterator[Record]:
     """Deadlines of messages that are live."""
     rows: list[DeadlineRow] = []
     size = 0
     for key, row in deadlines:
         seqs = np.frombuffer(row, np.int64)
-        live = (seqs >= machine.counters.first_seq) & machine.deleted.are_live(seqs)
+        live = (seqs >= state.counters.first_seq) & state.deleted.are_live(seqs)
         if live.any():
             rows.append((keys.deadline_of(key)[0], seqs[live].tobytes()))
             size += len(row) + _DEADLINE_OVERHEAD
@@ -123,11 +112,11 @@ def _deadline_records(
 
 
 def _consumer_records(consumer: ConsumerMachine) -> Iterator[Record]:
-    state = consumer.snapshot()
-    pending = list(state.pending.items())
-    given_up = state.given_up
+    whole = consumer.snapshot()
+    pending = list(whole.pending.items())
+    given_up = whole.given_up
     first = msgspec.structs.replace(
-        state, pending=dict(pending[:_PENDING]), given_up=given_up[:_GIVEN_UP]
+        whole, pending=dict(pending[:_PENDING]), given_up=given_up[:_GIVEN_UP]
     )
     pinned = b"" if consumer.pinned is None else consumer.pinned.encode()
     yield Record(archive.CONSUMER, _encode(Consumer(consumer.consumer_id, first, pinned)))
@@ -144,7 +133,7 @@ def _as_they_are(columns: MessageColumns) -> MessageColumns:
 
 
 def block_record(
-    machine: "StreamMachine",
+    state: ShardState,
     block: Block,
     opened: Callable[[MessageColumns], MessageColumns] = _as_they_are,
 ) -> Record | None:
@@ -153,55 +142,17 @@ def block_record(
     ``opened`` answers columns without seals: an archive is plain. None for a block that lies wholly
     below the first sequence.
     """
-    first_seq = machine.counters.first_seq
+    first_seq = state.counters.first_seq
     if block.last_seq < first_seq:
         return None
     if block.base_seq < first_seq:
         at = first_seq - block.base_seq
         columns = block.columns.slice(at, block.count)
         block = Block(first_seq, block.times_ns[at:], block.subject_ids[at:], columns)
-    live = machine.deleted.live_mask(block.base_seq, block.count)
+    live = state.deleted.live_mask(block.base_seq, block.count)
     if live is not None and not live.all():
         block = strip_dead(block, live)
     plain = opened(block.columns)
     if plain is not block.columns:
         block = Block(block.base_seq, block.times_ns, block.subject_ids, plain)
     return Record(archive.BLOCK, encode_block(block, 0))
-
-
-# In --------------------------------------------------------------------------------------------
-
-
-def take_record(machine: "StreamMachine", record: Record, index: int, writes: Writes) -> None:
-    """Take up a record that was found sound; raises BlockCorruptError or ArchiveError if not."""
-    kind, payload = record
-    if kind == archive.SUBJECTS:
-        subjects = archive.decoded(payload, Subjects)
-        machine.subjects.restore(subjects.rows, subjects.names, writes)
-    elif kind == archive.DELETED:
-        machine.deleted.restore(archive.decoded(payload, DeletedPages).pages, writes)
-    elif kind == archive.EXEMPT:
-        machine.exempt.restore(archive.decoded(payload, ExemptPages).pages, writes)
-    elif kind == archive.DEADLINES:
-        machine.deadlines.restore(archive.decoded(payload, DeadlineRows).rows, writes)
-    elif kind == archive.IDS:
-        machine.dedupe.restore(archive.decoded(payload, Ids).runs, index, writes)
-    elif kind == archive.CONSUMER:
-        consumer = archive.decoded(payload, Consumer)
-        # Versions begin at the index, as those of a new consumer do.
-        state = msgspec.structs.replace(consumer.state, version=index)
-        restored = ConsumerMachine.load(machine.shard, consumer.number, _encode(state))
-        pinned = Pinned.decode(consumer.pinned, state.pinned_end)
-        if pinned is not None:
-            restored.pin(pinned, writes)
-        restored.write_snapshot(writes)
-        machine.consumers[consumer.number] = restored
-        machine.consumer_ids[state.config.name] = consumer.number
-    elif kind == archive.PENDING:
-        more = archive.decoded(payload, MorePending)
-        restored = machine.consumers[more.number]
-        restored.pending.update(more.pending)
-        restored.given_up.take_up(more.given_up)
-        restored.write_snapshot(writes)
-    else:
-        writes.blocks.append((machine.shard, decode_block(payload)))

@@ -9,16 +9,14 @@ only if it makes the stream fuller, in messages or in bytes. This is JetStream's
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from contrail_common.model import Rollup
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append
-
-if TYPE_CHECKING:
-    from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.core.stream.removal.by_subject import sizes_of_oldest
+from contrail_storage.core.stream.shard_state import ShardState
 
 
 @dataclass(slots=True)
@@ -54,11 +52,11 @@ class CapacityCheck:
     """How full a stream gets as an append goes on."""
 
     def __init__(
-        self, machine: "StreamMachine", command: Append, sizes: I64Array, subject_index: U32Array
+        self, state: ShardState, command: Append, sizes: I64Array, subject_index: U32Array
     ) -> None:
-        self._machine = machine
-        self._config = machine.own_config
-        self._messages, self._bytes = machine.counters.messages, machine.counters.bytes
+        self._state = state
+        self._config = state.own_config
+        self._messages, self._bytes = state.counters.messages, state.counters.bytes
         self._held: dict[str, _Held] = {}
         self._cleared = False
         self._sizes: dict[int, list[int]] = {}
@@ -68,7 +66,7 @@ class CapacityCheck:
 
     def _replaced_sizes(self, command: Append, subject_index: U32Array) -> dict[int, list[int]]:
         """Sizes of the oldest messages of each subject, as many as the append may replace."""
-        table = self._machine.subjects
+        table = self._state.subjects
         rolled = {int(subject_index[at]) for at in command.rollups or ()}
         counts = np.bincount(subject_index, minlength=len(command.subjects)).tolist()
         most = self._config.max_msgs_per_subject
@@ -80,7 +78,7 @@ class CapacityCheck:
             elif most > 0 and held + count > most:
                 quota[table.ids.get(subject, -1)] = min(held + count - most, held)
         quota.pop(-1, None)
-        return self._machine.remover.sizes_of_oldest(quota) if quota else {}
+        return sizes_of_oldest(self._state, quota) if quota else {}
 
     def take(self, subject: str, size: int, rollup: Rollup | None, *, stored: bool) -> str | None:
         """Count a message; return None, or the limit that refuses it.
@@ -118,7 +116,7 @@ class CapacityCheck:
     def _of(self, subject: str) -> _Held:
         held = self._held.get(subject)
         if held is None:
-            table = self._machine.subjects
+            table = self._state.subjects
             old = 0 if self._cleared else table.count(subject)
             sizes = self._sizes.get(table.ids.get(subject, -1), []) if old else []
             held = self._held[subject] = _Held(old, deque(sizes), deque())

@@ -5,9 +5,8 @@ left. All of them continue far above those. So a token, version or cursor that a
 another incarnation, an old epoch or a version that does not exist any more.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from contrail_common.model import DataLoss
@@ -16,10 +15,9 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import RANGES_MAX
 from contrail_storage.core.facts import MessageFacts
-from contrail_storage.core.results import Done, Result, Writes
-
-if TYPE_CHECKING:
-    from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.core.results import Done, Result, Step, Writes
+from contrail_storage.core.stream.consumer_changes import forget_gone
+from contrail_storage.core.stream.shard_state import ShardState
 
 INDEX_STEP: Final = 1 << 24
 """More entries than a log ever holds: so far indexes, and versions, go on above the last known."""
@@ -27,34 +25,30 @@ NUMBER_STEP: Final = 1 << 16
 """More consumers, epochs of one, or shards than anybody makes between two checkpoints."""
 _CHUNK: Final = 1 << 20
 
-_encode: Final = msgspec.msgpack.Encoder().encode
 
-
-def accept_loss(
-    machine: "StreamMachine", command: cmd.AcceptLoss, now_ns: int, writes: Writes
-) -> Result:
+def accept_loss(state: ShardState, step: Step, command: cmd.AcceptLoss) -> Result:
     """Give the rest of a stream a new incarnation, and record the loss."""
-    record = machine.record
+    record = state.record
     assert record is not None
     record.incarnation = command.incarnation
     record.version += INDEX_STEP
     record.next_consumer_id += NUMBER_STEP
-    machine.write_record(writes)
-    for consumer in machine.consumers.values():
-        machine.forget_gone(consumer, list(consumer.pending), now_ns, writes)
+    state.write_record(step.writes)
+    for consumer in state.consumers.values():
+        forget_gone(state, step, consumer, list(consumer.pending))
         consumer.epoch += NUMBER_STEP
         consumer.version += INDEX_STEP
-        consumer.write_snapshot(writes)
-    machine.loss = DataLoss(
-        accepted_ns=now_ns,
+        consumer.write_snapshot(step.writes)
+    state.loss = DataLoss(
+        accepted_ns=step.now_ns,
         reason=command.reason,
         unknown=command.unknown,
         messages=command.messages,
         ranges=command.ranges,
-        times=1 if machine.loss is None else machine.loss.times + 1,
+        times=1 if state.loss is None else state.loss.times + 1,
     )
-    writes.put(keys.shard_key(keys.LOSS, machine.shard), _encode(machine.loss))
-    writes.delete(keys.shard_key(keys.STOPPED, machine.shard))
+    state.write_loss(step.writes)
+    step.writes.delete(keys.shard_key(keys.STOPPED, state.shard))
     return Done()
 
 
@@ -65,10 +59,10 @@ class Recount:
     messages were deleted.
     """
 
-    def __init__(self, machine: "StreamMachine") -> None:
-        size = machine.subjects.size
-        texts = machine.subjects.numbered.texts
-        self._machine = machine  # unchanged before `finish`
+    def __init__(self, state: ShardState) -> None:
+        size = state.subjects.size
+        texts = state.subjects.numbered.texts
+        self._state = state  # unchanged before `finish`
         # By place in the subject table, one element per place:
         self._known = np.array([name is not None for name in texts], np.bool_)  # it has a name
         self._counts = np.zeros(size, np.uint32)  # messages kept so far
@@ -76,8 +70,8 @@ class Recount:
         self._last = np.zeros(size, np.int64)  # last sequence kept so far; 0: none yet
         # Of the messages kept so far: their count, bytes and first sequence (0: none yet).
         self._messages = self._bytes = self._first_seq = 0
-        self._next_seq = machine.counters.first_seq  # all sequences below have been judged
-        self._last_time_ns = machine.counters.last_time_ns  # never decreases
+        self._next_seq = state.counters.first_seq  # all sequences below have been judged
+        self._last_time_ns = state.counters.last_time_ns  # never decreases
         self._lost = 0  # messages lost so far
         self._ranges: list[tuple[int, int]] = []  # lost (first, last), at most RANGES_MAX
         self._to_delete: list[I64Array] = []  # lost sequences after `_first_seq`, ascending
@@ -88,15 +82,15 @@ class Recount:
         start = max(self._next_seq - facts.base_seq, 0)
         if start >= len(facts.sizes):
             return
-        at = self._machine.subjects.numbered.slots(facts.subject_ids[start:])
+        at = self._state.subjects.numbered.slots(facts.subject_ids[start:])
         seqs = np.arange(facts.base_seq + start, facts.end_seq)
-        live = self._machine.deleted.are_live(seqs)
+        live = self._state.deleted.are_live(seqs)
         known = (at >= 0) & (at < len(self._known))
         known[known] = self._known[at[known]]
         # A subject has no message below its first one: such a message belonged to an earlier
         # subject with the same number.
         kept = live & known
-        kept[known] &= seqs[known] >= self._machine.subjects.first[at[known]]
+        kept[known] &= seqs[known] >= self._state.subjects.first[at[known]]
         self._count(at[kept], seqs[kept])
         # Some may be below the first kept message: `finish` trims their marks again.
         self._lose(seqs[live & ~kept])
@@ -120,7 +114,7 @@ class Recount:
         while self._next_seq < end_seq:
             stop = min(self._next_seq + _CHUNK, end_seq)
             seqs = np.arange(self._next_seq, stop)
-            self._lose(seqs[self._machine.deleted.are_live(seqs)])
+            self._lose(seqs[self._state.deleted.are_live(seqs)])
             self._next_seq = stop
 
     def _lose(self, seqs: I64Array) -> None:
@@ -136,18 +130,18 @@ class Recount:
 
         ``last_seq`` is the highest sequence that is known to have been used.
         """
-        machine, counters = self._machine, self._machine.counters
+        state, counters = self._state, self._state.counters
         last_seq = max(last_seq, counters.last_seq, self._next_seq - 1)
         self._pass(last_seq + 1)
         counters.messages, counters.bytes = self._messages, self._bytes
         counters.first_seq = self._first_seq or last_seq + 1
         counters.last_seq, counters.last_time_ns = last_seq, self._last_time_ns
         for seqs in self._to_delete:
-            machine.deleted.add_many(seqs, writes)
-        machine.deleted.trim(counters.first_seq, writes)
-        machine.exempt.trim(counters.first_seq, writes)
-        machine.subjects.recount(self._first, self._last, self._counts, writes)
-        machine.write_counters(writes)
+            state.deleted.add_many(seqs, writes)
+        state.deleted.trim(counters.first_seq, writes)
+        state.exempt.trim(counters.first_seq, writes)
+        state.subjects.recount(self._first, self._last, self._counts, writes)
+        state.write_counters(writes)
         return self._lost, self._ranges
 
 

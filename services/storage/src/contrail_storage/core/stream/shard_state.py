@@ -1,10 +1,28 @@
-"""The state of one shard of a stream, as its rows have it."""
+"""The state of one shard of a stream, without the rules that change it.
+
+The rules are the modules beside this one: functions of ``(state, step)``. Nothing here calls them.
+"""
 
 import builtins
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
-from contrail_common.model import StreamConfig
+from contrail_common.model import Compression, DataLoss, StreamConfig, StreamState
+from contrail_common.partition import share
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.dedupe import NO_ID, DedupeWindow
+from contrail_storage.core.deleted import DeletedSet
+from contrail_storage.core.facts import FactsPort, MessageFacts
+from contrail_storage.core.results import Writes
+from contrail_storage.core.stream.coverage import Coverage, FilterMatches
+from contrail_storage.core.stream.deadlines import Deadlines, ExemptSet
+from contrail_storage.core.subjects.subject_table import SubjectTable
+
+Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
+"""All (key, value) of the store under a key prefix, in key order."""
 
 
 class StreamRecord(msgspec.Struct, array_like=True):
@@ -36,3 +54,219 @@ class Counters(msgspec.Struct, array_like=True):
     replaced: dict[str, int] = {}
     keep_from: int = 0
     keep_to: int = 0
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class ShardState:
+    """All that a shard remembers of its stream: data, and questions about the data alone."""
+
+    def __init__(self, shard: int, facts: FactsPort) -> None:
+        self.shard = shard
+        """The id of the shard; it is in the key of every row."""
+        self._facts = facts
+        # Compression of the stream that is being restored; unused once the stream exists.
+        self.restored_with: Compression = "none"
+        self._counters_key = keys.shard_key(keys.COUNTERS, shard)
+        self.deletions = 0
+        """How often messages were deleted or purged since this object was made.
+
+        Those who count pending messages count them again when it changes. Never decreases.
+        """
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the stream and everything of it; the rows are the caller's affair."""
+        shard = self.shard
+        # State in rows. Loading the rows gives an equal state.
+        self.record: StreamRecord | None = None
+        """Configuration and identity. None: there is no stream, or it is being restored."""
+        self.counters = Counters(1, 0, 0, 0, 0, NO_ID, 0)
+        """Invariant: ``first_seq`` is a live message, or the sequence after the last."""
+        self.subjects = SubjectTable(shard)
+        """Subjects of live messages. Invariant: their counts add up to ``counters.messages``."""
+        self.dedupe = DedupeWindow(shard)
+        """Message ids within the duplicate window."""
+        self.deleted = DeletedSet(shard)
+        """Sequences from ``first_seq`` to ``last_seq`` that are not live, and no others."""
+        self.exempt = ExemptSet(shard)
+        """Live messages that ``max_age`` does not remove (TTL ``never``)."""
+        self.deadlines = Deadlines(shard)
+        """When messages with a TTL are due: rows, and a lower bound of them in memory."""
+        self.consumers: dict[int, ConsumerMachine] = {}
+        """Consumers by number. A number is never used again within a stream."""
+        self.consumer_ids: dict[str, int] = {}
+        """Numbers of ``consumers`` by name."""
+        self.loss: DataLoss | None = None
+        """Damage that an operator accepted; None if there was none."""
+
+        # Derived from the state above, or a cache: in no row.
+        self.subjects_over = False
+        """Whether some subject may have more messages than ``max_msgs_per_subject``.
+
+        True at times when none has; never False when one has.
+        """
+        self.captured: Coverage | None = None
+        """The subjects that the stream captures. None after its configuration changed."""
+        self.wanted: Coverage | None = None
+        """The subjects that some consumer's filter matches. None after a consumer changed."""
+        self.filter_matches = FilterMatches()
+        """Which consumer's filter matches which subject number."""
+        self.head: MessageFacts | None = None
+        """Facts that held the first sequence when they were last needed."""
+        self._shared: tuple[StreamConfig, StreamConfig] | None = None  # see `own_config`
+        self.fresh: list[MessageFacts] = []
+        """Facts of the messages of entry ``fresh_index``; the facts port has no block of it yet."""
+        self.fresh_index = 0
+
+    # Questions -----------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        """Whether the stream has been created."""
+        return self.record is not None
+
+    def holds_anything(self) -> bool:
+        """Whether there is a stream, or a part of one that is being restored."""
+        parts = self.subjects.ids, self.dedupe, self.deleted.pages(), self.consumers
+        return self.exists or any(len(part) > 0 for part in parts)
+
+    @property
+    def config(self) -> StreamConfig:
+        """The stream's configuration; the stream must exist."""
+        assert self.record is not None
+        return self.record.config
+
+    @property
+    def part(self) -> int:
+        """Number of this shard in its stream, from 0."""
+        return 0 if self.record is None else self.record.part
+
+    @property
+    def own_config(self) -> StreamConfig:
+        """The configuration, with this shard's share of ``max_msgs`` and ``max_bytes``."""
+        assert self.record is not None
+        config = self.record.config
+        if config.shards <= 1:
+            return config
+        # The configuration of a stream of several shards is divided once, not with each command.
+        if self._shared is None or self._shared[0] is not config:
+            own = msgspec.structs.replace(
+                config,
+                max_msgs=share(config.max_msgs, config.shards, self.part),
+                max_bytes=share(config.max_bytes, config.shards, self.part),
+            )
+            self._shared = config, own
+        return self._shared[1]
+
+    @property
+    def compression(self) -> Compression:
+        """Compression of new blocks, also for a stream that is being restored."""
+        return self.restored_with if self.record is None else self.record.config.compression
+
+    @property
+    def over_limits(self) -> bool:
+        """Whether the stream, which must exist, or a subject exceeds a limit."""
+        return self.subjects_over or self.is_over(self.own_config)
+
+    def is_over(self, config: StreamConfig) -> bool:
+        """Whether there are messages to remove by the limits of ``config``, the shard's own.
+
+        With discard ``new`` the limits refuse new messages and never remove old ones.
+        """
+        counters = self.counters
+        return config.discard == "old" and (
+            0 <= config.max_msgs < counters.messages or 0 <= config.max_bytes < counters.bytes
+        )
+
+    @property
+    def pending_recheck(self) -> bool:
+        """Whether messages must be checked, or the last messages of subjects must be found."""
+        return self.counters.keep_from < self.counters.keep_to or bool(self.subjects.unsettled)
+
+    def is_live(self, seq: int) -> bool:
+        """Whether the stream has a message with sequence ``seq`` now."""
+        counters = self.counters
+        return counters.first_seq <= seq <= counters.last_seq and seq not in self.deleted
+
+    def consumer(self, name: str) -> ConsumerMachine | None:
+        """The consumer called ``name``, or None."""
+        consumer_id = self.consumer_ids.get(name)
+        return None if consumer_id is None else self.consumers[consumer_id]
+
+    def state(self, *, timed: bool = True) -> StreamState:
+        """The counters as a public state; reads the time of the first message only if ``timed``."""
+        counters = self.counters
+        first_ts = 0
+        if counters.messages and timed:
+            facts = self.facts_at(counters.first_seq)
+            first_ts = int(facts.times_ns[counters.first_seq - facts.base_seq])
+        return StreamState(
+            messages=counters.messages,
+            bytes=counters.bytes,
+            first_seq=counters.first_seq,
+            first_ts_ns=first_ts,
+            last_seq=counters.last_seq,
+            last_ts_ns=counters.last_time_ns,
+            num_subjects=len(self.subjects),
+            num_deleted=self.deleted.count(counters.first_seq, counters.last_seq),
+            consumer_count=len(self.consumers),
+        )
+
+    def facts_at(self, seq: int) -> MessageFacts:
+        """Facts of a run of messages that holds ``seq``; messages of the current entry count."""
+        for facts in self.fresh:
+            if facts.base_seq <= seq < facts.end_seq:
+                return facts
+        return self._facts.facts_at(seq)
+
+    def read_from(self, facts: FactsPort) -> None:
+        """Use ``facts`` as the facts port from now on."""
+        self._facts = facts
+
+    # Rows ----------------------------------------------------------------------------------------
+
+    def write_counters(self, writes: Writes) -> None:
+        """Write the counters row."""
+        writes.put(self._counters_key, _encode(self.counters))
+
+    def write_record(self, writes: Writes) -> None:
+        """Write the stream record."""
+        writes.put(keys.shard_key(keys.STREAM, self.shard), _encode(self.record))
+
+    def write_loss(self, writes: Writes) -> None:
+        """Write the accepted damage."""
+        writes.put(keys.shard_key(keys.LOSS, self.shard), _encode(self.loss))
+
+    def load_rows(self, scan: Scan) -> None:
+        """Take the state from its rows in the store; nothing may be here yet."""
+
+        def rows(kind: bytes) -> Iterable[tuple[bytes, bytes]]:
+            return scan(keys.shard_key(kind, self.shard))
+
+        for _, value in rows(keys.STREAM):
+            self.record = msgspec.msgpack.decode(value, type=StreamRecord)
+        for _, value in rows(keys.COUNTERS):
+            self.counters = msgspec.msgpack.decode(value, type=Counters)
+        self.subjects.load(
+            rows(keys.SUBJECT_NAME), rows(keys.SUBJECT_PAGE), rows(keys.SUBJECT_DELTA)
+        )
+        self.dedupe.load(rows(keys.DEDUPE))
+        self.deleted.load(rows(keys.DELETED), self.counters.first_seq)
+        self.exempt.load(rows(keys.EXEMPT), self.counters.first_seq)
+        self.deadlines.load(rows(keys.DEADLINE))
+        for _, value in rows(keys.LOSS):
+            self.loss = msgspec.msgpack.decode(value, type=DataLoss)
+        for key, value in rows(keys.CONSUMER):
+            self._load_consumer(keys.last_number(key, 4), value, scan)
+
+    def _load_consumer(self, number: int, row: bytes, scan: Scan) -> None:
+        pinned = [row for _, row in scan(keys.small_key(keys.PINNED, self.shard, number))]
+        consumer = ConsumerMachine.load(self.shard, number, row, pinned)
+        self.consumers[number] = consumer
+        for _, delta in scan(keys.small_key(keys.CONSUMER_DELTA, self.shard, number)):
+            consumer.replay(delta)
+        # A trimmed head is no delta of a consumer that had nothing pending below it.
+        consumer.given_up.trim(self.counters.first_seq)
+        self.consumer_ids[consumer.config.name] = number

@@ -30,11 +30,21 @@ class SubjectIds(Mapping[str, int]):
         self._newest = 0
 
     def __getitem__(self, name: str) -> int:
+        slot = self.slot(name)
+        if slot < 0:
+            raise KeyError(name)
+        return self._table.numbered.number(slot)
+
+    def slot(self, name: str) -> int:
+        """The slot of a subject's number; below zero for a subject that has no messages."""
+        group = self._groups.get(name)
+        if group is None:
+            return -1
         names = self._table.numbered
-        low = names.slot_from(self._groups[name] * _GROUP)
+        low = names.slot_from(group * _GROUP)
         near = names.texts[low : low + _GROUP]
         near.reverse()
-        return names.number(low + len(near) - 1 - near.index(name))
+        return low + len(near) - 1 - near.index(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._groups

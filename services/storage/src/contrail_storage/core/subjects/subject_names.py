@@ -19,6 +19,10 @@ from contrail_common.texts import I64Array, U32Array
 
 _NONE_OLD: Final = np.zeros(0, np.uint32)
 _MASK: Final = 0xFFFF_FFFF
+RUN: Final = 1_024
+"""Later runs of numbers begin and end at multiples of this, so that pages lie in one run."""
+END: Final = (_MASK // RUN) * RUN
+"""No run goes further."""
 
 
 class SubjectNames(Sequence[str | None]):
@@ -64,6 +68,14 @@ class SubjectNames(Sequence[str | None]):
         behind = np.full(next_id - young, None, object)
         behind[sids[old:] - young] = texts[old:]
         return cls(young, below, [*texts[:old], *behind.tolist()], origin)
+
+    @property
+    def left(self) -> int:
+        """How many numbers of this run new subjects can still get.
+
+        Below zero where an archive's next number lies behind the last run.
+        """
+        return (_MASK + 1 if self.origin else END) - self._shift - len(self.texts)
 
     @property
     def next_id(self) -> int:

@@ -1,8 +1,8 @@
 """Subjects of a stream shard: name to number, and first, last and count of each.
 
 ``count`` is exact. ``last`` is exact except for the subjects in ``unsettled``: there it is an upper
-bound until a search finds it (``core.stream.last_search``). ``first`` is a lower bound. Only the
-blocks show which message comes before or after a removed one.
+bound until a search (``core.stream.removal.last_search``) finds it. ``first`` is a lower bound.
+Only the blocks show which message comes before or after a removed one.
 
 In rows the ``last`` of an unsettled subject is negative.
 
@@ -29,7 +29,8 @@ import numpy.typing as npt
 
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.results import Writes
+from contrail_storage.core.results import Step, Writes
+from contrail_storage.core.subjects import subject_names
 from contrail_storage.core.subjects.subject_ids import SubjectIds
 from contrail_storage.core.subjects.subject_names import SubjectNames, rank_order
 
@@ -44,10 +45,6 @@ _NEXT_ID_ROW: Final = 0xFFFF_FFFF
 
 The row has the next number, and in later runs also the end of its run: u32 each.
 """
-RUN: Final = 1_024
-"""Later runs of numbers begin and end at multiples of this, so that pages lie in one run."""
-END: Final = (_NEXT_ID_ROW // RUN) * RUN
-"""No run goes further."""
 _ONE: Final = struct.Struct("<IqqI")
 
 
@@ -124,21 +121,19 @@ class SubjectTable:
     def number(self, subject: str, writes: Writes) -> int:
         """The subject's number, given now when it is new."""
         sid = self.ids.get(subject)
-        if sid is None:
-            sid = self.next_id
-            assert sid != self._end, "no capacity was reserved for new subjects"
-            self.ids.add(subject, sid)
-            self.numbered.append(subject)
-            self._grow()
-            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), subject.encode())
+        return self._register(subject, writes) if sid is None else sid
+
+    def _register(self, subject: str, writes: Writes) -> int:
+        """Give the subject the next number, and the last slot."""
+        assert self.numbered.left, "no capacity was reserved for new subjects"
+        sid = self.next_id
+        self.ids.add(subject, sid)
+        self.numbered.append(subject)
+        self._grow()
+        writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), subject.encode())
         return sid
 
     # Runs of numbers ------------------------------------------------------------------------------
-
-    @property
-    def _end(self) -> int:
-        """The number behind the run of those that new subjects get."""
-        return self.numbered.origin or END
 
     def has_capacity(self, subjects: int) -> bool:
         """Whether so many new subjects can have numbers.
@@ -146,11 +141,11 @@ class SubjectTable:
         False where almost all numbers are used up, and those of the subjects that live leave no gap
         that is wide enough: with less than four million subjects there is one.
         """
-        return self._end - self.next_id >= subjects or self._next_run(subjects) is not None
+        return self.numbered.left >= subjects or self._next_run(subjects) is not None
 
     def reserve(self, subjects: int, writes: Writes) -> None:
         """Begin another run of numbers where this one has not so many left; see `has_capacity`."""
-        if self._end - self.next_id >= subjects:
+        if self.numbered.left >= subjects:
             return
         run = self._next_run(subjects)
         if run is not None:
@@ -161,18 +156,19 @@ class SubjectTable:
     def _next_run(self, subjects: int) -> tuple[int, int] | None:
         """Start and end of the next run from here on round that has so many numbers."""
         live = self.numbered.numbers(np.flatnonzero(self.counts[: self.size]))
-        pages = END // RUN
+        run, end = subject_names.RUN, subject_names.END
+        pages = end // run
         # Each gap lies between a page with a live number and the next, both ends counted as such.
-        used = np.concatenate(([-1], np.unique(live // RUN), [pages]))
+        used = np.concatenate(([-1], np.unique(live // run), [pages]))
         starts, ends = used[:-1] + 1, np.minimum(used[1:], pages)
-        here = -(-self._end // RUN) % pages
+        here = -(-(self.numbered.origin or end) // run) % pages
         within = np.flatnonzero((starts < here) & (here < ends))
         starts, ends = np.append(starts, np.full(len(within), here)), np.append(ends, ends[within])
-        wide = np.flatnonzero((ends - starts) * RUN >= max(subjects, 1))
+        wide = np.flatnonzero((ends - starts) * run >= max(subjects, 1))
         if not len(wide):
             return None
         first = wide[np.argmin((starts[wide] - here) % pages)]
-        return int(starts[first]) * RUN, int(ends[first]) * RUN
+        return int(starts[first]) * run, int(ends[first]) * run
 
     def _grow(self) -> None:
         size = len(self.first)
@@ -181,22 +177,27 @@ class SubjectTable:
             self.last = np.concatenate((self.last, np.zeros(size, np.int64)))
             self.counts = np.concatenate((self.counts, np.zeros(size, np.uint32)))
 
-    def add_one(self, sid: int, seq: int, index: int, writes: Writes) -> None:
-        """Count one message of ``sid`` with sequence ``seq``."""
-        at = self.numbered.slot(sid)
+    def add_one(self, subject: str, seq: int, step: Step) -> int:
+        """Count one message of a subject, numbered now when it is new; return the number."""
+        at = self.ids.slot(subject)
+        if at >= 0:
+            sid = self.numbered.number(at)
+        else:
+            sid, at = self._register(subject, step.writes), self.size - 1
         if self.counts[at] == 0:
             self.first[at] = seq
         self.last[at] = seq
         self.counts[at] += 1
         if self.unsettled:
             self.unsettled.discard(sid)
-        self._delta_of_one(at, index, writes)
+        self._delta_of_one(sid, at, step)
+        return sid
 
-    def add_run(self, sids: U32Array, first_seq: int, index: int, writes: Writes) -> None:
+    def add_run(self, sids: U32Array, first_seq: int, step: Step) -> None:
         """Count messages with consecutive sequences from ``first_seq`` on."""
-        self.add_all(sids, np.arange(first_seq, first_seq + len(sids)), index, writes)
+        self.add_all(sids, np.arange(first_seq, first_seq + len(sids)), step)
 
-    def add_all(self, sids: U32Array, seqs: I64Array, index: int, writes: Writes) -> None:
+    def add_all(self, sids: U32Array, seqs: I64Array, step: Step) -> None:
         """Count messages with the sequences ``seqs``, which ascend."""
         at = self.numbered.slots(sids)
         # Assignment with repeated indexes keeps the last value: backwards that is the first
@@ -207,14 +208,13 @@ class SubjectTable:
         np.add.at(self.counts, at, np.uint32(1))
         if self.unsettled:
             self.unsettled.difference_update(sids.tolist())
-        self._delta(at[self.last[at] == seqs], index, writes)
+        self._delta(at[self.last[at] == seqs], step)
 
     def remove(
         self,
         sids: U32Array,
         floor_seq: int,
-        index: int,
-        writes: Writes,
+        step: Step,
         last: Mapping[int, int] | None = None,
     ) -> None:
         """Take messages away, one per element; none that is live is below ``floor_seq``.
@@ -226,13 +226,11 @@ class SubjectTable:
         touched, counts = np.unique(self.numbered.slots(sids), return_counts=True)
         self.counts[touched] -= counts.astype(np.uint32)
         self.first[touched] = np.maximum(self.first[touched], floor_seq)
-        self._forget(touched[self.counts[touched] == 0], writes)
-        self._delta(touched, index, writes)
+        self._forget(touched[self.counts[touched] == 0], step.writes)
+        self._delta(touched, step)
         self._trim()
 
-    def remove_oldest(
-        self, sids: U32Array, first: I64Array, gone: U32Array, index: int, writes: Writes
-    ) -> None:
+    def remove_oldest(self, sids: U32Array, first: I64Array, gone: U32Array, step: Step) -> None:
         """Take the oldest messages of ``sids`` away: ``gone`` has one number for each message.
 
         ``first`` are the new lower bounds of the first sequences of ``sids``.
@@ -242,7 +240,7 @@ class SubjectTable:
         moved = at[first > self.first[at]]
         self.first[at] = np.maximum(self.first[at], first)
         self.counts[touched] -= counts.astype(np.uint32)
-        self._forget(touched[self.counts[touched] == 0], writes)
+        self._forget(touched[self.counts[touched] == 0], step.writes)
         # A subject's only message is its last: with a limit of one nothing is searched through.
         alone = touched[self.counts[touched] == 1]
         if self.unsettled:
@@ -251,12 +249,10 @@ class SubjectTable:
         self.first[alone] = self.last[alone]
         changed = np.union1d(touched, moved)
         if len(changed):
-            self._delta(changed, index, writes)
+            self._delta(changed, step)
         self._trim()
 
-    def take_out(
-        self, sids: U32Array, seqs: I64Array, floor_seq: int, index: int, writes: Writes
-    ) -> list[int]:
+    def take_out(self, sids: U32Array, seqs: I64Array, floor_seq: int, step: Step) -> list[int]:
         """Remove messages anywhere, given with a subject number and a sequence for each.
 
         No live message is below ``floor_seq``. Returns the subjects that lost their last message
@@ -268,16 +264,14 @@ class SubjectTable:
         self.counts[touched] -= counts.astype(np.uint32)
         self.first[oldest] += 1
         self.first[touched] = np.maximum(self.first[touched], floor_seq)
-        self._forget(touched[self.counts[touched] == 0], writes)
+        self._forget(touched[self.counts[touched] == 0], step.writes)
         lost: list[int] = self.numbered.numbers(newest[self.counts[newest] > 0]).tolist()
         self.unsettled.update(lost)
-        self._delta(touched, index, writes)
+        self._delta(touched, step)
         self._trim()
         return lost
 
-    def take_out_one(
-        self, sid: int, seq: int, floor_seq: int, index: int, writes: Writes
-    ) -> list[int]:
+    def take_out_one(self, sid: int, seq: int, floor_seq: int, step: Step) -> list[int]:
         """Take one message away as :meth:`take_out` does; arrays of one cost several times more."""
         at = self.numbered.slot(sid)
         left = int(self.counts[at]) - 1
@@ -286,34 +280,32 @@ class SubjectTable:
         self.first[at] = max(first + (first == seq), floor_seq)
         lost: list[int] = []
         if not left:
-            self._forget_one(at, sid, writes)
+            self._forget_one(at, sid, step.writes)
         elif int(self.last[at]) == seq:
             lost.append(sid)
             self.unsettled.add(sid)
-        self._delta_of_one(at, index, writes)
+        self._delta_of_one(sid, at, step)
         self._trim()
         return lost
 
-    def settle(
-        self, sids: I64Array, last: I64Array, found: int, index: int, writes: Writes
-    ) -> None:
+    def settle(self, sids: I64Array, last: I64Array, found: int, step: Step) -> None:
         """Set ``last`` of unsettled subjects: of the first ``found`` exact, of others a bound."""
         self.unsettled.difference_update(sids[:found].tolist())
         at = self.numbered.slots(sids)
         self.last[at] = last
-        self._delta(at, index, writes)
+        self._delta(at, step)
 
-    def remove_one(self, sid: int, seq: int, previous_seq: int, index: int, writes: Writes) -> None:
+    def remove_one(self, sid: int, seq: int, previous_seq: int, step: Step) -> None:
         """Take the message ``seq`` away; ``previous_seq`` is the last older one of its subject."""
         at = self.numbered.slot(sid)
         self.counts[at] -= 1
         if self.counts[at] == 0:
-            self._forget_one(at, sid, writes)
+            self._forget_one(at, sid, step.writes)
         elif self.last[at] == seq:
             self.last[at] = previous_seq
         elif self.first[at] == seq:
             self.first[at] = seq + 1
-        self._delta(np.array([at]), index, writes)
+        self._delta(np.array([at]), step)
         self._trim()
 
     def clear(self, writes: Writes) -> None:
@@ -388,9 +380,10 @@ class SubjectTable:
 
     # Persistence: a delta row with each entry, folded into pages when the deltas outgrow them. ----
 
-    def _delta(self, touched: I64Array, index: int, writes: Writes) -> None:
+    def _delta(self, touched: I64Array, step: Step) -> None:
         if len(touched) == 1:
-            self._delta_of_one(int(touched[0]), index, writes)
+            at = int(touched[0])
+            self._delta_of_one(self.numbered.number(at), at, step)
             return
         sids = self.numbered.numbers(touched).astype(np.uint32)
         row = b"".join(
@@ -402,28 +395,28 @@ class SubjectTable:
             )
         )
         self._dirty_pages.update((sids // PAGE).tolist())
-        self._write_delta(row, index, writes)
+        self._write_delta(row, step)
 
-    def _delta_of_one(self, at: int, index: int, writes: Writes) -> None:
-        sid, last = self.numbered.number(at), int(self.last[at])
+    def _delta_of_one(self, sid: int, at: int, step: Step) -> None:
+        last = int(self.last[at])
         last = -last if sid in self.unsettled else last
         row = _ONE.pack(sid, int(self.first[at]), last, int(self.counts[at]))
         self._dirty_pages.add(sid // PAGE)
-        self._write_delta(row, index, writes)
+        self._write_delta(row, step)
 
-    def _write_delta(self, row: bytes, index: int, writes: Writes) -> None:
+    def _write_delta(self, row: bytes, step: Step) -> None:
         # Several commands of one entry write one row each: the row count tells them apart.
         self._delta_rows += 1
-        key = keys.large_key(keys.SUBJECT_DELTA, self.shard, index) + self._delta_rows.to_bytes(
-            4, "big"
-        )
-        writes.put(key, row)
+        key = keys.large_key(
+            keys.SUBJECT_DELTA, self.shard, step.index
+        ) + self._delta_rows.to_bytes(4, "big")
+        step.writes.put(key, row)
         self._delta_bytes += len(row)
         if (
             self._delta_bytes > max(_DELTA_BYTES_MIN, len(self._dirty_pages) * _PAGE_BYTES)
             or self._delta_rows >= _DELTA_ROWS_MAX
         ):
-            self._fold(writes)
+            self._fold(step.writes)
 
     def _stored_last(self, at: I64Array) -> I64Array:
         last = self.last[at]

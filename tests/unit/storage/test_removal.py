@@ -5,7 +5,7 @@ import pytest
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Appended, Refused, Removed
-from contrail_storage.core.stream import removing
+from contrail_storage.core.stream.removal import by_subject
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 
 
@@ -52,7 +52,7 @@ def test_counts_and_sizes_follow_what_is_removed_in_the_middle() -> None:
 def test_append_removes_no_more_than_it_has_time_for_and_the_rest_is_enforced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(removing, "REMOVED_MAX", 3)
+    monkeypatch.setattr(by_subject, "REMOVED_MAX", 3)
     rig = stream()
     publish(rig, "a" * 10)
     rig.apply(1, configure(StreamConfig(name="S", subjects=("s.>",), max_msgs_per_subject=2)))
@@ -67,7 +67,7 @@ def test_append_removes_no_more_than_it_has_time_for_and_the_rest_is_enforced(
 
 
 def test_search_that_ends_early_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removing, "SEARCH_SEQS", 4)
+    monkeypatch.setattr(by_subject, "SEARCH_SEQS", 4)
     rig = stream()
     publish(rig, "aXXXXXXXXXaa")
     found = [rig.apply(1, cmd.PurgeSubjects(["s.a"], 100, 50))[0] for _ in range(4)]
@@ -81,7 +81,7 @@ def test_search_that_ends_early_goes_on_where_it_ended(monkeypatch: pytest.Monke
 def test_rollup_of_a_long_subject_leaves_the_rest_for_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(removing, "REMOVED_MAX", 3)
+    monkeypatch.setattr(by_subject, "REMOVED_MAX", 3)
     rig = stream(allow_rollup_hdrs=True)
     publish(rig, "a" * 8)
     publish(rig, "a", rollup="sub")

@@ -4,15 +4,13 @@ The table's ``last`` of such a subject is the progress of the search: no live me
 is above it. A search that reached its limit continues from there in the next command.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from contrail_common.texts import I64Array
-from contrail_storage.core.results import Writes
-
-if TYPE_CHECKING:
-    from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.core.results import Step
+from contrail_storage.core.stream.shard_state import ShardState
 
 APPLY_SEQS: Final = 20_000
 """Sequences that a command searches if it also removed messages."""
@@ -22,13 +20,11 @@ SUBJECTS_MAX: Final = 4_096
 """Subjects of one search."""
 
 
-def search_last(
-    machine: "StreamMachine", sids: list[int], seqs_max: int, index: int, writes: Writes
-) -> None:
+def search_last(state: ShardState, step: Step, sids: list[int], seqs_max: int) -> None:
     """Settle the newest message of unsettled subjects, as far as ``seqs_max`` sequences go."""
     if not sids:
         return
-    table, counters = machine.subjects, machine.counters
+    table, counters = state.subjects, state.counters
     wanted = np.array(sorted(sids)[:SUBJECTS_MAX], np.int64)
     newest: dict[int, int] = {}
     seq = int(table.last[table.numbered.slots(wanted)].max())
@@ -36,15 +32,16 @@ def search_last(
     left = wanted
     while len(left):
         highest_seq = int(table.last[table.numbered.slots(left)].max())
-        seq = machine.deleted.previous_live(min(seq, highest_seq))
+        seq = state.deleted.previous_live(min(seq, highest_seq))
         if seq <= stop_seq:
             break
-        low_seq, found = _newest_in_run(machine, left, stop_seq + 1, seq)
+        low_seq, found = _newest_in_run(state, left, stop_seq + 1, seq)
         newest |= found
         left = left[~np.isin(left, list(found))]
         seq = low_seq - 1
     if seq < counters.first_seq:
-        # They have messages, so this is not met; but nothing may ask for more of it forever.
+        # A subject in the table has a message, so this does not happen. If it did, settling the
+        # subject anyhow ends a search that would otherwise be asked for forever.
         newest |= dict.fromkeys(left.tolist(), counters.first_seq)
         left = left[:0]
     settled = np.array(sorted(newest), np.int64)
@@ -54,24 +51,22 @@ def search_last(
         np.concatenate((settled, left)),
         np.concatenate((exact, bounds)),
         len(settled),
-        index,
-        writes,
+        step,
     )
 
 
 def _newest_in_run(
-    machine: "StreamMachine", sids: I64Array, low_seq: int, seq: int
+    state: ShardState, sids: I64Array, low_seq: int, seq: int
 ) -> tuple[int, dict[int, int]]:
-    """What the run holding ``seq``, which is live, has from ``low_seq`` up to there.
+    """Search the run that holds the live message ``seq``, from ``low_seq`` up to ``seq``.
 
-    Where it was looked from, and the last message by subject. Runs are cut anyhow, so that a search
-    may not end with one.
+    Returns the first sequence that was searched, and the last message of each subject found.
     """
-    facts = machine.facts_at(seq)
+    facts = state.facts_at(seq)
     low_seq = max(facts.base_seq, low_seq)
     found = facts.subject_ids[low_seq - facts.base_seq : seq + 1 - facts.base_seq]
     wanted = np.isin(found, sids)
-    live = machine.deleted.live_mask(low_seq, len(found))
+    live = state.deleted.live_mask(low_seq, len(found))
     if live is not None:
         wanted &= live
     backwards = np.flatnonzero(wanted)[::-1]

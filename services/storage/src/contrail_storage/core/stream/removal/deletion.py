@@ -1,0 +1,112 @@
+"""Deleting messages anywhere in the stream, and what follows for consumers and the head."""
+
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.texts import I64Array, U32Array
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.consumer_machine import Gone
+from contrail_storage.core.results import Refused, Removed, Result, Step, Writes
+from contrail_storage.core.stream.removal import head
+from contrail_storage.core.stream.removal.last_search import APPLY_SEQS, search_last
+from contrail_storage.core.stream.shard_state import ShardState
+
+
+def delete(state: ShardState, step: Step, command: cmd.DeleteMessage) -> Result:
+    """Remove one message."""
+    config = state.config
+    if config.sealed:
+        return Refused(errors.STREAM_SEALED.code)
+    if config.deny_delete:
+        return Refused(errors.DELETE_DENIED.code)
+    seq = command.seq
+    if not state.is_live(seq):
+        return Refused(errors.SEQUENCE_NOT_FOUND.code, f"sequence {seq} not found")
+    if not 0 <= command.previous_seq < seq:
+        return Refused(errors.INTERNAL.code, "the previous message is not before the message")
+    facts = state.facts_at(seq)
+    at = seq - facts.base_seq
+    seqs = np.array([seq])
+    state.counters.messages -= 1
+    state.counters.bytes -= int(facts.sizes[at])
+    state.deleted.add_many(seqs, step.writes)
+    sid = int(facts.subject_ids[at])
+    state.subjects.remove_one(sid, seq, command.previous_seq, step)
+    if config.retention != "limits":
+        # An ack may have removed the previous message since the leader found it.
+        _check_last(state, step, sid)
+    settle_removed(state, step, seqs)
+    forget_replaced(state)
+    state.write_counters(step.writes)
+    return Removed(1)
+
+
+def take_out(
+    state: ShardState,
+    step: Step,
+    seqs: I64Array,
+    sids: U32Array,
+    sizes: I64Array,
+    *,
+    counted: bool,
+) -> None:
+    """Remove live messages anywhere (ascending), given with subject number and bytes of each.
+
+    ``counted``: they may be included in the ``num_pending`` of a consumer.
+    """
+    state.counters.messages -= len(seqs)
+    state.counters.bytes -= int(sizes.sum())
+    state.deleted.add_many(seqs, step.writes)
+    deletions = state.deletions
+    settle_removed(state, step, seqs)
+    if not counted:
+        # Counting pending messages again with each ack would cost more than the ack.
+        state.deletions = deletions
+    table, floor_seq = state.subjects, state.counters.first_seq
+    if len(seqs) == 1:
+        lost = table.take_out_one(int(sids[0]), int(seqs[0]), floor_seq, step)
+    else:
+        lost = table.take_out(sids, seqs, floor_seq, step)
+    search_last(state, step, lost, APPLY_SEQS)
+    forget_replaced(state)
+
+
+def settle_removed(state: ShardState, step: Step, seqs: I64Array) -> None:
+    """After ``seqs`` were removed anywhere: update the consumers, and move the head."""
+    state.deletions += 1
+    state.exempt.discard_many(seqs, step.writes)
+    consumers = [one for one in state.consumers.values() if one.pending or one.given_up]
+    gone = set(seqs.tolist()) if consumers else set()
+    for consumer in consumers:
+        given_up = {seq for seq in gone if seq in consumer.given_up}
+        forgotten = sorted(given_up.union(consumer.pending.keys() & gone))
+        if forgotten:
+            consumer.change(Gone(forgotten), step)
+    if int(seqs[0]) == state.counters.first_seq or not state.counters.messages:
+        head.move_head(state, step.writes)
+
+
+def leave_out(state: ShardState, seqs: I64Array, writes: Writes) -> None:
+    """Mark sequences as deleted that were just assigned to messages that are not stored."""
+    counters = state.counters
+    if counters.messages:
+        state.deleted.add_many(seqs, writes)
+    # Without messages the head moves behind them all, so none of them needs a mark.
+    if not counters.messages or int(seqs[0]) == counters.first_seq:
+        head.move_head(state, writes)
+
+
+def forget_replaced(state: ShardState) -> None:
+    """Drop unfinished roll-ups of subjects that have no messages any more."""
+    counters, known = state.counters, state.subjects.ids
+    if counters.replaced:
+        counters.replaced = {name: seq for name, seq in counters.replaced.items() if name in known}
+
+
+def _check_last(state: ShardState, step: Step, sid: int) -> None:
+    """Search the last message of ``sid`` if the one that the table has is not live."""
+    table = state.subjects
+    slot = table.numbered.slot(sid)
+    if slot >= 0 and table.counts[slot] and not state.is_live(int(table.last[slot])):
+        table.unsettled.add(sid)
+        search_last(state, step, [sid], APPLY_SEQS)

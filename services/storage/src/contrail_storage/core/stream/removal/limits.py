@@ -1,0 +1,109 @@
+"""The limits of a stream, of its subjects, and of age: removing the messages that are over them."""
+
+from typing import Final
+
+import numpy as np
+
+from contrail_common.model import StreamConfig
+from contrail_common.texts import U32Array
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.facts import Live, MessageFacts
+from contrail_storage.core.results import Removed, Result, Step
+from contrail_storage.core.stream.removal import by_subject, head
+from contrail_storage.core.stream.shard_state import ShardState
+
+_SUBJECTS_MAX: Final = 4_096
+"""Subjects whose messages one command removes."""
+_COUNT_MAX: Final = 0xFFFF_FFFF
+"""The highest count that the subject table can store."""
+
+
+def enforce(state: ShardState, step: Step, config: StreamConfig, sids: U32Array) -> None:
+    """Remove messages over the limits after messages of the subjects ``sids`` were stored.
+
+    ``config`` has the limits of this shard (``own_config``).
+    """
+    if config.max_msgs_per_subject >= 0:
+        most = min(config.max_msgs_per_subject, _COUNT_MAX)
+        _enforce_of_subjects(state, step, np.unique(sids), most, by_subject.REMOVED_MAX)
+    if state.is_over(config):
+        _evict(state, step, config, state.counters.messages)
+
+
+def enforce_limits(state: ShardState, step: Step, command: cmd.EnforceLimits) -> Result:
+    """Remove a slice of the messages over the limits of the stream and of its subjects."""
+    config = state.own_config
+    removed = _evict(state, step, config, command.messages_max)
+    if config.max_msgs_per_subject >= 0:
+        table, most = state.subjects, min(config.max_msgs_per_subject, _COUNT_MAX)
+        over = table.numbered.numbers(np.flatnonzero(table.counts > most)[:_SUBJECTS_MAX])
+        over.sort()
+        messages_max = command.messages_max - removed
+        removed += _enforce_of_subjects(state, step, over.astype(np.uint32), most, messages_max)
+    recheck_subjects(state)
+    if removed:
+        state.write_counters(step.writes)
+    return Removed(removed, state.over_limits)
+
+
+def recheck_subjects(state: ShardState) -> None:
+    """Set ``subjects_over`` by checking the counts of all subjects."""
+    most = state.config.max_msgs_per_subject
+    state.subjects_over = most >= 0 and bool((state.subjects.counts > min(most, _COUNT_MAX)).any())
+
+
+def expire_age(state: ShardState, step: Step, command: cmd.ExpireAge) -> Result:
+    """Remove a slice of the messages past ``max_age``, up to the first one that is exempt.
+
+    If removals leave markers it does nothing: ``Expire`` removes the messages then.
+    """
+    config = state.config
+    if config.max_age_ns <= 0 or config.subject_delete_marker_ttl_ns > 0:
+        return Removed(0)
+    limit_ns = max(step.now_ns - config.max_age_ns, -1)
+
+    def expired(facts: MessageFacts, _: Live | None) -> int:
+        old = int(np.searchsorted(facts.times_ns, limit_ns, side="right"))
+        ages = state.exempt.live_mask(facts.base_seq, old) if old else None
+        return old if ages is None or ages.all() else int(np.argmin(ages))
+
+    removed = head.remove_head(state, step, expired, command.messages_max)
+    if removed:
+        state.write_counters(step.writes)
+    return Removed(removed, head.reaches(state, expired))
+
+
+def _evict(state: ShardState, step: Step, config: StreamConfig, messages_max: int) -> int:
+    """Remove the oldest messages over the stream's limits; return how many."""
+    counters = state.counters
+    if config.discard != "old":
+        return 0
+    removed = 0
+    if 0 <= config.max_msgs < counters.messages:
+        over = min(counters.messages - config.max_msgs, messages_max)
+        removed = head.remove_head(state, step, lambda facts, _: len(facts.sizes), over)
+    if 0 <= config.max_bytes < counters.bytes:
+
+        def over_bytes(facts: MessageFacts, live: Live | None) -> int:
+            over = counters.bytes - config.max_bytes
+            if over <= 0:
+                return 0
+            sizes = facts.sizes if live is None else facts.sizes * live
+            return int(np.searchsorted(np.cumsum(sizes), over)) + 1
+
+        removed += head.remove_head(state, step, over_bytes, messages_max - removed)
+    return removed
+
+
+def _enforce_of_subjects(
+    state: ShardState, step: Step, sids: U32Array, most: int, messages_max: int
+) -> int:
+    """Remove the oldest of each of ``sids`` (ascending) that has more than ``most``."""
+    table = state.subjects
+    excess = table.counts[table.numbered.slots(sids)].astype(np.int64) - most
+    over = excess > 0
+    if not over.any():
+        return 0
+    removed = by_subject.remove_oldest(state, step, sids[over], excess[over], messages_max)
+    state.subjects_over |= removed < int(excess[over].sum())
+    return removed

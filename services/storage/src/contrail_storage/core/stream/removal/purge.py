@@ -1,0 +1,136 @@
+"""Purges of the stream and of subjects, and the removals that roll-ups ask for."""
+
+import numpy as np
+
+from contrail_common import errors
+from contrail_common.texts import I64Array, U32Array
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.facts import Live, MessageFacts
+from contrail_storage.core.results import Refused, Removed, Result, Step, Writes
+from contrail_storage.core.stream.removal import by_subject, head
+from contrail_storage.core.stream.shard_state import ShardState
+
+
+def trim(state: ShardState, step: Step, command: cmd.Trim) -> Result:
+    """Purge a slice of the messages below a sequence, or all messages at once."""
+    refused = _refused(state)
+    if refused is not None:
+        return refused
+    to_seq = command.to_seq
+    if command.keep:
+        to_seq = min(to_seq, _first_of_newest(state, command.keep))
+    if to_seq > state.counters.last_seq:
+        return Removed(purge_all(state, step.writes))
+
+    def below(facts: MessageFacts, _: Live | None) -> int:
+        return to_seq - facts.base_seq
+
+    removed = head.remove_head(state, step, below, command.messages_max)
+    if removed:
+        state.write_counters(step.writes)
+    return Removed(removed, head.reaches(state, below))
+
+
+def purge_subjects(state: ShardState, step: Step, command: cmd.PurgeSubjects) -> Result:
+    """Purge a slice of the messages of some subjects below a sequence."""
+    refused = None if command.shredded else _refused(state)
+    if refused is not None:
+        return refused
+    return _purge(state, step, command.subjects, command.to_seq, command.messages_max, command.keep)
+
+
+def purge_all(state: ShardState, writes: Writes) -> int:
+    """Remove all messages in one step, however many; return their number."""
+    counters = state.counters
+    removed = counters.messages
+    counters.first_seq = counters.last_seq + 1
+    counters.messages = counters.bytes = 0
+    counters.replaced = {}
+    state.deletions += 1
+    state.subjects.clear(writes)
+    state.deleted.clear(writes)
+    state.deadlines.clear(writes)
+    if state.exempt.total:
+        state.exempt.clear(writes)
+    writes.trimmed[state.shard] = counters.first_seq
+    state.write_counters(writes)
+    return removed
+
+
+def replace_older(
+    state: ShardState, step: Step, sids: U32Array, quota: I64Array, below: I64Array
+) -> None:
+    """Remove the ``quota`` older messages of ``sids`` (ascending), those ``below`` a sequence.
+
+    Messages that one append cannot remove are noted; ``FinishRollup`` entries remove them.
+    """
+    older = quota > 0
+    if not older.any():
+        return
+    sids, quota, below = sids[older], quota[older], below[older]
+    removed = by_subject.remove_oldest(state, step, sids, quota, by_subject.REMOVED_MAX)
+    if removed < int(quota.sum()):
+        names = [state.subjects.name(sid) for sid in sids.tolist()]
+        state.counters.replaced |= dict(zip(names, below.tolist(), strict=True))
+
+
+def finish_rollup(state: ShardState, step: Step, command: cmd.FinishRollup) -> Result:
+    """Remove a slice of the messages that a roll-up replaced."""
+    to_seq = state.counters.replaced.get(command.subject)
+    if to_seq is None:
+        return Removed(0)
+    removed = _purge(state, step, [command.subject], to_seq, command.messages_max)
+    if not removed.more:
+        state.counters.replaced.pop(command.subject, None)
+        state.write_counters(step.writes)
+    return removed
+
+
+def _purge(
+    state: ShardState,
+    step: Step,
+    subjects: list[str],
+    to_seq: int,
+    messages_max: int,
+    keep: int = 0,
+) -> Removed:
+    table = state.subjects
+    known = {sid for name in subjects if (sid := table.ids.get(name)) is not None}
+    sids = np.array(sorted(known), np.uint32)
+    sids = sids[table.first[table.numbered.slots(sids)] < to_seq]
+    if not len(sids):
+        return Removed(0)
+    quota = table.counts[table.numbered.slots(sids)].astype(np.int64)
+    excess = int(quota.sum()) - keep
+    if excess <= 0:
+        return Removed(0)
+    most = min(messages_max, by_subject.REMOVED_MAX, excess)
+    oldest = by_subject.find_oldest(state, sids, quota, to_seq, most)
+    by_subject.remove_found(state, step, oldest, sids)
+    state.write_counters(step.writes)
+    end_seq = min(to_seq, state.counters.last_seq + 1)
+    left = not keep or len(oldest.seqs) < excess
+    return Removed(len(oldest.seqs), left and oldest.searched_to < end_seq)
+
+
+def _first_of_newest(state: ShardState, count: int) -> int:
+    """The smallest sequence from which at most ``count`` messages are live."""
+    counters, deleted = state.counters, state.deleted
+    low, high = counters.first_seq, counters.last_seq + 1
+    while low < high:
+        middle = (low + high) // 2
+        live = counters.last_seq - middle + 1 - deleted.count(middle, counters.last_seq)
+        if live > count:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _refused(state: ShardState) -> Refused | None:
+    config = state.config
+    if config.sealed:
+        return Refused(errors.STREAM_SEALED.code)
+    if config.deny_purge:
+        return Refused(errors.PURGE_DENIED.code)
+    return None
