@@ -92,7 +92,8 @@ def test_request_that_came_while_the_server_was_busy_is_answered(
 ) -> None:
     """Its bytes lie in the socket's buffer when the loop finds that their time is over."""
 
-    async def scenario() -> None:
+    async def scenario() -> bool:
+        """Whether the server became busy before the deadline, which a loaded machine may miss."""
         edge = Edge(head_timeout_s=0.3, body_idle_s=0.3, keep_alive_s=1)
         loop = asyncio.get_running_loop()
         async with serving(edge) as (port, server):
@@ -108,9 +109,12 @@ def test_request_that_came_while_the_server_was_busy_is_answered(
                     await wait_until(lambda: connection._begun or connection._body_open)
 
                 publish_then = edge.link.publish_then
+                late_already = False
 
                 def hold_up(*_: object) -> None:
+                    nonlocal late_already
                     monkeypatch.setattr(edge.link, "publish_then", publish_then)
+                    late_already = connection.transport.is_closing()
                     # Beyond each of the deadlines. Sockets are read next after the timers only
                     # where what holds the loop up is itself a socket that is read.
                     client.sendall(late)
@@ -123,12 +127,15 @@ def test_request_that_came_while_the_server_was_busy_is_answered(
                     other.setblocking(False)
                     refusal = await asyncio.wait_for(loop.sock_recv(other, 1 << 16), SOON_S)
                     assert b"overloaded" in refusal
+                if late_already:
+                    return False
                 while got.count(b"HTTP/1.1 2") < answers:
                     piece = await asyncio.wait_for(loop.sock_recv(client, 1 << 16), SOON_S)
                     assert piece, "closed without an answer"
                     got += piece
+        return True
 
-    uvloop.run(scenario())
+    assert any(uvloop.run(scenario()) for _ in range(20))
 
 
 def test_body_that_drips_is_ended_after_a_window_with_too_little_of_it() -> None:

@@ -27,7 +27,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a test; one that hangs fails."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await work
 
     asyncio.run(bounded())
