@@ -7,8 +7,8 @@ from contrail_client.errors import ApiProblem, ContrailError, Unreachable
 class Reconnecting:
     """The pauses between attempts to reconnect. Pure.
 
-    Before the first success a few attempts suffice: nobody is there. A server that was reached once
-    may be away for `reconnect_s`; a temporary refusal counts as reached.
+    If the server was never reached, it is probably not running: a few attempts suffice. A server
+    that was reached once may be away for `reconnect_s`. A temporary refusal counts as reached.
     """
 
     def __init__(self, retries: Retries, reconnect_s: float) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 
-class Message(Protocol):
+class Tabular(Protocol):
     """A message that can become a row."""
 
     @property
@@ -50,7 +50,7 @@ class Rows:
             name: [] for name in ("shard", "seq", "time", "subject", "headers", "data")
         }
 
-    def add(self, message: Message) -> None:
+    def add(self, message: Tabular) -> None:
         """Add a message as the next row."""
         columns = self._columns
         columns["shard"].append(message.shard or 0)
@@ -67,7 +67,7 @@ class Rows:
         return frame.astype({"shard": "int32", "seq": "int64"})
 
 
-def to_pandas(messages: Iterable[Message]) -> Any:
+def to_pandas(messages: Iterable[Tabular]) -> Any:
     """Messages as a `pandas.DataFrame`; ImportError when pandas is not installed.
 
     Columns: `shard`, `seq`, `time` (UTC, nanoseconds), `subject`, `headers` and `data` (bytes).

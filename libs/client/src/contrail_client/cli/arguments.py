@@ -97,7 +97,7 @@ def headers_of(texts: list[str] | None) -> dict[str, list[str]]:
 
 
 @contextmanager
-def how_to_go_on(edit: str) -> Iterator[None]:
+def hint_at_edit(edit: str) -> Iterator[None]:
     """Say how to change an existing configuration, after a refused attempt to create it."""
     try:
         yield
@@ -111,9 +111,9 @@ def how_to_go_on(edit: str) -> Iterator[None]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is lost.
+    """Ask before something is destroyed, unless `--yes` was given.
 
-    Raises Misuse where nobody can be asked and `--yes` was not given, Failed when the answer is no.
+    Raises Misuse if there is no terminal to ask on, and Failed if the answer is no.
     """
     if yes:
         return

@@ -14,7 +14,7 @@ from contrail_client.cli.settings import unknown_variables
 
 JSON: Final = "--json"
 _COMPLETING: Final = "_CONTRAIL_COMPLETE"
-"""Set by the shell that wants a word completed, where a warning would be in the way."""
+"""Set by a shell that completes a word; warnings would disturb the completion."""
 
 _METAVARS: Final = {
     "str": "TEXT",
@@ -27,7 +27,7 @@ _METAVARS: Final = {
 
 
 class Command(TyperCommand):
-    """A command whose help shows what is written: no markup is read into it."""
+    """A command whose help is shown as it is written: brackets are not read as markup."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -62,7 +62,7 @@ class CommandLine(Group):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command that `args` name; `--json` may stand before it or behind it."""
+        """Run the command that `args` name; `--json` may stand before or after it."""
         given = list(sys.argv[1:] if args is None else args)
         as_json, given = _json_last(given)
 

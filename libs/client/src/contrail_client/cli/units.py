@@ -99,7 +99,7 @@ def cell(value: object) -> str:
 
 
 def field(name: str, value: Any, now_ns: int) -> str:
-    """The value of a field of the API, whose name says what it counts."""
+    """The value of a field of the API; the field's name decides its unit."""
     last = name.rpartition(".")[2]
     if isinstance(value, int) and not isinstance(value, bool):
         if value == _UNLIMITED and last.startswith("max_"):

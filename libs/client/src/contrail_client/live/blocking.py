@@ -41,7 +41,7 @@ INBOX_MAX: Final = 1_000
 """Messages that may wait to be taken by the publisher in the thread. `publish` waits for room."""
 
 FETCHED_MAX: Final = 100
-"""Messages that are passed between threads at once, which is far faster than one by one."""
+"""Messages passed between threads in one step, which is far faster than one by one."""
 
 
 class LoopThread:
@@ -142,7 +142,7 @@ class Publication(Future[PubAck]):
             self.set_exception(error)
 
     def follow(self, inner: AsyncPublication) -> None:
-        """Take the outcome of `inner` once it is there; runs in the thread."""
+        """Take over the outcome of `inner` when it is done; runs in the client's thread."""
         self._inner = inner
         if self.asked:
             inner.mark_seen()

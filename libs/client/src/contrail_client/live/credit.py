@@ -3,7 +3,7 @@
 from typing import Final
 
 _PART: Final = 2
-"""Credit is given back once 1/`_PART` of the window was consumed, not for every message."""
+"""Credit is returned when 1/`_PART` of the window was consumed, not for every message."""
 
 
 class CreditWindow:

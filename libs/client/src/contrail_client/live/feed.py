@@ -49,13 +49,13 @@ class Feed(Generic[T]):
         self._sid = f"s{connection.new_id()}"
         """Name of the subscription in frames, unique on this connection."""
         self._window = CreditWindow(credit_msgs, credit_bytes)
-        """Counts messages that were read and for which no credit was given back yet."""
+        """Counts messages that were read and whose credit was not returned yet."""
         self._unread: OrderedDict[int, Delivered | Gap] = OrderedDict()
         """Messages and gaps that no caller has read yet, oldest first, by `Delivered.place`."""
         self._unread_bytes = 0
         """The sum of the sizes of the messages in `_unread`."""
         self._news = asyncio.Event()
-        """Set when a reader has to look again: something came, or nothing will come any more."""
+        """Set when a waiting reader has to check again: a message arrived, or the feed ended."""
         self._control: list[ClientFrame] = []
         """Frames to send on the current socket. They are dropped when it is lost."""
         self._attached = False

@@ -1,4 +1,4 @@
-"""`contrail bench`: what a server does for this client, on a stream made for it and removed.
+"""`contrail bench`: measure a server from this client, on a stream that is created and removed.
 
 The figures are of client and server together; the client's own work is a large part of them.
 """
@@ -207,7 +207,7 @@ def _side_by_side(
     with ExitStack() as stack, ThreadPoolExecutor(len(counts)) as threads:
         made = [stack.enter_context(session.connect()) for _ in counts]
         for client in made:
-            client.rtt()  # connecting is not what is measured
+            client.rtt()  # connect before the measurement begins
         begun = time.perf_counter()
         for done in [threads.submit(work, *each) for each in zip(made, counts, strict=True)]:
             done.result()

@@ -15,7 +15,7 @@ from contrail_client.cli.arguments import (
     Yes,
     confirm,
     fields_of,
-    how_to_go_on,
+    hint_at_edit,
 )
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
@@ -110,7 +110,7 @@ def create_consumer(
     if replace:
         made = session.client.put_consumer(stream, consumer, wanted)
     else:
-        with how_to_go_on("contrail consumer edit"):
+        with hint_at_edit("contrail consumer edit"):
             made = session.client.create_consumer(stream, consumer, wanted)
     info = made.info()
     shown = info if session.as_json else info.config

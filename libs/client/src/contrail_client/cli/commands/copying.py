@@ -12,7 +12,7 @@ from contrail_client.cli.arguments import (
     SetFields,
     StreamName,
     fields_of,
-    how_to_go_on,
+    hint_at_edit,
 )
 from contrail_client.cli.commands import consumers, streams
 from contrail_client.cli.connection import Session, client_command
@@ -43,7 +43,7 @@ def copy_stream(
     changes = fields_of(fields, assignments, subjects=subjects)
     source = session.client.get_stream(stream).config
     wanted = cast(StreamConfig, _copied(source, changes))
-    with how_to_go_on("contrail stream edit"):
+    with hint_at_edit("contrail stream edit"):
         made = session.client.create_stream(name, wanted)
     _show(session, made, name)
 
@@ -64,7 +64,7 @@ def copy_consumer(
     if filters or "filter_subject" in changes:
         # One of the two says it all; the copy must not keep the other of its source.
         wanted.pop("filter_subject" if filters else "filter_subjects", None)
-    with how_to_go_on("contrail consumer edit"):
+    with hint_at_edit("contrail consumer edit"):
         made = session.client.create_consumer(stream, name, cast(ConsumerConfig, wanted))
     _show(session, made.info(), f"{stream} / {name}")
 

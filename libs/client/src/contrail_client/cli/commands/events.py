@@ -1,4 +1,4 @@
-"""`contrail events`: what happens, as it happens."""
+"""`contrail events`: the events of a server, as they happen."""
 
 from itertools import islice
 from typing import Annotated, Any, cast, get_args

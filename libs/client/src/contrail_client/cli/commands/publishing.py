@@ -85,7 +85,8 @@ RetryFor = Annotated[
 ]
 
 _ID_SHARE: Final = 0.8
-"""Of a duplicate window: the rest is for what a message needs to get there."""
+"""The share of the duplicate window in which messages are resent. The rest allows for the time
+that a message is under way."""
 
 _NEWLINE: Final = b"\r\n"
 
@@ -166,10 +167,10 @@ def _messages(
     payloads: Iterator[bytes],
     fill: Callable[[str, int], str],
 ) -> Iterator[Message]:
-    """A message for each payload, with what its number fills in."""
+    """A message for each payload, with the placeholders filled in for its number."""
     for number, payload in enumerate(payloads, 1):
         filled = {name: [fill(value, number) for value in headers[name]] for name in headers}
-        # What is no text is given back as it came.
+        # Bytes that are not UTF-8 stay as they are.
         text = fill(payload.decode(errors="surrogateescape"), number)
         yield Message(fill(subject, number), text.encode(errors="surrogateescape"), filled)
 
@@ -187,9 +188,9 @@ def _paced(messages: Iterator[Message], pause: str | None) -> Iterator[Message]:
 def _publisher(
     session: Session, subject: str, outstanding: int, retry_for: float
 ) -> Iterator[Publisher]:
-    """A publisher that outlives a restart of the server, with one deadline for all of it.
+    """A publisher that continues after a restart of the server, with one deadline for all messages.
 
-    A message that may have been stored is sent again only while the stream still knows its id.
+    A message that may have been stored is resent only while the stream remembers its id.
     """
     retry_s = min(retry_for, _remembered_s(session, subject))
     with (
@@ -200,10 +201,10 @@ def _publisher(
 
 
 def _remembered_s(session: Session, subject: str) -> float:
-    """How long the stream that captures a subject is sure to know a message's id."""
+    """Seconds for which the stream of a subject certainly remembers a message id."""
     try:
         info = next(session.client.list_streams(subject=subject), None)
-    except ContrailError:  # publishing will say what is the matter
+    except ContrailError:  # the publish will report it
         info = None
     if info is None:
         return RETRY_S

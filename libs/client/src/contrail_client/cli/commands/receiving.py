@@ -175,7 +175,7 @@ def replay(
     )
     plan = session.client.replay_plan(stream, bounds)
     total = sum(split.messages for split in plan.splits)
-    shown = not show.console.is_terminal  # otherwise the messages themselves show how it goes on
+    shown = not show.console.is_terminal  # on a terminal, the messages themselves show progress
     with show.progress(f"Replaying {stream}", total, shown=shown) as bar:
         for split in plan.splits:
             for message in session.client.read_split(split):

@@ -1,4 +1,4 @@
-"""`contrail stream report` and `find`, and the same for consumers: many at a glance."""
+"""`report` and `find` of `contrail stream` and `contrail consumer`: many at once."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -18,7 +18,7 @@ from contrail_client.cli.arguments import (
     Yes,
     confirm,
     fields_of,
-    how_to_go_on,
+    hint_at_edit,
 )
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.tree import group
@@ -130,7 +130,7 @@ def create_stream(
     if replace:
         info = session.client.put_stream(stream, wanted)
     else:
-        with how_to_go_on("contrail stream edit"):
+        with hint_at_edit("contrail stream edit"):
             info = session.client.create_stream(stream, wanted)
     show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
 
