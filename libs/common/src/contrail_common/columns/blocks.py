@@ -192,7 +192,7 @@ def columns_of(
         count,
         offsets_of(map(len, payloads), count),
         payloads[0] if count == 1 else b"".join(payloads),
-        None if headers is None else headers_in_columns(headers),
+        headers_in_columns(headers) if headers is not None and any(headers) else None,
     )
 
 
@@ -370,8 +370,13 @@ def _compressed(plain: bytes, codec: BlockCodec | None) -> tuple[int, int, bytes
 def _header_parts(headers: AnyHeaders) -> list[bytes]:
     if isinstance(headers, UniformHeaders):
         names, values = headers.names, headers.values
-        sizes = names.count, values.count, len(names.heap), len(values.heap)
-        return [_HEADER_SIZES.pack(*sizes), names.offsets, values.offsets, names.heap, values.heap]
+        sizes = _HEADER_SIZES.pack(
+            len(names.offsets) // 4 - 1,
+            len(values.offsets) // 4 - 1,
+            len(names.heap),
+            len(values.heap),
+        )
+        return [sizes, names.offsets, values.offsets, names.heap, values.heap]
     return [
         _HEADER_SIZES.pack(
             len(headers.name_offsets) // 4 - 1,

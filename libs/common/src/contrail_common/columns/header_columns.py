@@ -174,22 +174,21 @@ class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
 
     def is_sound(self, count: int) -> bool:
         """Whether there are names, and a value for each of them in each of ``count`` messages."""
-        names = self.names.count
+        names = len(self.names.offsets) // 4 - 1
         return names > 0 and self.names.is_sound(names) and self.values.is_sound(names * count)
 
     def sizes(self) -> I64Array:
         """Bytes that each message's headers count: name + value + 4 for each value."""
-        ends = as_u32(self.values.offsets)[:: self.names.count].astype(np.int64)
-        return ends[1:] - ends[:-1] + self._fixed_size()
+        names = len(self.names.offsets) // 4 - 1
+        ends = as_u32(self.values.offsets)[::names].astype(np.int64)
+        return ends[1:] - ends[:-1] + (len(self.names.heap) + _VALUE_OVERHEAD * names)
 
     def size(self) -> int:
         """The sum of :meth:`sizes`."""
-        messages = self.values.count // self.names.count
-        return len(self.values.heap) + messages * self._fixed_size()
-
-    def _fixed_size(self) -> int:
-        """What every message counts besides the texts of its values."""
-        return len(self.names.heap) + _VALUE_OVERHEAD * self.names.count
+        names = len(self.names.offsets) // 4 - 1
+        messages = self.values.count // names
+        fixed = len(self.names.heap) + _VALUE_OVERHEAD * names
+        return len(self.values.heap) + messages * fixed
 
     def column(self, number: int) -> Texts:
         """The values of the ``number``-th name, one for each message."""
@@ -228,17 +227,21 @@ AnyHeaders = HeaderColumns | UniformHeaders
 
 
 def headers_in_columns(headers: Sequence[Headers | None]) -> AnyHeaders | None:
-    """The headers of messages in columns; None when no message has any."""
-    if not any(headers):
-        return None
-    first = headers[0]
-    if first:
-        names = list(first)
-        if all(each and list(each) == names for each in headers):
-            values = [value for each in headers for value in (each or {}).values()]
-            if all(len(one) == 1 for one in values):
-                return UniformHeaders(Texts.of(names), Texts.of([text for [text] in values]))
-    return _nested(headers)
+    """Return the headers of messages in columns; None when no message has any."""
+    first = headers[0] if headers else None
+    if not first:
+        return _nested(headers) if any(headers) else None
+    names = list(first)
+    texts: list[str] = []
+    for each in headers:
+        # Their order counts as well: a message comes back with its headers in the order they had.
+        if not each or list(each) != names:
+            return _nested(headers)
+        for values in each.values():
+            if len(values) != 1:
+                return _nested(headers)
+            texts += values
+    return UniformHeaders(Texts.of(names), Texts.of(texts))
 
 
 def _nested(headers: Sequence[Headers | None]) -> HeaderColumns:
