@@ -32,4 +32,5 @@ def test_page_has_search_and_shows_fields() -> None:
     assert "filter: true" in PAGE
     assert 'defaultModelRendering: "model"' in PAGE
     assert "responseInterceptor: prepare" in PAGE
+    assert 'paths["/v1/subjects/{subject}/messages"]' in PAGE
     assert ('placeholder:"Search"' in PAGE, "Filter by tag" in PAGE) == (True, False)

@@ -225,3 +225,12 @@ def test_operations_are_told_apart_and_every_tag_is_described() -> None:
 def test_a_package_named_after_the_document_is_not_the_sdks() -> None:
     package = DOCUMENT["info"]["title"].lower().replace(" ", "_") + "_client"
     assert package != "contrail_client"
+
+
+def test_example_of_a_put_fits_any_name_in_the_path() -> None:
+    for path, item in DOCUMENT["paths"].items():
+        body = item.get("put", {}).get("requestBody", {}).get("content", {}).get("application/json")
+        if body is not None:
+            name = body["schema"]["$ref"].rpartition("/")[2]
+            examples = DOCUMENT["components"]["schemas"][name].get("examples", [])
+            assert "name" not in body.get("example", examples[0] if examples else {}), path

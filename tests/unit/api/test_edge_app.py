@@ -343,3 +343,20 @@ def test_metrics_count_by_route_and_status_and_include_the_storage() -> None:
     assert 'route="unmatched",status="404"' in text
     assert "unknown/path" not in text
     assert "storage_up 1" in text
+
+
+def test_routes_that_could_not_be_loaded_are_loaded_by_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    edge = Edge()
+    load = edge.app._load
+    failures = [OSError("too many open files")]
+
+    def failing() -> Any:
+        if failures:
+            raise failures.pop()
+        return load()
+
+    monkeypatch.setattr(edge.app, "_load", failing)
+    statuses = [call("GET", "/openapi.json", edge=edge).status for _ in range(3)]
+    assert statuses == [500, 200, 200]

@@ -119,17 +119,23 @@ class EdgeApp:
         }  # fmt: skip
         # The FastAPI application; None until the loader thread has set it, which it does once.
         self._declared: DeclaredRoutes | None = None
-        # The load under way or done; None before the first call of `load`.
+        # The load under way or done; None before the first call of `load`, and after a failure.
         self._loading: asyncio.Future[DeclaredRoutes] | None = None
 
     async def load(self) -> "DeclaredRoutes":
         """Return the routes declared with FastAPI; the first call loads them in a thread.
 
         The process calls this when it starts to serve. A request that needs FastAPI waits for it.
+        If loading fails, for example because too many files are open, the next call tries again.
         """
         if self._loading is None:
             self._loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+            self._loading.add_done_callback(self._loaded)
         return await asyncio.shield(self._loading)
+
+    def _loaded(self, loading: "asyncio.Future[DeclaredRoutes]") -> None:
+        if loading.cancelled() or loading.exception() is not None:
+            self._loading = None
 
     def _load(self) -> "DeclaredRoutes":
         module = importlib.import_module("contrail_edge.openapi.declared")

@@ -82,6 +82,8 @@ class Operation:
     query: type[msgspec.Struct] | None = None
     headers: tuple[HeaderDoc, ...] = ()
     body: Content = field(default_factory=dict)
+    body_example: Any = None
+    """Replaces the example of a body that a management endpoint declares."""
     body_required: bool = True
     errors: tuple[ErrorSpec, ...] = ()
     needs_token: bool = True

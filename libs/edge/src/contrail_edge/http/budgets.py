@@ -54,6 +54,10 @@ class UnreadBudget:
     Above the limit, connections are cut: first those that have read nothing for longest, and last
     those within their share, which is the limit divided by the number of connections. Before that,
     the bytes are looked up again; until then, the sum may be too high, but never too low.
+
+    The first 8 KiB of each connection are not tracked, because most answers are small and read at
+    once. So all connections together hold at most ``bytes_max`` plus ``connections_max`` times
+    8 KiB: by default 256 MiB + 4,096 x 8 KiB = 288 MiB.
     """
 
     def __init__(self, bytes_max: int, connections_max: int) -> None:

@@ -44,6 +44,10 @@ const prepare = answer => {
   if (!answer.ok || new URL(answer.url, location).pathname !== "/openapi.json") return answer;
   const described = JSON.parse(answer.text);
   Object.values(described.components?.parameters ?? {}).forEach(leaveOut);
+  // For any bytes the page shows no field to type in, so it offers text for a payload.
+  const publish = described.paths["/v1/subjects/{subject}/messages"]?.post;
+  if (publish) publish.requestBody.content = {
+    "text/plain": {schema: {type: "string"}, example: "hello"}, ...publish.requestBody.content };
   for (const path of Object.values(described.paths))
     for (const operation of Object.values(path)) (operation.parameters ?? []).forEach(leaveOut);
   answer.text = JSON.stringify(described);

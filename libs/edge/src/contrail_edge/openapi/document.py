@@ -177,6 +177,8 @@ def _describe(one: dict[str, Any], path: str, operation: Operation) -> None:
     elif "requestBody" in one:
         for media in one["requestBody"]["content"].values():
             media["schema"] = generic(media["schema"])
+            if operation.body_example is not None:
+                media["example"] = operation.body_example
     if not operation.needs_token:
         one["security"] = []
     one["responses"] = _responses(operation)

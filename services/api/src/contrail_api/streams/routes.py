@@ -114,6 +114,8 @@ CREATE: Final = Operation(
 )
 PUT: Final = Operation(
     operation_id="put_stream",
+    # Without a name: it must be that of the path, which the reader chooses.
+    body_example={"subjects": ["orders.>"], "max_age": "7d"},
     tag=_TAG,
     summary="Create or replace a stream's configuration",
     description="Omitted fields take their defaults. With `If-None-Match: *` a stream is only "
