@@ -204,11 +204,10 @@ async def ask_before_it_can_write(data_dir: Path) -> None:
         with suppress(ApiError):
             await link.pull(PullRequest(stream="S", consumer="c", batch=9))
         await link.consumer_info("S", "c")
-        assert node.consumers._dispatchers
+        assert node.consumers._consumers
         switch.plan = SOUND
         await wait_until(lambda: not node.readiness())
-        for (_, number), dispatcher in node.consumers._dispatchers.items():
-            assert dispatcher.consumer is dispatcher.shard.machine.consumers[number]
+        assert all(consumer.is_current() for consumer in node.consumers._consumers.values())
 
 
 def test_consumer_asked_for_before_a_start_could_write_is_the_one_that_is_acknowledged(

@@ -33,7 +33,7 @@ from contrail_link.contract.read import (
     RangeResult,
     ReplayRequest,
 )
-from contrail_storage.consumers.bindings import Binding
+from contrail_storage.consumers.binding import Binding
 
 ACK_KEY = b"k" * 32
 

@@ -15,8 +15,8 @@ from contrail_common.columns.blocks import Block, encode_block
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import AckKind, StreamConfig
 from contrail_link.contract.consume import Delivery, PullRequest, PullResult
+from contrail_storage.consumers.consumer import dispatcher_kind
 from contrail_storage.consumers.dispatcher import Dispatcher
-from contrail_storage.consumers.manager import dispatcher_kind
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine

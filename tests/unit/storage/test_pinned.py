@@ -12,7 +12,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
-from contrail_storage.consumers import manager as consumers
+from contrail_storage.consumers import starts
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import pinned as pinned_module
 from contrail_storage.core.pinned import Pinned
@@ -185,7 +185,7 @@ def test_dispatcher_gives_the_last_messages_and_what_came_later_and_counts_them(
 def test_list_holds_as_many_subjects_as_its_bound(
     subjects: int, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "SUBJECTS_MAX", 3)
+    monkeypatch.setattr(starts, "SUBJECTS_MAX", 3)
     config = ConsumerConfig(
         name="c", durable=True, deliver_policy="last_per_subject", filter_subjects=("a.*",)
     )

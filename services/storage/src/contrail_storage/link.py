@@ -31,6 +31,7 @@ from contrail_link.contract.read import (
     ReplayRequest,
 )
 from contrail_link.contract.streams import CreateMode, Page
+from contrail_storage.consumers.consumer import Consumer
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import SHARD_GROUP, StorageNode
 from contrail_storage.reading.answering import AnswerDeadline, Done, changes, reads
@@ -264,6 +265,11 @@ class LocalLink:
 
     # Consumers -----------------------------------------------------------------------------------
 
+    def _sound_consumer(self, stream: Stream, name: str) -> Consumer:
+        """The consumer with that name (CONSUMER_NOT_FOUND; DATA_LOST if a shard is damaged)."""
+        stream.sound_shards()
+        return self._node.consumers.find(stream, name)
+
     @changes
     async def put_consumer(
         self,
@@ -274,22 +280,22 @@ class LocalLink:
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
         """Create a consumer, find an identical one, or update it."""
-        self._writable(stream)
-        return await self._node.consumers.put(stream, config, mode, if_match, if_none)
+        one = self._writable(stream)
+        return await self._node.consumers.put(one, config, mode, if_match, if_none)
 
     @reads
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Configuration and progress of a consumer."""
-        self._stream(stream).sound_shards()
-        return await self.deadline.wait(self._node.consumers.info(stream, consumer))
+        found = self._sound_consumer(self._stream(stream), consumer)
+        return await self.deadline.wait(found.info())
 
     @reads
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
         """Consumers of a stream by name, paged."""
-        self._stream(stream).sound_shards()
-        after = decode_token(token)
-        known = await self.deadline.wait(self._node.consumers.infos(stream))
-        infos = [info for info in known if info.config.name > after]
+        one = self._stream(stream)
+        one.sound_shards()
+        listing = self._node.consumers.infos(one, decode_token(token), limit + 1)
+        infos = await self.deadline.wait(listing)
         more = len(infos) > limit
         next_token = encode_token(infos[limit - 1].config.name) if more else None
         return Page(consumers=infos[:limit], next_token=next_token)
@@ -299,27 +305,24 @@ class LocalLink:
         self, stream: str, consumer: str, if_match: int | None = None
     ) -> None:
         """Remove a consumer."""
-        self._writable(stream)
-        await self._node.consumers.delete(stream, consumer, if_match)
+        await self._node.consumers.delete(self._writable(stream), consumer, if_match)
 
     async def bind_consumer(self, stream: str, consumer: str) -> Held:
         """Hold a consumer for a subscription."""
-        self._stream(stream).sound_shards()
-        return self._node.consumers.bind(stream, consumer)
+        return self._sound_consumer(self._stream(stream), consumer).hold()
 
     @reads
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch of messages."""
-        self._writable(request.stream)
-        self._stream(request.stream).sound_shards()
-        return await self.deadline.wait(self._node.consumers.pull(request), request.expires_ns)
+        consumer = self._sound_consumer(self._writable(request.stream), request.consumer)
+        return await self.deadline.wait(consumer.pull(request), request.expires_ns)
 
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:
         """Accept acknowledgements; with ``sync``, wait until they are durable."""
-        self._writable(stream)
-        work = self._node.consumers.acknowledge(stream, consumer, items, sync)
+        found = self._node.consumers.find(self._writable(stream), consumer)
+        work = found.acknowledge(items, sync=sync)
         return await (self.deadline.change(work) if sync else work)
 
     # Advisories ----------------------------------------------------------------------------------

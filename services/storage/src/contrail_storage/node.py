@@ -352,7 +352,7 @@ class StorageNode:
         """Finish what a failed log left half done. If this fails too, the next term tries again."""
         with suppress(ApiError, StoreError):
             await self.streams.mend_all()
-            await self.consumers.mend_all()
+            await self.consumers.reconcile_all()
 
     def _make_proposer(self, number: int, group: Group) -> Proposer:
         self._proposers[number] = proposer = Proposer(

@@ -65,7 +65,7 @@ class AckNoneDispatcher(Dispatcher):
             except BaseException:
                 # A cancelled pull ends here too: its messages go to the next pull.
                 self.position = begun
-                self._counted_to = -1
+                self._count.invalidate()
                 self.wake()
                 raise
             if batch.too_large:
@@ -102,8 +102,7 @@ class AckNoneDispatcher(Dispatcher):
         self.position = found.next_seq
         if taken < len(fresh):
             self.position = int(fresh[taken]) + found.block.base_seq
-        passed = min(self.position, self._counted_to + 1)
-        self._count -= int(np.searchsorted(seqs, passed))
+        self._count.pass_many(seqs, self.position)
 
     # Recording -----------------------------------------------------------------------------------
 

@@ -9,11 +9,9 @@ after their commit.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
-
-import numpy as np
 
 from contrail_common import errors
 from contrail_common.columns.blocks import Block
@@ -21,6 +19,7 @@ from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import AckKind
 from contrail_link.contract.consume import Delivery, PullRequest, PullResult
+from contrail_storage.consumers.pending_count import PendingCount, count_live
 from contrail_storage.consumers.pull_batch import (
     PULL_BYTES_MAX,
     Batch,
@@ -78,9 +77,7 @@ class Dispatcher:
     _filter: SubjectFilter = field(init=False)  # made of ``_filters``
     _filters: tuple[str, ...] = ()  # may lag behind the configuration, see `_take_filters`
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while choosing or counting
-    _count: int = 0  # matching live messages from ``position`` to ``_counted_to``
-    _counted_to: int = -1  # negative: ``_count`` is not valid
-    _deletions: int = 0  # the machine's ``deletions`` when ``_count`` was taken
+    _count: PendingCount = field(init=False)  # counts from ``position`` on, under ``_lock``
     # Those of the consumer's other shards, which share ``_lock``.
     _siblings: "tuple[Dispatcher, ...]" = ()
 
@@ -88,6 +85,7 @@ class Dispatcher:
         self.position = self.consumer.next_seq
         self.consumer_seq = self.consumer.delivered.consumer_seq
         self._top_seq = self.consumer.delivered.stream_seq
+        self._count = PendingCount(self.shard, self.reader)
         self.deadlines = Redeliveries(self.consumer, self._due_anew)
         self.touch()
         self.shard.listeners.add(self.wake)
@@ -98,6 +96,12 @@ class Dispatcher:
     def touch(self) -> None:
         """Note that a client used the consumer now."""
         self.last_active_s = asyncio.get_running_loop().time()
+
+    def turn_to(self, consumer: ConsumerMachine) -> None:
+        """Use an equal machine from now on: that of a store that was opened again."""
+        self.consumer = consumer
+        self.deadlines.turn_to(consumer)
+        self.reconfigured()
 
     def reconfigured(self) -> None:
         """Take the deadlines again: the consumer's configuration has changed."""
@@ -117,7 +121,7 @@ class Dispatcher:
         if self._filters != self.consumer.config.filter_subjects:
             self._filters = self.consumer.config.filter_subjects
             self._filter = SubjectFilter(self._filters)
-            self._counted_to = -1
+            self._count.invalidate()
             behind_last = max(self._top_seq, self.consumer.delivered.stream_seq) + 1
             self.position = min(self.position, behind_last)
 
@@ -325,7 +329,7 @@ class Dispatcher:
         low = max(self.consumer.next_seq, self.shard.machine.counters.first_seq)
         if low > self.position:
             self.position = low
-            self._counted_to = -1
+            self._count.invalidate()
         if self.consumer.pinned is not None:  # messages that it skips were never counted
             self.position = self.consumer.pinned.next(self.position)
         return self.position
@@ -357,8 +361,7 @@ class Dispatcher:
                     self.in_flight.add(seq)
                     self._top_seq = max(self._top_seq, seq)
                     taken += 1
-            if seq <= self._counted_to:
-                self._count -= 1
+            self._count.pass_one(seq)
         self.position = found.next_seq
         return taken
 
@@ -467,7 +470,7 @@ class Dispatcher:
         fresh = [seq for seq in seqs if seq >= self.consumer.next_seq]
         if fresh:
             self.position = min(self.position, *fresh)
-            self._counted_to = -1
+            self._count.invalidate()
         self.reconfigured()
 
     def _given_seq(self) -> int:
@@ -561,40 +564,11 @@ class Dispatcher:
 
     async def _count_pending(self) -> int:
         low = self._catch_up()
-        return await self._count_from(low) - self._count_out(low)
+        return await self._count.count(self.consumer, self._filter, low) - self._count_out(low)
 
     def _count_out(self, low: int) -> int:
         """Count live messages from ``low`` on that are delivered already, see :meth:`_is_out`."""
-        consumer = self.consumer
-        out = {seq for seq in consumer.acked_ahead if seq >= low}
+        out: list[Collection[int]] = [self.consumer.acked_ahead]
         if low <= self._top_seq:
-            out.update(seq for seq in (*consumer.pending, *self.in_flight) if seq >= low)
-        return sum(map(self.shard.machine.is_live, out))
-
-    async def _count_from(self, low: int) -> int:
-        # Counted once, then kept up to date: new messages are added, deliveries subtracted.
-        machine, applied_seq = self.shard.machine, self.shard.applied_seq
-        if self._filter.matches_all:
-            return await self._count_in(low, applied_seq)
-        if self._counted_to < 0 or self._deletions != machine.deletions:
-            self._deletions = machine.deletions
-            self._count = await self._count_in(low, applied_seq)
-        else:
-            begin = max(self._counted_to + 1, low)
-            self._count += await self._count_in(begin, applied_seq)
-        if self.position == low:  # otherwise a delivery was undone meanwhile: count again
-            self._counted_to = applied_seq
-        return self._count
-
-    async def _count_in(self, low: int, high: int) -> int:
-        """Count live messages in ``low`` .. ``high`` that the consumer gets."""
-        pinned = self.consumer.pinned
-        if pinned is None or low >= pinned.end_seq:
-            return await self.reader.count(self.shard, low, high, self._filter)
-        machine = self.shard.machine
-        seqs, sids = pinned.rest(max(low, machine.counters.first_seq))
-        wanted = machine.deleted.are_live(seqs) & (seqs <= high)
-        if not self._filter.matches_all:
-            wanted &= self._filter.select(machine.subjects, sids)
-        behind = await self.reader.count(self.shard, pinned.end_seq, high, self._filter)
-        return int(np.count_nonzero(wanted)) + behind
+            out += [self.consumer.pending.keys(), self.in_flight]
+        return count_live(self.shard.machine, low, out)

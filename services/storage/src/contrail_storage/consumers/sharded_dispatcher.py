@@ -15,9 +15,6 @@ from contrail_common import errors
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import (
-    ConsumerInfo,
-    ConsumerShardInfo,
-    SequencePair,
     StoredMessage,
     message_size,
 )
@@ -37,13 +34,6 @@ class ShardedDispatcher:
         lock = asyncio.Lock()
         for dispatcher in self.dispatchers:
             dispatcher.join(tuple(one for one in self.dispatchers if one is not dispatcher), lock)
-
-    def is_of(self, dispatchers: Sequence[Dispatcher]) -> bool:
-        """Whether these are its dispatchers."""
-        pairs = zip(self.dispatchers, dispatchers, strict=False)
-        return len(self.dispatchers) == len(dispatchers) and all(
-            mine is given for mine, given in pairs
-        )
 
     def touch(self) -> None:
         """Note that a client used the consumer now."""
@@ -146,24 +136,6 @@ class ShardedDispatcher:
         }
         return PullResult(counted[::-1], last, *addresses[0], addresses=addresses)
 
-    async def info(self) -> ConsumerInfo:
-        """Configuration and progress in all shards."""
-        shards = [await _shard_info(dispatcher) for dispatcher in self.dispatchers]
-        first = self.dispatchers[0]
-        return ConsumerInfo(
-            stream=first.shard.name,
-            config=first.consumer.config,
-            created_ns=first.consumer.created_ns,
-            version=first.consumer.version,
-            delivered=_sum([one.delivered for one in shards]),
-            ack_floor=_sum([one.ack_floor for one in shards]),
-            num_ack_pending=sum(one.num_ack_pending for one in shards),
-            num_redelivered=sum(one.num_redelivered for one in shards),
-            num_waiting=len(first.waiters),
-            num_pending=sum(one.num_pending for one in shards),
-            shards=shards,
-        )
-
 
 def _rest(request: PullRequest, found: list[Delivery], size: int) -> PullRequest:
     """Return the rest of a pull after ``found`` with ``size`` bytes was taken."""
@@ -181,25 +153,3 @@ def _in_shard(dispatcher: Dispatcher, delivery: Delivery) -> Delivery:
     one, part = delivery.message, dispatcher.shard.machine.part
     message = StoredMessage(one.seq, one.subject, one.time_ns, one.headers, one.payload, part)
     return Delivery(message, delivery.consumer_seq, delivery.num_delivered, delivery.num_pending)
-
-
-async def _shard_info(dispatcher: Dispatcher) -> ConsumerShardInfo:
-    await dispatcher.settle()
-    pending = dispatcher.consumer.pending
-    return ConsumerShardInfo(
-        shard=dispatcher.shard.machine.part,
-        delivered=dispatcher.consumer.delivered,
-        ack_floor=dispatcher.consumer.floor,
-        num_ack_pending=len(pending),
-        num_redelivered=sum(1 for one in pending.values() if one.attempts > 1),
-        num_pending=await dispatcher.num_pending(),
-    )
-
-
-def _sum(pairs: Sequence[SequencePair]) -> SequencePair:
-    """Add the positions of all shards: the sum of consumer sequences, the highest of others."""
-    return SequencePair(
-        sum(pair.consumer_seq for pair in pairs),
-        max(pair.stream_seq for pair in pairs),
-        max(pair.last_active_ns for pair in pairs),
-    )

@@ -1,0 +1,274 @@
+"""One consumer at run time: what a request works with once it has asked for it by name.
+
+A `Consumer` has a dispatcher for each shard of its stream, and each dispatcher refers to the
+consumer's machine there. Only `ConsumerManager.find` makes these objects. It compares their
+machines with those that the shards have now, so a consumer that was deleted and created again, or
+whose machines were loaded again, is never served by an outdated object.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from contrail_common import errors
+from contrail_common.model import (
+    INACTIVE_THRESHOLD_NS,
+    ConsumerConfig,
+    ConsumerInfo,
+    ConsumerShardInfo,
+    SequencePair,
+)
+from contrail_link.contract.consume import AckItem, AckResult, PullRequest, PullResult
+from contrail_storage.consumers.ack_none import AckNoneDispatcher
+from contrail_storage.consumers.binding import Binding
+from contrail_storage.consumers.dispatcher import Dispatcher
+from contrail_storage.consumers.sharded_dispatcher import ShardedDispatcher
+from contrail_storage.core.commands import Acknowledge
+from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.results import Done
+from contrail_storage.streams.manager import expect
+from contrail_storage.streams.stream import Stream
+
+_OK: Final = AckResult()
+REASONS_MAX: Final = 256
+REASON_CHARS_MAX: Final = 256
+"""Reasons are for people to read: what exceeds these limits of a request is not logged."""
+
+
+class Consumer:
+    """A consumer of a listed stream, on its one or more shards. Used on the event loop only."""
+
+    __slots__ = ("_bindings", "_is_shard", "_puller", "dispatchers", "stream")
+
+    def __init__(
+        self, stream: Stream, dispatchers: Sequence[Dispatcher], is_shard: Callable[[int], bool]
+    ) -> None:
+        """``is_shard`` returns whether a number is that of a shard of any stream."""
+        self.stream = stream
+        """The stream. It may be removed while somebody still holds this object."""
+        self.dispatchers = tuple(dispatchers)
+        """One for each shard, in order; never replaced."""
+        # What serves pulls: the only dispatcher, or all of them together.
+        self._puller = ShardedDispatcher(dispatchers) if len(dispatchers) > 1 else dispatchers[0]
+        # Subscriptions that keep it from being removed as inactive.
+        self._bindings: set[Binding] = set()
+        # Tells a token of another stream from one of a stream that is gone.
+        self._is_shard = is_shard
+
+    # Lifetime ------------------------------------------------------------------------------------
+
+    @property
+    def machine(self) -> ConsumerMachine:
+        """The machine on the first shard, which decides about configuration and version."""
+        return self.dispatchers[0].consumer
+
+    def is_current(self) -> bool:
+        """Whether the shards still have the machines that the dispatchers refer to."""
+        for one in self.dispatchers:
+            if one.shard.machine.consumers.get(one.consumer.consumer_id) is not one.consumer:
+                return False
+        return True
+
+    def rebind(self) -> bool:
+        """Refer to the machines that the shards have now; False when one has none.
+
+        The machines are equal to the earlier ones: they were loaded again from the store. A
+        consumer that is created again has another id, so it is never mistaken for this one.
+        """
+        machines: list[ConsumerMachine] = []
+        for one in self.dispatchers:
+            machine = one.shard.machine.consumers.get(one.consumer.consumer_id)
+            if machine is None:
+                return False
+            machines.append(machine)
+        for one, machine in zip(self.dispatchers, machines, strict=True):
+            if machine is not one.consumer:
+                one.turn_to(machine)
+        return True
+
+    def close(self) -> None:
+        """End waiting pulls and bindings: the consumer or its stream is gone."""
+        for one in self.dispatchers:
+            one.close()
+        for binding in self._bindings:
+            binding.end()
+        self._bindings.clear()
+
+    def new_term(self) -> None:
+        """Begin a term as leader: commands that seemed lost may be applied."""
+        if not self.stream.in_memory:
+            loop = asyncio.get_running_loop()
+            for one in self.dispatchers:
+                # After the callbacks that tell the dispatcher that its last commands are lost.
+                loop.call_soon(one.new_term)
+
+    def flush(self) -> None:
+        """Propose deliveries that are not recorded yet."""
+        for one in self.dispatchers:
+            one.flush()
+
+    def reconfigured(self) -> None:
+        """Use the configuration that the machines have now."""
+        for one in self.dispatchers:
+            one.reconfigured()
+
+    # Use -----------------------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Note that a client uses the consumer now."""
+        for one in self.dispatchers:
+            one.touch()
+
+    def hold(self) -> Binding:
+        """Bind the consumer to a subscription; see ``StorageLink.bind_consumer``."""
+
+        def release(binding: Binding) -> None:
+            if binding in self._bindings:
+                self._bindings.discard(binding)
+                self.touch()
+
+        self.touch()
+        binding = Binding(release)
+        self._bindings.add(binding)
+        return binding
+
+    def is_idle(self, now_s: float, log_ns: int) -> bool:
+        """Whether nobody has used the consumer for its ``inactive_threshold``, on any shard."""
+        config = self.machine.config
+        threshold_ns = config.inactive_threshold_ns
+        if not threshold_ns and not config.durable:
+            threshold_ns = INACTIVE_THRESHOLD_NS
+        if not threshold_ns or self._bindings:
+            return False
+        if (now_s - max(one.last_active_s for one in self.dispatchers)) * 1e9 <= threshold_ns:
+            return False
+        if any(one.waiters for one in self.dispatchers):
+            return False
+        # A client with a delivery is at work until its ack is due (JetStream's rule).
+        return not any(
+            log_ns - item.deadline_ns <= threshold_ns
+            for one in self.dispatchers
+            for item in one.consumer.pending.values()
+        )
+
+    async def info(self) -> ConsumerInfo:
+        """Configuration and progress; the sums of all shards, and each shard if it has several."""
+        shards = [await _shard_info(one) for one in self.dispatchers]
+        first = self.dispatchers[0]
+        return ConsumerInfo(
+            stream=first.shard.name,
+            config=first.consumer.config,
+            created_ns=first.consumer.created_ns,
+            version=first.consumer.version,
+            delivered=_sum([one.delivered for one in shards]),
+            ack_floor=_sum([one.ack_floor for one in shards]),
+            num_ack_pending=sum(one.num_ack_pending for one in shards),
+            num_redelivered=sum(one.num_redelivered for one in shards),
+            num_waiting=len(first.waiters),
+            num_pending=sum(one.num_pending for one in shards),
+            push_bound=bool(self._bindings),
+            shards=shards if len(shards) > 1 else [],
+        )
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Deliver up to a batch of messages; see ``StorageLink.pull``."""
+        return await self._puller.pull(request)
+
+    # Acknowledging -------------------------------------------------------------------------------
+
+    async def acknowledge(self, items: list[AckItem], *, sync: bool) -> list[AckResult]:
+        """Accept acknowledgements, each on the shard that it names; see ``StorageLink``."""
+        self.touch()
+        if len(self.dispatchers) == 1:
+            return await self._acknowledge(self.dispatchers[0], items, sync=sync)
+        dispatchers = {one.shard.machine.shard: one for one in self.dispatchers}
+        positions: dict[int, list[int]] = {}
+        for position, item in enumerate(items):
+            positions.setdefault(item.shard, []).append(position)
+        answers = await asyncio.gather(
+            *(
+                # Any shard refuses a token that is of no shard of the stream.
+                self._acknowledge(
+                    dispatchers.get(number, self.dispatchers[0]),
+                    [items[position] for position in some],
+                    sync=sync,
+                )
+                for number, some in positions.items()
+            )
+        )
+        results: dict[int, AckResult] = {}
+        for some, answered in zip(positions.values(), answers, strict=True):
+            results.update(zip(some, answered, strict=True))
+        return [results[position] for position in range(len(items))]
+
+    async def _acknowledge(
+        self, dispatcher: Dispatcher, items: list[AckItem], *, sync: bool
+    ) -> list[AckResult]:
+        results: list[AckResult] = []
+        taken: list[AckItem] = []
+        for item in items:
+            problem = self._token_problem(dispatcher, item)
+            results.append(problem or _OK)
+            if problem is None:
+                taken.append(item)
+        if taken:
+            dispatcher.flush()
+            applied = dispatcher.propose(_command(dispatcher.consumer, taken))
+            dispatcher.track(applied)
+            postponed = [item.seq for item in taken if item.kind in ("nak", "in_progress")]
+            applied.add_done_callback(lambda done: dispatcher.acknowledged(postponed, done))
+            if sync:
+                expect(await applied, Done)
+        return results
+
+    def _token_problem(self, dispatcher: Dispatcher, item: AckItem) -> AckResult | None:
+        machine, consumer = dispatcher.shard.machine, dispatcher.consumer
+        if item.shard != machine.shard:
+            spec = errors.TOKEN_FORGED if self._is_shard(item.shard) else errors.TOKEN_STALE
+            return AckResult(spec.code, "the token belongs to another stream")
+        if item.consumer_id != consumer.consumer_id:
+            foreign = item.consumer_id in machine.consumers
+            spec = errors.TOKEN_FORGED if foreign else errors.TOKEN_STALE
+            return AckResult(spec.code, "the token belongs to another consumer")
+        if item.epoch != consumer.epoch:
+            return AckResult(errors.TOKEN_STALE.code, "the consumer was reset")
+        return None
+
+
+def dispatcher_kind(config: ConsumerConfig) -> type[Dispatcher]:
+    """The kind of dispatcher for a consumer. It is fixed, as the ack policy never changes."""
+    return AckNoneDispatcher if config.ack_policy == "none" else Dispatcher
+
+
+def _command(consumer: ConsumerMachine, items: list[AckItem]) -> Acknowledge:
+    reasons = ((item.seq, item.reason[:REASON_CHARS_MAX]) for item in items if item.reason)
+    return Acknowledge(
+        consumer.consumer_id,
+        consumer.epoch,
+        [item.seq for item in items if item.kind == "ack"],
+        [(item.kind, item.seq, item.delay_ns) for item in items if item.kind != "ack"],
+        dict(islice(reasons, REASONS_MAX)),
+    )
+
+
+async def _shard_info(dispatcher: Dispatcher) -> ConsumerShardInfo:
+    await dispatcher.settle()
+    pending = dispatcher.consumer.pending
+    return ConsumerShardInfo(
+        shard=dispatcher.shard.machine.part,
+        delivered=dispatcher.consumer.delivered,
+        ack_floor=dispatcher.consumer.floor,
+        num_ack_pending=len(pending),
+        num_redelivered=sum(1 for one in pending.values() if one.attempts > 1),
+        num_pending=await dispatcher.num_pending(),
+    )
+
+
+def _sum(pairs: Sequence[SequencePair]) -> SequencePair:
+    """Add the positions of all shards: the sum of consumer sequences, the highest of others."""
+    return SequencePair(
+        sum(pair.consumer_seq for pair in pairs),
+        max(pair.stream_seq for pair in pairs),
+        max(pair.last_active_ns for pair in pairs),
+    )

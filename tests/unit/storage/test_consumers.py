@@ -1,0 +1,162 @@
+"""One object for each consumer: found once for a request, and another one when it must be."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.model import ConsumerConfig, StreamConfig
+from contrail_link.contract.consume import AckItem, PullRequest, PullResult
+from contrail_link.publishing import publish
+from contrail_storage.consumers import dispatcher
+from contrail_storage.core.stream.removal import deletion, interest
+from contrail_storage.link import LocalLink
+from contrail_storage.node import StorageNode
+from contrail_storage.upkeep import housekeeper
+from tests.unit.storage.sharded_rig import CONFIG as SHARDED
+from tests.unit.storage.sharded_rig import fill, message, play
+
+ONE = StreamConfig(name="S", subjects=("a.>",))
+FORMS = pytest.mark.parametrize("config", [ONE, SHARDED], ids=["one shard", "several"])
+LONG_NS = 3_600_000_000_000
+
+
+class CountedName(str):
+    """A name that counts how often a dictionary looks it up."""
+
+    looked_up: int
+
+    def __new__(cls, name: str) -> "CountedName":
+        counted = super().__new__(cls, name)
+        counted.looked_up = 0
+        return counted
+
+    def __hash__(self) -> int:
+        self.looked_up += 1
+        return super().__hash__()
+
+
+async def put(link: LocalLink, name: str = "c", **fields: Any) -> None:
+    config = ConsumerConfig(name=name, durable=True, **fields)
+    await link.put_consumer("S", config, "put", None, False)
+
+
+async def pull(link: LocalLink, name: str = "c", **fields: Any) -> PullResult:
+    fields.setdefault("no_wait", "expires_ns" not in fields)
+    return await link.pull(PullRequest(stream="S", consumer=name, batch=9, **fields))
+
+
+async def ack(link: LocalLink, result: PullResult, *seqs: int, name: str = "c") -> None:
+    items = [
+        AckItem(*result.address(one), one.message.seq, "ack")
+        for one in result.deliveries
+        if not seqs or one.message.seq in seqs
+    ]
+    answers = await link.acknowledge("S", name, items, True)
+    assert [one.code for one in answers] == [0] * len(items)
+
+
+@FORMS
+def test_request_looks_the_name_of_its_consumer_up_once(
+    tmp_path: Path, config: StreamConfig
+) -> None:
+    async def scene(_: StorageNode, link: LocalLink) -> None:
+        await fill(link, 9)
+        await put(link)
+        await pull(link, expires_ns=1)
+
+        pulled = CountedName("c")
+        result = await pull(link, pulled)
+        assert pulled.looked_up == 1
+        acked = CountedName("c")
+        await ack(link, result, name=acked)
+        assert acked.looked_up == 1
+        described = CountedName("c")
+        await link.consumer_info("S", described)
+        assert described.looked_up == 1
+
+    play(tmp_path, scene, config)
+
+
+@FORMS
+@pytest.mark.parametrize("removed", ["consumer", "stream"])
+def test_consumer_created_again_under_its_name_is_another_one(
+    tmp_path: Path, config: StreamConfig, removed: str
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await put(link)
+        consumer = node.consumers.find(node.streams.stream("S"), "c")
+        assert node.consumers.find(node.streams.stream("S"), "c") is consumer
+        held = await link.bind_consumer("S", "c")
+        waiting = asyncio.ensure_future(pull(link, expires_ns=LONG_NS))
+        while not consumer.dispatchers[0].waiters:
+            await asyncio.sleep(0)
+
+        if removed == "consumer":
+            await link.delete_consumer("S", "c")
+        else:
+            await link.delete_stream("S")
+            await link.put_stream(config, "create", None, False)
+        await put(link)
+        with pytest.raises(ApiError) as ended:
+            await waiting
+        assert ended.value.spec in (errors.CONSUMER_DELETED, errors.STREAM_NOT_FOUND)
+        assert [item async for item in held] == []  # type: ignore[attr-defined]
+        await held.aclose()
+        assert not (await link.consumer_info("S", "c")).push_bound
+        assert node.consumers.find(node.streams.stream("S"), "c") is not consumer
+        await fill(link, 3)
+        assert len((await pull(link)).deliveries) == 3
+
+    play(tmp_path, scene, config)
+
+
+@FORMS
+def test_consumer_that_is_removed_while_others_are_listed_is_left_out(
+    tmp_path: Path, config: StreamConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        for name in ("a", "b", "d"):
+            await put(link, name)
+        await fill(link, 3)
+        await pull(link, "a")
+        dropping = asyncio.ensure_future(node.consumers.delete(node.streams.stream("S"), "b"))
+        await asyncio.sleep(0)
+        # The info of "a" waits until its delivery is recorded, which is after the removal.
+        page = await link.list_consumers("S", 9, "")
+        await dropping
+        assert [info.config.name for info in page.consumers] == ["a", "d"]
+        first = await link.list_consumers("S", 1, "")
+        second = await link.list_consumers("S", 1, first.next_token or "")
+        names = [info.config.name for info in first.consumers + second.consumers]
+        assert names == ["a", "d"]
+        assert second.next_token is None
+
+    monkeypatch.setattr(dispatcher, "JOIN_S", 3_600.0)
+    play(tmp_path, scene, config)
+
+
+@FORMS
+def test_consumer_of_the_last_message_begins_with_one_that_is_there(
+    tmp_path: Path, config: StreamConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await put(link)
+        subjects = ["k.1", *["k.2"] * 3, "k.1"]
+        await publish(link, "S", [message(one, b"%d" % at) for at, one in enumerate(subjects)])
+        await ack(link, await pull(link), 5)
+        # The stream removed the message and has not searched for the one before it yet.
+        tables = [shard.machine.subjects for shard in node.streams.stream("S").shards]
+        assert any(table.unsettled for table in tables)
+        await put(link, "last", deliver_policy="last", filter_subjects=("a.k.1",))
+        result = await pull(link, "last")
+        assert [one.message.payload for one in result.deliveries] == [b"0"]
+
+    monkeypatch.setattr(deletion, "APPLY_SEQS", 2)
+    monkeypatch.setattr(interest, "ALONE_SEQS", 2)
+    monkeypatch.setattr(housekeeper, "TICK_S", 3_600.0)  # it would search
+    play(tmp_path, scene, msgspec.structs.replace(config, retention="interest"))
