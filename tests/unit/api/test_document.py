@@ -234,3 +234,20 @@ def test_example_of_a_put_fits_any_name_in_the_path() -> None:
             name = body["schema"]["$ref"].rpartition("/")[2]
             examples = DOCUMENT["components"]["schemas"][name].get("examples", [])
             assert "name" not in body.get("example", examples[0] if examples else {}), path
+
+
+def test_every_field_and_parameter_is_described() -> None:
+    described = [
+        (f"{name}.{field}", shown)
+        for name, schema in DOCUMENT["components"]["schemas"].items()
+        for field, shown in schema.get("properties", {}).items()
+    ]
+    described += [
+        (f"{operation['operationId']}: {parameter['name']}", parameter)
+        for item in DOCUMENT["paths"].values()
+        for operation in item.values()
+        for parameter in operation.get("parameters", ())
+    ]
+    assert len(described) > 400
+    bare = [at for at, shown in described if not shown.get("description", "").endswith(".")]
+    assert bare == []

@@ -273,10 +273,16 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The expectations of a publish about the stream; None means no expectation."""
 
     stream: str | None = None
+    """Name of the stream that captures the subject."""
     last_seq: int | None = None
+    """Last sequence of the stream."""
     last_subject_seq: int | None = None
+    """Last sequence of the subject; 0 means that it has no messages."""
     last_subject_seq_subject: str | None = None
+    """Subject or filter to which `last_subject_seq` applies. Default: the subject of the message.
+    """
     last_msg_id: str | None = None
+    """Id of the last message of the stream."""
 
 
 class PublishMessage(msgspec.Struct, array_like=True, gc=False):

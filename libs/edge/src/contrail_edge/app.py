@@ -119,6 +119,8 @@ class EdgeApp:
         }  # fmt: skip
         # The FastAPI application; None until the loader thread has set it, which it does once.
         self._declared: DeclaredRoutes | None = None
+        # Held while a thread makes the document, which is made once and takes longer than a step.
+        self._documenting = asyncio.Lock()
         # The load under way or done; None before the first call of `load`, and after a failure.
         self._loading: asyncio.Future[DeclaredRoutes] | None = None
 
@@ -152,7 +154,9 @@ class EdgeApp:
 
     async def document(self) -> dict[str, Any]:
         """Return the OpenAPI document of all routes."""
-        return (await self.load()).document()
+        declared = await self.load()
+        async with self._documenting:
+            return await asyncio.to_thread(declared.document)
 
     def drain(self) -> None:
         """End all long polls. The process calls this when it begins to stop."""

@@ -30,19 +30,23 @@ class Liveness(msgspec.Struct, frozen=True):
     """The process is running."""
 
     status: str
+    """Always `ok`."""
 
 
 class Readiness(msgspec.Struct, frozen=True):
     """The process is ready to serve. With ``verbose`` the answer lists the checks."""
 
     status: str
+    """Always `ready`."""
     components: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """State of each check by name."""
 
 
 class ReadinessQuery(msgspec.Struct):
     """Parameters of the readiness probe."""
 
     verbose: bool = False
+    """List the checks."""
 
 
 class Probes:

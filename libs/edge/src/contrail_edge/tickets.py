@@ -27,7 +27,9 @@ class Ticket(msgspec.Struct, frozen=True):
     """A ticket and the time at which it expires (RFC 3339)."""
 
     ticket: str
+    """Value of the parameter `ticket`. It can be used once."""
     expires_at: str
+    """Time at which the ticket expires."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,12 @@ _T = TypeVar("_T")
 
 
 class RequestModel(BaseModel):
-    """A request body: unknown fields are refused, and nothing is coerced to another type."""
+    """A request body: unknown fields are refused, and nothing is coerced to another type.
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    The docstrings below fields describe them in the OpenAPI document.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 def _duration_ns(value: object) -> int:

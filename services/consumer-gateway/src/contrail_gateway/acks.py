@@ -32,13 +32,16 @@ class AckOutcome(msgspec.Struct, frozen=True):
     """``ok`` if the acknowledgement was accepted, otherwise a ``problem``."""
 
     ok: bool | msgspec.UnsetType = msgspec.UNSET
+    """True if the acknowledgement was accepted."""
     problem: Problem | msgspec.UnsetType = msgspec.UNSET
+    """Why the acknowledgement was refused."""
 
 
 class AckResults(msgspec.Struct):
     """The result of each acknowledgement, in order."""
 
     results: list[AckOutcome]
+    """Result of each acknowledgement, in order."""
 
 
 _ACKED: Final = AckOutcome(ok=True)

@@ -41,17 +41,29 @@ class DeliveredMessage(msgspec.Struct):
     """
 
     stream: str
+    """Name of the stream."""
     seq: int
+    """Sequence of the message."""
     subject: str
+    """Subject of the message."""
     time: TimeText
+    """Time at which the message was stored."""
     headers: Headers
+    """Message headers, each with its values."""
     consumer_seq: int
+    """Sequence of this delivery."""
     num_delivered: int
+    """Number of deliveries of the message, including this one."""
     num_pending: int
+    """Number of matching messages after this one that are not delivered yet."""
     ack_token: str
+    """Text that identifies the delivery when it is acknowledged."""
     data: str | msgspec.UnsetType = msgspec.UNSET
+    """Payload, if it is UTF-8 text."""
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    """Payload in base64, if it is not UTF-8 text or base64 was requested."""
     shard: int | msgspec.UnsetType = msgspec.UNSET
+    """Shard of the message, if the stream has several."""
 
 
 class PackedMessage(msgspec.Struct):
@@ -74,8 +86,11 @@ class PulledMessages(msgspec.Struct):
     """The answer to a pull. ``ack_results`` is present if the request had ``acks``."""
 
     messages: list[DeliveredMessage]
+    """The messages, in order of delivery."""
     num_pending: int
+    """Number of matching messages that are not delivered yet."""
     ack_results: list[AckOutcome] | msgspec.UnsetType = msgspec.UNSET
+    """Result of each acknowledgement of the request, in order."""
 
 
 class PackedMessages(msgspec.Struct):

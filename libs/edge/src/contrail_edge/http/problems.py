@@ -25,23 +25,36 @@ class FieldError(msgspec.Struct, frozen=True):
     """An invalid field: a JSON Pointer into the body, or the name of a parameter or header."""
 
     pointer: str
+    """JSON Pointer into the body, or name of a parameter or header."""
     message: str
+    """What is wrong with the value."""
 
 
 class Problem(msgspec.Struct, kw_only=True):
     """An error. ``code`` and ``name`` are stable. ``detail`` is for humans and may change."""
 
     type: str
+    """URN of the error: `urn:contrail:error:` and its name."""
     title: str
+    """The error in a few words."""
     status: int
+    """HTTP status."""
     detail: str
+    """Explanation for humans; may change."""
     instance: str | msgspec.UnsetType = msgspec.UNSET
+    """Path of the request."""
     code: int
+    """Number of the error; stable."""
     name: str
+    """Name of the error; stable."""
     retryable: bool
+    """True if the same request may succeed later."""
     errors: list[FieldError]
+    """The invalid fields."""
     request_id: str | msgspec.UnsetType = msgspec.UNSET
+    """Id of the request, as in logs."""
     applied: bool | msgspec.UnsetType = msgspec.UNSET
+    """False if the request had no effect; absent if that is unknown."""
 
 
 def problem(error: ApiError) -> Problem:

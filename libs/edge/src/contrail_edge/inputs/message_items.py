@@ -43,13 +43,21 @@ class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """One message to publish, with exactly one of ``data``, ``data_base64`` and ``json``."""
 
     subject: str
+    """Subject of the message, without wildcards."""
     headers: Headers | None = None
+    """Message headers, each with its values."""
     msg_id: str | None = None
+    """Message id, same as the header Nats-Msg-Id."""
     expected: ExpectedJson | None = None
+    """Store the message only if the stream has this state."""
     ttl: TimeToLive = None
+    """How long to keep the message, same as the header Nats-TTL."""
     data: str | msgspec.UnsetType = msgspec.UNSET
+    """Payload as text."""
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    """Payload in base64."""
     json: JsonValue | msgspec.UnsetType = msgspec.UNSET
+    """Payload as a JSON value."""
 
 
 class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):

@@ -18,13 +18,21 @@ class Message(msgspec.Struct):
     """
 
     stream: str
+    """Name of the stream."""
     seq: int
+    """Sequence of the message."""
     subject: str
+    """Subject of the message."""
     time: TimeText
+    """Time at which the message was stored."""
     headers: Headers
+    """Message headers, each with its values."""
     data: str | msgspec.UnsetType = msgspec.UNSET
+    """Payload, if it is UTF-8 text."""
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
+    """Payload in base64, if it is not UTF-8 text or base64 was requested."""
     shard: int | msgspec.UnsetType = msgspec.UNSET
+    """Shard of the message, if the stream has several."""
 
 
 def message_json(stream: str, stored: StoredMessage, *, base64: bool = False) -> Message:

@@ -13,6 +13,7 @@ import msgspec
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_edge.http.problems import PROBLEM_TYPE, Problem, problem
+from contrail_edge.openapi.field_texts import describe_as_given, describe_fields
 from contrail_edge.openapi.schemas import NAMED, REF, generic, references, shown
 from contrail_edge.routing import BodyDoc, Content, HeaderDoc, Operation
 
@@ -127,6 +128,7 @@ def finished(document: dict[str, Any], operations: Iterable[Operation]) -> dict[
     """``document`` as FastAPI made it, with all that ``operations`` say."""
     by_id = {operation.operation_id: operation for operation in operations}
     found = {**document.get("components", {}).get("schemas", {}), **_structs(by_id.values())}
+    describe_as_given(found)
     named = {**NAMED, **{name: generic(schema) for name, schema in found.items()}}
     described = [
         (path, item[method]) for path, item in document["paths"].items() for method in item
@@ -270,6 +272,7 @@ def _structs(operations: Iterable[Operation]) -> dict[str, Any]:
     kinds = {shape for shape in shapes if isinstance(shape, type)}
     by_name = sorted(kinds, key=lambda kind: kind.__name__)
     _, structs = msgspec.json.schema_components(by_name, ref_template=REF)
+    describe_fields(structs, by_name)
     return with_clean_descriptions(structs)
 
 
@@ -331,6 +334,7 @@ def _query_parameters(shape: type[msgspec.Struct] | None) -> list[dict[str, Any]
     if shape is None:
         return []
     _, components = msgspec.json.schema_components([shape])
+    describe_fields(components, [shape])
     parameters = []
     for name, schema in components[shape.__name__]["properties"].items():
         described = generic(schema)

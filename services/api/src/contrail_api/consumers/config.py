@@ -51,6 +51,7 @@ class ConsumerConfigBody(RequestModel):
         "ephemeral consumer.",
     )
     description: str = ""
+    """Text of your own."""
     deliver_policy: Literal[
         "all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"
     ] = Field(
@@ -59,17 +60,26 @@ class ConsumerConfigBody(RequestModel):
         "most 100,000 subjects.",
     )
     opt_start_seq: Int64 = Field(default=0, ge=0)
+    """Sequence to start from, with `by_start_sequence`."""
     opt_start_time: TimeNs | None = None
+    """Time to start from, with `by_start_time`."""
     ack_policy: Literal["none", "all", "explicit"] = "explicit"
+    """What an acknowledgement covers. `explicit`: one message. `all`: also all earlier messages.
+    `none`: messages need no acknowledgement. Cannot be changed."""
     ack_wait: DurationNs = Field(
         default=0,
         description="How long to wait for an acknowledgement before redelivery. 0 means the "
         "default, 30s.",
     )
     max_deliver: Int64 = -1
+    """Maximum number of deliveries of a message; -1 means no limit."""
     backoff: list[DurationNs] = Field(default_factory=list)
+    """Time until each redelivery of a message, instead of `ack_wait`. The last one applies to all
+    further redeliveries."""
     filter_subject: str | None = None
+    """Filter: only messages with matching subjects are delivered."""
     filter_subjects: list[str] = Field(default_factory=list)
+    """Several filters, which must not overlap, instead of `filter_subject`."""
     replay_policy: Unavailable[Literal["instant", "original"]] = "instant"
     rate_limit_bps: Unavailable[Int64] = 0
     sample_freq: Unavailable[str] = ""
@@ -82,9 +92,13 @@ class ConsumerConfigBody(RequestModel):
         "default, or 1000 if it has none.",
     )
     headers_only: bool = False
+    """Deliver headers without payloads. The size of the payload is in Nats-Msg-Size."""
     max_batch: Int64 = 0
+    """Maximum `batch` of a pull; 0 means no limit."""
     max_expires: DurationNs = 0
+    """Maximum `expires` of a pull; 0s means no limit."""
     max_bytes: Int64 = 0
+    """Maximum `max_bytes` of a pull; 0 means no limit."""
     inactive_threshold: DurationNs = Field(
         default=0,
         description="The consumer is deleted after being unused for this long. 0 means the "
@@ -105,6 +119,7 @@ class ConsumerConfigBody(RequestModel):
         "none"
     )
     metadata: Metadata = Field(default_factory=dict)
+    """Names and values of your own."""
     dead_letter: Unavailable[dict[str, Any] | None] = None
     ordered_by: Unavailable[str | Int64 | None] = None
     replay_speed: Unavailable[str | Int64 | None] = None
@@ -197,19 +212,28 @@ class SequencePairJson(msgspec.Struct):
     """A position as consumer sequence and stream sequence, and the time it last advanced."""
 
     consumer_seq: int
+    """Sequence of the delivery."""
     stream_seq: int
+    """Sequence of the message."""
     last_active: TimeText | None
+    """Time of the last change; null if there was none."""
 
 
 class ConsumerShardJson(msgspec.Struct, kw_only=True):
     """Progress of a consumer in one shard of its stream."""
 
     shard: int
+    """Number of the shard."""
     delivered: SequencePairJson
+    """Last delivery."""
     ack_floor: SequencePairJson
+    """Highest position up to which nothing is left to acknowledge."""
     num_ack_pending: int
+    """Number of delivered messages that are not acknowledged yet."""
     num_redelivered: int
+    """Number of messages awaiting acknowledgement that were delivered more than once."""
     num_pending: int
+    """Number of matching messages that are not delivered yet."""
 
 
 class ConsumerInfoJson(msgspec.Struct, kw_only=True):
@@ -221,25 +245,39 @@ class ConsumerInfoJson(msgspec.Struct, kw_only=True):
     """
 
     stream: str
+    """Name of the stream."""
     name: str
+    """Name of the consumer."""
     created: TimeText
+    """Time at which the consumer was created."""
     config: ConsumerConfigJson
+    """The complete configuration."""
     delivered: SequencePairJson
+    """Last delivery."""
     ack_floor: SequencePairJson
+    """Highest position up to which nothing is left to acknowledge."""
     num_ack_pending: int
+    """Number of delivered messages that are not acknowledged yet."""
     num_redelivered: int
+    """Number of messages awaiting acknowledgement that were delivered more than once."""
     num_waiting: int
+    """Number of waiting pulls."""
     num_pending: int
+    """Number of matching messages that are not delivered yet."""
     push_bound: bool
+    """True while a WebSocket subscription uses the consumer."""
     paused: marks.Unavailable[bool]
     shards: list[ConsumerShardJson] | msgspec.UnsetType = msgspec.UNSET
+    """Progress in each shard, if the stream has several."""
 
 
 class ConsumerPage(msgspec.Struct):
     """One page of consumers."""
 
     items: list[ConsumerInfoJson]
+    """The consumers, by name."""
     next_page_token: str | None
+    """Token of the next page; null on the last page."""
 
 
 def config_json(config: ConsumerConfig) -> ConsumerConfigJson:

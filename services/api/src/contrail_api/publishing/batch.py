@@ -71,6 +71,7 @@ class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
     """A batch of messages for one stream."""
 
     messages: list[MessageItem]
+    """The messages, at most 10,000."""
 
 
 class BatchQuery(msgspec.Struct):
@@ -105,11 +106,17 @@ class BatchAck(msgspec.Struct):
     """
 
     results: list[BatchResult] | msgspec.UnsetType = msgspec.UNSET
+    """Result of each message, in order, unless the batch is atomic."""
     stream: str | msgspec.UnsetType = msgspec.UNSET
+    """Atomic batch: name of the stream."""
     first_seq: int | msgspec.UnsetType = msgspec.UNSET
+    """Atomic batch: sequence of the first message."""
     last_seq: int | msgspec.UnsetType = msgspec.UNSET
+    """Atomic batch: sequence of the last message."""
     count: int | msgspec.UnsetType = msgspec.UNSET
+    """Atomic batch: number of messages."""
     shard: int | msgspec.UnsetType = msgspec.UNSET
+    """Atomic batch: shard of the messages, if the stream has several."""
 
 
 BATCH: Final = Operation(

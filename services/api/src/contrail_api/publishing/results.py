@@ -22,15 +22,20 @@ class BatchResult(msgspec.Struct):
     """
 
     seq: int | msgspec.UnsetType = msgspec.UNSET
+    """Sequence of the message."""
     duplicate: bool | msgspec.UnsetType = msgspec.UNSET
+    """True if a message with the same id was already stored."""
     problem: Problem | msgspec.UnsetType = msgspec.UNSET
+    """Why the message was not stored, or why its outcome is unknown."""
     shard: int | msgspec.UnsetType = msgspec.UNSET
+    """Shard of the message, if the stream has several."""
 
 
 class BatchResults(msgspec.Struct):
     """The result of each message, in order."""
 
     results: list[BatchResult]
+    """Result of each message, in order."""
 
 
 def results_of(refused: dict[int, ApiError], answered: Sequence[PubResult]) -> list[Result]:

@@ -46,9 +46,13 @@ class PublishAckJson(msgspec.Struct):
     """
 
     stream: str
+    """Name of the stream."""
     seq: int
+    """Sequence of the message."""
     duplicate: bool
+    """True if a message with the same id was already stored."""
     shard: int | msgspec.UnsetType = msgspec.UNSET
+    """Shard of the message, if the stream has several."""
 
 
 TAG: Final = "publishing"

@@ -60,17 +60,29 @@ class EventJson(msgspec.Struct, kw_only=True):
     """
 
     type: Literal[AdvisoryType, "lost"]
+    """What happened; `lost` if events are missing."""
     id: str
+    """Position of the event, for Last-Event-ID."""
     timestamp: TimeText
+    """Time of the event."""
     stream: str | msgspec.UnsetType = msgspec.UNSET
+    """Name of the stream."""
     consumer: str | msgspec.UnsetType = msgspec.UNSET
+    """Name of the consumer."""
     action: AdvisoryAction | msgspec.UnsetType = msgspec.UNSET
+    """How the stream or consumer was changed."""
     stream_seq: int | msgspec.UnsetType = msgspec.UNSET
+    """Sequence of the message."""
     consumer_seq: int | msgspec.UnsetType = msgspec.UNSET
+    """Sequence of the first delivery of the message."""
     deliveries: int | msgspec.UnsetType = msgspec.UNSET
+    """Number of deliveries of the message."""
     reason: str | msgspec.UnsetType = msgspec.UNSET
+    """Why it happened."""
     server: str | msgspec.UnsetType = msgspec.UNSET
+    """Name of the node."""
     count: int | msgspec.UnsetType = msgspec.UNSET
+    """Number of events that were missed; absent if unknown."""
 
 
 EXAMPLE: Final[dict[str, Any]] = {

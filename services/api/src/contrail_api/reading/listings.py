@@ -101,28 +101,36 @@ class LastMessages(msgspec.Struct):
     """One page of the newest messages of subjects."""
 
     messages: list[Message]
+    """The messages, by sequence."""
     next_page_token: str | None
+    """Token of the next page; null on the last page."""
 
 
 class SubjectCount(msgspec.Struct):
     """A subject and its number of messages."""
 
     subject: str
+    """The subject."""
     messages: int
+    """Number of its messages."""
 
 
 class SubjectPage(msgspec.Struct):
     """One page of subjects."""
 
     items: list[SubjectCount]
+    """The subjects, in byte order."""
     next_page_token: str | None
+    """Token of the next page; null on the last page."""
 
 
 class DeletedPage(msgspec.Struct):
     """One page of ranges of deleted sequences, each as its first and last sequence."""
 
     items: list[tuple[int, int]]
+    """The ranges, each as its first and last sequence."""
     next_page_token: str | None
+    """Token of the next page; null on the last page."""
 
 
 LAST: Final = Operation(

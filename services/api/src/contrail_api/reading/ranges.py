@@ -91,9 +91,13 @@ class MessageRange(msgspec.Struct, kw_only=True):
     """
 
     messages: list[Message]
+    """The messages, in order."""
     next_seq: int | msgspec.UnsetType = msgspec.UNSET
+    """Sequence to continue with."""
     cursor: str | msgspec.UnsetType = msgspec.UNSET
+    """Cursor to continue with, if several shards are read together."""
     num_pending: int
+    """Number of matching messages after these."""
 
 
 RANGE: Final = Operation(

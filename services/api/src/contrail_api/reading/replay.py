@@ -102,18 +102,26 @@ class SplitJson(msgspec.Struct):
     """A range of one shard, both ends included. ``messages`` and ``bytes`` are estimates."""
 
     shard: int
+    """Number of the shard."""
     from_seq: int
+    """First sequence."""
     to_seq: int
+    """Last sequence (inclusive)."""
     messages: int
+    """Estimated number of messages."""
     bytes: int
+    """Estimated size in bytes."""
 
 
 class PlanJson(msgspec.Struct):
     """The splits of a pinned range, valid for one incarnation of the stream."""
 
     stream: str
+    """Name of the stream."""
     incarnation: str
+    """Incarnation of the stream for which the plan is valid."""
     splits: list[SplitJson]
+    """The splits, in order."""
 
 
 _REPLAY: Final = "replay"

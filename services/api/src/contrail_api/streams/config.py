@@ -24,7 +24,9 @@ class ConsumerLimitsBody(RequestModel):
     """Defaults and upper limits for the consumers of a stream. 0 means none."""
 
     inactive_threshold: DurationNs = 0
+    """Default and maximum of `inactive_threshold`."""
     max_ack_pending: Int64 = 0
+    """Default and maximum of `max_ack_pending`."""
 
 
 class StreamConfigBody(RequestModel):
@@ -41,6 +43,7 @@ class StreamConfigBody(RequestModel):
         default="", description="Name of the stream. With PUT it comes from the path."
     )
     description: str = ""
+    """Text of your own."""
     subjects: list[str] = Field(
         default_factory=list,
         description="Subjects that the stream captures. Default: the stream's name.",
@@ -57,37 +60,55 @@ class StreamConfigBody(RequestModel):
         "them and gives the stream a new incarnation. Cannot be changed.",
     )
     discard: Literal["old", "new"] = "old"
+    """What happens at a limit. `old`: the oldest messages are removed. `new`: new messages are
+    refused with 507."""
     discard_new_per_subject: bool = False
+    """With `discard: new`, also refuse messages at `max_msgs_per_subject`."""
     max_msgs: Int64 = -1
+    """Maximum number of messages; -1 means no limit."""
     max_bytes: Int64 = -1
+    """Maximum size of all messages in bytes; -1 means no limit."""
     max_age: DurationNs = 0
+    """Messages are removed when they are older than this; 0s means never."""
     max_msgs_per_subject: Int64 = -1
+    """Maximum number of messages of each subject; -1 means no limit."""
     max_msg_size: Int64 = -1
+    """Maximum size of a message in bytes, payload and headers; -1 means no limit."""
     max_consumers: Int64 = -1
+    """Maximum number of consumers; -1 means no limit."""
     duplicate_window: DurationNs = Field(
         default=0,
         description="How long message ids are remembered to detect duplicates. 0 means the "
         "default: 2m, or max_age if that is shorter.",
     )
     num_replicas: Int64 = 1
+    """Number of nodes that store the stream. More than 1 requires a cluster."""
     placement: Unavailable[dict[str, Any] | None] = None
     mirror: Unavailable[dict[str, Any] | None] = None
     sources: Unavailable[list[dict[str, Any]] | None] = None
     subject_transform: Unavailable[dict[str, Any] | None] = None
     republish: Unavailable[dict[str, Any] | None] = None
     allow_direct: bool = False
+    """Accepted and returned for JetStream compatibility, but has no effect."""
     sealed: bool = False
+    """True once the stream is read-only. It cannot be made writable again."""
     deny_delete: bool = False
+    """Refuse to delete or erase single messages. Cannot be disabled once enabled."""
     deny_purge: bool = False
+    """Refuse to purge the stream. Cannot be disabled once enabled."""
     allow_rollup_hdrs: bool = False
+    """Allow messages to replace earlier ones with Nats-Rollup."""
     compression: Literal["none", "lz4", "zstd", "s2"] = Field(
         default="none",
         description="Compression of new blocks on disk. `s2` is accepted for JetStream "
         "compatibility and stored as lz4.",
     )
     first_seq: Int64 = Field(default=1, ge=0)
+    """Sequence of the first message. Cannot be changed."""
     consumer_limits: ConsumerLimitsBody | None = None
+    """Defaults and upper limits for the consumers of the stream."""
     metadata: Metadata = Field(default_factory=dict)
+    """Names and values of your own."""
     allow_msg_ttl: bool = Field(
         default=False,
         description="Allow messages to set a TTL with Nats-TTL. Cannot be disabled once enabled.",
@@ -99,6 +120,7 @@ class StreamConfigBody(RequestModel):
         "allow_msg_ttl and allow_rollup_hdrs.",
     )
     allow_atomic: bool = False
+    """Allow atomic batches."""
     allow_msg_schedules: Unavailable[bool] = False
     allow_msg_counter: Unavailable[bool] = False
     shards: Int64 = Field(

@@ -27,8 +27,11 @@ class ReplicaErasureJson(msgspec.Struct, omit_defaults=True):
     """Progress of one node. ``reason`` tells why the erasure is pending after a failed attempt."""
 
     node: str
+    """Name of the node."""
     status: Literal["pending", "done"]
+    """`done` once no file of the node contains the bytes."""
     reason: str = ""
+    """Why the last attempt failed; empty if none did."""
 
 
 class ErasureJson(msgspec.Struct):
@@ -38,10 +41,15 @@ class ErasureJson(msgspec.Struct):
     """
 
     id: str
+    """Id of the receipt."""
     status: Literal["pending", "done"]
+    """`done` once no file of any replica contains the bytes."""
     messages: int
+    """Number of erased messages."""
     shredded: bool
+    """True if the keys of the subjects were destroyed."""
     replicas: list[ReplicaErasureJson]
+    """Progress of each node."""
 
 
 Wait = Annotated[

@@ -86,30 +86,45 @@ class StreamStateJson(msgspec.Struct, kw_only=True):
     """The messages that a stream contains. The times are null until the first message is stored."""
 
     messages: int
+    """Number of messages."""
     bytes: int
+    """Size of all messages in bytes, payloads and headers."""
     first_seq: int
+    """Sequence of the first message."""
     first_ts: TimeText | None
+    """Time of the first message."""
     last_seq: int
+    """Sequence of the last message."""
     last_ts: TimeText | None
+    """Time of the last message."""
     num_subjects: int
+    """Number of subjects that have messages."""
     num_deleted: int
+    """Number of sequences between the first and the last message whose messages were removed."""
     consumer_count: int
+    """Number of consumers."""
 
 
 class ReplicaJson(msgspec.Struct):
     """Another copy of a stream's data, and how far it lags behind the leader."""
 
     name: str
+    """Name of the node."""
     current: bool
+    """True if the copy is up to date."""
     offline: bool
+    """True if the node cannot be reached."""
     lag: int
+    """Number of log entries that the copy is behind the leader."""
 
 
 class ClusterJson(msgspec.Struct):
     """The nodes that store a stream."""
 
     leader: str
+    """Name of the node that leads the stream."""
     replicas: list[ReplicaJson]
+    """The other copies."""
 
 
 class DataLossJson(msgspec.Struct):
@@ -122,11 +137,17 @@ class DataLossJson(msgspec.Struct):
     """
 
     accepted: TimeText
+    """Time at which the loss was accepted."""
     reason: str
+    """What was damaged."""
     newest_may_be_missing: bool
+    """True if messages published shortly before `accepted` may also be lost."""
     messages: int
+    """Number of messages known to be lost."""
     ranges: list[tuple[int, int]]
+    """First ranges of lost sequences, each as its first and last sequence."""
     times: int
+    """How often the stream has accepted loss."""
 
 
 class StreamInfoJson(msgspec.Struct, kw_only=True):
@@ -137,24 +158,33 @@ class StreamInfoJson(msgspec.Struct, kw_only=True):
     """
 
     config: StreamConfigJson
+    """The complete configuration."""
     created: TimeText
+    """Time at which the stream was created."""
     state: StreamStateJson
+    """The messages that the stream contains."""
     cluster: ClusterJson
+    """The nodes that store the stream."""
     shards: list[StreamStateJson] | msgspec.UnsetType = msgspec.UNSET
+    """State of each shard, if the stream has several."""
     data_loss: DataLossJson | msgspec.UnsetType = msgspec.UNSET
+    """The latest accepted data loss, if there was any."""
 
 
 class StreamPage(msgspec.Struct):
     """One page of streams."""
 
     items: list[StreamInfoJson]
+    """The streams, by name."""
     next_page_token: str | None
+    """Token of the next page; null on the last page."""
 
 
 class Purged(msgspec.Struct):
     """The number of messages that a purge removed."""
 
     purged: int
+    """Number of removed messages."""
 
 
 def config_json(config: StreamConfig) -> StreamConfigJson:

@@ -28,32 +28,45 @@ class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
     """One acknowledgement. ``delay`` is only allowed with nak, ``reason`` only with term."""
 
     token: str
+    """`ack_token` of the delivery."""
     kind: AckKindText = "ack"
+    """Kind of acknowledgement. `ack`: processed. `nak`: deliver again. `term`: do not deliver
+    again. `in_progress`: restart the time to acknowledge."""
     delay: GivenDuration = None
+    """With `nak`: time until the message is delivered again."""
     reason: str | None = None
+    """With `term`: text for the event that reports it."""
 
 
 class AckBody(msgspec.Struct, forbid_unknown_fields=True):
     """Acknowledgements for one consumer. With ``sync`` the answer comes once they are durable."""
 
     acks: list[AckRequest]
+    """The acknowledgements, in order."""
     sync: bool = False
+    """Answer once the acknowledgements are durable."""
 
 
 class PullBody(msgspec.Struct, forbid_unknown_fields=True):
     """A pull request. ``acks`` of an earlier batch are applied first."""
 
     batch: Annotated[int, msgspec.Meta(ge=1, le=BATCH_MAX)] = 1
+    """Maximum number of messages."""
     expires: GivenDuration = None
+    """How long to wait for a first message, at most 60s. Default: 5s."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)] = 0
+    """Maximum size of the messages in bytes, payloads and headers; 0 means no limit."""
     no_wait: bool = False
+    """Answer immediately if there are no messages."""
     idle_heartbeat: GivenDuration = None
+    """With NDJSON: send a heartbeat after this time without messages."""
     min_pending: Unavailable[int | None] = None
     min_ack_pending: Unavailable[int | None] = None
     group: Unavailable[str | None] = None
     id: Unavailable[str | None] = None
     priority: Unavailable[int | None] = None
     acks: list[AckRequest] = []
+    """Acknowledgements to apply first."""
 
 
 def check_ack_count(body: bytes) -> None:
