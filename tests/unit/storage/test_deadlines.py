@@ -37,13 +37,13 @@ def test_what_is_added_during_a_look_is_not_lost_with_what_it_found() -> None:
     deadlines, writes = Deadlines(SHARD), Writes()
     assert deadlines.earliest_ns == NO_DEADLINE
     deadlines.add(50, seqs(1), writes)
-    deadlines.begin_look()
+    deadlines.begin_scan()
     assert deadlines.earliest_ns == 50
     deadlines.add(80, seqs(2), writes)
-    deadlines.end_look(NO_DEADLINE)
+    deadlines.end_scan(NO_DEADLINE)
     assert deadlines.earliest_ns == 80
-    deadlines.begin_look()  # a look that fails changes nothing
-    deadlines.begin_look()
+    deadlines.begin_scan()  # a look that fails changes nothing
+    deadlines.begin_scan()
     assert deadlines.earliest_ns == 80
 
 

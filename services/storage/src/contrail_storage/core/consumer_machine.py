@@ -6,10 +6,10 @@ one has passed, and then proposes the redelivery.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -118,15 +118,23 @@ class ConsumerMachine:
 
     shard: int
     consumer_id: int
+    """Number of the consumer, with ``shard`` in the key of every row."""
     config: ConsumerConfig
     created_ns: int
     next_seq: int
+    """Never decreases. Every sequence below is pending, settled, given up, filtered out or gone."""
     version: int
+    """Counts configurations (ETag). No earlier consumer of the name had this version."""
     epoch: int = 1
+    """Part of each ack token. Accepting a data loss raises it, so that older tokens are stale."""
     delivered: SequencePair = _NOWHERE
+    """The last delivery: the highest consumer sequence, and the highest stream sequence."""
     floor: SequencePair = _NOWHERE
+    """Ack floor. Never decreases; no pending sequence is at or below it."""
     pending: dict[int, Pending] = field(default_factory=dict)
+    """Deliveries without a final acknowledgement, by stream sequence."""
     acked_ahead: set[int] = field(default_factory=set)
+    """Sequences from ``next_seq`` on that were acknowledged before their delivery was recorded."""
     pinned: Pinned | None = None
     """Messages to deliver before normal delivery starts; None once ``next_seq`` is after them."""
     given_up: GivenUp = field(default_factory=GivenUp)
@@ -134,7 +142,9 @@ class ConsumerMachine:
     _deltas: int = 0
     """Delta rows since the snapshot row; the next one gets the number after it."""
     _delta_bytes: int = 0
+    """Bytes of those rows. A new snapshot is written when they exceed the last one."""
     _snapshot_bytes: int = 0
+    """Bytes of the snapshot row."""
     _ascending: deque[int] | None = None
     """All pending sequences and some settled ones, ascending; None: to be built again.
 
@@ -166,7 +176,7 @@ class ConsumerMachine:
         Writes a delta row, or a snapshot once the deltas outgrow the last one.
         """
         writes = step.writes
-        settled = self._take(change, step.now_ns, writes.advisories)
+        settled = self._take(change, step)
         if self.pinned is not None and self.next_seq >= self.pinned.end_seq:
             self._unpin(writes)
         row = _encode(Delta(step.now_ns, change))
@@ -179,36 +189,33 @@ class ConsumerMachine:
             self.write_snapshot(writes)
         return settled
 
-    def _take(self, change: Change, time_ns: int, told: list[Advisory]) -> list[int]:
-        settled: list[int] = []
-        if isinstance(change, Deliver):
-            settled = self._deliver(change, time_ns)
-        elif isinstance(change, Advance):
-            self._move_on(change, time_ns)
-        elif isinstance(change, Acknowledge):
-            settled = self._acknowledge(change, time_ns, told)
-        elif isinstance(change, Exhaust):
-            for seq in change.seqs:
-                self._exhaust(seq, told)
-        elif isinstance(change, Trimmed):
-            for seq in [seq for seq in self.pending if seq < change.first_seq]:
-                del self.pending[seq]
-            self.given_up.trim(change.first_seq)
-            self._advance(change.first_seq)
-        elif isinstance(change, Gone):
-            for seq in change.seqs:
-                self.pending.pop(seq, None)
-                self.given_up.discard(seq)
-        elif isinstance(change, GoneOne):
-            self.pending.pop(change.seq, None)
-        else:
-            self._reconfigure(change.config)
-        self._move_floor(time_ns)
+    def _take(self, change: Change, step: Step) -> list[int]:
+        settled: list[int] = _RULES[type(change)](self, change, step) or []
+        self._move_floor(step.now_ns)
         return settled
 
-    def _deliver(self, deliver: Deliver, time_ns: int) -> list[int]:
+    def _trim(self, trimmed: Trimmed, step: Step) -> None:
+        del step
+        for seq in [seq for seq in self.pending if seq < trimmed.first_seq]:
+            del self.pending[seq]
+        self.given_up.trim(trimmed.first_seq)
+        self._advance(trimmed.first_seq)
+
+    def _forget(self, gone: Gone, step: Step) -> None:
+        del step
+        for seq in gone.seqs:
+            self.pending.pop(seq, None)
+            self.given_up.discard(seq)
+
+    def _forget_one(self, gone: GoneOne, step: Step) -> None:
+        # As the version that wrote this delta applied it: a replay must give the same state.
+        del step
+        self.pending.pop(gone.seq, None)
+
+    def _deliver(self, deliver: Deliver, step: Step) -> list[int]:
         """Record deliveries; return the sequences that need no ack and are settled at once."""
         settled: list[int] = []
+        time_ns = step.now_ns
         consumer_seq = self.delivered.consumer_seq
         stream_seq = self.delivered.stream_seq
         explicit = self.config.ack_policy != "none"
@@ -246,17 +253,19 @@ class ConsumerMachine:
             found.update(ahead)
         return found
 
-    def _move_on(self, advance: Advance, time_ns: int) -> None:
+    def _move_on(self, advance: Advance, step: Step) -> None:
         # The command has totals, not increments: applying it twice does no harm.
         self.delivered = SequencePair(
             max(self.delivered.consumer_seq, advance.consumer_seq),
             max(self.delivered.stream_seq, advance.stream_seq),
-            time_ns,
+            step.now_ns,
         )
         self._advance(advance.position)
 
-    def _reconfigure(self, config: ConsumerConfig) -> None:
-        old, self.config = self.config, config
+    def _reconfigure(self, change: Reconfigured, step: Step) -> None:
+        del step
+        old, config = self.config, change.config
+        self.config = config
         self.version += 1
         if allows_more(old, config):
             self.given_up.clear()
@@ -271,13 +280,14 @@ class ConsumerMachine:
         if self.acked_ahead:
             self.acked_ahead = {seq for seq in self.acked_ahead if seq >= self.next_seq}
 
-    def _exhaust(self, seq: int, told: list[Advisory]) -> None:
-        pending = self.pending.pop(seq, None)
-        # The leader also exhausts messages that left the stream: these are dropped without an
-        # advisory when they had deliveries left.
-        if pending is not None and 0 < self.config.max_deliver <= pending.attempts:
-            told.append(self._advisory("max_deliver", seq, pending))
-            self.given_up.add(seq)
+    def _exhaust(self, exhaust: Exhaust, step: Step) -> None:
+        for seq in exhaust.seqs:
+            pending = self.pending.pop(seq, None)
+            # The leader also exhausts messages that left the stream: these are dropped without an
+            # advisory when they had deliveries left.
+            if pending is not None and 0 < self.config.max_deliver <= pending.attempts:
+                step.writes.advisories.append(self._advisory("max_deliver", seq, pending))
+                self.given_up.add(seq)
 
     def _advisory(
         self, kind: AdvisoryType, seq: int, pending: Pending, reason: str = ""
@@ -291,20 +301,21 @@ class ConsumerMachine:
             reason=reason,
         )
 
-    def _acknowledge(self, acks: Acknowledge, time_ns: int, told: list[Advisory]) -> list[int]:
+    def _acknowledge(self, acks: Acknowledge, step: Step) -> list[int]:
         settled: list[int] = []
+        advisories = step.writes.advisories
         for seq in acks.acked:
             self._ack(seq, settled)
         for kind, seq, delay_ns in acks.others:
             pending = self.pending.get(seq)
-            self._acknowledge_other(kind, seq, delay_ns, time_ns, settled)
+            self._acknowledge_other(kind, seq, delay_ns, step.now_ns, settled)
             if pending is None:
                 continue
             if kind == "nak":
-                told.append(self._advisory("nak", seq, pending))
+                advisories.append(self._advisory("nak", seq, pending))
             elif kind == "term":
                 reason = acks.reasons.get(seq, "")
-                told.append(self._advisory("terminated", seq, pending, reason))
+                advisories.append(self._advisory("terminated", seq, pending, reason))
         return settled
 
     def _ack(self, seq: int, settled: list[int]) -> None:
@@ -446,6 +457,20 @@ class ConsumerMachine:
     def replay(self, row: bytes) -> None:
         """Apply one stored delta row, in order."""
         delta = _deltas.decode(row)
-        self._take(delta.change, delta.time_ns, [])
+        # Its rows are in the store and its advisories were reported: both are dropped here.
+        self._take(delta.change, Step(0, delta.time_ns, Writes()))
         self._deltas += 1
         self._delta_bytes += len(row)
+
+
+_RULES: Final[dict[type, Callable[[ConsumerMachine, Any, Step], list[int] | None]]] = {
+    Deliver: ConsumerMachine._deliver,
+    Advance: ConsumerMachine._move_on,
+    Acknowledge: ConsumerMachine._acknowledge,
+    Exhaust: ConsumerMachine._exhaust,
+    Trimmed: ConsumerMachine._trim,
+    Gone: ConsumerMachine._forget,
+    GoneOne: ConsumerMachine._forget_one,
+    Reconfigured: ConsumerMachine._reconfigure,
+}
+"""What applies each change; some return the sequences that it settled."""

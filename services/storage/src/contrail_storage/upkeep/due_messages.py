@@ -108,14 +108,14 @@ class DueMessages:
             return False
         deadlines = machine.deadlines
         from_ns = deadlines.earliest_ns
-        deadlines.begin_look()
+        deadlines.begin_scan()
         await self._until_written()
         rows = await asyncio.to_thread(self._due_rows, shard, from_ns, now_ns)
         self._keep_few_blocks(machine.shard, rows)
         if rows.keys:
             seqs = np.unique(np.concatenate(rows.seqs))
             await self._propose(shard, await self._parts(shard, seqs), rows.keys)
-        deadlines.end_look(rows.next_ns)
+        deadlines.end_scan(rows.next_ns)
         return machine.exists
 
     def _due_rows(self, shard: Shard, from_ns: int, now_ns: int) -> _Rows:

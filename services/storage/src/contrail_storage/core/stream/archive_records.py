@@ -139,8 +139,8 @@ def block_record(
 ) -> Record | None:
     """The record of a block: what is not live has neither payload nor headers in it.
 
-    ``opened`` answers columns without seals: an archive is plain. None for a block that lies wholly
-    below the first sequence.
+    ``opened`` returns columns without seals: an archive is plain. Returns None for a block that is
+    completely below the first sequence.
     """
     first_seq = state.counters.first_seq
     if block.last_seq < first_seq:

@@ -49,7 +49,7 @@ class _Held:
 
 
 class CapacityCheck:
-    """How full a stream gets as an append goes on."""
+    """How full the stream would be after each message of an append."""
 
     def __init__(
         self, state: ShardState, command: Append, sizes: I64Array, subject_index: U32Array
@@ -57,8 +57,11 @@ class CapacityCheck:
         self._state = state
         self._config = state.own_config
         self._messages, self._bytes = state.counters.messages, state.counters.bytes
+        # Messages of the subjects of this append, as far as the append has been checked.
         self._held: dict[str, _Held] = {}
+        # A roll-up of the whole stream was accepted: nothing from before the append counts.
         self._cleared = False
+        # By subject number, the sizes of the oldest messages. Empty unless bytes may decide.
         self._sizes: dict[int, list[int]] = {}
         if 0 <= self._config.max_bytes < self._bytes + int(sizes.sum()):
             # Sizes are in the blocks, so they are read only if they may decide.
@@ -87,13 +90,13 @@ class CapacityCheck:
         """
         config = self._config
         held = self._of(subject)
-        goes = len(held) if rollup is not None else 0
+        replaced = len(held) if rollup is not None else 0
         most = config.max_msgs_per_subject
         if stored and rollup is None and 0 < most <= len(held):
             if config.discard_new_per_subject:
                 return "maximum messages per subject exceeded"
-            goes = len(held) + 1 - most
-        messages, used = self._messages - goes, self._bytes - held.oldest(goes)
+            replaced = len(held) + 1 - most
+        messages, used = self._messages - replaced, self._bytes - held.oldest(replaced)
         if rollup == "all":
             messages = used = 0
         if stored:
@@ -108,7 +111,7 @@ class CapacityCheck:
             self._cleared = True
             held = self._of(subject)
         else:
-            held.drop(goes)
+            held.drop(replaced)
         if stored:
             held.own_sizes.append(size)
         return None

@@ -1,4 +1,4 @@
-"""Whether subjects match sets of patterns, with the answers that were given before.
+"""Which subjects match sets of patterns, with a cache of the answers.
 
 These are caches: they follow from the state of a shard, and dropping one changes nothing but time.
 """
@@ -11,7 +11,7 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.subjects.subject_table import SubjectTable
 
 SUBJECTS_MAX: Final = 65_536
-"""Subjects whose answers a :class:`Coverage` keeps; at more it starts again."""
+"""Subjects whose answers a :class:`Coverage` keeps; a full cache is cleared."""
 _NUMBERS_MAX: Final = 4_096
 """Subjects whose answers :class:`FilterMatches` keeps for each consumer."""
 

@@ -20,7 +20,7 @@ from contrail_storage.core.stream.consumer_changes import forget_gone
 from contrail_storage.core.stream.shard_state import ShardState
 
 INDEX_STEP: Final = 1 << 24
-"""More entries than a log ever holds: so far indexes, and versions, go on above the last known."""
+"""More entries than a log ever holds: new indexes and versions start this far above the last."""
 NUMBER_STEP: Final = 1 << 16
 """More consumers, epochs of one, or shards than anybody makes between two checkpoints."""
 _CHUNK: Final = 1 << 20

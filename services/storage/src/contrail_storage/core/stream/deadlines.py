@@ -28,6 +28,8 @@ class Deadlines:
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
+        # Lower bounds: of the rows that a scan has seen, and of those added since it began. A scan
+        # reads the store in steps, so rows may be added under it that it does not see.
         self._seen_ns = self._fresh_ns = NO_DEADLINE
 
     @property
@@ -53,22 +55,22 @@ class Deadlines:
             writes.delete_range(prefix, keys.prefix_end(prefix))
         self._seen_ns = self._fresh_ns = NO_DEADLINE
 
-    def begin_look(self) -> None:
-        """Start a look at the rows; deadlines added from now on are tracked separately."""
+    def begin_scan(self) -> None:
+        """Start a scan of the rows; deadlines added from now on are tracked separately."""
         self._seen_ns, self._fresh_ns = self.earliest_ns, NO_DEADLINE
 
-    def end_look(self, earliest_ns: int) -> None:
-        """End a look: the earliest of its rows that stays has this deadline (or NO_DEADLINE)."""
+    def end_scan(self, earliest_ns: int) -> None:
+        """End a scan: the earliest row that stays has this deadline (NO_DEADLINE: none stays)."""
         self._seen_ns = earliest_ns
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take up the first row's deadline; ``rows`` in key order."""
+        """Take the deadline of the first row; ``rows`` in key order."""
         for key, _ in rows:
             self._seen_ns, _ = keys.deadline_of(key)
             return
 
     def restore(self, rows: list[DeadlineRow], writes: Writes) -> None:
-        """Take up rows of another shard, none of which stands here."""
+        """Add rows of another shard; none of them is here yet."""
         for deadline_ns, seqs in rows:
             self.add(deadline_ns, np.frombuffer(seqs, np.int64), writes)
 

@@ -40,8 +40,9 @@ class _Due:
 def expire(state: ShardState, step: Step, command: cmd.Expire) -> Result:
     """Remove the messages of the command, and store the markers that they leave.
 
-    Does nothing if one of them is not due: the configuration changed since the leader looked.
-    ``more``: the newest message of some subject had to stay; the leader must look again.
+    Does nothing if one of them is not due: the configuration changed since the leader
+    found them.
+    ``more``: the newest message of some subject had to stay; the leader must search again.
     """
     if not command.is_sound():
         return Refused(errors.INTERNAL.code, "the columns of what is due do not agree")
@@ -129,7 +130,7 @@ def _remove(state: ShardState, step: Step, due: _Due, last: dict[int, int]) -> N
     counters.bytes -= int(due.sizes.sum())
     state.deleted.add_many(due.seqs, step.writes)
     state.subjects.remove(due.sids, counters.first_seq, step, last)
-    deletion.settle_removed(state, step, due.seqs)
+    deletion.finish_removal(state, step, due.seqs)
 
 
 def _store_markers(state: ShardState, step: Step, names: list[str]) -> None:

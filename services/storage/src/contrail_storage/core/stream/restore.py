@@ -42,7 +42,7 @@ def restore_part(state: ShardState, step: Step, command: cmd.RestorePart) -> Res
         for record in command.records:
             _take_up(state, step, Record(*record))
     except (ArchiveError, BlockCorruptError) as error:
-        # The rows go back, but what memory took up stays until the caller drops the shard.
+        # Only the rows are rolled back. The caller drops the shard, and its memory with it.
         step.writes.roll_back(mark)
         return Refused(errors.ARCHIVE_INVALID.code, str(error))
     return Done()

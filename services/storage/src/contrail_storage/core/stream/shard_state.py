@@ -60,7 +60,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class ShardState:
-    """All that a shard remembers of its stream: data, and questions about the data alone."""
+    """The data of a shard, and queries over the data alone."""
 
     def __init__(self, shard: int, facts: FactsPort) -> None:
         self.shard = shard
@@ -77,7 +77,7 @@ class ShardState:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the stream and everything of it; the rows are the caller's affair."""
+        """Forget the stream and all that belongs to it. The caller removes the rows."""
         shard = self.shard
         # State in rows. Loading the rows gives an equal state.
         self.record: StreamRecord | None = None
@@ -120,7 +120,7 @@ class ShardState:
         """Facts of the messages of entry ``fresh_index``; the facts port has no block of it yet."""
         self.fresh_index = 0
 
-    # Questions -----------------------------------------------------------------------------------
+    # Queries -------------------------------------------------------------------------------------
 
     @property
     def exists(self) -> bool:

@@ -18,8 +18,8 @@ Live = NDArray[np.bool_]
 def strip_dead(block: Block, live: Live) -> Block:
     """``block`` with neither payload nor values of headers where a message is not ``live``.
 
-    It is smaller, or nothing was there to take. Times and subject numbers stay: columns keep their
-    order and their length.
+    It is smaller unless there was nothing to remove. Times and subject numbers stay: columns keep
+    their order and their length.
     """
     if live.all():
         return block
@@ -44,7 +44,7 @@ def _strip_dead_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:
     if not live.any():
         return None
     if isinstance(headers, UniformHeaders):
-        # The names are those of the live messages too: only values go.
+        # All messages share the names, so only values of dead ones can be removed.
         lengths = headers.values.lengths()
         kept = np.repeat(live, headers.names.count)
         places = np.flatnonzero(np.repeat(kept, lengths))

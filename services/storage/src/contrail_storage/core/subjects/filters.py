@@ -1,4 +1,4 @@
-"""Subject filters over a subject table: which subject numbers match, kept up as subjects come."""
+"""Subject filters over a subject table: which subject numbers match, updated for new subjects."""
 
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ FILTERS_MAX: Final = 8
 class SubjectLookup:
     """Which subject numbers match, as of one moment; good in any thread.
 
-    ``matches`` go by the slots of ``numbered``. Numbers that have none there do not match.
+    ``matches`` is by slot of ``numbered``. Numbers without a slot do not match.
     """
 
     __slots__ = ("matches", "numbered")
@@ -31,7 +31,7 @@ class SubjectLookup:
         """Which of the numbers match."""
         if not len(self.matches):
             return np.zeros(len(sids), np.bool_)
-        # Below zero wraps around to behind the end.
+        # Slots below zero become large numbers, after the last slot.
         at = self.numbered.slots(sids).view(np.uint64)
         found: NDArray[np.bool_] = self.matches.take(at, mode="clip")
         found &= at < len(self.matches)
@@ -72,7 +72,7 @@ class SubjectFilter:
         self._seen = total
 
     def _move(self, table: SubjectTable) -> None:
-        """Take what is known of numbers to the slots that they have now."""
+        """Move the answers to the slots that the numbers have now."""
         if self._rounds != table.rounds:  # numbers may be those of other subjects
             self._rounds, self._seen = table.rounds, 0
             self._numbered, self._mask = table.numbered, np.zeros(64, np.bool_)
@@ -86,7 +86,7 @@ class SubjectFilter:
     def lookup(self, table: SubjectTable) -> SubjectLookup:
         """What is to be asked about messages that are in blocks now."""
         self._catch_up(table)
-        # What is seen stands; more come behind it, or into another array.
+        # Lookups may share the array: answers in it never change, and new ones come after them.
         return SubjectLookup(self._numbered, self._mask[: self._seen])
 
     def select(self, table: SubjectTable, sids: U32Array) -> NDArray[np.bool_]:
@@ -108,7 +108,7 @@ class SubjectFilter:
     def numbers(self, table: SubjectTable, from_sid: int = 0) -> I64Array:
         """Numbers of the live subjects that match, ascending from ``from_sid`` on.
 
-        Without a text for each: what a wildcard matches is looked up and not matched again.
+        Uses the answers that are known instead of matching every name again.
         """
         if len(self.patterns) == 1 and not is_wildcard(self.patterns[0]):
             sid = table.ids.get(self.patterns[0], -1)
@@ -120,15 +120,15 @@ class SubjectFilter:
             self._catch_up(table)
             wanted &= self._mask[low:total]
         sids = table.numbered.numbers(np.flatnonzero(wanted) + low)
-        # Behind the first run of numbers slots do not ascend as numbers do.
+        # After the first run, slots do not ascend as numbers do.
         return np.sort(sids[sids >= from_sid]) if table.numbered.origin else sids
 
 
 class FilterCache:
-    """The filters that reads used last, so that the next page need not match every subject anew."""
+    """The filters that reads used last, so that the next page does not match all again."""
 
     def __init__(self) -> None:
-        # Of a table that is gone its filters go too.
+        # Weak: the filters of a table are dropped with the table.
         self._of_table: WeakKeyDictionary[SubjectTable, dict[tuple[str, ...], SubjectFilter]]
         self._of_table = WeakKeyDictionary()
 

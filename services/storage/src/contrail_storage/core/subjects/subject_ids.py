@@ -1,7 +1,7 @@
 """Numbers of subjects by name, without an object for each number.
 
-A number as a dict's value takes 32 bytes. Here the value is that of a group of eight, one object
-for all of them, and which of the eight it is the list of names tells.
+A number as the value of a dict takes 32 bytes. Here the value is the number of a group of eight,
+one object for all eight; the list of names shows which of them it is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,9 @@ _GROUP: Final = 8
 
 
 class Named(Protocol):
-    """Where the names are.
+    """The owner of the names.
 
-    Where a name stands twice near by, the one behind counts: its subject died and came again.
+    A name may occur twice in a group, if its subject died and was created again: the later counts.
     """
 
     numbered: SubjectNames
@@ -59,7 +59,7 @@ class SubjectIds(Mapping[str, int]):
         """``sid``, above all others, is the number of ``name`` from now on."""
         group = sid // _GROUP
         if group != self._newest:
-            self._newest = group
+            self._newest = group  # one object, which all eight share
         self._groups[name] = self._newest
 
     def remove(self, name: str) -> None:
@@ -67,5 +67,5 @@ class SubjectIds(Mapping[str, int]):
         del self._groups[name]
 
     def clear(self) -> None:
-        """No subject has any."""
+        """No subject has messages any more."""
         self._groups = {}

@@ -1,11 +1,11 @@
 """Names of subjects by number, in slots whose count follows the live subjects.
 
 New numbers get consecutive slots. Old numbers that outlived their neighbours are kept in a list, so
-that one old subject does not need slots for all subjects that came and went after it.
+that one old subject does not keep slots for all subjects that were removed after it.
 
-Numbers are u32 and come round again (``core.subjects.subject_table``). Inside, all are ranks: how
-far a number lies behind ``origin``, where the run of new numbers ends. So every new number has a
-higher rank than all that were live when the run began, wherever the run lies.
+Numbers are u32 and wrap around (``core.subjects.subject_table``). Internally they are ranks: the
+distance of a number from ``origin``, where the run of new numbers ends. So every new number has a
+higher rank than all numbers that were live when the run began, wherever the run lies.
 """
 
 from bisect import bisect_left
@@ -54,8 +54,8 @@ class SubjectNames(Sequence[str | None]):
     ) -> "SubjectNames":
         """Names ``texts`` of the live ``numbers``; ``next_id`` is a new one's.
 
-        The numbers ascend by rank. Those from which on three of four are live have slots behind
-        each other.
+        The numbers ascend by rank. From the first number on after which three of four are live,
+        every number has a slot, live or not.
         """
         count = len(numbers)
         sids, next_id = (numbers - origin) & _MASK, _rank(next_id, origin)
@@ -73,13 +73,13 @@ class SubjectNames(Sequence[str | None]):
     def left(self) -> int:
         """How many numbers of this run new subjects can still get.
 
-        Below zero where an archive's next number lies behind the last run.
+        Below zero if the next number of a restored archive is above the last run.
         """
         return (_MASK + 1 if self.origin else END) - self._shift - len(self.texts)
 
     @property
     def next_id(self) -> int:
-        """The number behind all that have slots; the origin itself at the end of a run."""
+        """The number after the last one with a slot; the origin itself at the end of a run."""
         return (self._next_rank + self.origin) & _MASK
 
     @property
@@ -96,11 +96,11 @@ class SubjectNames(Sequence[str | None]):
         return not len(self._old)
 
     def append(self, name: str) -> None:
-        """The number ``next_id`` is that of ``name``."""
+        """Give the number ``next_id`` to ``name``."""
         self.texts.append(name)
 
     def extended(self, sids: I64Array, texts: list[str]) -> "SubjectNames":
-        """These and more live numbers above them; they take the list, so these are used up.
+        """These names and more with higher numbers, all live. The list moves to the result.
 
         Only in the first run of numbers, where ranks and numbers are the same.
         """
@@ -116,7 +116,7 @@ class SubjectNames(Sequence[str | None]):
         return SubjectNames(end, old, self.texts)
 
     def slots(self, sids: I64Array | U32Array) -> I64Array:
-        """The slots of numbers: below zero, or behind the end, for one that has none."""
+        """The slots of numbers: below zero, or after the last slot, for a number without one."""
         ranks = sids.astype(np.int64)
         if self.origin:
             ranks = (ranks - self.origin) & _MASK
@@ -185,7 +185,7 @@ class SubjectNames(Sequence[str | None]):
 
 
 def _rank(sid: int, origin: int) -> int:
-    """The rank of a number that is next: behind all others where it is the origin."""
+    """The rank of the next number: after all others if it is the origin."""
     return sid if not origin else (sid - origin - 1 & _MASK) + 1
 
 

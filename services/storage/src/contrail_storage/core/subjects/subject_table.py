@@ -7,9 +7,9 @@ Only the blocks show which message comes before or after a removed one.
 In rows the ``last`` of an unsettled subject is negative.
 
 A subject gets a number (sid) with its first message and keeps it while it has messages. Numbers
-ascend. After the last one (2^32) they wrap around, in runs without a number of a live subject. A
-number without a subject occurs in blocks only for removed messages, whose subject nobody reads. So
-the number of a live message means the same subject as long as the message lives, in every block.
+ascend. After the last one (2^32) they wrap around, in runs that have no number of a live subject.
+Blocks may hold numbers of removed messages, whose subject nobody reads. So the number of a live
+message means the same subject as long as the message lives, in every block.
 
 Memory per subject: the name, one dict slot, and 32 bytes. A number has a slot in the arrays
 (``core.subjects.subject_names``). When half of the slots are dead the arrays are rebuilt, so that
@@ -49,21 +49,24 @@ _ONE: Final = struct.Struct("<IqqI")
 
 
 class SubjectTable:
-    """State per subject of one shard; the arrays go by the slots of ``numbered``."""
+    """State per subject of one shard."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self.numbered = SubjectNames(0)
+        """Names and slots of numbers. Replaced as a whole when slots are given out again."""
         self.ids = SubjectIds(self)
-        self.first = np.zeros(PAGE, np.int64)
-        self.last = np.zeros(PAGE, np.int64)
-        self.counts = np.zeros(PAGE, np.uint32)
+        """Numbers by name, of the subjects that have messages."""
+        # By slot; the arrays may be longer than there are slots.
+        self.first = np.zeros(PAGE, np.int64)  # at most the sequence of the first message
+        self.last = np.zeros(PAGE, np.int64)  # the last message, or a bound: see `unsettled`
+        self.counts = np.zeros(PAGE, np.uint32)  # messages; 0: the slot is dead
         self.unsettled: set[int] = set()
         """Numbers of the subjects whose ``last`` is only an upper bound."""
-        self._dirty_pages: set[int] = set()
-        self._delta_bytes = 0
-        self._delta_rows = 0
-        self._dead = 0
+        self._dirty_pages: set[int] = set()  # pages whose rows are older than a delta row
+        self._delta_bytes = 0  # in the delta rows that are not folded into pages
+        self._delta_rows = 0  # how many these are; also the number in the newest one's key
+        self._dead = 0  # slots without a subject
         self.rounds = 0
         """How many runs of numbers began: a cache by number is valid only within one run."""
 
@@ -87,7 +90,7 @@ class SubjectTable:
 
     @property
     def size(self) -> int:
-        """How many slots there are; the arrays may be longer."""
+        """Number of slots in use; the arrays may be longer."""
         return len(self.numbered.texts)
 
     def name(self, sid: int) -> str:
@@ -136,15 +139,15 @@ class SubjectTable:
     # Runs of numbers ------------------------------------------------------------------------------
 
     def has_capacity(self, subjects: int) -> bool:
-        """Whether so many new subjects can have numbers.
+        """Whether ``subjects`` new subjects can get numbers.
 
-        False where almost all numbers are used up, and those of the subjects that live leave no gap
-        that is wide enough: with less than four million subjects there is one.
+        False if this run is nearly used up and the live numbers leave no gap that is wide enough.
+        With less than four million subjects there always is one.
         """
         return self.numbered.left >= subjects or self._next_run(subjects) is not None
 
     def reserve(self, subjects: int, writes: Writes) -> None:
-        """Begin another run of numbers where this one has not so many left; see `has_capacity`."""
+        """Begin another run if this one has fewer numbers left; see :meth:`has_capacity`."""
         if self.numbered.left >= subjects:
             return
         run = self._next_run(subjects)
@@ -154,11 +157,11 @@ class SubjectTable:
             self._put_next_id(writes)
 
     def _next_run(self, subjects: int) -> tuple[int, int] | None:
-        """Start and end of the next run from here on round that has so many numbers."""
+        """Start and end of the next gap of ``subjects`` numbers, searched from here and around."""
         live = self.numbered.numbers(np.flatnonzero(self.counts[: self.size]))
         run, end = subject_names.RUN, subject_names.END
         pages = end // run
-        # Each gap lies between a page with a live number and the next, both ends counted as such.
+        # A gap lies between two pages that have live numbers; both ends of the range count as such.
         used = np.concatenate(([-1], np.unique(live // run), [pages]))
         starts, ends = used[:-1] + 1, np.minimum(used[1:], pages)
         here = -(-(self.numbered.origin or end) // run) % pages
@@ -309,7 +312,7 @@ class SubjectTable:
         self._trim()
 
     def clear(self, writes: Writes) -> None:
-        """Forget every subject; numbers go on ascending."""
+        """Forget every subject; new ones get higher numbers."""
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
@@ -350,9 +353,9 @@ class SubjectTable:
             self._lay_out()
 
     def _lay_out(self, next_id: int | None = None, end: int | None = None) -> None:
-        """Let go of the slots of dead subjects; new ones are numbered from ``next_id`` on.
+        """Give up the slots of dead subjects; new ones are numbered from ``next_id`` on.
 
-        With an ``end`` that is another run of numbers.
+        With an ``end``, a new run of numbers begins there.
         """
         live = np.flatnonzero(self.counts[: self.size])
         texts = list(compress(self.numbered.texts, self.counts.tolist()))
@@ -371,12 +374,12 @@ class SubjectTable:
         self._dead = self.size - len(live)
 
     def _make_arrays(self) -> None:
-        room = PAGE
-        while room < self.size:
-            room *= 2
-        self.first = np.zeros(room, np.int64)
-        self.last = np.zeros(room, np.int64)
-        self.counts = np.zeros(room, np.uint32)
+        size = PAGE
+        while size < self.size:
+            size *= 2
+        self.first = np.zeros(size, np.int64)
+        self.last = np.zeros(size, np.int64)
+        self.counts = np.zeros(size, np.uint32)
 
     # Persistence: a delta row with each entry, folded into pages when the deltas outgrow them. ----
 
@@ -437,7 +440,7 @@ class SubjectTable:
     def _write_page(self, page: int, writes: Writes) -> None:
         low = self.numbered.slot_from(page * PAGE)
         high = self.numbered.slot_up_to((page + 1) * PAGE - 1)
-        # Dead ones are left out: which of them have slots depends on when the arrays were made.
+        # Without dead ones: which of them still have slots depends on when the arrays were made.
         live = np.flatnonzero(self.counts[low:high]) + low
         key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
         if len(live):
@@ -451,7 +454,7 @@ class SubjectTable:
         return b"".join([column.tobytes() for column in columns])
 
     def recount(self, first: I64Array, last: I64Array, counts: U32Array, writes: Writes) -> None:
-        """Take what was counted, by slot, for what stands here."""
+        """Replace first, last and count of every subject (by slot) by what was counted."""
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
@@ -485,7 +488,7 @@ class SubjectTable:
         return _NEXT_ID_ROW if self.numbered.origin else self.next_id
 
     def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
-        """Take up subjects of another table; their numbers are above all that stand here."""
+        """Add subjects of another table; their numbers are above all numbers here."""
         sids = np.frombuffer(row, np.uint32, len(names))
         if not self.size:
             self.numbered = SubjectNames(int(sids[0]))
@@ -500,7 +503,7 @@ class SubjectTable:
             self._write_page(page, writes)
 
     def restore_next_id(self, next_id: int, writes: Writes) -> None:
-        """Number new subjects from ``next_id`` on, which is above all that stand here."""
+        """Number new subjects from ``next_id`` on, which is above all numbers here."""
         self._lay_out(next_id)
         self._put_next_id(writes)
 
@@ -512,7 +515,7 @@ class SubjectTable:
         pages: Iterable[tuple[bytes, bytes]],
         deltas: Iterable[tuple[bytes, bytes]],
     ) -> None:
-        """Take up the state from its rows, each given as (key, value) in key order."""
+        """Load the state from its rows, given as (key, value) in key order."""
         found: list[tuple[int, str]] = []
         next_id = origin = 0
         for key, value in names:
@@ -522,7 +525,7 @@ class SubjectTable:
                 origin = int.from_bytes(value[4:], "little")
             else:
                 found.append((sid, value.decode()))
-        # The row is as of the run's beginning, or of the death of its newest subject.
+        # The row was written when the run began, or when its newest subject died.
         young = [sid for sid, _ in found if not origin or next_id <= sid < origin]
         next_id = max(next_id, young[-1] + 1) if young else next_id
         for sid, name in found:
@@ -542,7 +545,7 @@ class SubjectTable:
             self._delta_rows = keys.last_number(delta_rows[-1][0], 4)
 
     def _load_rows(self, rows: Iterable[bytes]) -> U32Array:
-        """Take up rows, of which a later one counts; answers the numbers in them."""
+        """Load rows, later ones over earlier ones; return the numbers in them."""
         parts: list[list[npt.NDArray[Any]]] = [[], [], [], []]
         for row in rows:
             count = len(row) // _ONE.size
@@ -558,7 +561,7 @@ class SubjectTable:
         at = at[kept]
         if self.unsettled:
             self.unsettled.difference_update(sids[kept].tolist())
-        # Of a number that stands several times the last value is kept.
+        # Assignment with repeated indexes keeps the last value: that of the latest row.
         self.first[at], self.last[at], self.counts[at] = first[kept], last[kept], counts[kept]
         unsettled = at[self.last[at] < 0]
         self.unsettled.update(self.numbered.numbers(unsettled).tolist())

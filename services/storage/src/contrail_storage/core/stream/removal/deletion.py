@@ -35,7 +35,7 @@ def delete(state: ShardState, step: Step, command: cmd.DeleteMessage) -> Result:
     if config.retention != "limits":
         # An ack may have removed the previous message since the leader found it.
         _check_last(state, step, sid)
-    settle_removed(state, step, seqs)
+    finish_removal(state, step, seqs)
     forget_replaced(state)
     state.write_counters(step.writes)
     return Removed(1)
@@ -58,7 +58,7 @@ def take_out(
     state.counters.bytes -= int(sizes.sum())
     state.deleted.add_many(seqs, step.writes)
     deletions = state.deletions
-    settle_removed(state, step, seqs)
+    finish_removal(state, step, seqs)
     if not counted:
         # Counting pending messages again with each ack would cost more than the ack.
         state.deletions = deletions
@@ -71,7 +71,7 @@ def take_out(
     forget_replaced(state)
 
 
-def settle_removed(state: ShardState, step: Step, seqs: I64Array) -> None:
+def finish_removal(state: ShardState, step: Step, seqs: I64Array) -> None:
     """After ``seqs`` were removed anywhere: update the consumers, and move the head."""
     state.deletions += 1
     state.exempt.discard_many(seqs, step.writes)
@@ -91,7 +91,7 @@ def leave_out(state: ShardState, seqs: I64Array, writes: Writes) -> None:
     counters = state.counters
     if counters.messages:
         state.deleted.add_many(seqs, writes)
-    # Without messages the head moves behind them all, so none of them needs a mark.
+    # Without messages the head moves past all of them, so none needs a mark.
     if not counters.messages or int(seqs[0]) == counters.first_seq:
         head.move_head(state, writes)
 

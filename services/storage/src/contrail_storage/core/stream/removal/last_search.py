@@ -21,7 +21,7 @@ SUBJECTS_MAX: Final = 4_096
 
 
 def search_last(state: ShardState, step: Step, sids: list[int], seqs_max: int) -> None:
-    """Settle the newest message of unsettled subjects, as far as ``seqs_max`` sequences go."""
+    """Settle the newest message of unsettled subjects, within ``seqs_max`` sequences."""
     if not sids:
         return
     table, counters = state.subjects, state.counters
