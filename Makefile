@@ -19,7 +19,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 CHECKS := check-code check-types
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check $(CHECKS) format bench tour structure blocking openapi wheels secrets lock clean
+.PHONY: help install run quick test test-all check $(CHECKS) format bench tour structure blocking openapi wheels secrets lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -30,10 +30,14 @@ install: $(STAMP) ## create .venv with pinned, hash-checked packages (again: not
 run: $(STAMP) ## serve, publish 336,776 real flights, consume, report with Spark (ONCE=1: then end)
 	@$(PY) -m contrail_flights $(if $(filter 1,$(ONCE)),--once)
 
-test: $(STAMP) ## the quick suite
+quick: $(STAMP) ## while you work: unit tests, scenarios, and the public API of one process
+	@$(PY) -m pytest $(SIDE_BY_SIDE) -m "not slow and not long and not other_form" \
+		tests/unit tests/scenarios tests/contract
+
+test: $(STAMP) ## before a pull request: everything but slow crash trials
 	@$(PY) -m pytest $(SIDE_BY_SIDE) -m "not slow"
 
-test-all: $(STAMP) ## every test, also the slow ones
+test-all: $(STAMP) ## after a change to log, store or recovery: every test
 	@$(PY) -m pytest $(SIDE_BY_SIDE)
 
 check: $(STAMP) ## format, lint, types, import contracts, tidiness, drift of what is generated

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 
 NDJSON = {"content-type": "application/x-ndjson"}
 MSGPACK = {"content-type": "application/vnd.msgpack"}
@@ -39,6 +40,7 @@ def payloads(stream: Stream) -> list[bytes]:
 
 
 # JSON --------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_every_form_of_payload_is_stored(stream: Stream) -> None:
     answer = post(
         stream,
@@ -86,7 +88,7 @@ def test_headers_are_stored_as_given(stream: Stream) -> None:
     assert found["headers"] == {"x-lower": ["a", "b"], "Other": ["é"]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("messages", "pointer"),
     [
         ([{"data": "x"}], "/messages/0/subject"),
@@ -111,7 +113,7 @@ def test_batch_of_the_wrong_form_stores_nothing(
     assert stream.state()["messages"] == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         b"",
@@ -130,7 +132,7 @@ def test_malformed_batch_is_400(stream: Stream, body: bytes) -> None:
     assert_problem(answer, 400, 10025)
 
 
-@pytest.mark.parametrize("body", [{"messages": []}, [], {"more": 1, "messages": []}, {}])
+@each("body", [{"messages": []}, [], {"more": 1, "messages": []}, {}])
 def test_only_an_object_with_messages_is_a_batch(stream: Stream, body: Any) -> None:
     answer = stream.client.post(f"{stream.path}/messages", json=body)
     assert answer.status_code == (201 if body == {"messages": []} else 422)
@@ -167,9 +169,7 @@ def test_atomic_is_refused_where_it_is_not_enabled(stream: Stream, unused: Strea
     assert_problem(answer, 422, 10174)
 
 
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/xml", None, "application/json; charset=latin-1"]
-)
+@each("kind", ["text/plain", "application/xml", None, "application/json; charset=latin-1"])
 def test_other_content_type_is_415(stream: Stream, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     answer = stream.client.post(f"{stream.path}/messages", content=b"{}", headers=headers)
@@ -213,7 +213,7 @@ def test_refused_msgpack_items_leave_the_others(stream: Stream) -> None:
     assert codes == [20002, None, 20003]
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "pointer"),
     [
         ([2, []], "/0"),
@@ -232,7 +232,7 @@ def test_msgpack_of_another_shape_is_422(stream: Stream, value: Any, pointer: st
     assert_problem(pack(stream, value), 422, None, pointer)
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         b"",

@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.conftest import assert_problem
 from tests.contract.talk import OP_TEXT, PATH, RawSocket, frame_bytes
+from tests.support.each import each
 from tests.support.servers import ServerProcess, SplitServers
 
 TOKEN = "open-sesame"
@@ -19,7 +20,14 @@ RACERS = 6 * EDGES
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}", "origin": ORIGIN}
 
 
-@pytest.fixture(scope="module", params=["fast-lane", "reference-lane", "split"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "fast",
+        pytest.param("declared", marks=pytest.mark.other_form),
+        pytest.param("split", marks=pytest.mark.other_form),
+    ],
+)
 def listed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess | SplitServers]:
@@ -30,7 +38,7 @@ def listed(
         with SplitServers(folder, **settings) as servers:
             yield servers
         return
-    fast_lane = "on" if request.param == "fast-lane" else "off"
+    fast_lane = "on" if request.param == "fast" else "off"
     with ServerProcess(folder / "data", fast_lane=fast_lane, **settings) as running:
         yield running
 
@@ -50,7 +58,8 @@ def exposed(answer: httpx.Response) -> set[str]:
     return set(answer.headers["access-control-expose-headers"].split(", "))
 
 
-@pytest.mark.parametrize("path", ["/v1/streams/B", "/v1/subjects/b.a/messages", "/v1/nowhere"])
+@pytest.mark.long
+@each("path", ["/v1/streams/B", "/v1/subjects/b.a/messages", "/v1/nowhere"])
 def test_page_is_told_what_it_may_send(listed: ServerProcess | SplitServers, path: str) -> None:
     asked = {
         "origin": ORIGIN,
@@ -69,7 +78,7 @@ def test_page_is_told_what_it_may_send(listed: ServerProcess | SplitServers, pat
             assert "access-control-allow-credentials" not in answer.headers
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", f"{ORIGIN}.evil.example"])
+@each("origin", ["https://evil.example", "null", f"{ORIGIN}.evil.example"])
 def test_page_of_another_origin_is_told_nothing(
     listed: ServerProcess | SplitServers, origin: str
 ) -> None:
@@ -131,6 +140,7 @@ def test_answer_to_nobodys_page_varies_all_the_same(page: httpx.Client) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.long
 def test_server_that_lists_no_origin_says_nothing_of_them(own_server: ServerProcess) -> None:
     for origin in ("http://localhost:3000", "http://127.0.0.1"):
         with own_server.client() as client:
@@ -222,7 +232,7 @@ def test_ticket_opens_nothing_else(
         assert_problem(client.post("/v1/tickets"), 401)
 
 
-@pytest.mark.parametrize("bad", ["", "x", "a" * 54, "%00", "=", "\u00e4"])
+@each("bad", ["", "x", "a" * 54, "%00", "=", "\u00e4"])
 def test_ticket_that_is_none_is_401(listed: ServerProcess | SplitServers, bad: str) -> None:
     with listed.client(headers={"accept": "text/event-stream"}) as client:
         for _ in range(EDGES):

@@ -58,6 +58,7 @@ def answered(shell: Shell, answer: bytes | signal.Signals) -> tuple[int, str]:
         os.close(theirs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", DESTRUCTIVE, ids=lambda each: " ".join(each[:2]))
 def test_without_a_terminal_it_is_refused_unless_told_yes(
     shell: Shell, arguments: tuple[str, ...]
@@ -74,6 +75,7 @@ def test_without_a_terminal_it_is_refused_unless_told_yes(
     assert gone or not is_whole(shell)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", [b"n\n", b"\n", b"perhaps\n", b"\x04"])
 def test_any_answer_but_yes_leaves_everything(shell: Shell, answer: bytes) -> None:
     status, told = answered(shell, answer)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from contrail_client import Contrail, Message
 from contrail_client.cli.main import app
 from tests.contract.client_rig import new_stream
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 TIMEOUT_S = 60.0
@@ -219,6 +220,7 @@ def test_replay_prints_a_range(shell: Shell) -> None:
     assert len(shell.run("replay", shell.stream, *only).splitlines()) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -241,7 +243,8 @@ def test_bench_measures_and_removes_its_stream(shell: Shell, arguments: tuple[st
     assert "messages_per_second" in shell.run("bench", *arguments, "--messages", "3")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.long
+@each(
     ("arguments", "status"),
     [
         (("stream", "info", "NONE"), 3),
@@ -277,6 +280,7 @@ def test_status_says_whether_it_was_refused_missing_or_misused(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.long
 def test_bad_token_is_refused_and_a_good_one_is_read_from_the_file(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     with ServerProcess(tmp_path / "data", token="secret") as server:
@@ -306,6 +310,7 @@ def wait_acknowledged(shell: Shell, consumer: str) -> None:
             return
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_it_with_130_and_the_consumer_goes_on_later(shell: Shell) -> None:
     shell.run("consumer", "create", shell.stream, "c", "--ack-wait", "1h")
     for number in (1, 2):
@@ -334,6 +339,7 @@ def test_names_are_completed(shell: Shell) -> None:
     assert completed("contrail next NONE wor") == []
 
 
+@pytest.mark.long
 def test_streams_with_shards_are_made_read_and_purged(shell: Shell) -> None:
     name = shell.stream
     shell.run("stream", "rm", name, "--yes")

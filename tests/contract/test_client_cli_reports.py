@@ -82,6 +82,7 @@ def test_a_page_is_all_that_is_shown_where_nobody_can_ask_for_more(shell: Shell)
     assert [each["seq"] for each in shown] == [4, 5]
 
 
+@pytest.mark.long
 def test_checks_end_with_the_status_of_what_they_found(shell: Shell) -> None:
     shell.fill(5)
     shell.run("consumer", "create", shell.stream, "slow")
@@ -107,6 +108,7 @@ def test_checks_end_with_the_status_of_what_they_found(shell: Shell) -> None:
     assert shell.try_(*check, "connection").exit_code == 2
 
 
+@pytest.mark.long
 def test_connection_with_a_wrong_token_is_critical(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", token="secret") as server:
         refused = Shell(server.url, "S").try_("server", "check", "connection")

@@ -39,6 +39,7 @@ def test_unknown_field_is_answered_with_the_nearest(
     assert (told["status"], told["errors"][0]["pointer"]) == (422, f"/{mistyped}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -67,6 +68,7 @@ def test_bad_files_and_values_are_told_in_one_line(
     assert json.loads(shell.try_(*call, "--json").stderr)["exit_status"] == result.exit_code
 
 
+@pytest.mark.long
 def test_wrong_token_ends_every_command_with_1_and_one_line(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", token="secret") as server:
         shell = Shell(server.url, "S")
@@ -87,6 +89,7 @@ def test_empty_fields_are_called_empty(shell: Shell, tmp_path: Path, data: bytes
     assert (result.exit_code, result.stderr) == (2, f"contrail: {tmp_path}/fields is empty\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments", [("sub", "{}", "--start", "all"), ("sub", "{}", "c"), ("events",)]
 )
@@ -104,6 +107,7 @@ def test_command_ends_once_nobody_reads_its_output(
         assert (running.wait(TIMEOUT_S), running.stderr.read()) == (1, b"")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "importing"),
     [

@@ -100,6 +100,7 @@ def test_lost_connection_costs_no_event(live: ServerProcess) -> None:
     finish(scene())
 
 
+@pytest.mark.long
 def test_restart_of_the_server_is_told_as_a_loss_and_gone_on_behind(
     own_server: ServerProcess,
 ) -> None:
@@ -151,6 +152,7 @@ def test_status_says_whether_it_was_refused_or_misused(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_it_with_130(live: ServerProcess) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("CONTRAIL_")}
     with (

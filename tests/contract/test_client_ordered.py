@@ -17,6 +17,7 @@ from contrail_client import (
 )
 from contrail_client.live.ordered import Start
 from tests.contract.client_rig import cable_to, finish, keep_port, new_stream
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 
@@ -50,6 +51,7 @@ def test_stored_messages_come_first_and_new_ones_follow(live: ServerProcess, str
     finish(work())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("start", "first"), [("all", 1), (4, 4), ("last", 9), ("new", 10), (100, 100)]
 )
@@ -209,6 +211,7 @@ def test_deleted_and_unknown_streams_end_the_reader(live: ServerProcess, stream:
     finish(work())
 
 
+@pytest.mark.long
 def test_killed_server_repeats_and_misses_nothing(tmp_path: Path) -> None:
     count = 4_000
 
@@ -258,7 +261,7 @@ def test_synchronous_reader_does_the_same(live: ServerProcess, stream: str) -> N
             assert reader.next(timeout_s=0.01) is None
 
 
-@pytest.mark.parametrize("start", [0, -1, "soon", True, datetime(2026, 1, 1)])  # noqa: DTZ001
+@each("start", [0, -1, "soon", True, datetime(2026, 1, 1)])  # noqa: DTZ001
 def test_place_to_start_that_is_none_is_refused(start: Start) -> None:
     with Contrail() as client, pytest.raises(ValueError, match=r"start|sequence|zone"):
         client.ordered("S", start=start)

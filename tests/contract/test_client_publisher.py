@@ -153,6 +153,7 @@ def test_message_that_fits_no_frame_is_refused_before_it_is_sent(
     finish(work())
 
 
+@pytest.mark.long
 def test_killed_server_stores_every_message_with_an_id_once(tmp_path: Path) -> None:
     count = 6_000
 
@@ -176,6 +177,7 @@ def test_killed_server_stores_every_message_with_an_id_once(tmp_path: Path) -> N
     assert [ack.seq for ack in acks] == list(range(1, count + 1))
 
 
+@pytest.mark.long
 def test_killed_server_loses_no_acked_message_without_an_id_and_stores_none_twice(
     tmp_path: Path,
 ) -> None:
@@ -265,6 +267,7 @@ def test_server_that_is_not_there_fails_what_is_published() -> None:
     finish(work())
 
 
+@pytest.mark.long
 def test_socket_without_a_good_token_is_denied(tmp_path: Path) -> None:
     async def work(url: str, token: str | None) -> None:
         async with AsyncContrail(url, token=token) as client:

@@ -323,6 +323,7 @@ def test_consumer_that_acknowledges_nothing_delivers_each_message_once(
     finish(work())
 
 
+@pytest.mark.long
 def test_killed_server_delivers_nothing_again_that_was_acknowledged_durably(
     tmp_path: Path,
 ) -> None:
@@ -350,6 +351,7 @@ def test_killed_server_delivers_nothing_again_that_was_acknowledged_durably(
         finish(work(server))
 
 
+@pytest.mark.long
 def test_stopped_server_is_left_in_order(tmp_path: Path) -> None:
     async def work(server: ServerProcess) -> None:
         async with AsyncContrail(server.url) as client:

@@ -152,6 +152,7 @@ def test_environment_says_where_the_server_is(
     assert finish(work()) == 1
 
 
+@pytest.mark.long
 def test_environment_gives_the_token_unless_one_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +233,7 @@ def test_pulled_message_acknowledges_itself_without_blocking(live: ServerProcess
     finish(work())
 
 
+@pytest.mark.long
 def test_messages_of_a_consumer_survive_a_restart_of_the_server(tmp_path: Path) -> None:
     count = 60
 
@@ -313,6 +315,7 @@ def wait_until_stored(url: str, stream: str) -> None:
             pass
 
 
+@pytest.mark.long
 def test_lines_are_published_across_a_restart_of_the_server(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         keep_port(server)

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 
 MERGE_PATCH = {"content-type": "application/merge-patch+json"}
 INFO_FIELDS = {
@@ -114,7 +115,8 @@ def test_filters_are_shown_as_given(stream: Stream) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@pytest.mark.long
+@each(
     ("config", "code", "pointer"),
     [
         ({"name": "other"}, 10056, "/name"),
@@ -153,7 +155,7 @@ def test_invalid_config_is_422_at_its_field(
     assert stream.state()["consumer_count"] == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "code"),
     [
         ("a.b", 10091),

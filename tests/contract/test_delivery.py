@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 
 DELIVERY_FIELDS = {
     "stream", "seq", "subject", "time", "headers", "data", "consumer_seq", "num_delivered",
@@ -175,7 +176,7 @@ def test_msgpack_pull_has_payloads_as_bytes(stream: Stream) -> None:
     assert msgspec.msgpack.decode(answer.content)["messages"][0]["data"] == b"\x00\xff"
 
 
-@pytest.mark.parametrize(
+@each(
     ("pull", "pointer"),
     [
         ({"batch": 0}, "/batch"),
@@ -400,7 +401,7 @@ def test_bad_and_good_tokens_are_answered_in_order(stream: Stream) -> None:
     assert [result.get("ok") for result in results] == [True, None, True]
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "pointer"),
     [
         ({}, "/acks"),
@@ -423,6 +424,7 @@ def test_ack_of_an_unknown_consumer_is_404(stream: Stream) -> None:
     assert_problem(answer, 404, 10014)
 
 
+@pytest.mark.long
 def test_token_outlives_a_restart_of_the_server(own_server: Any) -> None:
     with own_server.client() as client:
         client.put("/v1/streams/S", json={"subjects": ["s.>"]})

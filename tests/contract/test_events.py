@@ -14,6 +14,7 @@ from contrail_api.reading.events import LISTENERS_MAX
 from contrail_storage.replica.advisories import KEPT_MAX
 from tests.contract.conftest import Stream, assert_problem
 from tests.contract.test_service import validator
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -193,7 +194,7 @@ def test_only_what_is_asked_for_is_told(stream: Stream) -> None:
         assert rest.next()["consumer"] == "other"
 
 
-@pytest.mark.parametrize(
+@each(
     ("query", "pointer"),
     [
         ("types=explosion", "types"),
@@ -212,13 +213,13 @@ def test_selection_that_can_match_nothing_is_422(
     assert_problem(client.get(f"{EVENTS}?{query}", headers=ACCEPT), 422, None, pointer)
 
 
-@pytest.mark.parametrize("seen", ["1", "x-1", "abcdef01-", "abcdef01-x", "abcdef01-" + "1" * 20])
+@each("seen", ["1", "x-1", "abcdef01-", "abcdef01-x", "abcdef01-" + "1" * 20])
 def test_last_event_id_that_is_none_is_422(client: httpx.Client, seen: str) -> None:
     answer = client.get(EVENTS, headers={**ACCEPT, "last-event-id": seen})
     assert_problem(answer, 422, None, "Last-Event-ID")
 
 
-@pytest.mark.parametrize("accept", ["application/json", "text/event-stream;q=0, */*;q=0"])
+@each("accept", ["application/json", "text/event-stream;q=0, */*;q=0"])
 def test_client_that_takes_no_events_is_406(client: httpx.Client, accept: str) -> None:
     assert_problem(client.get(EVENTS, headers={"accept": accept}), 406)
 
@@ -296,6 +297,7 @@ def test_position_of_another_period_is_a_loss_of_unknown_extent(stream: Stream) 
 
 
 # Bounds and end ----------------------------------------------------------------------------------
+@pytest.mark.long
 def test_listener_over_the_limit_is_429_until_another_leaves(own_server: ServerProcess) -> None:
     limits = httpx.Limits(max_connections=None)
     with contextlib.ExitStack() as opened, own_server.client(limits=limits) as client:
@@ -314,6 +316,7 @@ def test_listener_over_the_limit_is_429_until_another_leaves(own_server: ServerP
             assert events.next()["action"] == "delete"
 
 
+@pytest.mark.long
 def test_listener_that_does_not_read_costs_nothing_and_is_told_what_it_lost(
     own_server: ServerProcess,
 ) -> None:
@@ -338,6 +341,7 @@ def test_listener_that_does_not_read_costs_nothing_and_is_told_what_it_lost(
             received = received[-32:] + raw.recv(1 << 20)
 
 
+@pytest.mark.long
 def test_shutdown_ends_the_events_with_a_word(own_server: ServerProcess) -> None:
     with own_server.client() as client, listen(client) as events:
         client.put("/v1/streams/S", json={"subjects": ["s"]})

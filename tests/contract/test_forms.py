@@ -85,6 +85,7 @@ def test_every_operation_is_asked_once_well_and_once_badly() -> None:
     assert [each for each in missing if not asked[each]] == []
 
 
+@pytest.mark.other_form
 def test_declared_routes_answer_as_the_fast_lane(
     expected_answers: list[Answer], tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_declared_routes_answer_as_the_fast_lane(
         assert_same(expected_answers, answers(client))
 
 
+@pytest.mark.other_form
 @pytest.mark.parametrize("kind", ["apis", "gateways"])
 def test_each_edge_of_the_split_form_answers_as_one_process(
     expected_answers: list[Answer], kind: str, tmp_path: Path
@@ -250,6 +252,7 @@ def linked(tmp_path: Path) -> Iterator[tuple[HeldLink, list[Process]]]:
         yield link, edges
 
 
+@pytest.mark.other_form
 def test_each_operation_whose_storage_goes_away_says_so_and_works_again(
     expected_answers: list[Answer], linked: tuple[HeldLink, list[Process]]
 ) -> None:

@@ -3,14 +3,17 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
 from tests.contract.conftest import Stream
 from tests.contract.raw_http import RawAnswer, RawConnection
+from tests.support.each import each
 from tests.support.servers import ServerProcess
+
+Connect = Callable[[], RawConnection]
 
 pytestmark = [pytest.mark.declared, pytest.mark.split]
 
@@ -21,6 +24,14 @@ MIB = 1 << 20
 def raw(server: ServerProcess) -> Iterator[RawConnection]:
     with RawConnection(server.url) as connection:
         yield connection
+    assert httpx.get(f"{server.url}/livez").status_code == 200
+
+
+@pytest.fixture
+def connect(server: ServerProcess) -> Iterator[Connect]:
+    """Open one more connection."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(RawConnection(server.url))
     assert httpx.get(f"{server.url}/livez").status_code == 200
 
 
@@ -57,7 +68,7 @@ def test_body_that_follows_an_expectation_is_taken_by_every_process(
 
 
 # Requests that are no HTTP -----------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     "request_bytes",
     [
         b"GARBAGE\r\n\r\n",
@@ -77,7 +88,8 @@ def test_body_that_follows_an_expectation_is_taken_by_every_process(
         b"NOSUCHMETHOD /livez HTTP/1.1\r\nHost: {host}\r\n\r\n",
     ],
 )
-def test_broken_request_is_400(raw: RawConnection, request_bytes: bytes) -> None:
+def test_broken_request_is_400(connect: Connect, request_bytes: bytes) -> None:
+    raw = connect()
     raw.send(request_bytes.replace(b"{host}", raw.host.encode()))
     refused(raw, 400)
 
@@ -90,8 +102,9 @@ def test_absolute_target_of_the_same_server_is_served(raw: RawConnection) -> Non
 
 
 # Host --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_missing_host_is_400(raw: RawConnection, version: str) -> None:
+@each("version", ["1.0", "1.1"])
+def test_missing_host_is_400(connect: Connect, version: str) -> None:
+    raw = connect()
     raw.send(f"GET /livez HTTP/{version}\r\n\r\n".encode())
     refused(raw, 400)
 
@@ -101,19 +114,16 @@ def test_second_host_is_400(raw: RawConnection) -> None:
     refused(raw, 400)
 
 
-@pytest.mark.parametrize(
-    "host", ["example.com", "localhost.evil.example", "127.0.0.1.nip.example", "[::1", ""]
-)
-def test_foreign_host_is_403(raw: RawConnection, host: str) -> None:
+@each("host", ["example.com", "localhost.evil.example", "127.0.0.1.nip.example", "[::1", ""])
+def test_foreign_host_is_403(connect: Connect, host: str) -> None:
+    raw = connect()
     raw.send(f"GET /v1/streams HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     answer = raw.answer()
     assert answer is not None
     assert (answer.status, answer.json()["name"]) == (403, "foreign_host")
 
 
-@pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://localhost.evil.example"]
-)
+@each("origin", ["https://evil.example", "null", "http://localhost.evil.example"])
 def test_foreign_origin_is_403(client: httpx.Client, origin: str) -> None:
     answer = client.post("/v1/subjects/a.b/messages", content=b"x", headers={"origin": origin})
     assert (answer.status_code, answer.json()["name"]) == (403, "foreign_origin")
@@ -125,7 +135,7 @@ def test_own_origin_is_served(client: httpx.Client) -> None:
 
 
 # Smuggling ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     "lines",
     [
         ["Content-Length: 3", "Transfer-Encoding: chunked"],
@@ -145,7 +155,8 @@ def test_own_origin_is_served(client: httpx.Client) -> None:
         ["Transfer-Encoding: chunked", "Transfer-Encoding: identity"],
     ],
 )
-def test_ambiguous_body_length_is_400(raw: RawConnection, lines: list[str]) -> None:
+def test_ambiguous_body_length_is_400(connect: Connect, lines: list[str]) -> None:
+    raw = connect()
     raw.request("POST", "/v1/subjects/a.b/messages", *lines, body=b"3\r\nabc\r\n0\r\n\r\n")
     answer = raw.answer()
     assert answer is not None
@@ -153,7 +164,7 @@ def test_ambiguous_body_length_is_400(raw: RawConnection, lines: list[str]) -> N
     assert raw.ended()
 
 
-@pytest.mark.parametrize(
+@each(
     "named",
     [
         "content-length",
@@ -171,6 +182,7 @@ def test_connection_that_names_what_every_process_needs_is_400(
 ) -> None:
     inner = f"DELETE {stream.path}/messages/1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     stream.fill(1)
+    stored = stream.state()["last_seq"]
     for _ in range(EDGES):
         with RawConnection(server.url) as raw:
             lines = [f"Connection: {named}", f"Content-Length: {len(inner)}"]
@@ -178,10 +190,10 @@ def test_connection_that_names_what_every_process_needs_is_400(
             raw.request("POST", f"/v1/subjects/{stream.subject()}/messages", *lines)
             raw.send(inner.encode())
             refused(raw, 400)
-    assert stream.state()["last_seq"] == stream.state()["messages"] == 1
+    assert stream.state()["last_seq"] == stream.state()["messages"] == stored
 
 
-@pytest.mark.parametrize(
+@each(
     "lines",
     [
         ["Transfer-Encoding: gzip, chunked"],
@@ -189,7 +201,8 @@ def test_connection_that_names_what_every_process_needs_is_400(
         ["Transfer-Encoding: identity, chunked"],
     ],
 )
-def test_coding_of_a_body_that_nobody_undoes_is_501(raw: RawConnection, lines: list[str]) -> None:
+def test_coding_of_a_body_that_nobody_undoes_is_501(connect: Connect, lines: list[str]) -> None:
+    raw = connect()
     raw.request("POST", "/v1/subjects/a.b/messages", *lines, body=b"3\r\nabc\r\n0\r\n\r\n")
     assert refused(raw, 501).json()["name"] == "not_implemented"
 
@@ -200,7 +213,7 @@ def test_chunks_of_http_1_0_are_400(raw: RawConnection) -> None:
     refused(raw, 400)
 
 
-@pytest.mark.parametrize(
+@each(
     "chunks",
     [
         b"zz\r\nabc\r\n0\r\n\r\n",
@@ -224,10 +237,9 @@ def test_broken_chunk_is_refused_and_nothing_stored(
     assert stream.state()["last_seq"] == 0
 
 
-@pytest.mark.parametrize(
-    "endless", [b"3;" + b"x" * MIB, b"0\r\nA: " + b"x" * MIB, b"0\r\n" + b"A: x\r\n" * 99_999]
-)
-def test_chunk_line_or_trailer_without_end_is_refused(raw: RawConnection, endless: bytes) -> None:
+@each("endless", [b"3;" + b"x" * MIB, b"0\r\nA: " + b"x" * MIB, b"0\r\n" + b"A: x\r\n" * 99_999])
+def test_chunk_line_or_trailer_without_end_is_refused(connect: Connect, endless: bytes) -> None:
+    raw = connect()
     raw.request("POST", "/v1/subjects/a.b/messages", "Transfer-Encoding: chunked")
     raw.send(endless)
     answer = raw.answer()
@@ -282,7 +294,7 @@ def test_long_target_is_414(raw: RawConnection) -> None:
     refused(raw, 414)
 
 
-@pytest.mark.parametrize(
+@each(
     "lines",
     [
         ["X: " + "x" * 70_000],
@@ -293,7 +305,8 @@ def test_long_target_is_414(raw: RawConnection) -> None:
         ["A: x"] * 20_000,
     ],
 )
-def test_large_head_is_431(raw: RawConnection, lines: list[str]) -> None:
+def test_large_head_is_431(connect: Connect, lines: list[str]) -> None:
+    raw = connect()
     raw.request("GET", "/livez", *lines)
     refused(raw, 431)
 
@@ -340,6 +353,7 @@ def test_endless_chunked_body_is_413_while_it_streams(
     assert server.rss_bytes() - before < 120 * MIB
 
 
+@pytest.mark.long
 def test_refused_body_does_not_cost_the_client_its_answer(own_server: ServerProcess) -> None:
     # A blocking client that writes all of a large body before it reads.
     for _ in range(5):
@@ -347,6 +361,7 @@ def test_refused_body_does_not_cost_the_client_its_answer(own_server: ServerProc
         assert answer.status_code == 413
 
 
+@pytest.mark.long
 def test_many_clients_with_large_bodies_keep_memory_bounded(own_server: ServerProcess) -> None:
     httpx.put(f"{own_server.url}/v1/streams/S", json={"subjects": ["s.>"]})
     before = own_server.rss_bytes()
@@ -372,6 +387,7 @@ def test_many_clients_with_large_bodies_keep_memory_bounded(own_server: ServerPr
 
 
 # Time --------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_slow_and_half_sent_requests_are_ended(own_server: ServerProcess) -> None:
     begun = time.monotonic()
     with (

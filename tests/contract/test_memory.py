@@ -119,6 +119,7 @@ def _is_made_anew(server: ServerProcess | SplitServers, old: dict[str, Any]) -> 
         assert stream.publish().json()["seq"] == 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_restart_keeps_the_stream_and_loses_what_it_held(
     own_server: ServerProcess, end: str
@@ -129,6 +130,7 @@ def test_restart_keeps_the_stream_and_loses_what_it_held(
     _is_made_anew(own_server, old)
 
 
+@pytest.mark.long
 def test_publish_beyond_the_bound_is_507_until_there_is_room(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data", memory_max_bytes=300_000) as server,

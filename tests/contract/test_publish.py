@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 
 
 def test_message_is_stored_and_acked(stream: Stream) -> None:
@@ -32,9 +33,7 @@ def test_subject_without_a_stream_is_404(client: httpx.Client) -> None:
     assert problem["name"] == "no_stream_for_subject"
 
 
-@pytest.mark.parametrize(
-    "subject", ["a.*", "a.%3E", "%3E", "*", "a..b", ".a", "a.", "a%20b", "a%09b", "x" * 4097]
-)
+@each("subject", ["a.*", "a.%3E", "%3E", "*", "a..b", ".a", "a.", "a%20b", "a%09b", "x" * 4097])
 def test_invalid_subject_is_refused(client: httpx.Client, subject: str) -> None:
     answer = client.post(f"/v1/subjects/{subject}/messages", content=b"x")
     assert answer.status_code in (400, 422)
@@ -51,7 +50,7 @@ def test_subject_is_decoded_once_from_the_path(stream: Stream) -> None:
         assert stored.json()["subject"] == f"{stream.prefix}.{subject}"
 
 
-@pytest.mark.parametrize("escaped", ["%", "%2", "%zz", "%FF", "%C3", "%00", "%0D%0A"])
+@each("escaped", ["%", "%2", "%zz", "%FF", "%C3", "%00", "%0D%0A"])
 def test_broken_escape_is_400(stream: Stream, escaped: str) -> None:
     target = f"/v1/subjects/{stream.prefix}.{escaped}/messages"
     # The raw target: httpx would repair the escape.
@@ -128,7 +127,7 @@ def test_subject_sequence_may_be_expected_of_another_subject(stream: Stream) -> 
     assert_problem(stream.publish(rest="c", **expected), 412, 10071)
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "code", "pointer"),
     [
         ({"Nats_Expected_Last_Sequence": "x"}, 20030, "Nats-Expected-Last-Sequence"),
@@ -238,9 +237,7 @@ def test_publish_without_ack_is_202_and_stored(stream: Stream) -> None:
     assert read.json()["messages"][0]["data"] == "x"
 
 
-@pytest.mark.parametrize(
-    ("query", "status"), [("ack=all", 422), ("ack=none&ack=none", 422), ("other=1", 201)]
-)
+@each(("query", "status"), [("ack=all", 422), ("ack=none&ack=none", 422), ("other=1", 201)])
 def test_other_parameters_of_a_publish(stream: Stream, query: str, status: int) -> None:
     target = f"/v1/subjects/{stream.subject()}/messages?{query}"
     assert stream.client.post(target, content=b"x").status_code == status

@@ -83,6 +83,7 @@ def check_output(shown: list[str], printed: str) -> None:
         position = found.end()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are curl commands")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Path) -> None:

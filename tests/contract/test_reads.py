@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 
 JSON = {"accept": "application/json"}
 
@@ -70,19 +71,19 @@ def test_missing_message_is_404(stream: Stream) -> None:
         assert_problem(stream.client.get(f"{stream.path}/messages/{seq}"), 404, 10037)
 
 
-@pytest.mark.parametrize("seq", ["x", "-1", "1.5", "%20", "9" * 30])
+@each("seq", ["x", "-1", "1.5", "%20", "9" * 30])
 def test_sequence_that_is_none_is_422(stream: Stream, seq: str) -> None:
     assert_problem(stream.client.get(f"{stream.path}/messages/{seq}"), 422, None, "seq")
 
 
-@pytest.mark.parametrize("query", ["payload=hex", "consistency=some", "shard=1", "shard=x"])
+@each("query", ["payload=hex", "consistency=some", "shard=1", "shard=x"])
 def test_bad_read_parameter_is_422(stream: Stream, query: str) -> None:
     stream.publish()
     answer = stream.client.get(f"{stream.path}/messages/1?{query}")
     assert_problem(answer, 422, None, query.partition("=")[0])
 
 
-@pytest.mark.parametrize("query", ["consistency=leader", "consistency=any", "shard=0", "else=1"])
+@each("query", ["consistency=leader", "consistency=any", "shard=0", "else=1"])
 def test_other_read_parameters_are_taken(stream: Stream, query: str) -> None:
     stream.publish()
     assert stream.client.get(f"{stream.path}/messages/1?{query}").status_code == 200
@@ -280,7 +281,7 @@ def test_long_poll_answers_as_soon_as_something_comes(stream: Stream) -> None:
     assert time.monotonic() - begun < 20
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "limit=0", "limit=10001", "limit=x", "from_seq=-1", "max_bytes=0", "wait=61s", "wait=soon",

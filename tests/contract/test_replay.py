@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -60,7 +61,7 @@ def test_plan_of_an_empty_stream_has_no_splits(stream: Stream) -> None:
     assert stream.client.get(f"{stream.path}/replay/plan").json()["splits"] == []
 
 
-@pytest.mark.parametrize(
+@each(
     "query", ["splits=0", "splits=x", "from_seq=-1", "start_time=now", "end_time=x", "subject=a..b"]
 )
 def test_bad_plan_parameter_is_422(stream: Stream, query: str) -> None:
@@ -168,6 +169,7 @@ def test_range_below_what_is_kept_is_410_unless_clamped(stream: Stream) -> None:
     assert table(clamped).column("seq").to_pylist() == [16, 17, 18, 19, 20]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accept", ["*/*", NDJSON["accept"], MSGPACK["accept"]])
 def test_replay_overtaken_by_a_purge_is_cut_and_asking_again_is_410(
     server: ServerProcess, stream: Stream, accept: str
@@ -205,7 +207,7 @@ def test_another_incarnation_is_409(stream: Stream) -> None:
     assert_problem(answer, 409)
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "shard=1",

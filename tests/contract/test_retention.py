@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 
 MERGE_PATCH = {"content-type": "application/merge-patch+json"}
 
@@ -44,7 +45,7 @@ def test_message_of_a_workqueue_goes_once_it_is_acknowledged(workqueue: Stream) 
     assert again == [{"ok": True}]
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "code", "pointer"),
     [
         ({"ack_policy": "none"}, 10084, "/ack_policy"),

@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.conftest import Stream, assert_problem
 from tests.contract.raw_http import RawConnection
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 
@@ -35,7 +36,7 @@ def test_metrics_count_requests_by_route(client: httpx.Client, stream: Stream) -
 
 
 # Problems ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("method", "target", "status"),
     [
         ("GET", "/v1", 404),
@@ -64,22 +65,20 @@ def test_allow_names_every_method(client: httpx.Client) -> None:
     assert {one.strip() for one in allow.split(",")} == {"DELETE", "GET", "HEAD", "PATCH", "PUT"}
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[1,]", b'{"a":}', b"\xff", b"[" * 10_000, b"1" * 5000]
-)
+@each("body", [b"", b"{", b"[1,]", b'{"a":}', b"\xff", b"[" * 10_000, b"1" * 5000])
 def test_malformed_json_is_400(client: httpx.Client, body: bytes) -> None:
     headers = {"content-type": "application/json"}
     assert_problem(client.put("/v1/streams/BAD", content=body, headers=headers), 400, 10025)
     assert client.get("/v1/streams/BAD").status_code == 404
 
 
-@pytest.mark.parametrize("body", [b"[]", b'"text"', b"1", b"null", b"true"])
+@each("body", [b"[]", b'"text"', b"1", b"null", b"true"])
 def test_json_that_is_no_object_is_422(client: httpx.Client, body: bytes) -> None:
     headers = {"content-type": "application/json"}
     assert_problem(client.put("/v1/streams/BAD", content=body, headers=headers), 422)
 
 
-@pytest.mark.parametrize(
+@each(
     "kind",
     [None, "text/plain", "application/x-www-form-urlencoded", "application/json; charset=ascii"],
 )
@@ -186,6 +185,7 @@ def test_documents_schemas_of_answers_have_no_defaults(client: httpx.Client) -> 
 
 
 # Tokens ------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_configured_token_is_asked_for(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", token="s3cret") as running, running.client() as client:
         for probe in ("/livez", "/readyz"):
@@ -203,6 +203,7 @@ def test_configured_token_is_asked_for(tmp_path: Path) -> None:
 
 
 # Shutdown ----------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_shutdown_answers_what_waits_and_ends_cleanly(own_server: ServerProcess) -> None:
     with own_server.client() as client:
         client.put("/v1/streams/S", json={"subjects": ["s.>"]})

@@ -263,6 +263,7 @@ def test_last_subjects_and_purges_are_of_all_shards(sharded: Stream) -> None:
     assert sharded.client.post(f"{sharded.path}/purge").json() == {"purged": 17}
 
 
+@pytest.mark.long
 def test_replay_reads_every_shard_by_its_splits(sharded: Stream) -> None:
     sharded.fill(50)
     plan = sharded.client.get(f"{sharded.path}/replay/plan?splits=8").json()

@@ -219,6 +219,7 @@ def test_clients_and_command_take_and_restore(
     unused.client.delete(unused.path)
 
 
+@pytest.mark.long
 def test_memory_grows_with_neither_snapshot_nor_restore(own_server: ServerProcess) -> None:
     payload = "x" * 10_000
     batch = {"messages": [{"subject": "big.a", "data": payload} for _ in range(90)]}

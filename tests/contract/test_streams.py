@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 
 MERGE_PATCH = {"content-type": "application/merge-patch+json"}
 CONFIG_FIELDS = {
@@ -58,13 +59,13 @@ def test_put_of_what_a_get_answered_changes_nothing(stream: Stream) -> None:
     assert again.headers["etag"] == shown.headers["etag"]
 
 
-@pytest.mark.parametrize("limit", ["max_msgs", "max_bytes", "max_msg_size", "max_consumers"])
-@pytest.mark.parametrize("value", [0, -5])
+@each("limit", ["max_msgs", "max_bytes", "max_msg_size", "max_consumers"])
+@each("value", [0, -5])
 def test_unlimited_is_stored_as_minus_one(unused: Stream, limit: str, value: int) -> None:
     assert unused.configure(**{limit: value}).json()["config"][limit] == -1
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "shown"),
     [("90s", "90s"), ("1h30m", "90m"), ("7d", "7d"), ("1500ms", "1500ms"), (2_000_000_000, "2s")],
 )
@@ -74,7 +75,7 @@ def test_durations_are_taken_in_any_form_and_shown_in_one(
     assert unused.configure(max_age=given).json()["config"]["max_age"] == shown
 
 
-@pytest.mark.parametrize("query", ["pedantic=true", "pedantic=1", "pedantic"])
+@each("query", ["pedantic=true", "pedantic=1", "pedantic"])
 def test_pedantic_refuses_a_silent_change(unused: Stream, query: str) -> None:
     config = {"subjects": [f"{unused.prefix}.>"], "max_msgs": 0}
     answer = unused.client.put(f"{unused.path}?{query}", json=config)
@@ -82,7 +83,8 @@ def test_pedantic_refuses_a_silent_change(unused: Stream, query: str) -> None:
     assert unused.client.get(unused.path).status_code == 404
 
 
-@pytest.mark.parametrize(
+@pytest.mark.long
+@each(
     ("config", "code", "pointer"),
     [
         ({"subjects": ["a b"]}, 10052, "/subjects/0"),
@@ -140,7 +142,7 @@ def test_invalid_config_is_422_at_its_field(
     assert unused.client.get(unused.path).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["a.b", "a*b", "a%20b", "a%3Eb", "x" * 256])
+@each("name", ["a.b", "a*b", "a%20b", "a%3Eb", "x" * 256])
 def test_invalid_name_is_422(client: httpx.Client, name: str) -> None:
     assert_problem(client.put(f"/v1/streams/{name}", json={}), 422, 10052, "/name")
 
@@ -296,7 +298,7 @@ def test_patch_with_null_resets(stream: Stream) -> None:
     assert (config["max_msgs"], config["description"]) == (-1, "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("patch", "status", "pointer"),
     [
         ({"nonsense": 1}, 422, "/nonsense"),
@@ -352,7 +354,7 @@ def test_list_is_paged_and_filtered(unused: Stream) -> None:
         unused.client.delete(f"/v1/streams/{name}")
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "subject=a..b"])
+@each("query", ["limit=0", "limit=1001", "limit=x", "subject=a..b"])
 def test_bad_list_parameter_is_422(client: httpx.Client, query: str) -> None:
     assert_problem(client.get(f"/v1/streams?{query}"), 422, None, query.partition("=")[0])
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.each import each
 
 pytestmark = pytest.mark.split
 
@@ -110,7 +111,7 @@ def test_deleted_stream_ends_its_tails_with_a_word(stream: Stream) -> None:
         assert events.next() is None
 
 
-@pytest.mark.parametrize("seen", ["x", "-1", "1.5", "9" * 19, "9" * 30])
+@each("seen", ["x", "-1", "1.5", "9" * 19, "9" * 30])
 def test_last_event_id_that_is_no_sequence_is_422(stream: Stream, seen: str) -> None:
     answer = stream.client.get(f"{stream.path}/messages", headers={**EVENTS, "last-event-id": seen})
     assert_problem(answer, 422, None, "Last-Event-ID")

@@ -12,6 +12,7 @@ import pytest
 from contrail_client import Contrail, Message
 from tests.contract.conftest import Stream, assert_problem
 from tests.contract.talk import JSON, MSGPACK, Talk
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 PATIENCE_S = 30.0
@@ -135,7 +136,7 @@ def test_batch_stored_as_one_has_them_too(stream: Stream) -> None:
     until(stream, lambda: [seq for seq, _, _ in stored(stream)] == [2])
 
 
-@pytest.mark.parametrize("text", ["0", "0s", "-1", "-2", "999ms", "soon", "", "-1s"])
+@each("text", ["0", "0s", "-1", "-2", "999ms", "soon", "", "-1s"])
 def test_what_is_no_time_to_live_is_422_with_or_without_permission(
     stream: Stream, text: str
 ) -> None:

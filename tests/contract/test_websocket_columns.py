@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator
 
 from tests.contract.conftest import Stream
 from tests.contract.talk import JSON, MSGPACK, OP_BINARY, Frame, RawSocket, Talk, frame_bytes
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -154,7 +155,7 @@ def test_frames_are_as_described(talk: Talk, stream: Stream) -> None:
     assert "headers" not in without["cols"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("form", "fields"),
     [
         (JSON, {"ordered": True}),
@@ -254,6 +255,7 @@ def test_consumer_lost_under_the_columns_is_made_anew_behind_what_was_sent(
     assert [one["seq"] for one in received(talk, 3)] == [6, 7, 8]
 
 
+@pytest.mark.long
 def test_columns_that_nobody_reads_spend_the_budget(own_server: ServerProcess) -> None:
     with own_server.client() as client:
         stream = Stream(client, "T", "t")
@@ -271,6 +273,7 @@ def test_columns_that_nobody_reads_spend_the_budget(own_server: ServerProcess) -
             assert unread.close_code() == 4008
 
 
+@pytest.mark.long
 def test_socket_with_columns_is_told_of_the_end_of_the_process(own_server: ServerProcess) -> None:
     with own_server.client() as client:
         stream = Stream(client, "T", "t")

@@ -1,8 +1,9 @@
 """What is not WebSocket, not JSON, or not a frame: documented close codes, nothing else breaks."""
 
+import contextlib
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.contract.talk import (
     Talk,
     frame_bytes,
 )
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -35,12 +37,19 @@ def raw(server: ServerProcess) -> Iterator[RawSocket]:
         yield opened.opened()
 
 
+@pytest.fixture
+def connect(server: ServerProcess) -> Iterator[Callable[[], RawSocket]]:
+    """Open one more socket."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(RawSocket(server.url)).opened()
+
+
 def compressed(payload: bytes) -> bytes:
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(payload) + packer.flush(zlib.Z_SYNC_FLUSH)[:-4]
 
 
-@pytest.mark.parametrize(
+@each(
     ("sent", "code"),
     [
         pytest.param(frame_bytes(OP_TEXT, PING, masked=False), 1002, id="unmasked"),
@@ -81,8 +90,9 @@ def compressed(payload: bytes) -> bytes:
     ],
 )
 def test_malformed_frame_ends_the_socket_with_its_code(
-    raw: RawSocket, server: ServerProcess, sent: bytes, code: int
+    connect: Callable[[], RawSocket], server: ServerProcess, sent: bytes, code: int
 ) -> None:
+    raw = connect()
     raw.send(sent)
     assert raw.close_code() == code
     if code in (4500, 1007):
@@ -102,7 +112,7 @@ def test_message_that_is_too_large_is_told_of_though_all_of_it_is_sent(
             assert raw.close_code() == 4513
 
 
-@pytest.mark.parametrize("sent", [b"", b"\xc1", b"\x93\x01", b"\xdd\xff\xff\xff\xff", b"\x07"])
+@each("sent", [b"", b"\xc1", b"\x93\x01", b"\xdd\xff\xff\xff\xff", b"\x07"])
 def test_what_is_no_msgpack_ends_the_socket(server: ServerProcess, sent: bytes) -> None:
     with Talk(server.url, MSGPACK) as talk:
         talk.socket.send(sent)
@@ -176,7 +186,7 @@ def test_frame_sent_together_with_the_handshake_is_read(server: ServerProcess) -
         assert raw.frame() == (OP_TEXT, PONG)
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "name"),
     [
         ({"op": "unheard-of"}, "operation_unknown"),
@@ -213,7 +223,7 @@ def test_bad_frame_in_an_array_leaves_the_others_alone(server: ServerProcess) ->
         assert talk.next()["op"] == "pong"
 
 
-@pytest.mark.parametrize("identity", [True, 1.5, [], {}, None, 1 << 80])
+@each("identity", [True, 1.5, [], {}, None, 1 << 80])
 def test_id_that_is_neither_text_nor_number_does_not_come_back(
     server: ServerProcess, identity: object
 ) -> None:

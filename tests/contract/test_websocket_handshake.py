@@ -17,6 +17,7 @@ from tests.contract.talk import (
     Talk,
     frame_bytes,
 )
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -56,7 +57,7 @@ def test_offered_compression_is_not_taken(server: ServerProcess) -> None:
         assert "sec-websocket-extensions" not in headers
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "status", "name"),
     [
         (["Sec-WebSocket-Protocol: contrail.v2.json"], 400, "subprotocol_unknown"),
@@ -101,6 +102,7 @@ def test_upgrade_offered_elsewhere_is_ignored(server: ServerProcess) -> None:
         assert status == 200
 
 
+@pytest.mark.long
 def test_handshake_with_the_token_needs_no_connect(guarded: ServerProcess) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with Talk(guarded.url, additional_headers=headers) as talk:
@@ -119,7 +121,7 @@ def test_token_may_come_with_connect(guarded: ServerProcess) -> None:
         talk.nothing_more()
 
 
-@pytest.mark.parametrize(
+@each(
     "frame",
     [
         {"op": "connect", "id": 1},
@@ -182,6 +184,7 @@ def test_open_server_takes_any_connect(server: ServerProcess) -> None:
         talk.done("connect", token="whatever", client="c", heartbeat="30s")
 
 
+@pytest.mark.long
 def test_sockets_and_frames_are_counted(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as running, running.client() as client:
         with Talk(running.url) as talk:

@@ -60,6 +60,7 @@ def fill_with_large(stream: Stream, count: int) -> None:
 
 
 # Slow readers ------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_socket_that_is_not_read_is_closed_when_its_budget_is_spent(
     own_server: ServerProcess, own: Stream
 ) -> None:
@@ -72,6 +73,7 @@ def test_socket_that_is_not_read_is_closed_when_its_budget_is_spent(
         assert unread.close_code() == 4008
 
 
+@pytest.mark.long
 def test_answers_that_nobody_reads_spend_the_budget_too(
     own_server: ServerProcess, own: Stream
 ) -> None:
@@ -84,6 +86,7 @@ def test_answers_that_nobody_reads_spend_the_budget_too(
     assert own_server.rss_bytes() - before < 64 * MIB
 
 
+@pytest.mark.long
 def test_slow_reader_that_does_read_gets_everything(own_server: ServerProcess, own: Stream) -> None:
     fill_with_large(own, 30)
     with RawSocket(own_server.url) as slow:
@@ -98,6 +101,7 @@ def test_slow_reader_that_does_read_gets_everything(own_server: ServerProcess, o
     assert found == list(range(1, 31))
 
 
+@pytest.mark.long
 def test_unread_sockets_do_not_hold_up_others(own_server: ServerProcess, own: Stream) -> None:
     fill_with_large(own, 20)
     with RawSocket(own_server.url) as unread, Talk(own_server.url) as talk:
@@ -107,6 +111,7 @@ def test_unread_sockets_do_not_hold_up_others(own_server: ServerProcess, own: St
         assert len(talk.messages(20)) == 20
 
 
+@pytest.mark.long
 def test_sockets_that_never_read_are_bounded_over_all_of_them(
     own_server: ServerProcess, own: Stream
 ) -> None:

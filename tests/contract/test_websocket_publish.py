@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.conftest import Stream
 from tests.contract.talk import JSON, MSGPACK, Talk
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -43,7 +44,7 @@ def test_payload_comes_as_text_base64_or_json(server: ServerProcess, stream: Str
     assert found == ["t\u00e9xt".encode(), b"\xff\x00", b'{"a":[1,2.5]}']
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "name"),
     [
         ({}, "invalid_field"),

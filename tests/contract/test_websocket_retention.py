@@ -7,6 +7,7 @@ import pytest
 
 from tests.contract.conftest import Stream
 from tests.contract.talk import Talk, seqs
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -43,7 +44,7 @@ def test_acks_over_a_socket_remove_from_a_workqueue(talk: Talk, workqueue: Strea
     assert workqueue.state()["messages"] == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "name"),
     [
         ({"ordered": True}, "workqueue_needs_explicit_ack"),

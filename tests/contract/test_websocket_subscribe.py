@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.conftest import Stream
 from tests.contract.talk import JSON, MSGPACK, TIMEOUT_S, Talk, seqs
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -156,7 +157,7 @@ def test_subscription_to_what_is_new_gets_only_that(talk: Talk, stream: Stream) 
     assert seqs(talk.messages(1)) == [4]
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "name"),
     [
         ({"stream": "NOT_THERE"}, "stream_not_found"),
@@ -178,6 +179,7 @@ def test_subscription_that_cannot_stand_is_refused_and_leaves_its_sid_free(
     stream.consumer()
     assert talk.refused("sub", **{"sid": "s", "stream": stream.name, **fields})["name"] == name
     talk.done("sub", sid="s", stream=stream.name)
+    talk.done("unsub", sid="s")
 
 
 def test_sid_that_is_taken_is_refused(talk: Talk, stream: Stream) -> None:

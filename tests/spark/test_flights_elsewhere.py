@@ -8,6 +8,7 @@ import pytest
 from contrail_flights.__main__ import parse_settings
 from contrail_flights.server import ServerError, connected
 from contrail_spark.session import MasterError, parse_master
+from tests.support.each import each
 from tests.support.servers import ServerProcess, free_port
 
 TOKEN = "the-token-of-a-test"
@@ -70,9 +71,7 @@ def test_options_that_do_not_fit_are_refused(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "text", ["local[2]", "spark://host", "spark://:7077", "spark://a:b", "spark://u@h:1", ""]
-)
+@each("text", ["local[2]", "spark://host", "spark://:7077", "spark://a:b", "spark://u@h:1", ""])
 def test_what_is_no_standalone_master_is_refused(text: str) -> None:
     with pytest.raises(MasterError, match="is not a master URL such as"):
         parse_master(text)

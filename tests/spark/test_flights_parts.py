@@ -31,6 +31,7 @@ from contrail_flights.server import ServerError, serving
 from contrail_flights.stream import Found, judge
 from contrail_flights.suggestions import suggestions
 from contrail_flights.tally import Tally, tally_of
+from tests.support.each import each
 
 DELAYS = ("flights", "cancelled", "mean_delay", "median_delay", "p90_delay")
 HEADER = (
@@ -119,7 +120,7 @@ def info(messages: int, noted: str | None) -> StreamInfo:
     return StreamInfo(config={"name": "FLIGHTS", "metadata": metadata}, created="", state=state)
 
 
-@pytest.mark.parametrize(
+@each(
     ("found", "judged"),
     [
         (None, Found.NOTHING),
@@ -161,7 +162,7 @@ def test_checks_pass_when_all_sides_agree() -> None:
     raise_disagreements(check_all(whole, None, received, whole))
 
 
-@pytest.mark.parametrize(
+@each(
     ("published", "delivered", "left", "read", "sentence"),
     [
         (Tally(8, 5), Tally(2, 1), consumer(), Tally(9, 5), "published: 8 with checksum 5, but"),

@@ -6,6 +6,7 @@ import pytest
 
 from contrail_spark.errors import OptionError
 from contrail_spark.options import DEFAULT_SPLITS, DEFAULT_URL, ReplayOptions, parse_options
+from tests.support.each import each
 
 
 def test_only_the_stream_given_takes_every_default() -> None:
@@ -48,7 +49,7 @@ def test_every_option_given_is_taken() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "sentence"),
     [
         ({}, "option stream is missing"),

@@ -14,6 +14,7 @@ from contrail_spark.plan import (
     replay_query,
     wire_columns,
 )
+from tests.support.each import each
 
 SPLIT = {"shard": 0, "from_seq": 1, "to_seq": 50, "messages": 48, "bytes": 9_600}
 DOCUMENT = {"stream": "FLIGHTS", "incarnation": "f3a", "splits": [SPLIT]}
@@ -28,7 +29,7 @@ def test_a_plan_of_an_empty_range_has_no_splits() -> None:
     assert parse_plan({**DOCUMENT, "splits": []}).splits == ()
 
 
-@pytest.mark.parametrize(
+@each(
     "document",
     [
         None,

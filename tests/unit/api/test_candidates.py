@@ -27,6 +27,7 @@ from contrail_edge.inputs.message_items import (
     checked,
     payload_of,
 )
+from tests.support.each import each
 from tests.unit.api.edge_rig import messages_of
 
 PAYLOAD_MAX = 1000
@@ -68,7 +69,7 @@ def looked_at_closely(*items: Any) -> list[PublishMessage | ApiError]:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "payload"),
     [
         ({"data": "grün"}, "grün".encode()),
@@ -88,7 +89,7 @@ def test_json_payload_is_stored_compact_and_otherwise_as_written() -> None:
     assert payload_of(one, "", 63) == b'{"b":1.50,"a":[12345678901234567890]}'
 
 
-@pytest.mark.parametrize("fields", [{}, {"data": "x", "json": 1}, {"data": "", "data_base64": ""}])
+@each("fields", [{}, {"data": "x", "json": 1}, {"data": "", "data_base64": ""}])
 def test_anything_but_one_payload_form_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="exactly one") as refused:
         candidate_of(**fields)
@@ -125,7 +126,7 @@ def test_message_id_in_the_headers_counts_whatever_its_spelling() -> None:
     assert message(data="x", headers={"nats-msg-id": ["k"]}).msg_id == "k"
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "spec"),
     [
         ({"subject": "a.*"}, errors.INVALID_SUBJECT),
@@ -156,7 +157,7 @@ def test_item_that_cannot_be_stored_is_refused_for_itself(
     assert found.applied is False or spec is errors.INVALID_FIELD
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "headers", "ttl_ns"),
     [
         ({"ttl": 5}, {"Nats-TTL": ["5"]}, 5 * NS_PER_S),
@@ -179,7 +180,7 @@ def test_batch_without_headers_is_put_into_columns_as_it_is() -> None:
     assert messages_of(batch) == looked_at_closely(*items)
 
 
-@pytest.mark.parametrize("message_id", ["k", "k" * 1_024, "grün"])
+@each("message_id", ["k", "k" * 1_024, "grün"])
 def test_batch_with_ids_alone_is_what_a_closer_look_makes_of_it(message_id: str) -> None:
     headers = [{"Nats-Msg-Id": [one]} for one in (message_id, "other", message_id)]
     items = [["a", each, b"%d" % at] for at, each in enumerate(headers)]
@@ -189,7 +190,7 @@ def test_batch_with_ids_alone_is_what_a_closer_look_makes_of_it(message_id: str)
     assert messages_of(batch)[0].msg_id == message_id
 
 
-@pytest.mark.parametrize(
+@each(
     ("subject", "headers", "payload"),
     [
         ("a.*", {"Nats-Msg-Id": ["k"]}, b""),
@@ -206,7 +207,7 @@ def test_batch_with_something_odd_in_it_needs_a_closer_look(
     assert id_batch(packed(IdItem, good, [subject, headers, payload]), PAYLOAD_MAX) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "headers",
     [
         None,
@@ -222,9 +223,7 @@ def test_other_headers_are_not_taken_for_an_id_alone(headers: Any) -> None:
         packed(IdItem, ["a", {"Nats-Msg-Id": ["good"]}, b""], ["a", headers, b""])
 
 
-@pytest.mark.parametrize(
-    "names", [["Content-Type", "Nats-Msg-Id", "X"], ["Nats-Msg-Id"], ["Content-Type"]]
-)
+@each("names", [["Content-Type", "Nats-Msg-Id", "X"], ["Nats-Msg-Id"], ["Content-Type"]])
 def test_batch_with_the_same_headers_is_what_a_closer_look_makes_of_it(names: list[str]) -> None:
     items = [["a", {name: [f"{name} {at}"] for name in names}, b"%d" % at] for at in range(3)]
     batch = uniform_batch(packed(PackedItem, *items), PAYLOAD_MAX)
@@ -232,7 +231,7 @@ def test_batch_with_the_same_headers_is_what_a_closer_look_makes_of_it(names: li
     assert messages_of(batch) == looked_at_closely(*items)
 
 
-@pytest.mark.parametrize(
+@each(
     "odd",
     [
         None,
@@ -250,7 +249,7 @@ def test_batch_whose_headers_differ_or_are_odd_needs_a_closer_look(odd: Any) -> 
     assert uniform_batch(items, PAYLOAD_MAX) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "name", ["nats-msg-id", "nats-ttl", "Nats-Expected-Stream", "NATS-Whatever", "b ad", "", "x*"]
 )
 def test_header_that_may_ask_for_something_or_is_invalid_needs_a_closer_look(name: str) -> None:
@@ -291,7 +290,7 @@ def test_packed_headers_are_interpreted() -> None:
     assert batch.expected == {1: Expected(last_seq=3)}
 
 
-@pytest.mark.parametrize(
+@each(
     "bad",
     [
         ["a.*", None, b"x"],
@@ -308,8 +307,8 @@ def test_one_bad_packed_item_leaves_the_others(bad: list[Any]) -> None:
     assert list(found.refused) == [1]
 
 
-@pytest.mark.parametrize("kind", [BareItem, IdItem, PackedItem])
-@pytest.mark.parametrize(
+@each("kind", [BareItem, IdItem, PackedItem])
+@each(
     "bad",
     [
         ["a", None],

@@ -22,6 +22,7 @@ from contrail_common.config_rules import (
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import ConsumerConfig, ConsumerLimits, StreamConfig
 from contrail_common.timeunits import NS_PER_MS, NS_PER_S
+from tests.support.each import each
 
 
 def stream(pedantic: bool = False, **draft: Any) -> StreamConfig:
@@ -46,8 +47,8 @@ def test_stream_without_subjects_captures_its_name() -> None:
     assert stream().subjects == ("S",)
 
 
-@pytest.mark.parametrize("field", ["max_msgs", "max_bytes", "max_msg_size", "max_consumers"])
-@pytest.mark.parametrize("value", [0, -1, -7])
+@each("field", ["max_msgs", "max_bytes", "max_msg_size", "max_consumers"])
+@each("value", [0, -1, -7])
 def test_limit_of_zero_or_below_is_stored_as_unlimited(field: str, value: int) -> None:
     assert getattr(stream(**{field: value}), field) == -1
 
@@ -66,7 +67,7 @@ def test_duplicate_window_defaults_to_two_minutes_but_not_beyond_max_age() -> No
     assert stream(max_age_ns=NS_PER_S).duplicate_window_ns == NS_PER_S
 
 
-@pytest.mark.parametrize(
+@each(
     ("draft", "pointer"),
     [
         ({"max_age_ns": -1}, "/max_age"),
@@ -104,14 +105,14 @@ def test_invalid_stream_is_refused_at_its_field(draft: dict[str, Any], pointer: 
     assert [field.pointer for field in refused.fields] == [pointer]
 
 
-@pytest.mark.parametrize("name", ["a/b", "a\\b", "/", "a /"])
+@each("name", ["a/b", "a\\b", "/", "a /"])
 def test_name_of_a_stream_with_a_path_separator_has_a_code_of_its_own(name: str) -> None:
     refused = refusal(lambda: stream(name=name))
     assert refused.spec is errors.STREAM_NAME_SEPARATOR
     assert [field.pointer for field in refused.fields] == ["/name"]
 
 
-@pytest.mark.parametrize("subject", ["$JS.EVENT.>", "$SYS.ACCOUNT.>", "$KV.bucket.>", "*"])
+@each("subject", ["$JS.EVENT.>", "$SYS.ACCOUNT.>", "$KV.bucket.>", "*"])
 def test_subjects_outside_the_reserved_ones_are_taken(subject: str) -> None:
     assert stream(subjects=(subject,)).subjects == (subject,)
 
@@ -130,7 +131,7 @@ def test_sealed_stream_keeps_and_takes_nothing() -> None:
     assert refusal(lambda: check_stream_create(config)).spec is errors.STREAM_CONFIG_INVALID
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new"),
     [
         ({"first_seq": 5}, {}),
@@ -170,7 +171,7 @@ def test_markers_turn_on_what_they_need_and_off_what_is_in_their_way() -> None:
     check_stream_update(config, stream(allow_msg_ttl=True))
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "field"),
     [
         # Left out or said to be off, a switch that markers turn on is one that changes silently.
@@ -220,7 +221,7 @@ def test_max_ack_pending_of_zero_is_the_default_and_below_is_unlimited() -> None
     assert consumer(max_ack_pending=-5).max_ack_pending == -1
 
 
-@pytest.mark.parametrize(
+@each(
     ("draft", "spec"),
     [
         ({"ack_wait_ns": -1}, errors.CONSUMER_CONFIG_INVALID),
@@ -268,7 +269,7 @@ def test_limits_of_the_stream_are_the_defaults_of_a_consumer() -> None:
         assert over_limits(config, limits) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("draft", "spec"),
     [
         ({"max_ack_pending": 10, "inactive_threshold_ns": NS_PER_S}, None),
@@ -289,7 +290,7 @@ def test_filters_that_only_overlap_in_part_are_taken() -> None:
     assert consumer(filter_subjects=("a.*", "*.b")).filter_subjects == ("a.*", "*.b")
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [
         {"durable": False},

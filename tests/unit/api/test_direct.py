@@ -412,6 +412,7 @@ async def deaf_client(port: int, requests: bytes) -> socket.socket:
     return deaf
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fast_lane", [True, False])
 def test_no_answer_is_made_while_the_last_one_is_not_taken(fast_lane: bool) -> None:
     async def scenario() -> None:

@@ -9,6 +9,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Response
+from tests.support.each import each
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.test_direct import Streams, connected
 from tests.unit.api.test_http_protocol import wait_until
@@ -38,7 +39,7 @@ def same(answered: bytes) -> list[bytes]:
     return [*sorted(head.split(b"\r\n")), body]
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "status"),
     [
         (GET + "7", b"200"),

@@ -8,6 +8,7 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from tests.support.each import each
 from tests.unit.api.edge_rig import Edge, Exchange
 from tests.unit.api.edge_serving import serving
 
@@ -27,14 +28,12 @@ def call(method: str, target: str, *args: Any, edge: Edge | None = None, **kwarg
 
 
 # Who may call ------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "host", ["localhost", "localhost:80", "127.0.0.1", "[::1]:7420", "LOCALHOST"]
-)
+@each("host", ["localhost", "localhost:80", "127.0.0.1", "[::1]:7420", "LOCALHOST"])
 def test_loopback_host_is_served(host: str) -> None:
     assert call("GET", "/livez", headers={"host": host}).status == 200
 
 
-@pytest.mark.parametrize(
+@each(
     "host",
     [
         "example.com",
@@ -51,14 +50,12 @@ def test_foreign_host_is_403(host: str) -> None:
     assert (answer.status, answer.json()["name"]) == (403, "foreign_host")
 
 
-@pytest.mark.parametrize(
-    "origin", ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:7420"]
-)
+@each("origin", ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:7420"])
 def test_loopback_origin_is_served(origin: str) -> None:
     assert call("GET", "/livez", headers={"origin": origin}).status == 200
 
 
-@pytest.mark.parametrize(
+@each(
     "origin",
     [
         "http://example.com",
@@ -94,7 +91,7 @@ def test_token_is_asked_for_everywhere_but_at_probes_and_documents() -> None:
         assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     ["Bearer other", "Bearer secre", "Bearer secrets", "Basic secret", "secret", "Bearer", ""],
 )
@@ -128,8 +125,8 @@ def test_slash_in_a_subject_is_part_of_it_when_escaped(fast_lane: bool) -> None:
     assert edge.link.published[0][0].subject == "a.x/y%z"
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
-@pytest.mark.parametrize("target", ["/v1/subjects/a.%zz/messages", "/v1/subjects/a.%FF/messages"])
+@each("fast_lane", [True, False])
+@each("target", ["/v1/subjects/a.%zz/messages", "/v1/subjects/a.%FF/messages"])
 def test_broken_escape_in_the_path_is_400(fast_lane: bool, target: str) -> None:
     assert call("POST", target, b"x", edge=Edge(fast_lane=fast_lane)).status == 400
 
@@ -202,8 +199,8 @@ def test_management_body_is_bounded_too() -> None:
 
 
 # Failing -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("fast_lane", [True, False])
-@pytest.mark.parametrize(
+@each("fast_lane", [True, False])
+@each(
     ("failure", "status", "retry_after"),
     [
         (ApiError(errors.OVERLOADED, retry_after_s=7, applied=False), 503, "7"),
@@ -224,6 +221,7 @@ def test_refusal_of_the_storage_is_a_problem(
     assert answer.json()["retryable"] is failure.spec.retryable
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fast_lane", [True, False])
 def test_failure_nobody_foresaw_is_500_without_details(fast_lane: bool) -> None:
     edge = Edge(fast_lane=fast_lane)
@@ -284,8 +282,8 @@ async def while_waiting(
     return task
 
 
-@pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("fast_lane", [True, False])
+@each("wait", WAITS)
+@each("fast_lane", [True, False])
 def test_client_that_leaves_ends_its_wait(wait: tuple[str, str, bytes], fast_lane: bool) -> None:
     async def scenario() -> None:
         edge, gone = Edge(fast_lane=fast_lane), asyncio.Event()
@@ -295,8 +293,8 @@ def test_client_that_leaves_ends_its_wait(wait: tuple[str, str, bytes], fast_lan
     run(scenario())
 
 
-@pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("fast_lane", [True, False])
+@each("wait", WAITS)
+@each("fast_lane", [True, False])
 def test_drain_answers_what_waits(wait: tuple[str, str, bytes], fast_lane: bool) -> None:
     async def scenario() -> None:
         edge = Edge(fast_lane=fast_lane)

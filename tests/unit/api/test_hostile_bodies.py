@@ -20,6 +20,7 @@ from contrail_edge.inputs.json_body import VALUES_MAX
 from contrail_edge.inputs.message_items import header_problem
 from contrail_edge.inputs.negotiation import MSGPACK_TYPE
 from contrail_gateway.core.pull_rules import ACKS_BYTES_MAX, ACKS_MAX
+from tests.support.each import each
 from tests.unit.api.calls_of_turns import CallsOfTurns
 from tests.unit.api.edge_rig import ACK_KEY, Edge, Exchange
 
@@ -80,7 +81,8 @@ class Calls:
         self.count += event in ("call", "c_call")
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.long
+@each("name", HOSTILE)
 def test_body_that_asks_for_much_work_is_refused_early_and_in_few_words(name: str) -> None:
     method, target, body, status = HOSTILE[name]
     calls = Calls()
@@ -140,7 +142,7 @@ async def batch_of(messages: list[Any], edge: Edge) -> Exchange:
     return await edge.call("POST", BATCH, body, {"content-type": "application/json"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("item", "status", "pointer"),
     [
         ({"subject": "a.b", "data": "x", "json": 1}, 422, "/messages/4"),
@@ -164,6 +166,7 @@ def test_large_batch_is_refused_as_a_small_one_is(item: Any, status: int, pointe
     assert large.json()["detail"] == small.json()["detail"]
 
 
+@pytest.mark.long
 def test_large_batch_is_stored_in_order_and_others_have_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -311,6 +314,7 @@ IN_STEPS: dict[str, tuple[str, Callable[[], bytes], int, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_batch_that_asks_for_much_work_is_read_in_steps(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -369,6 +373,7 @@ def test_batch_in_msgpack_is_read_alike_large_and_small() -> None:
         assert large == small
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("genuine", [True, False])
 def test_as_many_acks_as_there_may_be_are_looked_at_in_steps(
     genuine: bool, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import uvloop
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from tests.support.each import each
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.edge_serving import SOON_S, serving, wait_until
 
@@ -50,7 +51,7 @@ def test_connection_that_sends_no_request_is_closed_without_a_word(sent: bytes) 
     run(scenario())
 
 
-@pytest.mark.parametrize(
+@each(
     "half",
     [
         b"G",
@@ -208,6 +209,7 @@ def test_pieces_of_a_chunk_are_one_chunk_on_the_wire(fast_lane: bool) -> None:
     run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1 << 20, 64 << 20])
 def test_slow_reader_gets_all_pieces_in_order(size: int) -> None:
     async def scenario() -> None:
@@ -277,7 +279,7 @@ def test_garbage_behind_a_running_request_lets_its_answer_through() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("count", [1, 2, 50])
+@each("count", [1, 2, 50])
 def test_offers_of_another_protocol_in_one_segment_are_all_answered(count: int) -> None:
     async def scenario() -> None:
         offer = (

@@ -19,6 +19,7 @@ from contrail_edge.inputs.json_body import (
     decode_untyped,
     json_pointer,
 )
+from tests.support.each import each
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='"\\[]{}aé', max_size=8),
@@ -42,6 +43,7 @@ def count_values(value: Any) -> int:
     return 1 + sum(map(count_values, inner))
 
 
+@pytest.mark.long
 @given(JSON, st.integers(1, 8))
 def test_values_are_counted_outside_of_strings(value: Any, limit: int) -> None:
     text = json.dumps(value).encode()
@@ -84,7 +86,7 @@ def test_sixty_four_levels_are_taken_and_one_more_is_not() -> None:
         decode_untyped(b"[" * (NESTING_MAX + 1) + b"]" * (NESTING_MAX + 1))
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         b"",
@@ -118,7 +120,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
     inner: list[Inner]
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "pointer"),
     [
         (b"[]", ""),

@@ -8,6 +8,7 @@ from contrail_api.message_headers import from_request, payload_type, to_response
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers, StoredMessage
 from contrail_edge.inputs.message_items import header_problem
+from tests.support.each import each
 
 VALUES = st.text(
     st.characters(exclude_characters="\x00\r\n", exclude_categories=["Cs"]), max_size=40
@@ -25,9 +26,7 @@ def test_request_without_message_headers_gives_none() -> None:
     assert received({"Host": "localhost", "Content-Length": "3", "Nat": "x"}) is None
 
 
-@pytest.mark.parametrize(
-    "kind", ["application/octet-stream", "application/x-www-form-urlencoded", ""]
-)
+@each("kind", ["application/octet-stream", "application/x-www-form-urlencoded", ""])
 def test_content_type_that_says_nothing_is_not_stored(kind: str) -> None:
     assert received({"Content-Type": kind}) is None
 
@@ -40,7 +39,7 @@ def test_content_type_of_the_payload_is_stored_unless_the_message_names_its_own(
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "kind"),
     [
         (None, "application/octet-stream"),
@@ -89,7 +88,7 @@ def test_extended_form_is_decoded() -> None:
     assert received({"Msg-Header-City*": "UTF-8''Z%C3%BCrich"}) == {"City": ["Zürich"]}
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         "Zurich",
@@ -116,7 +115,7 @@ def test_prefix_alone_is_refused() -> None:
         received({"Msg-Header-": "x"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "problem"),
     [
         ({"A": ["x"]}, None),
@@ -166,7 +165,7 @@ def test_subject_beyond_ascii_is_sent_in_extended_form() -> None:
     assert sent[b"nats-subject*"] == b"UTF-8''st%C3%A4dte.x"
 
 
-@pytest.mark.parametrize("name", ["A\r\nB: c", "A b", "A:", "\u00e4", ""])
+@each("name", ["A\r\nB: c", "A b", "A:", "\u00e4", ""])
 def test_header_name_that_http_cannot_carry_is_not_sent(name: str) -> None:
     with pytest.raises(ApiError, match="cannot be sent"):
         to_response("S", StoredMessage(1, "a", 1, {"K": ["v"], name: ["v"]}, b""))

@@ -5,11 +5,12 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.inputs.negotiation import acceptable, content_type, names_json
+from tests.support.each import each
 
 OFFERS = ("application/json", "application/x-ndjson")
 
 
-@pytest.mark.parametrize(
+@each(
     ("header", "chosen"),
     [
         (None, OFFERS[0]),
@@ -28,16 +29,14 @@ def test_best_offer_is_chosen(header: bytes | None, chosen: str) -> None:
     assert acceptable(header, OFFERS) == chosen
 
 
-@pytest.mark.parametrize(
-    "header", [b"text/event-stream", b"application/json;q=0", b"*/*;q=0", b"*/*;q=2", b";;,,"]
-)
+@each("header", [b"text/event-stream", b"application/json;q=0", b"*/*;q=0", b"*/*;q=2", b";;,,"])
 def test_nothing_acceptable_is_refused(header: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         acceptable(header, OFFERS)
     assert refused.value.spec is errors.NOT_ACCEPTABLE
 
 
-@pytest.mark.parametrize(
+@each(
     "header",
     [
         b"application/json",
@@ -50,7 +49,7 @@ def test_content_type_is_matched_without_case_and_parameters(header: bytes) -> N
     assert content_type(header, OFFERS) == OFFERS[0]
 
 
-@pytest.mark.parametrize(
+@each(
     "header", [None, b"", b"text/plain", b"application/json; charset=latin-1", b"application/jsonx"]
 )
 def test_other_content_type_is_refused(header: bytes | None) -> None:
@@ -59,7 +58,7 @@ def test_other_content_type_is_refused(header: bytes | None) -> None:
     assert refused.value.spec is errors.UNSUPPORTED_MEDIA
 
 
-@pytest.mark.parametrize(
+@each(
     ("header", "json"),
     [
         (None, False),

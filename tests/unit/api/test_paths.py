@@ -10,6 +10,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.inputs.paths import canonical_path, percent_decode, split_path
 from contrail_edge.routing import PathTable
+from tests.support.each import each
 
 SEGMENT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12)
 
@@ -26,9 +27,7 @@ def test_escape_is_decoded_once() -> None:
     assert split_path(b"/v1/a%2Fb/%2541") == ["", "v1", "a/b", "%41"]
 
 
-@pytest.mark.parametrize(
-    "text", ["%", "%4", "%zz", "a%G1", "%FF", "%C3", "%ED%A0%80", "%00", "%0A"]
-)
+@each("text", ["%", "%4", "%zz", "a%G1", "%FF", "%C3", "%ED%A0%80", "%00", "%0A"])
 def test_broken_escape_is_400(text: str) -> None:
     with pytest.raises(ApiError) as refused:
         percent_decode(text)
@@ -48,9 +47,7 @@ def test_table_finds_the_value_and_the_parameters() -> None:
     assert found == ("message", {"stream": "a/b", "seq": "7"})
 
 
-@pytest.mark.parametrize(
-    "segments", [[], [""], ["", "v1"], ["", "v1", "streams", ""], ["", "v2", "streams", "S"]]
-)
+@each("segments", [[], [""], ["", "v1"], ["", "v1", "streams", ""], ["", "v2", "streams", "S"]])
 def test_table_finds_nothing_for_other_paths(segments: list[str]) -> None:
     table: PathTable[str] = PathTable()
     table.add("/v1/streams/{stream}", "one")

@@ -13,6 +13,7 @@ from contrail_edge.inputs.query import (
     parse_query,
     time_parameter,
 )
+from tests.support.each import each
 
 
 class Query(msgspec.Struct):
@@ -22,7 +23,7 @@ class Query(msgspec.Struct):
     subject: str = ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "parsed"),
     [
         (b"", Query()),
@@ -39,7 +40,7 @@ def test_parameters_are_parsed(text: bytes, parsed: Query) -> None:
     assert parse_query(text, Query) == parsed
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "pointer"),
     [
         (b"limit=0", "limit"),
@@ -57,7 +58,7 @@ def test_bad_parameter_is_422_by_its_name(text: bytes, pointer: str) -> None:
     assert [field.pointer for field in refused.value.fields] == [pointer]
 
 
-@pytest.mark.parametrize("text", [b"subject=%zz", b"subject=%FF", b"\xff=1", b"a=1&" * 65])
+@each("text", [b"subject=%zz", b"subject=%FF", b"\xff=1", b"a=1&" * 65])
 def test_broken_query_is_400(text: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         parse_query(text, Query)
@@ -74,7 +75,7 @@ def test_durations_times_and_filters() -> None:
     assert filter_parameter("subject", "a.>") == "a.>"
 
 
-@pytest.mark.parametrize("text", ["61s", "-1s", "soon"])
+@each("text", ["61s", "-1s", "soon"])
 def test_duration_out_of_bounds_is_refused(text: str) -> None:
     with pytest.raises(ApiError, match="wait"):
         duration_parameter("wait", text)

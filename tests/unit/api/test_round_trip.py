@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from contrail_common.config_rules import (
 )
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, ConsumerLimits, StreamConfig
+from tests.support.each import each
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -139,7 +139,7 @@ def test_consumer_sent_back_as_it_was_shown_is_the_same(
     assert config.metadata.keys() <= {"k", "_nats.req.level"}
 
 
-@pytest.mark.parametrize("asked", model.Compression.__args__)  # type: ignore[attr-defined]
+@each("asked", model.Compression.__args__)  # type: ignore[attr-defined]
 def test_compression_is_kept_as_it_was_asked_for(asked: str) -> None:
     draft: Any = {"name": "S", "compression": asked}
     assert normalise_stream(draft, pedantic=True).compression == asked

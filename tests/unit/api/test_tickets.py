@@ -53,6 +53,7 @@ def test_ticket_of_before_the_start_is_refused() -> None:
     assert not used.use(b"1", NOW - 1 + TICKET_NS, NOW)
 
 
+@pytest.mark.long
 def test_used_tickets_are_bounded() -> None:
     used = UsedTickets(NOW)
     for number in range(USED_MAX):

@@ -22,6 +22,7 @@ from contrail_client.errors import (
     UnexpectedAnswer,
     Unreachable,
 )
+from tests.support.each import each
 
 NOT_FOUND = b"""{"type": "urn:contrail:error:stream_not_found", "title": "stream not found",
  "status": 404, "detail": "no stream is called A", "instance": "/v1/streams/A", "code": 10059,
@@ -48,7 +49,7 @@ def test_path_segments_are_percent_encoded() -> None:
     assert path_of("subjects", "a.*/ü>", "messages") == "/v1/subjects/a.%2A%2F%C3%BC%3E/messages"
 
 
-@pytest.mark.parametrize("name", ["", ".", ".."])
+@each("name", ["", ".", ".."])
 def test_name_that_would_change_the_path_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be"):
         path_of("streams", "S", "consumers", name)
@@ -98,7 +99,7 @@ def test_unknown_outcome_keeps_the_servers_problem() -> None:
     assert caught.value.problem.status == 504
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>bad gateway</html>", b"[1, 2]"])
+@each("body", [b"", b"<html>bad gateway</html>", b"[1, 2]"])
 def test_refusal_without_a_problem_document_is_unexpected(body: bytes) -> None:
     with pytest.raises(UnexpectedAnswer, match="status 502"):
         conclude(READ, Answer(502, {}, body))
@@ -110,7 +111,7 @@ def test_success_that_cannot_be_parsed_is_unexpected() -> None:
         conclude(call, Answer(200, {}, b"not json"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "sent", "expected"),
     [
         (READ, False, Unreachable),
@@ -131,7 +132,7 @@ NOT_APPLIED = ApiProblem(503, name="overloaded", retryable=True, applied=False)
 FINAL = ApiProblem(409, name="stream_exists", applied=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "error", "again"),
     [
         (READ, RETRYABLE, True),

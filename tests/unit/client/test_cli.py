@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from contrail_client.cli import show
 from contrail_client.cli.main import app
 from contrail_client.models import StoredMessage
+from tests.support.each import each
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def test_version_is_printed() -> None:
     assert (result.exit_code, result.output.count(".")) == (0, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ("stream", "ls", "--nonsense"),

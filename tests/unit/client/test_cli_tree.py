@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from contrail_client.cli import show
 from contrail_client.cli.main import app
+from tests.support.each import each
 
 ROOT: Any = typer.main.get_command(app)
 SERVERS = {("serve",), ("storage",), ("api",), ("gateway",)}
@@ -39,18 +40,18 @@ PYTHONISMS = ("None", "True", "False", "<bool>", "<str>", "<int>", "list[", "Pat
 
 def tree(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command below one, with the words that lead to it."""
-    for name, each in getattr(command, "commands", {}).items():
-        yield (*path, name), each
-        yield from tree(each, (*path, name))
+    for name, one in getattr(command, "commands", {}).items():
+        yield (*path, name), one
+        yield from tree(one, (*path, name))
 
 
 ALL = dict(tree(ROOT))
-LEAVES = {path: each for path, each in ALL.items() if not hasattr(each, "commands")}
+LEAVES = {path: one for path, one in ALL.items() if not hasattr(one, "commands")}
 CLIENT = {path: LEAVES[path] for path in LEAVES.keys() - SERVERS - LOCAL - CHECKS}
 
 
 def named(paths: Any) -> Any:
-    return pytest.mark.parametrize("path", sorted(paths), ids=" ".join)
+    return each("path", sorted(paths), ids=" ".join)
 
 
 @pytest.fixture(autouse=True)
@@ -78,11 +79,11 @@ def call_of(path: tuple[str, ...], folder: Path) -> list[str]:
     archive = folder / "archive"
     archive.write_bytes(b"")
     given = list(path)
-    for each in LEAVES[path].params:
-        if each.param_type_name == "argument" and each.required:
+    for parameter in LEAVES[path].params:
+        if parameter.param_type_name == "argument" and parameter.required:
             known = {**VALUES, "FILE": str(archive)}
-            given.append(known[each.metavar])
-        if "--yes" in each.opts:
+            given.append(known[parameter.metavar])
+        if "--yes" in parameter.opts:
             given.append("--yes")
     if path == ("stream", "erase"):
         given.append("1")
@@ -92,6 +93,7 @@ def call_of(path: tuple[str, ...], folder: Path) -> list[str]:
 # Help --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @named(ALL)
 def test_help_tells_of_everything_as_it_is_written(path: tuple[str, ...]) -> None:
     result = contrail(*path, "--help")
@@ -99,14 +101,14 @@ def test_help_tells_of_everything_as_it_is_written(path: tuple[str, ...]) -> Non
     shown = " ".join(result.stdout.replace("│", " ").split())
     command = ALL[path]
     assert command.help
-    for each in command.params:
-        if each.name in ("install_completion", "show_completion"):
+    for parameter in command.params:
+        if parameter.name in ("install_completion", "show_completion"):
             continue
-        assert each.help, each.name
+        assert parameter.help, parameter.name
         # Brackets are escaped for Rich, which would take them for markup.
-        assert " ".join(each.help.replace("\\[", "[").split()) in shown
-        for option in each.opts:
-            assert option in shown or each.param_type_name == "argument"
+        assert " ".join(parameter.help.replace("\\[", "[").split()) in shown
+        for option in parameter.opts:
+            assert option in shown or parameter.param_type_name == "argument"
     for pythonism in PYTHONISMS:
         assert pythonism not in shown, pythonism
 
@@ -120,6 +122,7 @@ def test_help_of_the_root_lists_every_command() -> None:
 # Without a server --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @named(CLIENT)
 def test_without_a_server_it_ends_with_1_and_one_line(
     path: tuple[str, ...], silent_server: str, tmp_path: Path
@@ -137,8 +140,9 @@ def test_without_a_server_it_ends_with_1_and_one_line(
         assert result.stdout == ""
 
 
+@pytest.mark.long
 @named(LEAVES)
-@pytest.mark.parametrize("bad", [("--nonsense",), ("--config", "/nowhere/c.toml"), ("a",) * 9])
+@each("bad", [("--nonsense",), ("--config", "/nowhere/c.toml"), ("a",) * 9], ids=" ".join)
 def test_misuse_ends_with_2_and_one_line(path: tuple[str, ...], bad: tuple[str, ...]) -> None:
     if path == ("stream", "erase") and bad[0] == "a":
         bad = ("S", "not-a-number")

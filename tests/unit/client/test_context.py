@@ -9,6 +9,7 @@ from contrail_client.cli.commands.bench import figures, percentile
 from contrail_client.cli.context import Context, read_context
 from contrail_client.cli.settings import read_settings
 from contrail_client.transport import DEFAULT_URL
+from tests.support.each import each
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_fields_come_from_file_then_assignments_then_options(tmp_path: Path) -> 
     assert found == {"a": 1, "b": 2, "c": 3, "d": {"x": [True]}, "e": "7d", "f": None}
 
 
-@pytest.mark.parametrize("text", ["", "=", "a", "=b"])
+@each("text", ["", "=", "a", "=b"])
 def test_pair_without_a_name_or_an_equals_sign_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="NAME=VALUE"):
         headers_of([text])

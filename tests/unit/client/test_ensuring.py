@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from contrail_client.errors import Conflict, FieldError, NotFound
 from contrail_client.models import Difference
 from contrail_client.operations.ensuring import differences, exists_otherwise
+from tests.support.each import each
 
 
 def refusal(*fields: str) -> Conflict:
@@ -21,7 +20,7 @@ EXISTING = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "found"),
     [
         ({"max_msgs": 10}, (Difference("max_msgs", 10, -1),)),

@@ -1,7 +1,5 @@
 """Every refusal that a server can answer has a class of its own kind."""
 
-import pytest
-
 from contrail_client import (
     ApiProblem,
     Busy,
@@ -18,11 +16,12 @@ from contrail_client import (
 from contrail_client.calls import Answer, Problem, problem_of, refusal
 from contrail_client.errors import OutcomeUnknown, api_problem
 from contrail_common.errors import BY_NAME, ErrorSpec
+from tests.support.each import each
 
 KINDS = (Busy, Conflict, Denied, Full, Invalid, NotFound, PreconditionFailed, ServerFault)
 
 
-@pytest.mark.parametrize("spec", BY_NAME.values(), ids=BY_NAME.keys())
+@each("spec", BY_NAME.values(), ids=BY_NAME.keys())
 def test_every_error_of_the_registry_has_a_class(spec: ErrorSpec) -> None:
     error = problem_of(Problem(status=spec.status, code=spec.code, name=spec.name))
     if spec.name == "outcome_unknown":
@@ -33,7 +32,7 @@ def test_every_error_of_the_registry_has_a_class(spec: ErrorSpec) -> None:
         assert (error.status, error.code, error.name) == (spec.status, spec.code, spec.name)
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "kind"),
     [
         (400, Invalid),

@@ -8,6 +8,7 @@ from contrail_client.calls import Retries
 from contrail_client.errors import ApiProblem, ContrailError, UnexpectedAnswer, Unreachable
 from contrail_client.operations.listening import EventReader
 from contrail_client.reconnecting import Reconnecting
+from tests.support.each import each
 
 RETRIES = Retries(attempts=3)
 
@@ -76,7 +77,7 @@ def test_types_of_a_newer_server_are_read() -> None:
     assert found.type == "new"
 
 
-@pytest.mark.parametrize("body", [b"data: {\n\n", b'data: {"type":1}\n\n', b"x" * 2_000_000])
+@each("body", [b"data: {\n\n", b'data: {"type":1}\n\n', b"x" * 2_000_000])
 def test_body_that_is_no_event_is_unexpected(body: bytes) -> None:
     with pytest.raises(UnexpectedAnswer):
         reader().feed(body, 0.0)

@@ -5,7 +5,6 @@ import struct
 from typing import Any
 
 import msgspec
-import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
@@ -15,6 +14,7 @@ from contrail_client.live.reader import AsyncOrderedReader
 from contrail_client.models import StreamInfo, StreamState
 from contrail_client.transport import Options
 from contrail_client.transport.aio import AsyncTransport
+from tests.support.each import each
 
 DEADLINE_S = 20.0
 INFO = {"op": "info", "server": "test", "node": "n", "max_payload": 1, "heartbeat": "15s"}
@@ -91,9 +91,7 @@ class StreamAnswers(AsyncTransport):
         return STREAM
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked"), [("knows", [True]), ("ignores", [True]), ("refuses", [True, False])]
-)
+@each(("kind", "asked"), [("knows", [True]), ("ignores", [True]), ("refuses", [True, False])])
 def test_reader_gives_the_same_messages_whatever_the_server_knows(
     kind: str, asked: list[bool]
 ) -> None:

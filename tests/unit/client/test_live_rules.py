@@ -24,6 +24,7 @@ from contrail_client.live.ordered import Begin, Course, begin_at
 from contrail_client.live.settling import SETTLED_MAX, Kind, Option, Settlement, Settling
 from contrail_client.models import Delivered, Gap
 from contrail_client.reconnecting import Reconnecting
+from tests.support.each import each
 
 # Credit ------------------------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ def test_credit_is_given_back_in_parts() -> None:
     assert window.give_back() == (0, 0)
 
 
-@pytest.mark.parametrize(("msgs", "size"), [(0, 1), (1, 0), (-1, 5)])
+@each(("msgs", "size"), [(0, 1), (1, 0), (-1, 5)])
 def test_window_without_credit_is_refused(msgs: int, size: int) -> None:
     with pytest.raises(ValueError, match="credit"):
         CreditWindow(msgs, size)
@@ -191,7 +192,7 @@ def test_frames_are_cut_where_the_server_would_refuse_them() -> None:
 # Order -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "expected"),
     [
         ("all", Begin("all")),
@@ -264,7 +265,7 @@ GONE = Unreachable("gone")
 RETRIES = Retries(attempts=3, first_pause_s=1.0, longest_pause_s=4.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "returns"),
     [
         (None, True),
@@ -335,9 +336,7 @@ def test_socket_that_is_lost_at_once_each_time_is_part_of_one_outage() -> None:
     assert pauses[10] is None
 
 
-@pytest.mark.parametrize(
-    "error", [Denied(401), SocketRefused(4500, "no"), UnexpectedAnswer("html"), ApiProblem(404)]
-)
+@each("error", [Denied(401), SocketRefused(4500, "no"), UnexpectedAnswer("html"), ApiProblem(404)])
 def test_refusal_that_will_not_pass_is_final(error: Exception) -> None:
     reconnecting = Reconnecting(RETRIES, 100.0)
     reconnecting.opened(0.0)
@@ -375,7 +374,7 @@ def test_unknown_fields_are_passed_over() -> None:
     assert decode(msgspec.msgpack.encode({"op": "pong", "new": [1]})) == [frames.Pong()]
 
 
-@pytest.mark.parametrize(
+@each(
     "message", [b"", b"\xc1", b"\x91", msgspec.msgpack.encode(1), msgspec.msgpack.encode({"a": 1})]
 )
 def test_what_is_no_frame_is_unexpected(message: bytes) -> None:

@@ -13,6 +13,7 @@ from contrail_client.operations.erasing import erase
 from contrail_client.operations.listening import EventReader
 from contrail_client.operations.replaying import arrow_request
 from contrail_client.reconnecting import Reconnecting
+from tests.support.each import each
 
 
 def by_publisher(**fields: Any) -> Message:
@@ -35,8 +36,8 @@ def test_header_may_be_one_text_or_a_list(make: Callable[..., Message]) -> None:
     ).request.headers
 
 
-@pytest.mark.parametrize("make", [by_hand, by_publisher])
-@pytest.mark.parametrize(
+@each("make", [by_hand, by_publisher])
+@each(
     ("fields", "sentence"),
     [
         ({"headers": {"Retries": 3}}, "header Retries must be a str or a list of str, not int"),

@@ -11,6 +11,7 @@ from contrail_client.calls import Retries
 from contrail_client.errors import ApiProblem, OutcomeUnknown, Unreachable
 from contrail_client.live.outbox import Outbox, Outgoing, given_up, message_bytes
 from contrail_client.models import Message
+from tests.support.each import each
 
 LOST = Unreachable("lost")
 BUSY = ApiProblem(503, name="overloaded", retryable=True, applied=False)
@@ -94,7 +95,7 @@ def test_error_of_what_is_given_up_says_whether_it_was_sent() -> None:
     assert isinstance(given_up(unsent, LOST), OutcomeUnknown)
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "msg_id", "again"),
     [
         (BUSY, None, True),

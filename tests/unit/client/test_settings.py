@@ -16,6 +16,7 @@ from contrail_client.cli.settings import (
     read_settings,
 )
 from tests.checks.repository import ROOT
+from tests.support.each import each
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_defaults_are_named_as_such() -> None:
     assert settings.keys() == DEFAULTS["serve"].keys()
 
 
-@pytest.mark.parametrize(("service", "port"), [("storage", 7422), ("api", 7420), ("gateway", 7421)])
+@each(("service", "port"), [("storage", 7422), ("api", 7420), ("gateway", 7421)])
 def test_each_service_has_settings_of_its_own(service: str, port: int) -> None:
     environ = {"CONTRAIL_CLUSTER_SECRET": "s", "CONTRAIL_STORAGE": "a:1, b:2"}
     settings = read_settings({}, environ, None, service)
@@ -67,10 +68,10 @@ def test_documented_settings_are_those_of_serve() -> None:
     rows = re.findall(r"^\| (`.+?) \| (.+?) \|", section, re.MULTILINE)
     shown = {name: default for row in rows for name, default in documented(*row)}
     assert shown.keys() == DEFAULTS["serve"].keys()
-    for each in DECLARED:
-        if Service.SERVE in each.services and each.name not in IN_WORDS:
-            default = each.default
-            assert shown[each.name] == ("none" if default is None else str(default).lower())
+    for setting in DECLARED:
+        if Service.SERVE in setting.services and setting.name not in IN_WORDS:
+            default = setting.default
+            assert shown[setting.name] == ("none" if default is None else str(default).lower())
     [without_flag] = re.findall(r"The settings ([^.]+?) have no flag", section)
     assert set(re.findall(r"`(\w+)`", without_flag)) == DEFAULTS["serve"].keys() - FLAGS["serve"]
 

@@ -19,6 +19,7 @@ from contrail_client import (
     Subscription,
     errors,
 )
+from tests.support.each import each
 
 
 def methods(of: type) -> dict[str, list[str]]:
@@ -29,7 +30,7 @@ def methods(of: type) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("sync", "asynchronous"),
     [
         (Publisher, AsyncPublisher),
@@ -61,7 +62,7 @@ def test_every_error_is_a_contrail_error() -> None:
     assert all(issubclass(each, errors.ContrailError) for each in exceptions)
 
 
-@pytest.mark.parametrize("url", ["", "localhost:7420", "ftp://x", "http://", "http://x:99999"])
+@each("url", ["", "localhost:7420", "ftp://x", "http://", "http://x:99999"])
 def test_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"URL|[Pp]ort"):
         Contrail(url)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from contrail_client.calls import query_items
 from contrail_client.times import duration_text, time_text, to_datetime, to_timedelta, wire
 from contrail_common.timeunits import format_duration, format_time, parse_duration, parse_time
+from tests.support.each import each
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=100_000)))
@@ -26,7 +27,7 @@ def test_times_mean_the_same_to_the_server(microseconds: int) -> None:
     assert to_datetime(format_time(microseconds * 1_000)) == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [("0s", 0), ("0", 0), ("1h30m", 5400), ("-5s", -5), ("1.5s", 1.5), (2_000_000_000, 2)],
 )
@@ -34,7 +35,7 @@ def test_durations_are_read(text: str | int, seconds: float) -> None:
     assert to_timedelta(text) == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("text", ["", "5", "5 s", "s", "1h 30m", "soon"])
+@each("text", ["", "5", "5 s", "s", "1h 30m", "soon"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         to_timedelta(text)

@@ -8,21 +8,22 @@ import pytest
 from contrail_client.errors import ContrailError, UnexpectedAnswer, Unreachable
 from contrail_client.live.websocket import open_socket
 from contrail_client.transport import Options
+from tests.support.each import each
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:7420", "http://localhost:1", "http://[::1]"])
+@each("url", ["http://127.0.0.1:7420", "http://localhost:1", "http://[::1]"])
 def test_plain_http_on_this_machine_reads_no_certificates_and_trusts_none(url: str) -> None:
     context = Options(url=url).for_httpx()["verify"]
     assert context.get_ca_certs() == []
     assert context.verify_mode is ssl.CERT_REQUIRED
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1", "http://a.example", "https://a.example"])
+@each("url", ["https://127.0.0.1", "http://a.example", "https://a.example"])
 def test_certificates_are_read_where_a_server_or_a_proxy_may_show_one(url: str) -> None:
     assert "verify" not in Options(url=url).for_httpx()
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "error"),
     [(b"", Unreachable), (b"HTTP/1.1 101 Swit", Unreachable), (b"+PONG\r\n", UnexpectedAnswer)],
     ids=["closed at once", "closed in its answer", "no HTTP"],

@@ -23,6 +23,7 @@ from contrail_common.columns.blocks import (
 from contrail_common.columns.header_columns import HeaderColumns, UniformHeaders
 from contrail_common.model import Headers, message_size
 from contrail_common.texts import Texts
+from tests.support.each import each
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 headers = st.none() | st.dictionaries(texts, st.lists(texts, max_size=3), max_size=3)
@@ -260,7 +261,7 @@ def u32(*values: int) -> bytes:
     return b"".join(value.to_bytes(4, "little") for value in values)
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [
         pytest.param({"count": 0}, id="no messages"),
@@ -277,7 +278,7 @@ def test_columns_that_do_not_agree_are_not_sound(changed: dict[str, object]) -> 
     assert not msgspec.structs.replace(SOUND, **changed).is_sound()
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [
         pytest.param({"entry_offsets": u32(0, 1, 2)}, id="an entry without a name"),
@@ -299,7 +300,7 @@ def test_text_that_begins_inside_a_character_is_not_sound() -> None:
     assert not headers.is_sound(1)
 
 
-@pytest.mark.parametrize(
+@each(
     "headers",
     [
         pytest.param(UniformHeaders(Texts(u32(0), b""), Texts(u32(0), b"")), id="no names"),

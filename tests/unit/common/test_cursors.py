@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from contrail_common.cursors import Cursor, after_each, read_cursor
 from contrail_common.timeunits import INT64_MAX
+from tests.support.each import each
 
 seqs = st.lists(st.integers(0, INT64_MAX), min_size=1, max_size=64)
 
@@ -27,7 +28,7 @@ def test_any_text_is_a_cursor_or_refused(text: str) -> None:
     assert isinstance(cursor, Cursor)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "12", "k", "ä", "====", Cursor("i", [1] * 65).text(), Cursor("i", [-1]).text()],
 )

@@ -2,16 +2,15 @@
 
 from http import HTTPStatus
 
-import pytest
-
 from contrail_common import errors
 from contrail_common.errors import BY_NAME, REGISTRY, ApiError, ErrorSpec
+from tests.support.each import each
 
 SPECS = [value for value in vars(errors).values() if isinstance(value, ErrorSpec)]
 OWN_CODES_FROM = 20_000
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@each("spec", SPECS, ids=lambda spec: spec.name)
 def test_every_spec_is_found_by_its_name_and_has_a_status_of_http(spec: ErrorSpec) -> None:
     assert BY_NAME[spec.name] is spec
     assert HTTPStatus(spec.status) >= HTTPStatus.BAD_REQUEST
@@ -32,9 +31,7 @@ def test_variant_shares_the_code_of_a_jetstream_error() -> None:
     assert all(spec.code < OWN_CODES_FROM for spec in variants)
 
 
-@pytest.mark.parametrize(
-    "spec", [spec for spec in SPECS if spec.status in (408, 429, 503, 504)], ids=lambda s: s.name
-)
+@each("spec", [spec for spec in SPECS if spec.status in (408, 429, 503, 504)], ids=lambda s: s.name)
 def test_refusal_that_passes_by_itself_is_retryable(spec: ErrorSpec) -> None:
     assert spec.retryable or spec is errors.DATA_LOST
 

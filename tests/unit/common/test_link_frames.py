@@ -17,6 +17,7 @@ from contrail_link.tcp.handshake import (
     ServerHandshake,
     derived_key,
 )
+from tests.support.each import each
 
 BODY_MAX = 1_000
 KEY = derived_key(b"the secret of this cluster", "test")
@@ -68,7 +69,7 @@ def test_oversized_frame_is_refused_at_its_head() -> None:
         FrameReader(BODY_MAX).feed(frame_head(frames.REQUEST, 1, 1, 0, BODY_MAX + 1))
 
 
-@pytest.mark.parametrize("kind", [0, frames.CONTEXT + 1, 255])
+@each("kind", [0, frames.CONTEXT + 1, 255])
 def test_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(FrameError):
         FrameReader(BODY_MAX).feed(frame_head(kind, 1, 1, 0, 0))

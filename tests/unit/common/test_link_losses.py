@@ -213,6 +213,7 @@ async def cut_under(
     return await task
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("name", CHANGES)
 def test_change_that_was_sent_and_not_answered_is_unknown(

@@ -22,6 +22,7 @@ from contrail_link.tcp.methods import (
     encode,
 )
 from contrail_link.tcp.refusals import WireError, decode_error, encode_error
+from tests.support.each import each
 
 COROUTINES = {
     name: method
@@ -34,7 +35,7 @@ PUBLISHES = {PUBLISH.name, PUBLISH_BATCH.name}
 LOCAL = {"may_retry"}
 
 
-@pytest.mark.parametrize(
+@each(
     "method",
     [method for method in METHODS.values() if method.name not in PUBLISHES],
     ids=lambda method: method.name,

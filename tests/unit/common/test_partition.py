@@ -1,7 +1,6 @@
 """Which shard a subject belongs to: known answers, and one subject at a time against many."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from contrail_common.partition import (
     share,
 )
 from contrail_common.subjects import matches
+from tests.support.each import each
 
 tokens = st.sampled_from(["a", "b", "eu", "ä", "long-token", "1"])
 subjects = st.lists(tokens, min_size=1, max_size=4).map(".".join)
@@ -22,7 +22,7 @@ positions = st.lists(st.integers(1, 5), max_size=3, unique=True).map(tuple)
 shard_counts = st.integers(1, SHARDS_MAX)
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "value"),
     [
         # The test vectors of the authors of FNV.

@@ -9,6 +9,7 @@ from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import TTL_NEVER, Expected, Headers, PublishMessage
 from contrail_common.timeunits import INT64_MAX, NS_PER_S
 from contrail_edge.inputs.publishing import MSG_ID_BYTES_MAX, check_message, interpret, with_control
+from tests.support.each import each
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 sequences = st.none() | st.integers(0, 10**19 - 1)
@@ -61,7 +62,7 @@ def test_control_does_not_change_the_headers_it_was_given() -> None:
     assert headers == {"Own": ["x"]}
 
 
-@pytest.mark.parametrize("name", ["Nats-Msg-Id", "nats-msg-id", "NATS-MSG-ID"])
+@each("name", ["Nats-Msg-Id", "nats-msg-id", "NATS-MSG-ID"])
 def test_control_headers_are_found_in_any_case(name: str) -> None:
     read = message({name: ["one", "two"]})
     interpret(read)
@@ -81,7 +82,7 @@ def test_empty_expected_id_expects_a_last_message_without_one() -> None:
     assert read.expected == Expected(last_msg_id="")
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "spec"),
     [
         ({"Nats-Rollup": ["every"]}, errors.ROLLUP_REFUSED),
@@ -113,15 +114,13 @@ def test_header_that_asks_for_what_cannot_be_done_is_refused(
     assert refusal(message(headers)) is spec
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-1", "+1", "1.0", "0x1", " 1", "1 ", "\u0661", "1" * 20, "one"]
-)
-@pytest.mark.parametrize("name", [model.EXPECTED_LAST_SEQ, model.EXPECTED_LAST_SUBJECT_SEQ])
+@each("text", ["", "-1", "+1", "1.0", "0x1", " 1", "1 ", "\u0661", "1" * 20, "one"])
+@each("name", [model.EXPECTED_LAST_SEQ, model.EXPECTED_LAST_SUBJECT_SEQ])
 def test_expected_sequence_that_is_no_sequence_is_refused(name: str, text: str) -> None:
     assert refusal(message({name: [text]})) is errors.INVALID_FIELD
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "ttl_ns"),
     [
         ("1", NS_PER_S),
@@ -140,9 +139,7 @@ def test_time_to_live_is_read_from_its_header(text: str, ttl_ns: int) -> None:
     assert read.ttl_ns == ttl_ns
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-2", "-1s", "999ms", "x", "5 s", "soon", "1" * 20, "\u0661", "0.5", "1e9"]
-)
+@each("text", ["", "-2", "-1s", "999ms", "x", "5 s", "soon", "1" * 20, "\u0661", "0.5", "1e9"])
 def test_what_is_no_time_to_live_is_refused(text: str) -> None:
     assert refusal(message({model.TTL: [text]})) is errors.TTL_INVALID
 
@@ -155,7 +152,7 @@ def test_headers_up_to_the_limit_pass() -> None:
     assert refusal(message({"X": ["x" * (model.HEADER_BYTES_MAX - 5)]})) is None
 
 
-@pytest.mark.parametrize("subject", ["", "a.*", "a b", "a..b"])
+@each("subject", ["", "a.*", "a b", "a..b"])
 def test_subject_that_cannot_be_published_to_is_refused(subject: str) -> None:
     assert refusal(message(None, subject)) is errors.INVALID_SUBJECT
 

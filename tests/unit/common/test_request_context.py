@@ -13,6 +13,7 @@ from contrail_link.request_context import (
     enter_context,
     leave_context,
 )
+from tests.support.each import each
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ids = st.text("abcXYZ019._~-", min_size=1, max_size=128).map(str.encode)
@@ -35,9 +36,7 @@ def test_other_bytes_are_no_context_or_a_valid_one(data: bytes) -> None:
     assert RequestContext.decode(context.encode()) == context
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b" ", b"a b c".replace(b" ", b"\n"), b"a" * 129, b"\xff", b"a " + b"x" * 300]
-)
+@each("data", [b"", b" ", b"a b c".replace(b" ", b"\n"), b"a" * 129, b"\xff", b"a " + b"x" * 300])
 def test_damaged_context_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="context"):
         RequestContext.decode(data)
@@ -48,7 +47,7 @@ def test_trace_id_is_that_of_the_traceparent() -> None:
     assert RequestContext.of(b"r", b"").trace_id == ""
 
 
-@pytest.mark.parametrize(
+@each(
     "trace",
     [
         b"nonsense",

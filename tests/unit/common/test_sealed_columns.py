@@ -23,6 +23,7 @@ from contrail_common.columns.sealed_columns import (
     plain_cell,
 )
 from contrail_common.model import Headers
+from tests.support.each import each
 
 KEY = 7 << 32 | 3
 Content = list[tuple[bytes, Headers | None]]
@@ -121,7 +122,7 @@ def test_columns_with_seals_that_do_not_fit_are_not_sound() -> None:
         assert not msgspec.structs.replace(cells, **changed).is_sound()
 
 
-@pytest.mark.parametrize("cell", [b"\0", b"\5\0\0\0ab", b"\1\0\0\0\xc1", b"\1\0\0\0\1"])
+@each("cell", [b"\0", b"\5\0\0\0ab", b"\1\0\0\0\xc1", b"\1\0\0\0\1"])
 def test_cell_that_holds_no_message_is_told_apart(cell: bytes) -> None:
     with pytest.raises(CellBrokenError):
         content_of(cell)

@@ -3,7 +3,6 @@
 import itertools
 import sys
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from contrail_common.subjects import (
     overlaps,
     subject_problem,
 )
+from tests.support.each import each
 from tests.unit.storage.naive_subjects import naive_matches
 
 TOKENS = ["a", "b", "a*", ">b", "*>"]
@@ -71,7 +71,7 @@ def test_contained_filter_matches_nothing_that_the_outer_does_not(
         assert naive_matches(outer, subject)
 
 
-@pytest.mark.parametrize(
+@each(
     ("outer", "inner", "expected"),
     [
         (">", ">", True),
@@ -109,20 +109,20 @@ def test_no_filter_matches_everything_and_several_match_what_any_does(
     assert matches_any(patterns, subject) is expected
 
 
-@pytest.mark.parametrize("pattern", ["*", ">", "a.*", "*.a", "a.>", "a.*.b"])
+@each("pattern", ["*", ">", "a.*", "*.a", "a.>", "a.*.b"])
 def test_token_that_is_a_wildcard_makes_a_filter(pattern: str) -> None:
     assert is_wildcard(pattern)
     assert filter_problem(pattern) is None
     assert subject_problem(pattern) is not None
 
 
-@pytest.mark.parametrize("subject", ["a*", ">a", "a.b*c", "*a.b", "a>", "-", "_", "$x", "ä.🦊"])
+@each("subject", ["a*", ">a", "a.b*c", "*a.b", "a>", "-", "_", "$x", "ä.🦊"])
 def test_wildcard_character_within_a_token_is_an_ordinary_one(subject: str) -> None:
     assert not is_wildcard(subject)
     assert subject_problem(subject) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "subject",
     [
         "",
@@ -151,13 +151,13 @@ def test_no_white_space_of_unicode_is_taken() -> None:
     assert all(filter_problem(f"a{space}b") is not None for space in spaces)
 
 
-@pytest.mark.parametrize("subject", ["\ud800", "a.\udfff", "\udc00" * 5_000])
+@each("subject", ["\ud800", "a.\udfff", "\udc00" * 5_000])
 def test_lone_surrogate_is_refused_like_any_other_bad_character(subject: str) -> None:
     assert subject_problem(subject) is not None
     assert filter_problem(subject) is not None
 
 
-@pytest.mark.parametrize("character", ["a", "ä", "🦊"])
+@each("character", ["a", "ä", "🦊"])
 def test_subject_is_bounded_in_bytes(character: str) -> None:
     longest = character * (SUBJECT_BYTES_MAX // len(character.encode()))
     assert len(longest.encode()) == SUBJECT_BYTES_MAX
@@ -167,6 +167,6 @@ def test_subject_is_bounded_in_bytes(character: str) -> None:
     assert filter_problem(longest + "a") is not None
 
 
-@pytest.mark.parametrize("pattern", [">.a", "a.>.b", ">.>"])
+@each("pattern", [">.a", "a.>.b", ">.>"])
 def test_full_wildcard_before_the_last_token_is_refused(pattern: str) -> None:
     assert filter_problem(pattern) is not None

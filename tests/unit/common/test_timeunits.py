@@ -14,6 +14,7 @@ from contrail_common.timeunits import (
     parse_duration,
     parse_time,
 )
+from tests.support.each import each
 
 UNITS_NS = {
     "d": 86_400_000_000_000,
@@ -37,7 +38,7 @@ def test_duration_as_go_has_it_is_read_back_exactly(duration_ns: int) -> None:
     assert parse_duration(format_go_duration(duration_ns)) == duration_ns
 
 
-@pytest.mark.parametrize(
+@each(
     ("duration_ns", "text"),
     [
         (0, "0s"),
@@ -63,7 +64,7 @@ def test_canonical_form_has_the_largest_unit_that_divides(count: int, unit: str)
     assert all(count * UNITS_NS[unit] % UNITS_NS[each] for each in larger)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("0", 0),
@@ -97,7 +98,7 @@ def test_duration_has_at_most_64_characters(text: str, good: bool) -> None:
             parse_duration(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         "", "-", "+", "s", "5", "1.s", ".5s", "1s ", " 1s", "1h 30m", "1x", "--1s", "+-1s", "1e3s",
@@ -121,7 +122,7 @@ def test_formatted_time_is_read_back_exactly(time_ns: int) -> None:
     assert parse_time(format_time(time_ns)) == time_ns
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("1970-01-01T00:00:00Z", 0),
@@ -136,7 +137,7 @@ def test_time_is_read_with_its_offset(text: str, expected: int) -> None:
     assert parse_time(text) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "", "2024-01-01", "2024-01-01T00:00:00", "2024-01-01 00:00:00Z", "2024-01-01T00:00Z",

@@ -13,6 +13,7 @@ from contrail_flights.__main__ import parse_settings
 from contrail_serve.main import SERVICES
 from contrail_serve.settings import EdgeProcessSettings, ProcessSettings, StorageSettings
 from contrail_spark.standalone import MASTER_PORT
+from tests.support.each import each
 from tests.unit.containers.files import (
     compose,
     health_command,
@@ -52,7 +53,7 @@ def test_it_is_valid_against_the_schema() -> None:
     jsonschema.validate(compose(), SCHEMA)
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     [("restart", "sometimes"), ("prots", []), ("stop_grace_period", 60), ("healthcheck", {})],
 )
@@ -62,7 +63,7 @@ def test_the_schema_refuses_what_is_not_of_the_format(key: str, value: Any) -> N
         jsonschema.validate(broken, SCHEMA)
 
 
-@pytest.mark.parametrize("name", services())
+@each("name", services())
 def test_a_container_can_do_no_more_than_it_needs(name: str) -> None:
     service = services()[name]
     assert service["user"] == texts("runtime", "USER")[0]
@@ -75,7 +76,7 @@ def test_a_container_can_do_no_more_than_it_needs(name: str) -> None:
     assert {volume.split(":")[1] for volume in service.get("volumes", [])} <= {"/data"}
 
 
-@pytest.mark.parametrize("name", LONG_RUNNING)
+@each("name", LONG_RUNNING)
 def test_a_service_is_restarted_and_checked_as_its_image_is(name: str) -> None:
     service = services()[name]
     assert service["restart"] == "unless-stopped"
@@ -90,7 +91,7 @@ def test_the_demonstration_runs_once_and_only_when_asked_for() -> None:
     assert demo["healthcheck"] == {"disable": True}
 
 
-@pytest.mark.parametrize("name", services())
+@each("name", services())
 def test_what_a_service_refers_to_exists(name: str) -> None:
     service = services()[name]
     assert set(service.get("secrets", [])) <= set(compose()["secrets"])
@@ -109,7 +110,7 @@ def test_what_is_submitted_to_spark_reaches_the_api_and_no_other_service() -> No
     assert reachable == {"spark-master", "spark-worker", "demo", "api"}
 
 
-@pytest.mark.parametrize("name", services())
+@each("name", services())
 def test_a_secret_that_is_named_is_handed_over(name: str) -> None:
     service = services()[name]
     words = [*service.get("command", []), *map(str, service.get("environment", {}).values())]
@@ -117,7 +118,7 @@ def test_a_secret_that_is_named_is_handed_over(name: str) -> None:
     assert named <= set(service.get("secrets", []))
 
 
-@pytest.mark.parametrize("name", services())
+@each("name", services())
 def test_every_variable_is_a_setting_of_the_service(name: str) -> None:
     known = DEFAULTS.get(name, {})
     assert {

@@ -13,6 +13,7 @@ import pytest
 from contrail_serve.settings import DEFAULT_PORT, GATEWAY_PORT, LINK_PORT, STORAGE_PORT
 from contrail_spark.standalone import MASTER_PORT, MASTER_WEB_PORT, WORKER_WEB_PORT
 from tests.checks.repository import ROOT
+from tests.support.each import each
 from tests.unit.containers.files import here, image_environment, stages, texts
 
 IMAGES = {"service": "install-service", "spark": "install-spark"}
@@ -42,13 +43,13 @@ def included(path: str) -> bool:
     return verdict
 
 
-@pytest.mark.parametrize("source", sources(*stages()))
+@each("source", sources(*stages()))
 def test_what_is_copied_exists_and_is_in_the_build_context(source: str) -> None:
     assert (ROOT / source).exists()
     assert included(source.partition("/")[0])
 
 
-@pytest.mark.parametrize("path", [".git", ".venv", "secrets", "contrail-data", "reports", "tests"])
+@each("path", [".git", ".venv", "secrets", "contrail-data", "reports", "tests"])
 def test_history_data_and_secrets_stay_out_of_the_build_context(path: str) -> None:
     assert not included(path)
 

@@ -30,6 +30,7 @@ def health(settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", ["serve", "storage", "api", "gateway"])
 def test_a_service_starts_in_place_answers_its_health_check_and_stops(
     service: str, tmp_path: Path

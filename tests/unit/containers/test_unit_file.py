@@ -29,6 +29,7 @@ def unit() -> configparser.ConfigParser:
     return parser
 
 
+@pytest.mark.long
 def test_its_command_serves_with_the_token_and_stops_on_sigterm(
     unit: configparser.ConfigParser, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ HOSTILE: dict[str, tuple[Callable[[], str | bytes], str | int]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE)
 def test_message_that_asks_for_much_work_is_refused_in_steps(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +171,7 @@ def test_frames_at_and_beyond_their_number(form: str) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_misunderstood_frames_are_refused_each_by_its_id_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,6 +190,7 @@ def test_misunderstood_frames_are_refused_each_by_its_id_in_turns(
     assert calls.turns >= 3_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [JSON, MSGPACK])
 def test_large_array_of_publishes_is_stored_in_order_and_another_socket_is_served_in_between(
     form: str, monkeypatch: pytest.MonkeyPatch

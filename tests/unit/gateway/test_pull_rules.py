@@ -16,6 +16,7 @@ from contrail_gateway.core.pull_rules import (
     ack_delay_ns,
     pull_terms,
 )
+from tests.support.each import each
 
 
 def terms(heartbeats: bool = True, **fields: Any) -> PullTerms:
@@ -33,12 +34,12 @@ def test_pull_without_waiting_has_no_default_time() -> None:
     assert terms(no_wait=True, expires="1s").expires_ns == NS_PER_S
 
 
-@pytest.mark.parametrize("expires", ["60s", "1m", 60 * NS_PER_S, "0.5s"])
+@each("expires", ["60s", "1m", 60 * NS_PER_S, "0.5s"])
 def test_expires_up_to_a_minute_is_taken(expires: str | int) -> None:
     assert terms(expires=expires).expires_given
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "pointer"),
     [
         ({"expires": "61s"}, "/expires"),
@@ -67,7 +68,7 @@ def test_heartbeat_needs_an_answer_with_a_place_for_it() -> None:
     assert refused.value.spec is errors.PULL_INVALID
 
 
-@pytest.mark.parametrize("batch", [0, -1, 10_001, 1.5, "1", None])
+@each("batch", [0, -1, 10_001, 1.5, "1", None])
 def test_batch_out_of_bounds_is_not_decoded(batch: object) -> None:
     with pytest.raises(msgspec.ValidationError):
         terms(batch=batch)

@@ -13,6 +13,7 @@ from contrail_common.ack_tokens import AckTokens
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_link.contract.consume import Delivery, PullResult
+from tests.support.each import each
 from tests.unit.api.edge_rig import ACK_KEY, Edge, Exchange
 
 NEXT = "/v1/streams/S/consumers/c/next"
@@ -144,9 +145,7 @@ def test_client_that_leaves_a_pull_with_heartbeats_ends_it() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize(
-    "name", ["PULL_LIMIT", "PULL_TOO_SMALL", "CONSUMER_DELETED", "CONSUMER_NOT_FOUND"]
-)
+@each("name", ["PULL_LIMIT", "PULL_TOO_SMALL", "CONSUMER_DELETED", "CONSUMER_NOT_FOUND"])
 def test_refused_pull_is_a_problem(name: str) -> None:
     edge, spec = Edge(), getattr(errors, name)
     edge.link.failures = [ApiError(spec)]
@@ -219,7 +218,7 @@ def test_results_of_acks_survive_a_drain() -> None:
     assert (answer.status, answer.json()["ack_results"]) == (200, [{"ok": True}])
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "status"),
     [
         ({"acks": [{"token": 1}]}, 422),

@@ -33,6 +33,7 @@ from contrail_gateway.core.subscription import (
     Subscription,
 )
 from contrail_link.contract.consume import Delivery
+from tests.support.each import each
 
 SUBJECT = "abc"
 FULL = 1 << 40
@@ -258,7 +259,7 @@ def test_foreign_delivery_shows_in_the_consumer_sequence() -> None:
     assert not sub.in_order(listed(delivery(2, consumer_seq=3))), "a redelivery is not in order"
 
 
-@pytest.mark.parametrize(
+@each(
     ("first_kept", "before", "lost", "next_seq"),
     [
         (1, 4, None, 3),
@@ -387,7 +388,7 @@ def test_columns_are_for_ordered_subscriptions(fields: dict[str, Any]) -> None:
     assert found.subscribe(IN_COLUMNS).cols
 
 
-@pytest.mark.parametrize(
+@each(
     ("ask", "spec"),
     [
         (lambda one: one.settle(Ack(sid="s")), errors.INVALID_FIELD),

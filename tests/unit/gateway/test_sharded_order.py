@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from contrail_common.model import (
 )
 from contrail_gateway.core.sharded_order import ShardedOrder
 from contrail_link.contract.consume import Delivery
+from tests.support.each import each
 
 SHARDS = 3
 
@@ -92,7 +92,7 @@ def test_what_follows_in_each_shard_is_in_order_and_the_cursor_is_behind_it(
         assert read_cursor(found.sent_to()) == Cursor("i", next_seqs)
 
 
-@pytest.mark.parametrize(
+@each(
     "pulled",
     [
         [delivery(0, 1, 2)],

@@ -18,6 +18,7 @@ from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.socket_codec import CODECS
 from contrail_link.contract.consume import in_deliveries
+from tests.support.each import each
 
 JSON, MSGPACK = CODECS["contrail.v1.json"], CODECS["contrail.v1.msgpack"]
 TIMES = [0, 1_700_000_000_000_000_001, 1_700_000_000_999_999_999]
@@ -111,7 +112,7 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), DAMAGED)
+@each(("name", "value"), DAMAGED)
 def test_client_refuses_columns_that_do_not_fit(name: str, value: object) -> None:
     pulled = columns([(("a", {"N": ["v"]}, b"x"), 1, 0), (("b", None, b"y"), 1, 0)])
     cols = received(MSGPACK.messages(subscription(cols=True), pulled, None)).cols
@@ -121,7 +122,7 @@ def test_client_refuses_columns_that_do_not_fit(name: str, value: object) -> Non
         messages_of(cols)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("entry_offsets", bytes(4)),

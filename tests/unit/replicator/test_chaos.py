@@ -4,6 +4,7 @@ import pytest
 
 from contrail_replicator import LogDivergedError
 from contrail_replicator.raft_core import RaftCore
+from tests.support.each import each
 from tests.unit.replicator.raft_sim import Chaos
 
 STEPS = 1500
@@ -15,11 +16,13 @@ def acknowledged(seed: int, names: str = "abc") -> int:
     return chaos.check()
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.long
+@each("block", range(5))
 def test_three_members_lose_nothing_acknowledged(block: int) -> None:
     assert sum(acknowledged(seed) for seed in range(20 * block, 20 * block + 20)) > 400
 
 
+@pytest.mark.long
 def test_five_members_lose_nothing_acknowledged() -> None:
     assert sum(acknowledged(seed, "abcde") for seed in range(20)) > 100
 

@@ -16,6 +16,7 @@ from contrail_replicator import (
     RaftGroup,
 )
 from contrail_storage.wal import LogOptions, NodeLog
+from tests.support.each import each
 from tests.unit.storage.wal_disk import HandLoop, SimDisk
 
 ROOT = Path("/wal")
@@ -237,8 +238,8 @@ def test_entry_proposed_while_one_is_applied_is_committed() -> None:
     member.close()
 
 
-@pytest.mark.parametrize("call", ["write", "sync"])
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@each("call", ["write", "sync"])
+@each("number", [errno.EIO, errno.ENOSPC])
 def test_failed_disk_loses_the_outstanding_resigns_and_recovers(call: str, number: int) -> None:
     disk = SimDisk()
     member = Member(disk).lead()

@@ -40,6 +40,7 @@ def free_at_the_top(environment: dict[str, str]) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="a parameter of glibc")
 def test_freed_blocks_are_kept_for_what_comes_next_unless_an_operator_said_otherwise() -> None:
     ours = {name: value for name, value in os.environ.items() if "MALLOC" not in name.upper()}

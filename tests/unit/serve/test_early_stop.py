@@ -27,6 +27,7 @@ sys.exit(main(dict(value.split("=", 1) for value in values), service))
 """A server command that finds the signal there when it has opened its folder."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", ["serve", "storage"])
 def test_signal_that_comes_while_the_node_starts_is_heeded(service: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"

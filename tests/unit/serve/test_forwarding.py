@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from contrail_serve.forwarding.connection import PeerConnection, PeerLostError
+from tests.support.each import each
 from tests.unit.serve.peer_rig import HOST, OK, Front, Line, Peer, front, run, until
 
 NEXT = "/v1/streams/S/consumers/c/next"
@@ -72,7 +73,7 @@ def test_request_and_answer_are_passed_on_without_what_belongs_to_one_connection
     run(scenario())
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "body", "framing", "sent"),
     [
         (("Content-Length: 5",), b"hello", b"content-length: 5", b"hello"),
@@ -110,7 +111,7 @@ def test_where_a_body_ends_is_written_anew(
     run(scenario())
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         OK + OK,
@@ -361,7 +362,7 @@ async def use_once(edge: Front, *peers: Peer) -> None:
     line.writer.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 20", OK[:-1], b"nonsense\r\n\r\n"])
+@each("said", [b"", b"HTTP/1.1 20", OK[:-1], b"nonsense\r\n\r\n"])
 def test_change_whose_peer_is_lost_has_an_unknown_outcome(said: bytes) -> None:
     async def scenario() -> None:
         async with Peer() as peer, front(peer.address) as edge:
@@ -509,6 +510,7 @@ def test_side_that_a_peer_ends_is_ended_towards_the_client_alone() -> None:
     run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["/v1/streams/S/replay", "/v1/ws"])
 def test_what_clients_do_not_read_of_peers_is_bounded_over_all_connections(target: str) -> None:
     async def scenario() -> None:

@@ -8,6 +8,7 @@ import pytest
 LATER = ("fastapi", "pydantic")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["node_process", "edge_process"])
 def test_start_does_not_wait_for_the_management_routes(module: str) -> None:
     code = f"import sys, contrail_serve.{module}; print(*{{m.split('.')[0] for m in sys.modules}})"

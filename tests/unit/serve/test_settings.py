@@ -7,14 +7,13 @@ import pytest
 from contrail_client.cli.settings import DEFAULTS, KNOWN, Service
 from contrail_serve.main import SERVICES
 from contrail_serve.settings import SettingsError, StorageSettings
+from tests.support.each import each
 
 SECRET = {"cluster_secret": "the cluster secret of a test"}
 
 
-@pytest.mark.parametrize(
-    "name", ["token_file", "cluster_secret_file", "encryption_key_file", "data_dir"]
-)
-@pytest.mark.parametrize("given", ["", " "])
+@each("name", ["token_file", "cluster_secret_file", "encryption_key_file", "data_dir"])
+@each("given", ["", " "])
 def test_empty_path_is_refused_by_the_name_of_its_setting(name: str, given: str) -> None:
     with pytest.raises(SettingsError, match=f"{name} is empty: give a path"):
         StorageSettings.of(SECRET | {name: given})
@@ -33,7 +32,7 @@ def test_folder_in_the_place_of_a_file_is_called_one(tmp_path: Path, name: str, 
         StorageSettings.of(SECRET | {name: str(tmp_path)})
 
 
-@pytest.mark.parametrize("service", Service)
+@each("service", Service)
 def test_command_line_declares_the_settings_of_the_server(service: Service) -> None:
     settings, declared = SERVICES[service].settings, DEFAULTS[service]
     required = {name: value for name, value in SECRET.items() if name in declared}

@@ -16,6 +16,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Writes
 from contrail_storage.replica.advisories import LINGER_S, AdvisoryHub
+from tests.support.each import each
 from tests.unit.storage.dispatcher_rig import HandLoop, run_by_hand
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 from tests.unit.storage.naive_models import NaiveConsumer
@@ -188,7 +189,7 @@ def test_advisories_get_stream_time_and_ids_of_their_own_that_continue() -> None
     play(scene)
 
 
-@pytest.mark.parametrize(
+@each(
     ("selection", "expected"),
     [
         ({}, ["a", "b", "", "a"]),
@@ -267,7 +268,7 @@ def test_what_is_kept_has_a_bound_in_bytes() -> None:
     play(scene, kept_bytes_max=2_500)
 
 
-@pytest.mark.parametrize("position", ["", "0-1", "00000000-1", "{period}-9", "{period}-", "x"])
+@each("position", ["", "0-1", "00000000-1", "{period}-9", "{period}-", "x"])
 def test_behind_a_foreign_position_an_unknown_number_was_missed(position: str) -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)

@@ -16,6 +16,7 @@ from contrail_storage.core.archive import format as archive
 from contrail_storage.core.archive.format import ArchiveError, ArchiveReader, Record
 from contrail_storage.core.commands import ArchiveHeader
 from contrail_storage.core.results import Appended, ConsumerPut, Refused
+from tests.support.each import each
 from tests.unit.storage.archive_rig import (
     checked,
     comparable,
@@ -143,6 +144,7 @@ def some_stream() -> Rig:
     return lived(history)[0]
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.integers(1, 9), st.booleans())
 def test_restored_machine_knows_and_does_what_the_first_one_did(
@@ -156,11 +158,11 @@ def test_restored_machine_knows_and_does_what_the_first_one_did(
     assert other.machine.deadlines.earliest_ns >= rig.machine.deadlines.earliest_ns
     # Both go on alike, also when the first of the ids have expired.
     for later_s in (0, 7, 13):
-        for each in (rig, other):
-            each.index = max(rig.index, other.index)
-            take(each, Step("append", [Message("a.1", b"x", None, one) for one in IDS], 0, 0),
+        for machine in (rig, other):
+            machine.index = max(rig.index, other.index)
+            take(machine, Step("append", [Message("a.1", b"x", None, one) for one in IDS], 0, 0),
                  now_ns + later_s * S)  # fmt: skip
-            each.restart()
+            machine.restart()
         assert comparable(other, IDS) == comparable(rig, IDS)
 
 
@@ -211,7 +213,7 @@ def seqs_of(*numbers: int) -> bytes:
     return np.array(numbers, np.int64).tobytes()
 
 
-@pytest.mark.parametrize(
+@each(
     "record",
     [
         (archive.EXEMPT, archive.ExemptPages([(0, b"\xff" * 512)])),
@@ -288,6 +290,7 @@ def test_every_damaged_byte_is_found() -> None:
             checked(bytes(damaged))
 
 
+@pytest.mark.long
 def test_every_cut_is_found() -> None:
     data = packed(records_of(some_stream()))
     for size in range(len(data)):
@@ -307,7 +310,7 @@ def test_another_version_is_named() -> None:
         checked(bytes(data))
 
 
-@pytest.mark.parametrize("data", [b"PK\x03\x04" + bytes(99), b"{}", b"CTRLSNAQ" + bytes(30)])
+@each("data", [b"PK\x03\x04" + bytes(99), b"{}", b"CTRLSNAQ" + bytes(30)])
 def test_other_bytes_are_no_archive(data: bytes) -> None:
     with pytest.raises(ArchiveError, match="not a stream archive"):
         checked(data)
@@ -352,7 +355,7 @@ def changed_header(records: list[Record], **fields: Any) -> list[Record]:
     return [Record(archive.HEADER, payload), *records[1:]]
 
 
-@pytest.mark.parametrize(
+@each(
     "fields",
     [
         {"messages": 3},
@@ -413,15 +416,15 @@ def test_configuration_that_no_stream_may_have_is_refused_by_its_field() -> None
         checked(packed(changed_header(records_of(some_stream()), config=config)))
 
 
-@pytest.mark.parametrize("kind", [archive.SUBJECTS, archive.DELETED, archive.BLOCK])
+@each("kind", [archive.SUBJECTS, archive.DELETED, archive.BLOCK])
 def test_archive_without_some_of_its_records_is_refused(kind: int) -> None:
     records = [one for one in records_of(some_stream()) if one.kind != kind]
     with pytest.raises(ArchiveError, match="is inconsistent"):
         checked(packed(records))
 
 
-@pytest.mark.parametrize("name", ["A\r\nB: c\r\nX", "A: b", "A B", "A*", "\u00e4", "A" * 129, ""])
-@pytest.mark.parametrize("more", [{}, {"K": ["v", "w"]}])
+@each("name", ["A\r\nB: c\r\nX", "A: b", "A B", "A*", "\u00e4", "A" * 129, ""])
+@each("more", [{}, {"K": ["v", "w"]}])
 def test_archive_with_a_header_name_that_cannot_be_sent_is_refused(
     name: str, more: dict[str, list[str]]
 ) -> None:
@@ -429,7 +432,7 @@ def test_archive_with_a_header_name_that_cannot_be_sent_is_refused(
         checked(packed(records_of(stream_with_headers({name: ["v"], **more}))))
 
 
-@pytest.mark.parametrize("value", ["a\r\nB: c", "a\n", "\r", "\0"])
+@each("value", ["a\r\nB: c", "a\n", "\r", "\0"])
 def test_archive_with_a_header_value_that_cannot_be_sent_is_refused(value: str) -> None:
     with pytest.raises(ArchiveError, match="headers of a message"):
         checked(packed(records_of(stream_with_headers({"A": [value]}))))
@@ -443,6 +446,7 @@ def stream_with_headers(headers: dict[str, list[str]]) -> Rig:
     return rig
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_sealed_nonsense_is_refused_or_makes_a_sound_stream(data: st.DataObject) -> None:

@@ -15,6 +15,7 @@ from contrail_storage.store.block_store import (
     Directory,
     span_of,
 )
+from tests.support.each import each
 
 SHARD = 3
 
@@ -128,7 +129,7 @@ def test_small_blocks_are_read_along_and_only_the_first_of_them_may_be_missed() 
         load_run(6, 9)
 
 
-@pytest.mark.parametrize(
+@each(
     ("blocks_max", "bytes_max", "bases"),
     [(9, 10_000, [5, 6, 9]), (2, 10_000, [5, 6]), (1, 0, [5]), (9, 250, [5, 6])],
 )

@@ -333,6 +333,7 @@ def listed_rows(node: StorageNode) -> tuple[int, int]:
     return pages, rows
 
 
+@pytest.mark.long
 def test_blocks_in_pages_are_found_again_whatever_became_of_them(tmp_path: Path) -> None:
     def opened() -> AbstractAsyncContextManager[tuple[StorageNode, LocalLink]]:
         return running(tmp_path, page_blocks=8)

@@ -14,6 +14,7 @@ from contrail_common.columns import blocks
 from contrail_common.columns.blocks import Block, BlockCodec, BlockCorruptError, columns_of
 from contrail_common.model import Compression
 from contrail_storage.store.block_codecs import BLOCK_CODECS, COMPRESS_FROM, codec_of
+from tests.support.each import each
 
 CODEC_AT = 3
 PLAIN_SIZE_AT = 24
@@ -110,8 +111,8 @@ def test_any_changed_bit_of_a_compressed_block_is_noticed(
         blocks.decode_block(bytes(stored), BLOCK_CODECS)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("off", [-1, 1, 1_000_000, (1 << 32) - 1])
+@each("name", NAMES)
+@each("off", [-1, 1, 1_000_000, (1 << 32) - 1])
 def test_false_plain_size_under_a_sound_sum_is_refused(name: Compression, off: int) -> None:
     stored = bytearray(blocks.encode_block(READINGS, 5, codec(name)))
     (size,) = struct.unpack_from("<I", stored, PLAIN_SIZE_AT)

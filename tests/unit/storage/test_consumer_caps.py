@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import pytest
-
 from contrail_common import errors
 from contrail_common.errors import ErrorSpec
 from contrail_common.model import ConsumerLimits, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import ConsumerPut, Done, Refused
+from tests.support.each import each
 from tests.unit.storage.dispatcher_rig import DispatcherRig, run
 from tests.unit.storage.machine_rig import configure, consumer_config
 
@@ -20,7 +19,7 @@ def limited(limits: ConsumerLimits) -> StreamConfig:
     return StreamConfig(name="S", subjects=("a.*", "b"), consumer_limits=limits)
 
 
-@pytest.mark.parametrize(
+@each(
     ("over", "spec"),
     [
         ({"max_ack_pending": 6}, errors.CONSUMER_LIMITS_EXCEEDED),

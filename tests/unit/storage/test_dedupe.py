@@ -1,6 +1,7 @@
 """The duplicate window: exact at its edge, bounded, and the same after a restart."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def test_two_appends_of_one_entry_share_its_row() -> None:
     assert kept.known(A, B, C) == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_memory_is_bounded_by_the_ids_of_one_window() -> None:
     kept = Kept()
     for number in range(60_000):
@@ -92,6 +94,7 @@ def test_memory_is_bounded_by_the_ids_of_one_window() -> None:
     assert live == list(range(59_901, 60_001))
 
 
+@pytest.mark.long
 def test_every_id_of_a_window_that_grows_and_shrinks_is_known() -> None:
     kept = Kept()
     number = 0

@@ -113,6 +113,7 @@ def test_inverted_range_holds_nothing() -> None:
     assert kept.count(6, 4) == 0
 
 
+@pytest.mark.long
 @given(st.sets(seqs, min_size=1), st.sets(seqs, min_size=1))
 def test_many_at_once_are_marked_like_one_by_one(first: set[int], second: set[int]) -> None:
     at_once, singly, store = DeletedSet(SHARD), DeletedSet(SHARD), RowStore()

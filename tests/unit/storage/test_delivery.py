@@ -10,6 +10,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
 from contrail_storage.consumers import dispatcher
 from contrail_storage.core import commands as cmd
+from tests.support.each import each
 from tests.unit.storage.dispatcher_rig import (
     SECOND_NS,
     DispatcherRig,
@@ -39,7 +40,7 @@ def test_pull_gets_up_to_a_batch_with_its_delivery_facts() -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("fields", [{}, {"no_wait": True}, {"no_wait": True, "expires_s": 5}])
+@each("fields", [{}, {"no_wait": True}, {"no_wait": True, "expires_s": 5}])
 def test_pull_that_need_not_wait_answers_empty_at_once(fields: dict[str, Any]) -> None:
     async def scene() -> None:
         rig = new_rig()
@@ -184,7 +185,7 @@ def test_refused_waiter_makes_way_for_the_next() -> None:
     run(scene())
 
 
-@pytest.mark.parametrize(
+@each(
     ("limits", "asked"),
     [
         ({"max_batch": 5}, {"batch": 6}),
@@ -494,9 +495,9 @@ def test_raised_max_ack_pending_lets_a_waiting_pull_go_on() -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("ack_policy", ["explicit", "none"])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("batch", [1, 9])
+@each("ack_policy", ["explicit", "none"])
+@each("late", [False, True])
+@each("batch", [1, 9])
 def test_another_filter_looks_at_all_behind_the_last_delivery(
     ack_policy: str, batch: int, late: bool
 ) -> None:

@@ -13,6 +13,7 @@ from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.model import Headers, StreamConfig
 from contrail_link.contract.consume import PullResult, in_deliveries
 from contrail_storage.core import commands as cmd
+from tests.support.each import each
 from tests.unit.storage.dispatcher_rig import (
     DispatcherRig,
     facts,
@@ -116,7 +117,7 @@ def test_headers_only_leaves_out_payloads_and_tells_their_sizes() -> None:
     run(scene())
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(29, [1, 2]), (30, [1, 2, 3]), (99, [1, 2, 3, 4])])
+@each(("limit", "expected"), [(29, [1, 2]), (30, [1, 2, 3]), (99, [1, 2, 3, 4])])
 def test_pull_ends_before_the_message_that_passes_max_bytes(
     limit: int, expected: list[int]
 ) -> None:
@@ -321,6 +322,7 @@ async def told(script: list[Step], stream: StreamConfig, patterns: tuple[str, ..
     assert await story.rig.new_dispatcher().num_pending() == 0
 
 
+@pytest.mark.long
 @settings(max_examples=4 * settings().max_examples)
 @given(scripts, streams, filters)
 @example([("publish", ["b"]), ("pull", (1, 3)), ("new leader", 0), ("ack", 0)], a_stream(), ())

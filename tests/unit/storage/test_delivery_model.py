@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -336,6 +337,7 @@ async def told(script: list[Step], stream: StreamConfig, consumer: dict[str, Any
     assert await story.rig.new_dispatcher().num_pending() == 0
 
 
+@pytest.mark.long
 @settings(max_examples=3 * settings().max_examples)
 @given(peaceful, streams, consumers)
 @example(  # trimmed under a pull that reads
@@ -371,6 +373,7 @@ def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_
     tell(script, stream, consumer)
 
 
+@pytest.mark.long
 @settings(max_examples=5 * settings().max_examples)
 @given(troubled, streams, consumers)
 @example(  # a delivery is refused, the one behind it is not

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -65,6 +66,7 @@ long_expected = PublishMessage("a", None, b"", expected=Expected(stream="s" * 9_
 wide_subject = PublishMessage("€" * 300, None, b"")
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(st.integers(1, 2), st.lists(published, min_size=1, max_size=6)), max_size=5)
 )

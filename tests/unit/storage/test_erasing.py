@@ -75,6 +75,7 @@ def test_answers_call_a_node_by_the_name_it_was_started_with(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("node_keys", [(), (NODE_KEY,)], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 @pytest.mark.parametrize("blob_bytes_min", [32 << 10, 100], ids=["in_tables", "blobs"])

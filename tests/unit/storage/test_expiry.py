@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import msgspec
 import numpy as np
-import pytest
 
 from contrail_common import errors
 from contrail_common.model import TTL_NEVER, Headers, StreamConfig
@@ -13,6 +12,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import IdHashes
 from contrail_storage.core.results import Refused, Removed, Result
 from contrail_storage.core.stream.deadlines import NO_DEADLINE
+from tests.support.each import each
 from tests.unit.storage.machine_rig import (
     Message,
     Rig,
@@ -110,7 +110,7 @@ def test_refused_ttl_leaves_no_id() -> None:
     assert rig.deadline_rows() == {}
 
 
-@pytest.mark.parametrize("ttl_ns", [0, -2, INT64_MAX + 1])
+@each("ttl_ns", [0, -2, INT64_MAX + 1])
 def test_ttl_that_no_edge_lets_through_is_refused_as_a_whole(ttl_ns: int) -> None:
     rig = stream()
     assert outcomes(publish(rig, of("a", ttl_ns)), 1) == [("refused", errors.INTERNAL.code)]
@@ -127,7 +127,7 @@ def test_append_of_a_log_without_ttls_is_read() -> None:
 # Raising -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "stored"),
     [
         (None, {"Nats-TTL": ["1m30s"]}),
@@ -203,7 +203,7 @@ def test_older_message_becomes_the_last_of_its_subject() -> None:
     assert rig.machine.subjects.last_seq("s.a") == 1
 
 
-@pytest.mark.parametrize("previous", [{}, {0: 1}, {0: 3}, {0: 4}, {0: 9}, {0: -1}])
+@each("previous", [{}, {0: 1}, {0: 3}, {0: 4}, {0: 9}, {0: -1}])
 def test_newest_message_stays_while_its_previous_one_is_unknown(previous: dict[int, int]) -> None:
     rig = stream()
     publish(rig, of("a", 5 * S), of("a"), of("a"), of("a", 5 * S))
@@ -241,7 +241,7 @@ def test_age_removal_of_the_oldest_stops_before_one_that_stays_and_where_markers
     assert live(rig) == [4]
 
 
-@pytest.mark.parametrize("way", ["delete", "purge", "rollup", "trim"])
+@each("way", ["delete", "purge", "rollup", "trim"])
 def test_message_that_was_to_stay_is_unmarked_when_it_goes(way: str) -> None:
     rig = stream(allow_rollup_hdrs=True)
     publish(rig, of("a"), of("b", TTL_NEVER), of("c"))
@@ -301,7 +301,7 @@ def test_no_marker_while_the_subject_has_a_message() -> None:
     assert live(rig) == [1, 4]
 
 
-@pytest.mark.parametrize(("room", "left"), [(-1, [4, 5]), (84, [4, 5]), (83, [4]), (41, [])])
+@each(("room", "left"), [(-1, [4, 5]), (84, [4, 5]), (83, [4]), (41, [])])
 def test_full_stream_that_discards_new_ones_stores_no_marker_beyond_its_limit(
     room: int, left: list[int]
 ) -> None:
@@ -322,7 +322,7 @@ def test_marker_counts_for_the_limits_of_the_stream() -> None:
     assert rig.machine.counters.bytes == 42
 
 
-@pytest.mark.parametrize(
+@each(
     "command",
     [
         cmd.Expire(b"1", b"", {}, b""),

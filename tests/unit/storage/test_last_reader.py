@@ -15,6 +15,7 @@ from contrail_link.contract.read import LastRequest
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.reading.last_reader import LastBounds, LastReader
+from tests.support.each import each
 from tests.unit.common.link_rig import storage
 from tests.unit.storage.dispatcher_rig import DispatcherRig, run
 from tests.unit.storage.machine_rig import configure
@@ -191,7 +192,7 @@ def test_page_ends_with_the_message_that_reaches_its_bytes() -> None:
     scene_of(work)
 
 
-@pytest.mark.parametrize("changed", ["subject", "up_to_seq", "incarnation", "garbage"])
+@each("changed", ["subject", "up_to_seq", "incarnation", "garbage"])
 def test_token_of_another_request_is_refused(changed: str) -> None:
     async def work(rig: DispatcherRig, reader: LastReader) -> None:
         _, token = await reader.read(rig.shard, LastRequest(stream="S", limit=1))

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
@@ -62,6 +64,7 @@ async def pull_all(link: LocalLink, names: Sequence[str]) -> None:
         assert len((await link.pull(request)).deliveries) == BATCH
 
 
+@pytest.mark.long
 def test_many_large_pulls_on_a_slow_log_are_all_recorded(tmp_path: Path) -> None:
     names = [f"c{number}" for number in range(52)]
     files = SlowFiles()
@@ -103,6 +106,7 @@ def test_many_large_pulls_on_a_slow_log_are_all_recorded(tmp_path: Path) -> None
     asyncio.run(whole())
 
 
+@pytest.mark.long
 def test_everything_that_is_pending_is_given_up_in_slices_after_a_restart() -> None:
     async def scene() -> None:
         rig = DispatcherRig(

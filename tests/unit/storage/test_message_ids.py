@@ -1,12 +1,12 @@
 """Hashes of message ids: the same wherever they are made, different for different ids."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.texts import Texts
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID
 from contrail_storage.replica.message_ids import hash_id, hash_ids
+from tests.support.each import each
 
 KEY = b"k" * 32
 
@@ -52,7 +52,7 @@ def test_another_key_gives_other_hashes() -> None:
     assert hash_id("a", KEY) != hash_id("a", b"l" * 32)
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other"),
     [
         ("a", "a\0"),

@@ -3,6 +3,7 @@
 import itertools
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,6 +130,7 @@ def test_stream_may_change_to_subjects_that_overlap_its_own() -> None:
     assert kept.apply(cmd.ListStream("A", ("a.>",))) == Done()
 
 
+@pytest.mark.long
 def test_streams_are_bounded() -> None:
     kept = Kept()
     for number in range(STREAMS_MAX - 2):

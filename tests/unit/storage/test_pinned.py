@@ -18,6 +18,7 @@ from contrail_storage.core import pinned as pinned_module
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import ConsumerPut, Refused, Writes
 from contrail_storage.link import LocalLink
+from tests.support.each import each
 from tests.unit.storage.dispatcher_rig import DispatcherRig, run, turns
 from tests.unit.storage.machine_rig import (
     Message,
@@ -62,7 +63,7 @@ def test_stored_and_logged_forms_give_the_list_back(seqs: list[int], row: int) -
         assert found.sids.tolist() == list(range(len(seqs)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("seqs", "end_seq", "cut"),
     [([3, 3], 9, 0), ([5, 4], 9, 0), ([0], 9, 0), ([9], 9, 0), ([9], 10, 0), ([1], 9, 1)],
 )

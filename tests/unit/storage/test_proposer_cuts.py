@@ -1,14 +1,11 @@
 """Where the proposer cuts requests into commands, each of which becomes a block."""
 
-import pytest
-
 from contrail_storage.replica import entries
+from tests.support.each import each
 from tests.unit.storage.test_proposer import Bench, messages, payloads_of, run
 
 
-@pytest.mark.parametrize(
-    ("before", "more", "commands"), [(0, 0, [4]), (0, 1, [2, 2]), (1, 0, [3, 2])]
-)
+@each(("before", "more", "commands"), [(0, 0, [4]), (0, 1, [2, 2]), (1, 0, [3, 2])])
 def test_request_is_cut_above_its_own_bound_or_where_it_fills_a_block_up(
     before: int, more: int, commands: list[int]
 ) -> None:

@@ -3,13 +3,13 @@
 from typing import Any
 
 import msgspec
-import pytest
 
 from contrail_common import errors
 from contrail_common.model import ConsumerLimits, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, Result, Writes
+from tests.support.each import each
 from tests.unit.storage.machine_rig import Message, Rig, append_of, consumer_config, picture
 
 CONFIG = StreamConfig(name="S", subjects=("a.*",))
@@ -50,7 +50,7 @@ GONE, FIXED = errors.CONSUMER_NOT_FOUND.code, errors.CONSUMER_UPDATE_REFUSED.cod
 WIDER = consumer_config("red", max_ack_pending=7)
 
 
-@pytest.mark.parametrize(
+@each(
     ("raced", "expected"),
     [
         # An update loses to a delete, and makes nothing.
@@ -148,7 +148,7 @@ LARGER = msgspec.structs.replace(CONFIG, max_msgs=7)
 SEALED = msgspec.structs.replace(CONFIG, sealed=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("raced", "expected"),
     [
         ([cmd.DropStream("i"), stream_put(LARGER, UPDATE)], [0, STREAM_GONE]),

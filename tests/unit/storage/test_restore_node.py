@@ -73,6 +73,7 @@ def known(node: StorageNode) -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("node_keys", [(), (KEY,)], ids=["plain", "encrypted"])
 def test_crash_at_any_point_leaves_the_whole_stream_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node_keys: tuple[bytes, ...]

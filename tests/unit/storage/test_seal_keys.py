@@ -30,6 +30,7 @@ from contrail_storage.seal.key_table import (
 )
 from contrail_storage.seal.keyring import KEYS_NAME, Keyring, KeysRefusedError, find_keyring
 from contrail_storage.seal.node_keys import NODE_KEYS_MAX, NodeKeyError, parse_node_keys
+from tests.support.each import each
 from tests.unit.storage.wal_disk import PowerCutError, SimDisk
 
 ROOT = Path("/data")
@@ -56,7 +57,7 @@ def test_keys_are_read_in_their_order_whatever_their_form(given: list[tuple[byte
     assert parse_node_keys(text) == tuple(key for key, _ in given)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "complaint"),
     [
         ("", "no encryption key"),
@@ -85,7 +86,7 @@ def test_wrapped_key_is_the_same_after_all_and_unreadable_before(
     assert unwrap_key(node_key, entry) == data_key
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [
         wrap_key(SECOND, 7, THIRD, NONCE),
@@ -102,7 +103,7 @@ def test_entry_does_not_unwrap_when_anything_of_it_is_another(changed: WrappedKe
         unwrap_key(FIRST, changed)
 
 
-@pytest.mark.parametrize(
+@each(
     "entries",
     [(), (2, 1), (1, 1)],
 )
@@ -224,7 +225,7 @@ def test_closed_keyring_opens_and_seals_but_changes_its_file_no_more() -> None:
     assert disk.calls == calls
 
 
-@pytest.mark.parametrize("call", ["create", "write", "sync"])
+@each("call", ["create", "write", "sync"])
 def test_rotation_that_the_disk_refuses_leaves_everything_as_it_was(call: str) -> None:
     disk = SimDisk()
     keyring = new_keyring(disk)

@@ -12,6 +12,7 @@ from contrail_storage.wal import LogOptions, NodeLog, codec
 from contrail_storage.wal.codec import RECORD_HEADER_BYTES, RecordKind, Seal
 from contrail_storage.wal.replay import Replayed, replay
 from contrail_storage.wal.segments import Segment
+from tests.support.each import each
 from tests.unit.storage.wal_disk import HandLoop, Inode, SimDisk
 
 SALT = b"\x07saltSA\x01"
@@ -109,7 +110,7 @@ HEAD = batch(1, sealed(1, BASE))
 OLD, NEW = records_in(FIRST_TWO)
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         # With sound sums: only the seal tells.

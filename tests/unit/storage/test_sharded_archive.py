@@ -66,6 +66,7 @@ async def known(link: LocalLink) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_crash_at_any_point_leaves_all_shards_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_new_messages_are_refused_where_a_shard_is_full(tmp_path: Path) -> None:
     play(tmp_path, scene, config)
 
 
+@pytest.mark.long
 def test_crash_at_any_entry_leaves_the_stream_whole_before_or_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

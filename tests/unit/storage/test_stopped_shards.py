@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
@@ -27,6 +26,7 @@ from contrail_storage.replica.loading import load_shard, stored_machines
 from contrail_storage.replica.store_writer import StoreWriter, WriteJob
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import StoreFailedError, StoreStalledError
+from tests.support.each import each
 from tests.unit.storage.machine_rig import (
     SHARD,
     Message,
@@ -229,8 +229,8 @@ def is_unknown(answer: Any) -> bool:
     return {result.code for result in answer} == {errors.OUTCOME_UNKNOWN.code}
 
 
-@pytest.mark.parametrize("how", ["rot", "disk error", "no such block"])
-@pytest.mark.parametrize("name", CASES)
+@each("how", ["rot", "disk error", "no such block"])
+@each("name", CASES)
 def test_command_that_needs_a_rotten_block_leaves_the_shard_as_it_was(name: str, how: str) -> None:
     config, prepared, command = CASES[name]
 
@@ -271,7 +271,7 @@ def test_command_that_needs_a_rotten_block_leaves_the_shard_as_it_was(name: str,
     run(scene())
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_same_command_is_carried_out_where_the_block_reads_back(name: str) -> None:
     config, prepared, command = CASES[name]
 

@@ -1,5 +1,6 @@
 """The stream machine against a plain list where messages live for a time of their own."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
@@ -34,5 +35,6 @@ class ExpiringStreamComparison(StreamComparison):
         return data.draw(st.sampled_from([None, None, 1, 3, 8, TTL_NEVER, TTL_NEVER]))
 
 
+@pytest.mark.long
 def test_machine_is_the_naive_stream_where_much_expires() -> None:
     run_state_machine_as_test(ExpiringStreamComparison, settings=THOROUGH)

@@ -124,10 +124,12 @@ class InterestComparison(StreamComparison):
         return False
 
 
+@pytest.mark.long
 def test_machine_with_interest_is_the_naive_stream_over_any_history() -> None:
     run_state_machine_as_test(InterestComparison, settings=THOROUGH)
 
 
+@pytest.mark.long
 def test_machine_with_interest_is_the_naive_stream_when_pages_are_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -538,10 +538,12 @@ def replaced(config: StreamConfig, **fields: Any) -> StreamConfig:
     return StreamConfig(**{**known, **fields})
 
 
+@pytest.mark.long
 def test_machine_is_the_naive_stream_over_any_history() -> None:
     run_state_machine_as_test(StreamComparison, settings=THOROUGH)
 
 
+@pytest.mark.long
 def test_machine_is_the_naive_stream_when_pages_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     make_pages_small(monkeypatch)
     run_state_machine_as_test(StreamComparison, settings=THOROUGH)
@@ -553,6 +555,7 @@ class RoundComparison(StreamComparison):
     first_number = 44
 
 
+@pytest.mark.long
 def test_machine_is_the_naive_stream_when_numbers_of_subjects_come_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,5 +1,6 @@
 """Whatever a command says, ``apply`` answers it, and what it wrote can be loaded again."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,6 +171,7 @@ def logged(entry: cmd.Entry) -> cmd.Entry:
     return cmd.decode_entry(cmd.encode_entry(entry))
 
 
+@pytest.mark.long
 @settings(max_examples=4 * settings().max_examples)
 @given(st.lists(entries, max_size=8), st.sampled_from([PLAIN, INTEREST, WORKQUEUE]))
 def test_any_command_is_answered_and_what_it_wrote_loads_again(

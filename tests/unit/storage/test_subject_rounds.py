@@ -78,6 +78,7 @@ def subjects_of(rig: Rig) -> dict[int, str]:
     return found
 
 
+@pytest.mark.long
 def test_work_queue_keeps_every_message_under_its_subject_past_the_last_number() -> None:
     rig = stream(END - 5, retention="workqueue")
     rig.apply(1, append_of([Message("kept.first")]))
@@ -157,6 +158,7 @@ def test_new_subject_is_refused_where_no_number_is_left_and_known_ones_go_on(
     assert list(subjects_of(rig).values()) == [*kept, "s.3", "more"]
 
 
+@pytest.mark.long
 @given(st.data())
 def test_next_run_has_the_numbers_that_are_asked_for_and_none_that_is_live(
     data: st.DataObject,

@@ -17,6 +17,7 @@ from contrail_storage.disk.node_file import (
     save_identity,
     write_node_file,
 )
+from tests.support.each import each
 from tests.unit.storage.wal_disk import SimDisk
 
 IDENTITY = NodeIdentity("node-1", 7)
@@ -137,7 +138,7 @@ def test_sound_file_with_a_foreign_content_is_no_identity(tmp_path: Path) -> Non
         load_identity(Files(), tmp_path)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+@each("keep", [0.0, 0.5, 1.0])
 def test_power_cut_at_every_call_leaves_the_old_or_the_new_file(keep: float) -> None:
     folder, newer = Path("/node"), NodeIdentity("node-1", 8)
     for cut_at in range(1, 20):

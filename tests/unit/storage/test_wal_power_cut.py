@@ -8,6 +8,7 @@ import pytest
 
 from contrail_storage.disk.node_file import NodeFileDamagedError
 from contrail_storage.wal import LogFailedError, LogOptions, NodeLog, RecoveredGroup
+from tests.support.each import each
 from tests.unit.storage.wal_disk import HandLoop, PowerCutError, SimDisk
 
 ROOT = Path("/wal")
@@ -154,7 +155,8 @@ def crash_points() -> int:
     return disk.calls
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.4, 1.0])
+@pytest.mark.long
+@each("keep", [0.0, 0.4, 1.0])
 def test_power_cut_at_every_call_loses_nothing_reported_durable(keep: float) -> None:
     for cut_at in range(1, crash_points() + 1):
         disk = SimDisk(cut_at=cut_at)

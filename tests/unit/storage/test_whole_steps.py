@@ -22,6 +22,7 @@ def test_result_and_error_come_back() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.long
 def test_who_is_cancelled_waits_for_the_thread_and_its_error_is_nobodys() -> None:
     begun, may_end = threading.Event(), threading.Event()
     complaints: list[dict[str, Any]] = []
