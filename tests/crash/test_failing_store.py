@@ -209,6 +209,21 @@ def test_file_that_a_store_at_work_has_just_removed_is_no_damage(
     asyncio.run(look_into_a_store_at_work(area / "data", monkeypatch))
 
 
+async def flush_after_a_failure(data_dir: Path, *, cut: bool) -> tuple[float, float]:
+    async with node_over_a_switched_store(data_dir) as (node, _):
+        node.healing.fail_store(OSError(errno.EIO, os.strerror(errno.EIO)))
+        await wait_until(lambda: node.fatal.done() or not node.readiness())
+        longer_s = node.healing._pause_s
+        await (node.cut_log() if cut else node.checkpoint())
+        return longer_s, node.healing._pause_s
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["checkpoint", "cut"])
+def test_flush_of_everything_ends_the_longer_pauses(area: Path, cut: bool) -> None:
+    longer_s, after_s = asyncio.run(flush_after_a_failure(area / "data", cut=cut))
+    assert longer_s > after_s == healing._PAUSE_S
+
+
 async def start_on_a_full_disk(data_dir: Path) -> None:
     config = StreamConfig(name="S", subjects=("s.*",))
     async with node_over_a_switched_store(data_dir) as (node, switch):

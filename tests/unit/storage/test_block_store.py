@@ -55,6 +55,7 @@ class HeldSource:
 def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:
     source = HeldSource()
     store = BlockStore(source, cache_bytes=4_000)
+    store.directory(SHARD)
     old, fresh = block_of(1, b"secret", b"kept"), block_of(1, b"", b"kept")
     source.put(old)
     source.gate.clear()
@@ -69,6 +70,16 @@ def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:
     reader.join()
     assert store.recall(SHARD, 1) is None
     assert store.load(SHARD, 1).message(0, "a").payload == b""
+
+
+def test_block_of_a_dropped_shard_is_not_cached_when_it_is_written() -> None:
+    """The jobs of a shard that was dropped are still written, and nothing reads its blocks."""
+    store = BlockStore(HeldSource())
+    block = block_of(1, b"secret")
+    store.add(SHARD, block)
+    store.forget(SHARD)
+    store.written(SHARD, block)
+    assert store.recall(SHARD, 1) is None
 
 
 def test_directory_with_gaps_is_walked_in_both_directions() -> None:

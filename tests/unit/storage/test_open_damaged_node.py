@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from contrail_storage.core.commands import META_SHARD
 from contrail_storage.link import LocalLink
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.upkeep.checkpointer import DataLostError
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
@@ -368,6 +370,26 @@ def test_second_process_on_the_folder_is_told_so_and_changes_nothing(tmp_path: P
             StorageNode.open(NodeOptions(tmp_path, accept_data_loss=True), SingleMemberGroups())
 
     play(tmp_path, scene)
+
+
+def open_files(data_dir: Path, name: str) -> int:
+    """How often this process has a file of the folder open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [os.path.realpath(link) for link in links].count(str(data_dir.resolve() / name))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system lists no open files")
+def test_file_of_subject_keys_is_open_once_after_a_repair(tmp_path: Path) -> None:
+    async def before(_: StorageNode, link: LocalLink) -> None:
+        await make(link, "S", erasure="subject_key")
+        await publish(link, "S", b"one")
+
+    play(tmp_path, before)
+    changed(tmp_path, ("put", keys.large_key(keys.BLOCK, 1, 1), b"not a block"))
+    node = StorageNode.open(NodeOptions(tmp_path, accept_data_loss=True), SingleMemberGroups())
+    held = open_files(tmp_path, SUBJECT_KEYS_NAME)
+    node.close()
+    assert (held, open_files(tmp_path, SUBJECT_KEYS_NAME)) == (1, 0)
 
 
 @pytest.mark.parametrize("node_keys", [(), (bytes(32),)])

@@ -168,13 +168,20 @@ def _check_ack_key(settings: ServeSettings) -> None:
 
 
 def _kept_ack_key(settings: ServeSettings) -> bytes:
-    """The key that signs ack tokens, made at the first start and kept beside the data."""
+    """Return the key that signs ack tokens; the first start makes it and keeps it in the folder.
+
+    If it cannot be written, this process alone knows it: tokens given out do not outlive a restart.
+    """
     path = settings.data_dir / "ack.key"
     files = Files()
     try:
         return read_node_file(files, path)
     except (FileNotFoundError, NodeFileDamagedError):
         key = secrets.token_bytes(_ACK_KEY_BYTES)
+    try:
         write_node_file(files, path, key)
         path.chmod(0o600)
-        return key
+    except OSError as error:
+        # A node on a full disk serves reads, and recovers by itself. It must not end for this.
+        _log.warning("ack_key_not_kept", error=str(error))
+    return key

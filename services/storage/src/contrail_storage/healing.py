@@ -3,7 +3,7 @@
 The log and the store may fail, separately or together. Until they work again, the durable groups do
 not lead, so nothing is proposed to them; reads continue, and so do streams in memory. A failed log
 continues in a new segment. A failed store is opened again, and the log after it is replayed
-(`rebuilding`); meanwhile the failed store still answers reads. A disk that is still full or broken
+(`rebuild`); meanwhile the failed store still answers reads. A disk that is still full or broken
 is tried again after pauses.
 
 A node whose folder cannot be written at the start is opened for reading, and recovers the same way.

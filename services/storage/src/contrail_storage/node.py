@@ -400,7 +400,6 @@ class StorageNode:
         arguments = self.log, self._machines, self.applied, self._until_written
         with self._heeding_the_store():
             await self._checkpointer.run(*arguments)
-        self.healing.worked()
 
     async def cut_log(self) -> None:
         """Flush the store, and remove the whole current log and the files that were kept aside."""
@@ -411,11 +410,13 @@ class StorageNode:
 
     @contextmanager
     def _heeding_the_store(self) -> Iterator[None]:
+        """Around a flush of the store: note that it failed, or that everything was written."""
         try:
             yield
         except StoreFailedError as error:
             self._store_failed(error)
             raise
+        self.healing.worked()
 
     def applied(self) -> dict[int, int]:
         """Applied indexes of the groups in the log."""

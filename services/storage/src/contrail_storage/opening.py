@@ -44,7 +44,11 @@ def _open(options: NodeOptions, make: Make) -> "StorageNode":
     try:
         finish_swap(files, options.data_dir)
         node = open_damaged(
-            options, files, lambda: _read(options, make, files), lambda one: one.parts
+            options,
+            files,
+            lambda: _read(options, make, files),
+            lambda one: one.parts,
+            lambda one: one.close(),
         )
         node.healing.try_to_write()
     except BaseException:

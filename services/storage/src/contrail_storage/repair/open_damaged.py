@@ -112,10 +112,11 @@ def open_damaged(
     files: Files,
     read: Callable[[], Node],
     parts: Callable[[Node], tuple[Store, Keyring | None]],
+    close: Callable[[Node], None],
 ) -> Node:
-    """Return the result of ``read``. With ``accept_data_loss``, first repair what is damaged.
+    """Return the result of ``read``. With ``accept_data_loss``, first repair the folder.
 
-    ``parts`` returns the store of what was read, and its keyring.
+    ``parts`` returns the store of a node that was read, and its keyring; ``close`` closes the node.
     """
     if not options.accept_data_loss:
         return read()
@@ -125,13 +126,17 @@ def open_damaged(
     except DAMAGED as error:
         accept_data_loss(folder, error)
         return read()
-    store, keyring = parts(sound)
-    if has_unreadable_rows(store, keyring):
-        store.close()
-        accept_data_loss(folder, None)
-        return read()
-    _log.warning("nothing_to_accept", data_dir=str(options.data_dir))
-    return sound
+    try:
+        unreadable = has_unreadable_rows(*parts(sound))
+    except BaseException:
+        close(sound)
+        raise
+    if not unreadable:
+        _log.warning("nothing_to_accept", data_dir=str(options.data_dir))
+        return sound
+    close(sound)
+    accept_data_loss(folder, None)
+    return read()
 
 
 def has_unreadable_rows(store: Store, keyring: Keyring | None) -> bool:

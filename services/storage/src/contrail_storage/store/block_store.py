@@ -341,7 +341,9 @@ class BlockStore:
         """Note that the block is in the store; move it to the cache."""
         if self._unwritten.get((shard, block.base_seq)) is block:
             del self._unwritten[shard, block.base_seq]
-        self._remember((shard, block.base_seq), block, replace=True)
+        # Blocks of a shard that was dropped meanwhile are still written, in order with its removal.
+        if shard in self.directories:
+            self._remember((shard, block.base_seq), block, replace=True)
 
     def overlay(self, shard: int, block: Block) -> None:
         """Serve ``block`` from memory for its base sequence until it is written."""
@@ -376,9 +378,13 @@ class BlockStore:
             self._cache_bytes -= cached[1] if cached is not None else 0
 
     def forget(self, shard: int) -> None:
-        """Forget a shard that was dropped: its directory and its cached blocks."""
+        """Forget a shard that was dropped: its directory and its cached blocks.
+
+        Unwritten blocks stay until :meth:`written`: jobs on their way to the store refer to them.
+        """
         self.directories.pop(shard, None)
         with self._lock:
+            self._discards += 1
             for key in [key for key in self._cache if key[0] == shard]:
                 self._cache_bytes -= self._cache.pop(key)[1]
 
