@@ -5,6 +5,8 @@ damaged ones. A stream that may have lost anything gets another incarnation. The
 stays a prefix of its log: no entry after a gap in the log is applied.
 """
 
+# One module: the steps of one repair share the folder, the losses and the new store, in this order.
+
 import secrets
 import shutil
 import time

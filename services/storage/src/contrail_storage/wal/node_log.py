@@ -5,6 +5,8 @@ and syncs it, and notifies the loop once per batch. Records that arrive meanwhil
 batch (group commit).
 """
 
+# One module: writing, failing, recovering and dropping segments share one lock and its fields.
+
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
