@@ -76,7 +76,7 @@ PEDANTIC: Final = _register(
     10157, "pedantic", 422, "the server would change a value, which pedantic mode does not allow"
 )
 REPLICAS_UNSUPPORTED: Final = _register(
-    10074, "replicas_unsupported", 422, "replicas > 1 not supported in non-clustered mode"
+    10074, "replicas_unsupported", 422, "more than one replica is not supported"
 )
 REPLICAS_NEGATIVE: Final = _register(
     10133, "replicas_negative", 422, "number of replicas is negative"
@@ -311,7 +311,7 @@ OUTCOME_UNKNOWN: Final = _register(
     20050,
     "outcome_unknown",
     504,
-    "outcome unknown; retry with the same message id",
+    "outcome unknown: the request may have taken effect",
     retryable=True,
 )
 OVERLOADED: Final = _register(20051, "overloaded", 503, "server is overloaded", retryable=True)
@@ -323,7 +323,7 @@ STORAGE_FULL: Final = _register(
     20054, "storage_full", 507, "no disk space left for writes", retryable=True
 )
 MEMORY_FULL: Final = _register(
-    10028, "insufficient_memory", 507, "insufficient memory resources", retryable=True
+    10028, "insufficient_memory", 507, "streams in memory have reached their limit", retryable=True
 )
 STORAGE_FAILED: Final = _register(
     20055, "storage_failed", 503, "storage is not accepting writes", retryable=True

@@ -164,7 +164,8 @@ REPLAY: Final = Operation(
     operation_id="replay",
     tag=_REPLAY,
     summary="Replay a range",
-    description="Returns all messages of a range, both ends included, as an Arrow stream or, "
+    description="Returns all messages of a range, both ends included. A stream with several shards "
+    "requires `shard`. The answer is an Arrow stream or, "
     "depending on Accept, as `application/x-ndjson` or `application/vnd.msgpack`. NDJSON "
     'and msgpack end with `{"end":true,"messages":n}`, and Arrow with its end-of-stream '
     "mark. An answer without its end is incomplete.",

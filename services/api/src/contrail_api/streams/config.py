@@ -101,7 +101,7 @@ class StreamConfigBody(RequestModel):
     compression: Literal["none", "lz4", "zstd", "s2"] = Field(
         default="none",
         description="Compression of new blocks on disk. `s2` is accepted for JetStream "
-        "compatibility and stored as lz4.",
+        "compatibility; its blocks are written as lz4.",
     )
     first_seq: Int64 = Field(default=1, ge=0)
     """Sequence of the first message. Cannot be changed."""
