@@ -1,4 +1,4 @@
-# Two images. Which service a container is, is told when it runs:
+# Two images. The variable SERVICE says what a container runs:
 #
 #   docker build --target service -t contrail .           SERVICE is serve, storage, api or gateway
 #   docker build --target spark -t contrail-spark .       SERVICE is spark-master, spark-worker or flights
@@ -19,7 +19,7 @@ COPY deploy/container deploy/container
 
 FROM base AS install-service
 ARG MEMBERS="libs/common libs/link libs/edge libs/client services/storage services/replicator services/api services/consumer-gateway services/serve"
-# In the image nothing is installed or tested any more, and Arrow neither serves RPC nor reads S3.
+# Remove what the image does not need: pip, tests, and the parts of Arrow for RPC and S3.
 RUN --mount=type=cache,target=/var/cache/pip \
     python deploy/container/lock.py requirements.lock $MEMBERS > service.lock \
     && PIP_CACHE_DIR=/var/cache/pip make install LOCK=service.lock MEMBERS="$MEMBERS" \
@@ -28,7 +28,7 @@ RUN --mount=type=cache,target=/var/cache/pip \
     && rm -rf pip pip-*.dist-info setuptools setuptools-*.dist-info pyarrow/include pyarrow/src \
         pyarrow/libarrow_flight* pyarrow/_flight* pyarrow/libarrow_s3* pyarrow/_s3fs* \
         pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.*
-# A read-only container cannot keep bytecode.
+# Compile now, because a read-only container cannot store bytecode.
 RUN .venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash .venv/lib libs services \
     && .venv/bin/python -c 'import contrail_serve.main, contrail_storage.node, pyarrow.ipc' \
     && chmod -R a+rX .
@@ -38,7 +38,7 @@ COPY spark spark
 COPY examples examples
 RUN --mount=type=cache,target=/var/cache/pip \
     PIP_CACHE_DIR=/var/cache/pip make install
-# Nor can it keep the script that starts a trimmed Java.
+# Compile now, and write the script that starts a reduced Java: a read-only container can do neither.
 RUN .venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash .venv/lib libs services spark examples \
     && XDG_CACHE_HOME=/opt/contrail/.cache .venv/bin/python -c \
         'from contrail_spark.session import find_java; print(find_java())' \
@@ -70,7 +70,7 @@ EXPOSE 7077 8080 8081
 HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "/opt/contrail/deploy/container/healthy.py"]
 
-# The last one is what a build without --target makes.
+# A build without --target makes the last stage.
 FROM runtime AS service
 COPY --from=install-service /opt/contrail /opt/contrail
 ENV SERVICE=serve

@@ -9,11 +9,11 @@ LOCK ?= requirements.lock
 MEMBERS := libs/common libs/link libs/edge libs/client services/storage services/replicator services/api \
 	services/consumer-gateway services/serve spark examples/flights
 
-# What Python compiles is kept, whatever the caller's environment says: a server starts in half the time.
+# Keep bytecode, whatever the caller's environment says: a server starts in half the time.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-# auto: one for each core. Who has no test left takes half of another's.
+# auto: one worker per core. An idle worker takes half of another's tests.
 WORKERS ?= auto
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 CHECKS := check-code check-types
@@ -43,7 +43,7 @@ test-all: $(STAMP) ## after a change to log, store or recovery: every test
 check: $(STAMP) ## format, lint, types, import contracts, tidiness, drift of what is generated
 	@$(MAKE) --no-print-directory --keep-going --jobs $(CHECKS)
 
-# As long as everything else together.
+# mypy takes as long as all other checks together, so it runs beside them.
 check-types: $(STAMP)
 	@$(PY) -m mypy --no-error-summary
 
@@ -73,7 +73,7 @@ blocking: $(STAMP) ## write the blocking client from the asynchronous one
 openapi: $(STAMP) ## write openapi/openapi.json from the declared routes
 	@$(PY) -m contrail_serve.openapi_export
 
-# Named by their path, so that no index can serve another distribution of the same name.
+# Wheels are named by path, so that no index can supply another distribution of the same name.
 wheels: $(STAMP) ## build the distributions into dist/, to be installed elsewhere (docs/running.md)
 	@rm -rf dist
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist $(MEMBERS:%=./%)

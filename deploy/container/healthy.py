@@ -1,4 +1,4 @@
-"""Status 0 when the service of this container answers and can write its folder; for HEALTHCHECK."""
+"""The health check: status 0 if the service answers and can write to its data folder."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ DAEMONS: Final = {
 
 
 def address(service: str) -> str | None:
-    """What to ask, with the settings of this container; None for a job, which answers nobody."""
+    """The URL to request, from this container's settings; None for a job."""
     if service in SERVICES:
         port = os.environ.get("CONTRAIL_PORT", SERVICES[service])
         return f"http://127.0.0.1:{port}/livez"
@@ -28,7 +28,7 @@ def address(service: str) -> str | None:
 
 
 def main() -> int:
-    """Look once; the reason of a failure goes to stderr, where `docker inspect` shows it."""
+    """Check once; print the reason of a failure to stderr, where `docker inspect` shows it."""
     folder = os.environ.get("CONTRAIL_DATA_DIR", ".")
     # A mount may belong to another user, or be read-only. A full disk is for /readyz to tell.
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 BUILD: Final = {"editables", "hatchling", "setuptools"}
-"""What `make install` builds distributions with."""
+"""The packages with which `make install` builds distributions."""
 OURS: Final = "contrail-"
 NOT_SERVED: Final = {"pandas"}
-"""Extras that are for those who use the SDK: no service has them."""
+"""Extras for users of the SDK, which no service needs."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _VIA: Final = re.compile(r"^    # +(?:via )?([A-Za-z0-9._-]+)$", re.MULTILINE)
 
@@ -37,13 +37,13 @@ def normal(requirement: str) -> str:
 
 
 def sections(lock: str) -> dict[str, str]:
-    """The lock's text for each package: version, hashes, and who asked for it."""
+    """The text of the lock for each package: version, hashes, and the packages that require it."""
     parts = re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE)
     return {normal(part): part for part in parts if "==" in part}
 
 
 def needed(packages: dict[str, str], roots: set[str]) -> set[str]:
-    """``roots`` and all that they ask for, directly or through others."""
+    """``roots`` and all packages they require, directly or indirectly."""
     asking = {name: {normal(by) for by in _VIA.findall(text)} for name, text in packages.items()}
     found = set(roots)
     while more := {name for name, by in asking.items() if by & found} - found:
@@ -52,7 +52,7 @@ def needed(packages: dict[str, str], roots: set[str]) -> set[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the selection in the order of the lock; 1 when the lock lacks something."""
+    """Print the selection in the order of the lock; return 1 if the lock lacks a package."""
     lock, *members = map(Path, arguments)
     packages = sections(lock.read_text(encoding="utf-8"))
     roots = BUILD.union(*map(asked_for, members))
