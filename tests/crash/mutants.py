@@ -171,13 +171,13 @@ def _batch_in_parts() -> None:
     replace(Stream, "publish", publish)
 
 
-def _not_mended() -> None:
+def _not_reconciled() -> None:
     """Do not repair what a crash left half made."""
 
-    async def mend_all(self: StreamManager) -> None:
+    async def reconcile_all(self: StreamManager) -> None:
         return
 
-    replace(StreamManager, "mend_all", mend_all)
+    replace(StreamManager, "reconcile_all", reconcile_all)
 
 
 MUTANTS: Final[dict[str, Callable[[], None]]] = {
@@ -196,5 +196,5 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "joined parts kept": _parts_kept,
     "merged parts kept": _part_rows_kept,
     "batch in parts": _batch_in_parts,
-    "restores not undone": _not_mended,
+    "restores not undone": _not_reconciled,
 }

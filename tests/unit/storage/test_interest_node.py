@@ -14,7 +14,7 @@ from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
-from contrail_storage.streams import manager as streams
+from contrail_storage.streams.removals import Removals
 from contrail_storage.upkeep import housekeeper
 from tests.unit.storage.dispatcher_rig import PATIENCE_S, DispatcherRig, run, turns, wait_until
 from tests.unit.storage.machine_rig import picture
@@ -143,7 +143,7 @@ def test_what_a_crash_left_is_finished_by_itself(
             kept = await filled(node)
             assert kept
             with monkeypatch.context() as patched:
-                patched.setattr(streams.StreamManager, "keep_interest", nothing)
+                patched.setattr(Removals, "enforce_interest", nothing)
                 patched.setattr(housekeeper.Housekeeper, "tick", nothing)
                 await LocalLink(node).delete_consumer("S", "c")
                 assert node.streams.shard("S").machine.pending_recheck

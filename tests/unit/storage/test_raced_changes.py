@@ -239,7 +239,10 @@ def test_purge_of_a_stream_that_was_made_anew_meanwhile_leaves_the_new_one_alone
         await fill(link, 3)
         # As an erasure does, which has destroyed keys between finding the stream and this.
         for subject in ("", "a.1"):
-            assert await outcome(node.streams.purge(old, subject, 0, 0)) is errors.STREAM_NOT_FOUND
+            assert (
+                await outcome(node.streams.removals.purge(old, subject, 0, 0))
+                is errors.STREAM_NOT_FOUND
+            )
         assert (await link.stream_info("S")).state.messages == 3
 
     play(tmp_path, scene, ONE)

@@ -135,7 +135,7 @@ def test_stream_in_memory_is_there_again_once_all_its_shards_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = StreamConfig(name="M", subjects=("m.*",), storage="memory", shards=3)
-    propagate, seen = StreamManager._align, list[ErrorSpec]()
+    propagate, seen = StreamManager._propagate, list[ErrorSpec]()
 
     async def looking(self: StreamManager, entry: Any) -> None:
         link = LocalLink(nodes[0])
@@ -150,7 +150,7 @@ def test_stream_in_memory_is_there_again_once_all_its_shards_are(
         async with running(tmp_path) as (node, link):
             await put(link, config)
             made.append(node.streams.stream("M"))
-        monkeypatch.setattr(StreamManager, "_align", looking)
+        monkeypatch.setattr(StreamManager, "_propagate", looking)
         start = StorageNode.start
 
         async def started(node: StorageNode) -> None:

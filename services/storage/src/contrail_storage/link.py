@@ -34,7 +34,7 @@ from contrail_link.contract.streams import CreateMode, Page
 from contrail_storage.consumers.consumer import Consumer
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import SHARD_GROUP, StorageNode
-from contrail_storage.reading.answering import AnswerDeadline, Done, changes, reads
+from contrail_storage.reading.answering import Answer, AnswerDeadline, Done, changes, reads
 from contrail_storage.reading.last_reader import LastReader
 from contrail_storage.reading.page_tokens import decode_token, encode_token
 from contrail_storage.replica.volatile_group import VOLATILE_GROUP
@@ -113,7 +113,7 @@ class LocalLink:
         """Remove messages, and return how many."""
         stream = self._writable(name)
         shards = stream.shards if shard is None else [stream.shard(shard)]
-        return await self._node.streams.purge(shards, subject, up_to_seq, keep)
+        return await self._node.streams.removals.purge(shards, subject, up_to_seq, keep)
 
     # Messages ------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class LocalLink:
             target = self._node.streams.route(content[0].subject)
         else:
             target = self._node.streams.stream(stream)
-        answer = self.deadline.answer(done)
+        answer = Answer(self.deadline, done)
         target.publish(content, answer)
         self.deadline.limit(answer)
 
@@ -212,7 +212,7 @@ class LocalLink:
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Remove one message."""
         one = self._writable(stream).sound_shard(shard)
-        await self._node.streams.delete_message(one, seq)
+        await self._node.streams.removals.delete(one, seq)
 
     # Replay --------------------------------------------------------------------------------------
 

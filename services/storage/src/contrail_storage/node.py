@@ -266,7 +266,7 @@ class StorageNode:
         await self.clock.keep()
         self.spawn(self.clock.follow())
         self._begin_volatile()
-        await self._mend()
+        await self._reconcile()
         await self.shredder.reconcile()
         for work in (*self._upkeep, self.shredder):
             self.spawn(work.run())
@@ -317,8 +317,8 @@ class StorageNode:
             elif group_id == SHARD_GROUP:
                 self.consumers.new_term()
             if all(group.is_leader for group in self.groups.values()):
-                if self._leading.is_set():  # the first time, `_lead` mends
-                    self.spawn(self._mend())
+                if self._leading.is_set():  # the first time, `_lead` reconciles
+                    self.spawn(self._reconcile())
                 self._leading.set()
                 self.tell("domain_leader_elected")
 
@@ -348,10 +348,10 @@ class StorageNode:
                 own.unknown()
             self._proposers[group_id].settled()
 
-    async def _mend(self) -> None:
+    async def _reconcile(self) -> None:
         """Finish what a failed log left half done. If this fails too, the next term tries again."""
         with suppress(ApiError, StoreError):
-            await self.streams.mend_all()
+            await self.streams.reconcile_all()
             await self.consumers.reconcile_all()
 
     def _make_proposer(self, number: int, group: Group) -> Proposer:

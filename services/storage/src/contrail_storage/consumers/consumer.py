@@ -27,7 +27,7 @@ from contrail_storage.consumers.sharded_dispatcher import ShardedDispatcher
 from contrail_storage.core.commands import Acknowledge
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Done
-from contrail_storage.streams.manager import expect
+from contrail_storage.streams.outcomes import expect
 from contrail_storage.streams.stream import Stream
 
 _OK: Final = AckResult()

@@ -10,7 +10,7 @@ from contrail_common.model import ConsumerConfig
 from contrail_storage.core.commands import Precondition
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.preconditions import refusal
-from contrail_storage.streams.manager import error_of
+from contrail_storage.streams.outcomes import error_of
 
 ATTEMPTS: Final = 8
 """How often a put starts again because the consumer is deleted meanwhile."""

@@ -22,7 +22,8 @@ from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.log_time import LogTime
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLog
-from contrail_storage.streams.manager import StreamManager, begun, expect
+from contrail_storage.streams.manager import StreamManager
+from contrail_storage.streams.outcomes import begun, expect
 from contrail_storage.streams.sharded_state import bad_cursor
 from contrail_storage.streams.stream import Stream
 
@@ -160,7 +161,7 @@ class ConsumerManager:
         if not put.created and put.consumer_id in shard.machine.consumers:
             self.find(stream, config.name).reconfigured()
             with suppress(ApiError):  # the housekeeper continues it
-                await self._streams.keep_interest(shard)
+                await self._streams.removals.enforce_interest(shard)
         return put
 
     async def delete(self, stream: Stream, name: str, if_match: int | None = None) -> None:
@@ -183,7 +184,7 @@ class ConsumerManager:
             if is_first:
                 self._forget((machine.shard, machine.consumer_id))
             with suppress(ApiError):  # the housekeeper continues it
-                await self._streams.keep_interest(shard)
+                await self._streams.removals.enforce_interest(shard)
 
     async def _propose(self, shard: Shard, command: cmd.StreamCommand) -> Result:
         return await self._shard_log.command(shard.machine.shard, command)

@@ -20,7 +20,7 @@ from contrail_storage.consumers.starts import Starts
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import ConsumerPut, Done, Result
 from contrail_storage.replica.shard import Shard
-from contrail_storage.streams.manager import begun, expect
+from contrail_storage.streams.outcomes import begun, expect
 from contrail_storage.streams.stream import Stream
 
 

@@ -70,7 +70,7 @@ class Starts:
 
     async def _pinned(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
         """Return the command that creates a consumer of the last messages as of now."""
-        await self._streams.settle_last(shard)  # before, some may be upper bounds
+        await self._streams.removals.settle_last(shard)  # before, some may be upper bounds
         table = shard.machine.subjects
         sids = SubjectFilter(config.filter_subjects).numbers(table)
         slots = table.numbered.slots(sids)
@@ -101,7 +101,7 @@ class Starts:
 
     async def _last_seq(self, shard: Shard, config: ConsumerConfig) -> int:
         """Sequence of the last message that the filters match; 0 when there is none."""
-        await self._streams.settle_last(shard)  # before, it may be an upper bound
+        await self._streams.removals.settle_last(shard)  # before, it may be an upper bound
         table = shard.machine.subjects
         found = SubjectFilter(config.filter_subjects).subjects(table)
         return max((table.last_of(sid) for sid, _ in found), default=0)

@@ -29,8 +29,8 @@ class Answer:
 
     __slots__ = ("_done", "_waiting", "due_s")
 
-    def __init__(self, waiting: "dict[Answer, None]", done: Done) -> None:
-        self._waiting = waiting
+    def __init__(self, deadline: "AnswerDeadline", done: Done) -> None:
+        self._waiting = deadline.open_answers
         # None once the caller has an outcome.
         self._done: Done | None = done
         self.due_s = 0.0
@@ -50,7 +50,7 @@ class AnswerDeadline:
         """``progress`` changes whenever the log applies anything."""
         self._timeout_s = timeout_s
         self._progress = progress
-        self._waiting: dict[Answer, None] = {}
+        self.open_answers: dict[Answer, None] = {}
         """Publishes without an outcome, in the order in which they become overdue."""
         # Due when the first of `_waiting` is overdue, or earlier; None while none waits.
         self._timer: asyncio.TimerHandle | None = None
@@ -60,17 +60,13 @@ class AnswerDeadline:
     @property
     def waiting(self) -> int:
         """Publishes without an outcome, and changes that continue without a caller."""
-        return len(self._waiting) + len(self._going_on)
-
-    def answer(self, done: Done) -> Answer:
-        """Return what to call with the outcome of a publish, instead of ``done``."""
-        return Answer(self._waiting, done)
+        return len(self.open_answers) + len(self._going_on)
 
     def limit(self, answer: Answer) -> None:
         """Give ``answer`` an unknown outcome unless it gets another one in time."""
         loop = asyncio.get_running_loop()
         answer.due_s = loop.time() + self._timeout_s
-        self._waiting[answer] = None
+        self.open_answers[answer] = None
         if self._timer is None:
             self._timer = loop.call_at(answer.due_s, self._overdue)
 
@@ -78,7 +74,7 @@ class AnswerDeadline:
         self._timer = None
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        for one in list(self._waiting):
+        for one in list(self.open_answers):
             if one.due_s > now_s:
                 self._timer = loop.call_at(one.due_s, self._overdue)
                 return

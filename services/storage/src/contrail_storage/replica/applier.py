@@ -177,7 +177,8 @@ class Applier:
         for number, command in entry.commands:
             if number == META_SHARD:
                 results.append(self.meta.apply(command, writes))
-                self._tell(writes, entry.time_ns)
+                if writes.advisories:
+                    self._notify(writes, entry.time_ns)
                 continue
             shard = self.shards.get(number)
             if shard is None and _makes(command):
@@ -187,16 +188,16 @@ class Applier:
                 continue
             existed = shard.machine.exists
             results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
-            self._tell(writes, entry.time_ns, shard)
+            if writes.advisories:
+                self._notify(writes, entry.time_ns, shard.name)
             if not existed and shard.machine.exists and not shard.machine.counters.messages:
                 # Numbering may begin above 1; there are no messages below to wait for.
                 shard.applied_seq = shard.machine.counters.last_seq
         return results
 
-    def _tell(self, writes: Writes, time_ns: int, shard: Shard | None = None) -> None:
-        if writes.advisories:
-            self._advisories.tell(writes.advisories, time_ns, shard.name if shard else "")
-            writes.advisories.clear()
+    def _notify(self, writes: Writes, time_ns: int, stream: str = "") -> None:
+        self._advisories.tell(writes.advisories, time_ns, stream)
+        writes.advisories.clear()
 
     def _apply_to(
         self, shard: Shard, index: int, time_ns: int, command: Command, writes: Writes

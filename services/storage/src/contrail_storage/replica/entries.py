@@ -357,32 +357,26 @@ class _AppendBuilder:
         # Single messages that are not in columns yet.
         self._singles: list[PublishMessage] = []
 
-    def take(self, request: AppendRequest, room: int) -> bool:
-        """Take messages of ``request`` while they fit; True when all of them are taken."""
-        start = request.taken
-        room = min(room, BLOCK_MESSAGES_MAX - self.count)
-        if request.atomic:
-            if not self.count:
-                self._add(request, 0, request.count, request.size)
-            return request.taken > 0
+    def take(self, request: AppendRequest, count_max: int) -> bool:
+        """Take at most ``count_max`` messages of ``request``; True when all of them are taken."""
+        start, content = request.taken, request.content
+        count_max = min(count_max, BLOCK_MESSAGES_MAX - self.count)
         if request.firsts:
-            room = min(room, request.stop_before(self.count) - start)
+            count_max = min(count_max, request.stop_before(self.count) - start)
         whole_max = BLOCK_BYTES_MAX if self.count else WHOLE_BYTES_MAX
-        if not start and request.count <= room and self.bytes + request.size <= whole_max:
+        if request.atomic:
+            stop, size = (0, 0) if self.count else (request.count, request.size)
+        elif not start and request.count <= count_max and self.bytes + request.size <= whole_max:
             stop, size = request.count, request.size
         else:
             before = request.bytes_before(start)
             fitting = bisect_right(request.ends, before + BLOCK_BYTES_MAX - self.bytes, start)
             if fitting == start and not self.count:
                 fitting = start + 1  # a message larger than a block has one to itself
-            stop = min(fitting, start + room)
+            stop = min(fitting, start + count_max)
             size = request.bytes_before(stop) - before
-        if stop > start:
-            self._add(request, start, stop, size)
-        return stop == request.count
-
-    def _add(self, request: AppendRequest, start: int, stop: int, size: int) -> None:
-        content = request.content
+        if stop <= start:
+            return False
         if isinstance(content, PublishMessage):
             self._singles.append(content)
         else:
@@ -393,6 +387,7 @@ class _AppendBuilder:
         self.count += stop - start
         self.bytes += size
         request.taken = stop
+        return stop == request.count
 
     def _join_singles(self) -> None:
         self._parts.append(MessageBatch.of(self._singles))

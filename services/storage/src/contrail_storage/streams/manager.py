@@ -1,10 +1,9 @@
-"""Managing streams on a node: create, update, remove, purge, route, and mend half-made ones."""
+"""The streams of a node: find, create, update and remove them, and reconcile half-made ones."""
 
 import asyncio
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Final, TypeVar
+from contextlib import suppress
+from typing import Final
 
 import msgspec
 import structlog
@@ -16,7 +15,7 @@ from contrail_common.config_rules import (
     check_stream_update,
     consumers_problem,
 )
-from contrail_common.errors import REGISTRY, ApiError
+from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig, StreamInfo
 from contrail_common.subjects import matches_any
 from contrail_link.contract.streams import CreateMode
@@ -24,54 +23,21 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.key_layout import is_volatile
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.preconditions import refusal
-from contrail_storage.core.results import Done, Refused, Removed, Reserved, Result
-from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.core.results import Done, Refused, Reserved
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.proposer import Proposer
-from contrail_storage.replica.shard import Shard, check_removal
+from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.streams.last_ids import LastIds
-from contrail_storage.streams.sharded_state import check_purge
+from contrail_storage.streams.outcomes import begun, error_of, expect
+from contrail_storage.streams.removals import Removals
 from contrail_storage.streams.stream import CheckServing, Stream
 
 _log = structlog.get_logger("contrail.streams")
 _ROUTES_MAX: Final = 65_536
-_SLICE_MESSAGES: Final = 20_000
-_SLICES_MAX: Final = 16
-"""Slices that a caller waits for when its change makes messages superfluous."""
-_PURGED_SUBJECTS: Final = 256
-_EVERYTHING: Final = 1 << 62
 _RENEWED_TOGETHER: Final = 256
 HASH_KEY_BYTES: Final = 32
 _UNMADE: Final = "the stream is in memory, and is re-created once the disk accepts writes"
-
-ResultT = TypeVar("ResultT", bound=Result)
-
-
-def expect(result: Result, kind: type[ResultT]) -> ResultT:
-    """Return ``result`` if it is of ``kind``; raise its ApiError if it is a refusal."""
-    if isinstance(result, Refused):
-        raise error_of(result)
-    assert isinstance(result, kind), f"{result} is not a {kind.__name__}"
-    return result
-
-
-def error_of(refused: Refused) -> ApiError:
-    """Return the refusal that ``apply`` answered as the caller's error."""
-    if refused.problem is not None:
-        return refused.problem.as_error()
-    return ApiError(REGISTRY[refused.code], refused.detail, applied=False)
-
-
-@contextmanager
-def begun(has_effect: bool = True) -> Iterator[None]:
-    """After a step that had an effect, turn "not applied" refusals into an unknown outcome."""
-    try:
-        yield
-    except ApiError as error:
-        if has_effect and error.applied is False:
-            raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
-        raise
 
 
 class StreamManager:
@@ -105,10 +71,10 @@ class StreamManager:
         self._meta_log = meta_log
         # Accepts the commands of all shards, on disk and in memory.
         self._shard_log = shard_log
-        # Finds the messages that purges and deletes need to know.
-        self._reader = reader
+        self.removals = Removals(shard_log, reader)
+        """Removes messages of any shard."""
         self._last_ids = LastIds(reader)
-        # Held while a stream is made, changed, removed or mended.
+        # Held while a stream is made, changed, removed or reconciled.
         self._lock = asyncio.Lock()
         # Names that `claim_restore` keeps.
         self._restoring: set[str] = set()
@@ -238,7 +204,7 @@ class StreamManager:
         async with self._lock:
             if config.name in self._restoring:
                 raise ApiError(errors.STREAM_EXISTS, "the stream is being restored", applied=False)
-            entry = await self._mended(config.name)
+            entry = await self._reconciled(config.name)
             if entry is None or entry.stage != "listed":
                 _check(given, None, same=False)
                 check_stream_create(config)
@@ -258,7 +224,7 @@ class StreamManager:
                 await self._update(shard, entry, config, given)
             else:
                 # A crash may have separated an earlier change from the removals that it causes.
-                await self._keep_to(entry)
+                await self._enforce_config(entry)
             return self.stream(config.name).info(), False
 
     async def _create(self, config: StreamConfig) -> StreamInfo:
@@ -266,15 +232,15 @@ class StreamManager:
         number = await self._reserve(config, incarnation)
         await self._configure(number, config, incarnation)
         with begun():
-            await self._align(self._meta.streams[config.name])
+            await self._propagate(self._meta.streams[config.name])
             await self._list(config, config.subjects, incarnation)
         return self.stream(config.name).info()
 
-    async def _align(self, entry: StreamEntry) -> None:
+    async def _propagate(self, entry: StreamEntry) -> None:
         """Give the configuration of the first shard, which decides, to shards that lack it."""
         record = self._shards[entry.shard].machine.record
         assert record is not None
-        behind = [number for number in entry.numbers[1:] if not self._is_aligned(entry, number)]
+        behind = [number for number in entry.numbers[1:] if not self._has_config(entry, number)]
 
         async def configure(number: int) -> None:
             command = cmd.ConfigureStream(
@@ -288,7 +254,7 @@ class StreamManager:
 
         await asyncio.gather(*map(configure, behind))
 
-    def _is_aligned(self, entry: StreamEntry, number: int) -> bool:
+    def _has_config(self, entry: StreamEntry, number: int) -> bool:
         """Whether a shard has the first shard's configuration, as of the same change."""
         first, shard = self._shards.get(entry.shard), self._shards.get(number)
         if first is None or shard is None or first.machine.record is None:
@@ -327,49 +293,21 @@ class StreamManager:
         result = await self._shard_log.command(entry.shard, configure)
         if isinstance(result, Refused):
             with suppress(ApiError):  # if it fails, the next change or start releases the subjects
-                await self._mended(config.name)
+                await self._reconciled(config.name)
             raise error_of(result)
         with begun():
-            await self._align(entry)
+            await self._propagate(entry)
             if shard.volatile or set(config.subjects) != set(entry.subjects):
                 await self._list(config, config.subjects, record.incarnation)
-            await self._keep_to(entry)
+            await self._enforce_config(entry)
 
-    async def _keep_to(self, entry: StreamEntry) -> None:
+    async def _enforce_config(self, entry: StreamEntry) -> None:
         """Remove the messages that a stream's configuration no longer allows."""
         for number in entry.numbers:
             shard = self._shards[number]
             if shard.machine.over_limits:
-                await self._enforce_limits(shard)
-            await self.keep_interest(shard)
-
-    async def keep_interest(self, shard: Shard) -> None:
-        """Remove messages that no consumer needs any more: up to 16 slices of them.
-
-        The housekeeper continues with what is left, and with what was interrupted.
-        """
-        for _ in range(_SLICES_MAX):
-            if not (shard.machine.exists and shard.machine.pending_recheck):
-                return
-            await self._keep_slice(shard)
-
-    async def settle_last(self, shard: Shard) -> None:
-        """Find the last messages of the subjects whose last message was removed."""
-        while shard.machine.subjects.unsettled:
-            await self._keep_slice(shard)
-
-    async def _keep_slice(self, shard: Shard) -> None:
-        command = cmd.KeepInterest(_SLICE_MESSAGES)
-        expect(await self._shard_log.command(shard.machine.shard, command), Removed)
-
-    async def _enforce_limits(self, shard: Shard) -> None:
-        """Apply lowered limits at once: trim in slices until they hold."""
-        machine = shard.machine
-        while machine.exists:
-            command = cmd.EnforceLimits(_SLICE_MESSAGES)
-            result = expect(await self._shard_log.command(machine.shard, command), Removed)
-            if not result.more:
-                return
+                await self.removals.enforce_limits(shard)
+            await self.removals.enforce_interest(shard)
 
     async def _list(
         self, config: StreamConfig, subjects: tuple[str, ...], incarnation: str
@@ -400,28 +338,28 @@ class StreamManager:
         expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
         self._streams.pop(entry.name, None)  # nobody may ask for it again
 
-    async def mend_all(self) -> None:
+    async def reconcile_all(self) -> None:
         """Finish or undo changes that a crash interrupted."""
         async with self._lock:
             await self._renew_lost()
             for entry in list(self._meta.streams.values()):
                 if not self._is_whole(entry) and entry.name not in self._restoring:
-                    await self._mend_if_sound(entry)
+                    await self._reconcile_if_sound(entry)
 
-    async def _mend_if_sound(self, entry: StreamEntry) -> None:
-        """Mend a stream; a damaged one stays as it is and does not prevent others from serving."""
+    async def _reconcile_if_sound(self, entry: StreamEntry) -> None:
+        """Reconcile a stream; a damaged one stays as it is and does not block the others."""
         try:
-            await self._mend(entry)
+            await self._reconcile(entry)
         except ApiError as error:
             if error.spec not in (errors.DATA_LOST, errors.OUTCOME_UNKNOWN):
                 raise
             _log.critical("stream_not_repaired", stream=entry.name, reason=str(error))
 
-    async def _mended(self, name: str) -> StreamEntry | None:
-        """Return the meta entry of ``name`` after mending its stream; None if there is none."""
+    async def _reconciled(self, name: str) -> StreamEntry | None:
+        """Return the meta entry of ``name`` after reconciling its stream; None if there is none."""
         entry = self._meta.streams.get(name)
         if entry is not None and not self._is_whole(entry):
-            await self._mend(entry)
+            await self._reconcile(entry)
             entry = self._meta.streams.get(name)
         return entry
 
@@ -430,7 +368,7 @@ class StreamManager:
         first = self._shards.get(entry.shard)
         if entry.stage != "listed" or first is None or not first.machine.exists:
             return False
-        if not all(self._is_aligned(entry, number) for number in entry.numbers[1:]):
+        if not all(self._has_config(entry, number) for number in entry.numbers[1:]):
             return False
         config = first.machine.config
         return set(entry.subjects) == set(config.subjects) and entry.config in (None, config)
@@ -453,16 +391,16 @@ class StreamManager:
         renew = cmd.RenewStream(entry.name, incarnation, entry.incarnation)
         number = expect(await self._meta_log.command(cmd.META_SHARD, renew), Reserved).shard
         await self._configure(number, entry.config, incarnation)
-        await self._align(self._meta.streams[entry.name])
+        await self._propagate(self._meta.streams[entry.name])
 
-    async def _mend(self, entry: StreamEntry) -> None:
+    async def _reconcile(self, entry: StreamEntry) -> None:
         shard = self._shards.get(entry.shard)
         if entry.stage != "unlisted" and shard is not None and shard.machine.exists:
-            await self._align(entry)
+            await self._propagate(entry)
             config = shard.machine.config
             await self._list(config, config.subjects, entry.incarnation)
             for number in entry.numbers:
-                await self._enforce_limits(self._shards[number])
+                await self.removals.enforce_limits(self._shards[number])
         else:
             await self._drop(entry)
 
@@ -471,7 +409,7 @@ class StreamManager:
     async def claim_restore(self, name: str) -> None:
         """Reserve ``name`` for a restore, until :meth:`end_restore`; STREAM_RESTORE_EXISTS."""
         async with self._lock:
-            if name in self._restoring or await self._mended(name) is not None:
+            if name in self._restoring or await self._reconciled(name) is not None:
                 raise ApiError(errors.STREAM_RESTORE_EXISTS, applied=False)
             self._restoring.add(name)
 
@@ -492,7 +430,7 @@ class StreamManager:
             command = self._shard_log.command(number + part, finishes[part])
             expect(await command, Done)
         with begun():
-            await self._align(self._meta.streams[config.name])
+            await self._propagate(self._meta.streams[config.name])
             incarnation = self._meta.streams[config.name].incarnation
             await self._list(config, config.subjects, incarnation)
         return self.stream(config.name).info()
@@ -501,86 +439,7 @@ class StreamManager:
         """End a restore: finish or undo what is half done."""
         async with self._lock:
             self._restoring.discard(name)
-            await self._mended(name)
-
-    # Messages ------------------------------------------------------------------------------------
-
-    async def purge(
-        self,
-        shards: list[Shard],
-        subject: str,
-        up_to_seq: int,
-        keep: int,
-        *,
-        shredded: bool = False,
-    ) -> int:
-        """Remove messages below a sequence, all but the newest, or all; in slices.
-
-        The stream of ``shards`` may be gone (STREAM_NOT_FOUND), and its name used by another one.
-        ``shredded``: the messages cannot be decrypted any more, so no rule keeps them.
-        """
-        if not all(shard.machine.exists for shard in shards):
-            raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
-        if len(shards) > 1:
-            shards = check_purge(shards, subject, up_to_seq, keep)
-        removed = 0
-        for shard in shards:
-            with begun(removed > 0):
-                removed += await self._purge(shard, subject, up_to_seq, keep, shredded=shredded)
-        return removed
-
-    async def _purge(
-        self, shard: Shard, subject: str, up_to_seq: int, keep: int, *, shredded: bool
-    ) -> int:
-        async with shard.removal:
-            to_seq = up_to_seq or _EVERYTHING
-            if shredded or subject not in ("", ">"):
-                subjects = SubjectFilter((subject or ">",))
-                purge = cmd.PurgeSubjects([], to_seq, _SLICE_MESSAGES, keep, shredded)
-                return await self._purge_subjects(shard, subjects, purge)
-            trim = cmd.Trim(to_seq, _SLICE_MESSAGES, keep)
-            return await self._in_slices(shard, trim)
-
-    async def _in_slices(self, shard: Shard, command: cmd.StreamCommand, removed: int = 0) -> int:
-        """Propose a command until nothing is left; return ``removed`` plus what it removed."""
-        while True:
-            with begun(removed > 0):
-                done = await self._shard_log.command(shard.machine.shard, command)
-                result = expect(done, Removed)
-            removed += result.count
-            if not result.more:
-                return removed
-
-    async def _purge_subjects(
-        self, shard: Shard, subjects: SubjectFilter, purge: cmd.PurgeSubjects
-    ) -> int:
-        """Purge matching messages, some subjects at a time."""
-        names = [name for _, name in subjects.subjects(shard.machine.subjects)]
-        if purge.keep and len(names) > _PURGED_SUBJECTS:
-            # No single command knows all these subjects, so the newest as of now are kept.
-            to_seq = await self._reader.newest_from(shard, subjects, purge.keep)
-            purge = msgspec.structs.replace(purge, to_seq=to_seq, keep=0)
-        removed = 0
-        for start in range(0, max(len(names), 1), _PURGED_SUBJECTS):
-            some = names[start : start + _PURGED_SUBJECTS]
-            command = msgspec.structs.replace(purge, subjects=some)
-            removed = await self._in_slices(shard, command, removed)
-        shard.notify()  # a consumer whose pending messages were removed has room
-        return removed
-
-    async def delete_message(self, shard: Shard, seq: int) -> None:
-        """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""
-        check_removal(shard)
-        async with shard.removal:
-            if not shard.machine.is_live(seq) or seq > shard.applied_seq:
-                raise ApiError(
-                    errors.SEQUENCE_NOT_FOUND, f"sequence {seq} not found", applied=False
-                )
-            previous_seq = await self._reader.previous_of_subject(shard, seq)
-            command = cmd.DeleteMessage(seq, previous_seq)
-            expect(await self._shard_log.command(shard.machine.shard, command), Removed)
-        # If the message was pending at a consumer, the consumer has room for another delivery.
-        shard.notify()
+            await self._reconciled(name)
 
 
 def _check(given: cmd.Precondition, version: int | None, *, same: bool) -> None:

@@ -31,7 +31,8 @@ from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard, check_removal
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.store.rocks_store import StoreClosedError, StoreError
-from contrail_storage.streams.manager import StreamManager, expect
+from contrail_storage.streams.manager import StreamManager
+from contrail_storage.streams.outcomes import expect
 from contrail_storage.upkeep.backoff import Backoff
 from contrail_storage.upkeep.compactor import Compactor
 from contrail_storage.upkeep.shredding import Shredder
@@ -122,7 +123,9 @@ class Erasures:
             messages = len(wanted)
         else:
             async with self._shredder.shredded(shards, subject) as shredded:
-                messages = await self._streams.purge(shards, subject, 0, 0, shredded=shredded)
+                messages = await self._streams.removals.purge(
+                    shards, subject, 0, 0, shredded=shredded
+                )
         erasure_id = secrets.token_hex(16)
         record = cmd.RecordErasure(
             erasure_id,

@@ -22,6 +22,7 @@ from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME, SubjectKeysDamagedError
 from contrail_storage.seal.subject_keys import SubjectKeys
+from contrail_storage.streams.removals import Removals
 from contrail_storage.upkeep.backoff import Backoff
 
 _TOGETHER: Final = 1_024
@@ -43,16 +44,9 @@ class Streams(Protocol):
         """Shard numbers of all streams, including half made, restored and removed ones."""
         ...
 
-    async def purge(
-        self,
-        shards: list[Shard],
-        subject: str,
-        up_to_seq: int,
-        keep: int,
-        *,
-        shredded: bool = False,
-    ) -> int:
-        """Remove messages of a subject before a sequence."""
+    @property
+    def removals(self) -> Removals:
+        """What removes messages."""
         ...
 
 
@@ -197,7 +191,9 @@ class Shredder:
         for some in _batches(names):
             for below_seq, subject in self._keys.remains_of(machine.shard, some, slots):
                 if below_seq:
-                    await self._streams.purge([shard], subject, below_seq, 0, shredded=True)
+                    await self._streams.removals.purge(
+                        [shard], subject, below_seq, 0, shredded=True
+                    )
             await asyncio.sleep(0)
 
     # Subjects without messages -------------------------------------------------------------------
