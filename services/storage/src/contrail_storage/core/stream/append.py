@@ -48,14 +48,19 @@ def append(state: ShardState, step: Step, command: Append) -> Result:
     appended, block = _append(state, step, config, command)
     if block is not None:
         step.writes.blocks.append((state.shard, block))
+        # This may remove messages of the new block itself: their facts are in `fresh`.
         limits.enforce(state, step, config, block.subject_ids)
+    # Without a block, sequences may still have been given to messages that nobody wants.
     if block is not None or state.shard in step.writes.reached:
         state.write_counters(step.writes)
     return appended
 
 
 def append_own(state: ShardState, step: Step, command: Append) -> None:
-    """Store messages of the server itself: no check applies, but limits are enforced."""
+    """Store messages of the server itself: no check applies, but limits are enforced.
+
+    The caller writes the counters.
+    """
     first_seq = state.counters.last_seq + 1
     columns = command.columns
     subject_index = np.frombuffer(command.subject_index, np.uint32)
@@ -78,6 +83,7 @@ def _append(
     unwanted: NDArray[np.bool_] | None = None
     if config.retention == "interest":
         unwanted = interest.unwanted(state, command.subjects, subject_index)
+    # First by subject, once for each: the checks of single messages skip those that are refused.
     verdicts = _refuse_by_subject(state, config, command, subject_index)
     checks = _Checks(state, config, command, sizes, subject_index, unwanted)
     checks.run(verdicts)
@@ -92,6 +98,7 @@ def _append(
         subject_index, sizes = subject_index[kept], sizes[kept]
         unwanted = None if unwanted is None else unwanted[kept]
         rollups, ttls = _stored(rollups, verdicts), _stored(ttls, verdicts)
+    # Such a message is always the first of its command, so it replaces nothing of this append.
     if rollups.get(0) == "all":
         purge.purge_all(state, step.writes)
     block: Block | None
@@ -103,6 +110,7 @@ def _append(
     if ttls:
         ttl.note(state, step, ttls, first_seq)
     if rollups:
+        # After storing: a roll-up also replaces messages of its subject earlier in this append.
         _replace(state, step, rollups, first_seq, _numbers(state, command, subject_index), unwanted)
     if checks.new_ids is not None:
         state.dedupe.add(checks.new_ids, checks.new_id_seqs, step)
@@ -123,6 +131,7 @@ def _refuse_by_subject(
         )
         for number in captured.outside(subjects)
     }
+    # The numbers left are one subtraction; `has_capacity` may search all numbers for a gap.
     if table.numbered.left < len(subjects) and not table.has_capacity(len(subjects)):
         detail = "the stream has reached its maximum number of subjects"
         no_capacity = Refused(errors.STORE_FAILED.code, detail)

@@ -211,6 +211,7 @@ def _check_slice(state: ShardState, step: Step, messages_max: int) -> None:
     if state.config.retention != "interest":
         seq = end_seq  # the retention changed since the range was noted
     elif not consumers and seq == counters.first_seq and end_seq > counters.last_seq:
+        # The last consumer is gone: nobody needs anything, so nothing has to be looked at.
         purge.purge_all(state, step.writes)
         seq = end_seq
     else:

@@ -105,5 +105,6 @@ def _enforce_of_subjects(
     if not over.any():
         return 0
     removed = by_subject.remove_oldest(state, step, sids[over], excess[over], messages_max)
+    # What is left over is for `EnforceLimits` commands, which the leader proposes then.
     state.subjects_over |= removed < int(excess[over].sum())
     return removed

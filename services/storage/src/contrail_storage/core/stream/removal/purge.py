@@ -109,6 +109,7 @@ def _purge(
     by_subject.remove_found(state, step, oldest, sids)
     state.write_counters(step.writes)
     end_seq = min(to_seq, state.counters.last_seq + 1)
+    # With `keep`, messages below `to_seq` remain on purpose: the search may have ended among them.
     left = not keep or len(oldest.seqs) < excess
     return Removed(len(oldest.seqs), left and oldest.searched_to < end_seq)
 
