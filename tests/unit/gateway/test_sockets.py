@@ -23,6 +23,7 @@ from contrail_common.model import ConsumerConfig, ConsumerInfo, StoredMessage
 from contrail_edge.ws.websocket import CloseCode
 from contrail_gateway.core.session import OUTSTANDING_MAX
 from contrail_link.contract.consume import Delivery, PullResult
+from contrail_storage.consumers.bindings import Binding
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.edge_serving import SOON_S, serving, wait_until
 
@@ -388,5 +389,103 @@ def test_publishes_in_front_of_what_ends_the_socket_are_stored() -> None:
             client.transport.write(whole + whole + broken)
             assert await code_of_close(client) == CloseCode.PROTOCOL_ERROR
             await wait_until(lambda: len(edge.link.published) == 2)
+
+    run(scenario())
+
+
+UNSUB = {"op": "unsub", "id": 2, "sid": "s"}
+
+
+def test_unsub_is_answered_although_the_server_begins_to_drain_meanwhile() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        releasing, released = asyncio.Event(), asyncio.Event()
+
+        class SlowBinding(Binding):
+            async def aclose(self) -> None:
+                releasing.set()
+                await released.wait()
+                await super().aclose()
+
+        async def bind_consumer(*_: object) -> Binding:
+            return SlowBinding(lambda _: None)
+
+        edge.link.bind_consumer = bind_consumer  # type: ignore[method-assign]
+        async with serving(edge) as (port, server), talking(port) as client:
+            assert (await ask(client, SUB))["op"] == "ok"
+            await client.send(json.dumps(UNSUB))
+            await asyncio.wait_for(releasing.wait(), SOON_S)
+            server.should_exit = True
+            assert (await frame(client))["op"] == "drain"
+            released.set()
+            assert await frame(client) == {"op": "ok", "id": 2}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (None, {"op": "ok", "id": 1}),
+        (ApiError(errors.CONSUMER_NOT_FOUND), {"op": "error", "id": 1}),
+        (RuntimeError("a fault"), {"op": "gone"}),
+    ],
+)
+def test_unsub_is_answered_however_the_start_of_its_subscription_ends(
+    failure: Exception | None, told: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        asked, answered = asyncio.Event(), asyncio.Event()
+        found = edge.link.consumer_info
+
+        async def consumer_info(stream: str, consumer: str) -> ConsumerInfo:
+            asked.set()
+            await answered.wait()
+            if failure is not None:
+                raise failure
+            return await found(stream, consumer)
+
+        edge.link.consumer_info = consumer_info  # type: ignore[method-assign]
+        async with serving(edge) as (port, _), talking(port) as client:
+            await client.send(json.dumps(SUB))
+            await asyncio.wait_for(asked.wait(), SOON_S)
+            await client.send(json.dumps([UNSUB, {"op": "ping", "id": 3}]))
+            assert await frame(client) == {"op": "pong", "id": 3}
+            answered.set()
+            assert (await frame(client)).items() >= {**told, "sid": "s"}.items()
+            assert await frame(client) == {"op": "ok", "id": 2}
+
+    run(scenario())
+
+
+def test_unsub_is_answered_although_the_stream_is_deleted_meanwhile() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        making, made = asyncio.Event(), asyncio.Event()
+
+        async def put_consumer(
+            stream: str, config: ConsumerConfig, *_: object
+        ) -> tuple[ConsumerInfo, bool]:
+            making.set()
+            await made.wait()
+            return await edge.link.consumer_info(stream, config.name), True
+
+        async def gone(*_: object) -> None:
+            raise ApiError(errors.STREAM_NOT_FOUND)
+
+        edge.link.put_consumer = put_consumer  # type: ignore[attr-defined]
+        edge.link.stream_info = edge.link.delete_consumer = gone  # type: ignore[attr-defined]
+        ordered = {**SUB, "consumer": None, "ordered": True}
+        ordered |= {"deliver_policy": "by_start_sequence", "opt_start_seq": 5}
+        async with serving(edge) as (port, _), talking(port) as client:
+            await client.send(json.dumps(ordered))
+            await asyncio.wait_for(making.wait(), SOON_S)
+            await client.send(json.dumps([UNSUB, {"op": "ping", "id": 3}]))
+            assert await frame(client) == {"op": "pong", "id": 3}
+            made.set()
+            assert (await frame(client))["op"] == "ok"
+            assert (await frame(client))["op"] == "gone"
+            assert await frame(client) == {"op": "ok", "id": 2}
 
     run(scenario())

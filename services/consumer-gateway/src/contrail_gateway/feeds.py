@@ -153,7 +153,7 @@ class Feed:
         self._pumping = False
         # True if the subscription waits for acknowledgements after its last push.
         self._drained = False
-        # Id of the `unsub` frame, which is answered once pulling has stopped.
+        # Id of an `unsub` frame without an answer. It is answered once pulling has stopped.
         self._left: FrameId | None = None
         if frame.consumer is None:
             self._config = _own_config(frame)
@@ -175,6 +175,7 @@ class Feed:
 
     def stop(self) -> None:
         """End the feed because the socket is lost, and return unsent messages to the consumer."""
+        self._drained = False  # nobody is left to acknowledge
         self._task.cancel()
 
     def settle(self, settlement: Settlement, frame_id: FrameId | None) -> Steps[None]:
@@ -216,6 +217,7 @@ class Feed:
             self._host.send(Gone(sid=self.sub.sid, reason=errors.INTERNAL.title))
         finally:
             self._give_back()
+            self._answer_leave()
             self._host.later(asyncio.create_task(self._bound.end()))
             self._host.ended(self)
             if self._own_name:
@@ -271,12 +273,17 @@ class Feed:
             self._pumping = False
         self._give_back()
         await self._bound.end()
-        if self._left is not None:
-            self._host.send(Ok(id=self._left))
+        self._answer_leave()
         if self._drained:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(sub.ack_wait_ns / NS_PER_S):
                     await self._until_settled()
+
+    def _answer_leave(self) -> None:
+        """Answer `unsub`, however pulling ended; only the first call has an effect."""
+        if self._left is not None:
+            self._host.send(Ok(id=self._left))
+            self._left = None
 
     async def _until_settled(self) -> None:
         while len(self.sub.ledger) or self._acks:

@@ -199,7 +199,8 @@ class SocketSession:
         self._drain_until_ns = time.monotonic_ns() + grace_ns
         self.send(Drain(grace=format_duration(grace_ns)))
         for feed in list(self._feeds.values()):
-            feed.leave(None, drain=True)
+            if not feed.sub.leaving:
+                feed.leave(None, drain=True)
         self._look_drained()
 
     def lost(self) -> None:
