@@ -23,7 +23,7 @@ from contrail_common.texts import Texts, as_u32
 from contrail_edge.app import EdgeApp, build_app
 from contrail_edge.http.settings import EdgeSettings
 from contrail_link.contract import StorageLink
-from contrail_link.contract.consume import AckItem, AckResult, Held, PullRequest, PullResult
+from contrail_link.contract.consume import AckItem, AckResult, ConsumerHold, PullRequest, PullResult
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome, PubResult
 from contrail_link.contract.read import (
     Chunk,
@@ -152,7 +152,7 @@ class LinkDouble:
             await self._wait_for_ever()
         return RangeResult([], 1, 0)
 
-    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+    async def bind_consumer(self, stream: str, consumer: str) -> ConsumerHold:
         return Binding(lambda _: None)
 
     async def pull(self, request: PullRequest) -> PullResult:

@@ -23,7 +23,7 @@ from contrail_common.model import ConsumerConfig, ConsumerInfo, StoredMessage
 from contrail_edge.ws.websocket import CloseCode
 from contrail_gateway.core.session import OUTSTANDING_MAX
 from contrail_link.contract.consume import Delivery, PullResult
-from contrail_storage.consumers.bindings import Binding
+from contrail_storage.consumers.binding import Binding
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.edge_serving import SOON_S, serving, wait_until
 

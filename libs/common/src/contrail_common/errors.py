@@ -364,3 +364,10 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return f"{self.spec.name}: {self.detail or self.spec.title}"
+
+
+def from_code(code: int, detail: str) -> ApiError:
+    """Return the error of one result among several, which storage refused with this code."""
+    spec = REGISTRY.get(code, INTERNAL)
+    # Only an unknown outcome may have had an effect.
+    return ApiError(spec, detail, applied=None if spec is OUTCOME_UNKNOWN else False)

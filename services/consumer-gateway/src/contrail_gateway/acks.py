@@ -48,7 +48,7 @@ _ACKED: Final = AckOutcome(ok=True)
 _decoder: Final = msgspec.json.Decoder(AckBody)
 
 
-class Acks:
+class Acknowledger:
     """Applies acknowledgements to a consumer."""
 
     def __init__(self, link: StorageLink, tokens: AckTokens, settings: EdgeSettings) -> None:

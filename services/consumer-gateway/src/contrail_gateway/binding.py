@@ -6,7 +6,7 @@ from typing import Final
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_link.contract import StorageLink
-from contrail_link.contract.consume import Held
+from contrail_link.contract.consume import ConsumerHold
 
 _RETRY_MIN_S: Final = 0.05
 _RETRY_MAX_S: Final = 2.0
@@ -17,7 +17,7 @@ class Bound:
 
     def __init__(self, link: StorageLink) -> None:
         self._link = link
-        self._held: Held | None = None
+        self._held: ConsumerHold | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def to(self, stream: str, consumer: str) -> None:
@@ -34,7 +34,7 @@ class Bound:
         self._held = self._task = None
         await _release(*before)
 
-    async def _keep(self, held: Held, stream: str, consumer: str) -> None:
+    async def _keep(self, held: ConsumerHold, stream: str, consumer: str) -> None:
         """Bind again after each loss of the link, until the consumer is deleted."""
         retry_s = _RETRY_MIN_S
         while True:
@@ -54,7 +54,7 @@ class Bound:
                     return
 
 
-async def _release(held: Held | None, task: asyncio.Task[None] | None) -> None:
+async def _release(held: ConsumerHold | None, task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
     if held is not None:  # not in the task: one cancelled before its first step never runs

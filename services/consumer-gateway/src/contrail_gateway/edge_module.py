@@ -4,7 +4,7 @@ from contrail_common.ack_tokens import AckTokens
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.routing import EdgeModule, Route
 from contrail_gateway import docs
-from contrail_gateway.acks import Acks
+from contrail_gateway.acks import Acknowledger
 from contrail_gateway.pull import Pulls
 from contrail_gateway.sockets import Sockets
 from contrail_link.contract import StorageLink
@@ -15,7 +15,7 @@ _CONSUMER = "/v1/streams/{stream}/consumers/{consumer}"
 def edge_module(link: StorageLink, settings: EdgeSettings) -> EdgeModule:
     """Return the part of the public interface that delivers to consumers."""
     tokens = AckTokens(settings.account, settings.ack_keys)
-    acks = Acks(link, tokens, settings)
+    acks = Acknowledger(link, tokens, settings)
     pulls = Pulls(link, tokens, acks, settings)
     return EdgeModule(
         link=link,

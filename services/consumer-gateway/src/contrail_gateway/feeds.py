@@ -97,7 +97,7 @@ class _GoneError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _UnansweredAcks:
     """Acknowledgements of one frame that are not answered yet.
 
     ``unknown`` describes the sequences of the frame that this socket does not hold, or is "".
@@ -145,7 +145,7 @@ class Feed:
         # Seconds before the next retry; doubled by each failure, reset by a successful pull.
         self._retry_s = _RETRY_MIN_S
         # Acknowledgements for the next call to storage, in the order of their frames.
-        self._acks: list[_Waiting] = []
+        self._acks: list[_UnansweredAcks] = []
         # The task that forwards `_acks`; None when there are none. At most one runs, which keeps
         # acknowledgements in order.
         self._acking: asyncio.Task[None] | None = None
@@ -202,7 +202,7 @@ class Feed:
                 )
                 yield
         self._host.session.begin(len(items), ACK_BYTES * len(items))
-        self._acks.append(_Waiting(frame_id, items, settlement.unknown))
+        self._acks.append(_UnansweredAcks(frame_id, items, settlement.unknown))
         if self._acking is None:
             self._acking = asyncio.create_task(self._acknowledge())
             self._host.later(self._acking)
@@ -524,7 +524,9 @@ class Feed:
             self._settled.set()
         self._acking = None
 
-    def _tell(self, waiting: list[_Waiting], results: Sequence[AckResult] | ApiError) -> None:
+    def _tell(
+        self, waiting: list[_UnansweredAcks], results: Sequence[AckResult] | ApiError
+    ) -> None:
         at = 0
         for one in waiting:
             count = len(one.items)
@@ -535,7 +537,7 @@ class Feed:
             own, at = results[at : at + count], at + count
             self._taken(one, own)
 
-    def _taken(self, waiting: _Waiting, results: Sequence[AckResult]) -> None:
+    def _taken(self, waiting: _UnansweredAcks, results: Sequence[AckResult]) -> None:
         parts = {address[0]: part for part, address in self._addresses.items()}
         done = [
             place(parts.get(item.shard, 0), item.seq)
@@ -546,8 +548,8 @@ class Feed:
         self._host.counts.acks += len(done)
         refused = next((result for result in results if result.code), None)
         if refused is not None:
-            spec = errors.REGISTRY.get(refused.code, errors.INTERNAL)
-            error = ApiError(spec, refused.detail)
+            error = errors.from_code(refused.code, refused.detail)
+            error.applied = None  # others of the frame may have been applied
             self._host.refuse(waiting.frame_id, self.sub.sid, error)
         elif waiting.unknown:
             # Each message is acknowledged by itself, as in JetStream: the known ones are done.

@@ -31,7 +31,7 @@ from contrail_edge.inputs.negotiation import (
     content_type,
 )
 from contrail_edge.inputs.query import parse_query
-from contrail_gateway.acks import AckOutcome, Acks
+from contrail_gateway.acks import Acknowledger, AckOutcome
 from contrail_gateway.core.pull_rules import (
     ACKS_BYTES_MAX,
     PullBody,
@@ -131,7 +131,7 @@ class Pulls:
     """``POST .../next``."""
 
     def __init__(
-        self, link: StorageLink, tokens: AckTokens, acks: Acks, settings: EdgeSettings
+        self, link: StorageLink, tokens: AckTokens, acks: Acknowledger, settings: EdgeSettings
     ) -> None:
         self._link = link
         self._tokens = tokens

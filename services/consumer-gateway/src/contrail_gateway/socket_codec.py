@@ -14,7 +14,7 @@ from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
-from contrail_edge.http.problems import Problem
+from contrail_edge.http.problems import BatchResult, Problem
 from contrail_edge.http.steps import Steps
 from contrail_edge.inputs.item_steps import Part
 from contrail_edge.inputs.json_body import check_nesting, malformed, mistyped
@@ -39,18 +39,6 @@ from contrail_gateway.large_frames import Form, JsonForm, PackedForm, check_fram
 _BLANK: Final = b" \t\r\n"
 _PACKED_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 """How an array begins in msgpack."""
-
-
-class BatchResult(msgspec.Struct, gc=False):
-    """Where one message of a batch was stored, or the ``problem`` that prevented it.
-
-    ``shard`` is present for a stream with several shards.
-    """
-
-    seq: int | msgspec.UnsetType = msgspec.UNSET
-    duplicate: bool | msgspec.UnsetType = msgspec.UNSET
-    problem: Problem | msgspec.UnsetType = msgspec.UNSET
-    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class BatchAcks(ServerFrame, tag="acks"):

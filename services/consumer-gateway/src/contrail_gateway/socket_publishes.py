@@ -81,7 +81,7 @@ class Publishes:
             of_run = asked[start : start + run.count]
             start += run.count
             if run.code:
-                self._refuse(of_run, refusal_of(run))
+                self._refuse(of_run, errors.from_code(run.code, run.detail))
             else:
                 self._host.counts.published += run.count
                 self._host.send_all(_acks(of_run, outcome, run))
@@ -103,10 +103,3 @@ def _acks(ids: list[FrameId | None], outcome: PublishAck, run: PubResult) -> Ite
                 durability=outcome.durability,
                 shard=run.shard,
             )
-
-
-def refusal_of(result: PubResult) -> ApiError:
-    """Return the error with which storage refused a message."""
-    spec = errors.REGISTRY.get(result.code, errors.INTERNAL)
-    # Only an unknown outcome may have had an effect.
-    return ApiError(spec, result.detail, applied=None if spec is errors.OUTCOME_UNKNOWN else False)

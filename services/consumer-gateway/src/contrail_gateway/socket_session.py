@@ -18,7 +18,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
 from contrail_common.timeunits import NS_PER_S, format_duration
 from contrail_edge.http.last_look import after_a_look
-from contrail_edge.http.problems import Problems, problem
+from contrail_edge.http.problems import BatchResult, Problems, problem
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.http.steps import Steps, at_once
 from contrail_edge.inputs.item_steps import candidates, given_item
@@ -55,7 +55,6 @@ from contrail_gateway.deliveries import SignToken
 from contrail_gateway.feeds import Feed
 from contrail_gateway.socket_codec import (
     BatchAcks,
-    BatchResult,
     Codec,
     Failed,
     InvalidTextError,

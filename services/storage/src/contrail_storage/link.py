@@ -16,17 +16,17 @@ from contrail_common.model import (
 )
 from contrail_common.subjects import overlaps
 from contrail_link.contract.admin import ErasureReceipt, EventsRequest, EventsResult
-from contrail_link.contract.consume import AckItem, AckResult, Held, PullRequest, PullResult
+from contrail_link.contract.consume import AckItem, AckResult, ConsumerHold, PullRequest, PullResult
 from contrail_link.contract.publish import PublishContent, PublishOutcome
 from contrail_link.contract.read import (
     Chunk,
     DeletedRanges,
     LastRequest,
     Pieces,
+    PinnedReplay,
     RangeRequest,
     RangeResult,
     ReadPosition,
-    ReplayPlan,
     ReplayPlanRequest,
     ReplayRequest,
 )
@@ -217,7 +217,7 @@ class LocalLink:
     # Replay --------------------------------------------------------------------------------------
 
     @reads
-    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
+    async def replay_plan(self, request: ReplayPlanRequest) -> PinnedReplay:
         """Pin a range and cut it into splits."""
         shards = self._stream(request.stream).sound_shards(request.shard)
         if len(shards) > 1:
@@ -307,7 +307,7 @@ class LocalLink:
         """Remove a consumer."""
         await self._node.consumers.delete(self._writable(stream), consumer, if_match)
 
-    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+    async def bind_consumer(self, stream: str, consumer: str) -> ConsumerHold:
         """Hold a consumer for a subscription."""
         return self._sound_consumer(self._stream(stream), consumer).hold()
 

@@ -84,10 +84,24 @@ def _cut(text: str, most: int) -> str:
 @functools.lru_cache(maxsize=1024)
 def result_problem(code: int, detail: str) -> Problem:
     """The problem of one result of a batch, from the registry code that storage answered."""
-    spec = errors.REGISTRY.get(code, errors.INTERNAL)
-    # Only an unknown outcome may have had an effect.
-    applied = None if spec is errors.OUTCOME_UNKNOWN else False
-    return problem(ApiError(spec, detail, applied=applied))
+    return problem(errors.from_code(code, detail))
+
+
+class BatchResult(msgspec.Struct, gc=False):
+    """Where one message was stored, or the ``problem`` that prevented it.
+
+    ``duplicate`` is true if a message with the same id was already stored, under this ``seq``.
+    ``shard`` is present for a stream with several shards.
+    """
+
+    seq: int | msgspec.UnsetType = msgspec.UNSET
+    """Sequence of the message."""
+    duplicate: bool | msgspec.UnsetType = msgspec.UNSET
+    """True if a message with the same id was already stored."""
+    problem: Problem | msgspec.UnsetType = msgspec.UNSET
+    """Why the message was not stored, or why its outcome is unknown."""
+    shard: int | msgspec.UnsetType = msgspec.UNSET
+    """Shard of the message, if the stream has several."""
 
 
 class Problems:

@@ -86,7 +86,7 @@ class AckResult(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
 
 
-class Held(Protocol):
+class ConsumerHold(Protocol):
     """Something that is held open: an iterator without items that can be closed at any time."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -134,7 +134,7 @@ class ConsumeLink(Protocol):
         ...
 
     @remote(38, REFUSE)
-    async def bind_consumer(self, stream: str, consumer: str) -> Held:
+    async def bind_consumer(self, stream: str, consumer: str) -> ConsumerHold:
         """Mark the consumer as bound (``push_bound``) and in use while the answer is open.
 
         The answer ends when the consumer is deleted, and with an ApiError if the link is lost.

@@ -109,7 +109,7 @@ class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     shard: int | None = None
 
 
-class ReplayPlan(msgspec.Struct, frozen=True):
+class PinnedReplay(msgspec.Struct, frozen=True):
     """The pinned splits; ``incarnation`` detects a stream that was created again."""
 
     stream: str
@@ -187,7 +187,7 @@ class ReadLink(Protocol):
         ...
 
     @remote(14, REPEAT)
-    async def replay_plan(self, request: ReplayPlanRequest) -> ReplayPlan:
+    async def replay_plan(self, request: ReplayPlanRequest) -> PinnedReplay:
         """Pin a range and divide it into splits."""
         ...
 

@@ -10,7 +10,7 @@ import msgspec
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.model import PublishMessage
 from contrail_link.contract import StorageLink
-from contrail_link.contract.consume import AckResult, Held, PullResult
+from contrail_link.contract.consume import AckResult, ConsumerHold, PullResult
 from contrail_link.contract.publish import PublishAck
 from contrail_link.contract.remote import UNKNOWN, Remote, declared
 
@@ -30,7 +30,7 @@ class Method(Generic[_R]):
         self.name = name
         self.number = remote.number
         self.on_loss = remote.on_loss
-        self.streams = result is Held or get_origin(result) is AsyncIterator
+        self.streams = result is ConsumerHold or get_origin(result) is AsyncIterator
         self.may_wait = self.streams or remote.wait_ns is not None
         self.arguments = msgspec.msgpack.Decoder(tuple[tuple(arguments)])  # type: ignore[misc]
         self.result: msgspec.msgpack.Decoder[_R] = msgspec.msgpack.Decoder(

@@ -7,7 +7,7 @@ import msgspec
 from contrail_api.publishing.candidates import Admitted
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
-from contrail_common.errors import REGISTRY, ApiError, ErrorSpec, FieldProblem
+from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
 from contrail_common.texts import as_u32
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.responses import JSON, Response
@@ -95,8 +95,7 @@ def atomic_answer(ack: PublishAck) -> Response:
     """Return 201 with the range of sequences; raise ApiError if nothing was stored."""
     for result in ack.results:
         if result.code:
-            applied = None if result.code == errors.OUTCOME_UNKNOWN.code else False
-            raise ApiError(REGISTRY[result.code], result.detail, applied=applied)
+            raise errors.from_code(result.code, result.detail)
     first_seq = ack.results[0].seq if ack.results else 0
     count = sum(result.count for result in ack.results)
     answer = AtomicAck(ack.stream, first_seq, first_seq + count - 1, count)

@@ -11,7 +11,6 @@ from contrail_api.publishing.candidates import Admitted, admitted
 from contrail_api.publishing.ndjson import NdjsonBatch
 from contrail_api.publishing.packed import packed_batch
 from contrail_api.publishing.results import (
-    BatchResult,
     BatchResults,
     Result,
     all_stored,
@@ -26,6 +25,7 @@ from contrail_api.publishing.single import (
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import BATCH_MESSAGES_MAX
+from contrail_edge.http.problems import BatchResult
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import JSON, Answer, Response
 from contrail_edge.http.settings import EdgeSettings

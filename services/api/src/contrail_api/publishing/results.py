@@ -6,29 +6,12 @@ from typing import Final
 import msgspec
 
 from contrail_common.errors import ApiError
-from contrail_edge.http.problems import Problem, Problems
+from contrail_edge.http.problems import BatchResult, Problems
 from contrail_link.contract.publish import PubResult
 
 Result = PubResult | ApiError
 """The outcome of a run of messages from storage, or the error of one that was not passed on."""
 _encoder: Final = msgspec.json.Encoder()
-
-
-class BatchResult(msgspec.Struct):
-    """Where one message was stored, or the ``problem`` that prevented it.
-
-    ``duplicate`` is true if a message with the same id was already stored, under this ``seq``.
-    ``shard`` is present for a stream with several shards.
-    """
-
-    seq: int | msgspec.UnsetType = msgspec.UNSET
-    """Sequence of the message."""
-    duplicate: bool | msgspec.UnsetType = msgspec.UNSET
-    """True if a message with the same id was already stored."""
-    problem: Problem | msgspec.UnsetType = msgspec.UNSET
-    """Why the message was not stored, or why its outcome is unknown."""
-    shard: int | msgspec.UnsetType = msgspec.UNSET
-    """Shard of the message, if the stream has several."""
 
 
 class BatchResults(msgspec.Struct):

@@ -18,7 +18,7 @@ from contrail_edge.inputs.negotiation import BYTES_TYPE, JSON_TYPE
 from contrail_edge.inputs.query import parse_query
 from contrail_edge.routing import AnswerDoc, BodyDoc, Direct, HeaderDoc, Operation, Reply, Route
 from contrail_link.contract import StorageLink
-from contrail_link.contract.publish import PublishOutcome, PubResult
+from contrail_link.contract.publish import PublishOutcome
 from contrail_link.publishing import publish
 
 _encoder: Final = msgspec.json.Encoder()
@@ -275,17 +275,10 @@ def _answer(outcome: PublishOutcome) -> Response | ApiError:
         return outcome
     result = outcome.results[0]
     if result.code:
-        return refused(result)
+        return errors.from_code(result.code, result.detail)
     ack = PublishAckJson(outcome.stream, result.seq, result.duplicate)
     if result.shard is not None:
         ack.shard = result.shard
     body = _encoder.encode(ack)
     durability = (b"durability", outcome.durability.encode())
     return Response(200 if result.duplicate else 201, body, JSON, [durability])
-
-
-def refused(result: PubResult) -> ApiError:
-    """Return the error with which storage refused a message."""
-    spec = errors.REGISTRY.get(result.code, errors.INTERNAL)
-    # Only an unknown outcome may have had an effect.
-    return ApiError(spec, result.detail, applied=None if spec is errors.OUTCOME_UNKNOWN else False)

@@ -20,7 +20,7 @@ from contrail_common.timeunits import format_time
 from contrail_link.contract.read import (
     Chunk,
     Pieces,
-    ReplayPlan,
+    PinnedReplay,
     ReplayPlanRequest,
     ReplayRequest,
     ReplaySplit,
@@ -53,7 +53,7 @@ class Replayer:
         self._blocks = blocks
         self._reader = reader
 
-    async def plan(self, shard: Shard, request: ReplayPlanRequest) -> ReplayPlan:
+    async def plan(self, shard: Shard, request: ReplayPlanRequest) -> PinnedReplay:
         """Pin the range, and split it at block borders into about ``splits`` equal parts."""
         machine = shard.machine
         assert machine.record is not None
@@ -64,7 +64,7 @@ class Replayer:
         if request.end_time_ns:
             high = min(high, await self._reader.seq_of_time(shard, request.end_time_ns) - 1)
         splits = self._cut(shard, low, high, request.splits) if low <= high else []
-        return ReplayPlan(shard.name, machine.record.incarnation, splits)
+        return PinnedReplay(shard.name, machine.record.incarnation, splits)
 
     def _cut(self, shard: Shard, low: int, high: int, parts: int) -> list[ReplaySplit]:
         directory = self._blocks.directory(shard.machine.shard)

@@ -21,9 +21,9 @@ from contrail_common.partition import SHARDS_MAX
 from contrail_common.timeunits import INT64_MAX
 from contrail_link.contract.read import (
     LastRequest,
+    PinnedReplay,
     RangeRequest,
     RangeResult,
-    ReplayPlan,
     ReplayPlanRequest,
     ReplaySplit,
 )
@@ -172,7 +172,7 @@ class ShardedReader:
 
     # Replay --------------------------------------------------------------------------------------
 
-    async def plan(self, shards: Sequence[Shard], request: ReplayPlanRequest) -> ReplayPlan:
+    async def plan(self, shards: Sequence[Shard], request: ReplayPlanRequest) -> PinnedReplay:
         """Pin the range in every shard and split it; INVALID_FIELD for sequences of no shard."""
         if request.from_seq or request.to_seq:
             raise shard_needed(len(shards))
@@ -184,7 +184,7 @@ class ShardedReader:
             part = request.splits * shard.machine.counters.messages // max(total, 1)
             asked = msgspec.structs.replace(request, to_seq=to_seq, splits=max(part, 1))
             splits += (await self._replayer.plan(shard, asked)).splits
-        return ReplayPlan(shards[0].name, incarnation_of(shards), splits)
+        return PinnedReplay(shards[0].name, incarnation_of(shards), splits)
 
 
 class _LastPlace(msgspec.Struct, array_like=True):
