@@ -22,7 +22,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, ConsumerInfo, StoredMessage
 from contrail_edge.ws.websocket import CloseCode
 from contrail_gateway.core.session import OUTSTANDING_MAX
-from contrail_link.contract.consume import Delivery, PullResult
+from contrail_link.contract.consume import AckResult, Delivery, PullResult
 from contrail_storage.consumers.binding import Binding
 from tests.unit.api.edge_rig import Edge
 from tests.unit.api.edge_serving import SOON_S, serving, wait_until
@@ -487,5 +487,25 @@ def test_unsub_is_answered_although_the_stream_is_deleted_meanwhile() -> None:
             assert (await frame(client))["op"] == "ok"
             assert (await frame(client))["op"] == "gone"
             assert await frame(client) == {"op": "ok", "id": 2}
+
+    run(scenario())
+
+
+def test_acks_go_on_after_one_that_failed_unexpectedly(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> list[AckResult]:
+        raise RuntimeError("a fault")
+
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.pull_results = [delivered(1, 2)]
+        ack = {"op": "ack", "sid": "s", "id": 2, "seqs": [1]}
+        async with serving(edge) as (port, _), talking(port) as client:
+            await ask(client, SUB)
+            await frame(client)
+            with monkeypatch.context() as patch:
+                patch.setattr(edge.link, "acknowledge", broken)
+                refused = await ask(client, ack)
+            assert (refused["op"], refused["problem"]["name"]) == ("error", "internal")
+            assert await ask(client, {**ack, "id": 3}) == {"op": "ok", "id": 3}
 
     run(scenario())

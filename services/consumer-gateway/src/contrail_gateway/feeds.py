@@ -4,40 +4,31 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import structlog
 
 from contrail_common import errors
-from contrail_common.ack_tokens import AckTokens
 from contrail_common.config_rules import ConsumerDraft, normalise_consumer
 from contrail_common.cursors import read_cursor
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, ConsumerInfo
 from contrail_common.timeunits import INT64_MAX, NS_PER_S, parse_time
 from contrail_edge.http.problems import invalid_field
-from contrail_edge.http.steps import Steps, at_once
+from contrail_edge.http.steps import at_once
 from contrail_gateway.binding import Bound
-from contrail_gateway.core.frames import FrameId, Gap, Gone, Ok, ServerFrame, Sub, Subscribed
-from contrail_gateway.core.ledger import place
+from contrail_gateway.core.frames import FrameId, Gap, Gone, Ok, Sub, Subscribed
 from contrail_gateway.core.pulled import Listed, Pulled
-from contrail_gateway.core.session import Session, Settlement
+from contrail_gateway.core.session import Settlement
 from contrail_gateway.core.sharded_order import ShardedOrder
 from contrail_gateway.core.subscription import PullTerms, Subscription
 from contrail_gateway.deliveries import SignToken, signer
-from contrail_gateway.socket_metrics import SessionCounts
-from contrail_link.contract import StorageLink
-from contrail_link.contract.consume import AckItem, AckResult, PullRequest, PullResult
+from contrail_gateway.feed_acks import FeedAcks
+from contrail_gateway.feed_host import Host
+from contrail_link.contract.consume import PullRequest, PullResult
 
-_TOGETHER: Final = 5_000
-"""Acknowledgements per step. The event loop may serve other work between two steps."""
 _log: Final = structlog.get_logger(__name__)
-
-ACK_BYTES: Final = 64
-"""Bytes that one unanswered acknowledgement counts against the limits of a socket."""
 
 _EXPIRES_NS: Final = 5 * NS_PER_S
 _TOUCH_S: Final = 10.0
@@ -55,68 +46,20 @@ _GONE: Final = {
 }
 
 
-class Host(Protocol):
-    """The part of a socket's session that its feeds use."""
-
-    link: StorageLink
-    tokens: AckTokens
-    counts: SessionCounts
-    session: Session
-
-    def send(self, frame: ServerFrame) -> None:
-        """Send a frame."""
-        ...
-
-    def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
-        """Send an error."""
-        ...
-
-    def push(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> None:
-        """Send messages."""
-        ...
-
-    def answered(self, count: int, size: int) -> None:
-        """Note that ``count`` messages or acknowledgements of ``size`` bytes were answered."""
-        ...
-
-    async def wait_writable(self) -> None:
-        """Wait until the peer has read enough of what was sent."""
-        ...
-
-    def ended(self, feed: "Feed") -> None:
-        """Remove the subscription of ``feed``."""
-        ...
-
-    def later(self, work: "asyncio.Future[None]") -> None:
-        """Keep a reference to work that outlives the socket."""
-        ...
-
-
 class _GoneError(Exception):
     """The subscription cannot continue; the text is the reason for the client."""
-
-
-@dataclass(frozen=True, slots=True)
-class _UnansweredAcks:
-    """Acknowledgements of one frame that are not answered yet.
-
-    ``unknown`` describes the sequences of the frame that this socket does not hold, or is "".
-    """
-
-    frame_id: FrameId | None
-    items: list[AckItem]
-    unknown: str
 
 
 class Feed:
     """Serves one subscription, from its ``sub`` frame to its end.
 
-    One task pulls and pushes; a second one forwards acknowledgements while there are any. All
-    fields belong to the event loop.
+    One task pulls and pushes; a second one, of `acks`, forwards acknowledgements while there are
+    any. All fields belong to the event loop.
     """
 
     def __init__(self, host: Host, sub: Subscription, frame: Sub) -> None:
         self.sub = sub
+        self.acks = FeedAcks(host, sub)
         # The session of the socket; it outlives the feed.
         self._host = host
         # The frame that asked for the subscription. Its start only applies to the first consumer.
@@ -126,15 +69,10 @@ class Feed:
         # The configuration for the subscription's own consumer, still without a name; None if the
         # subscription names a consumer. An ordered subscription creates it again after a loss.
         self._config: ConsumerConfig | None = None
-        # Shard id, consumer id and epoch of the last deliveries, by part of the stream.
-        # Acknowledgements carry them. Invariant: the ledger only holds deliveries of these.
-        self._addresses: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
-        # Signs ack tokens for `_addresses`; None until a delivery needs one.
+        # Signs ack tokens for `acks.addresses`; None until a delivery needs one.
         self._sign: SignToken | None = None
         # Set when credit was added; the pump waits for it.
         self._more = asyncio.Event()
-        # Set after each answer to acknowledgements; a draining feed waits for it.
-        self._settled = asyncio.Event()
         # Name of the consumer that the feed created and must delete, or "".
         self._own_name = ""
         # Seconds between two touches of the own consumer while there is no credit.
@@ -144,11 +82,6 @@ class Feed:
         self._covered_seq = 0
         # Seconds before the next retry; doubled by each failure, reset by a successful pull.
         self._retry_s = _RETRY_MIN_S
-        # Acknowledgements for the next call to storage, in the order of their frames.
-        self._acks: list[_UnansweredAcks] = []
-        # The task that forwards `_acks`; None when there are none. At most one runs, which keeps
-        # acknowledgements in order.
-        self._acking: asyncio.Task[None] | None = None
         # True while `_task` pulls. Only then may `leave` cancel it.
         self._pumping = False
         # True if the subscription waits for acknowledgements after its last push.
@@ -178,35 +111,6 @@ class Feed:
         self._drained = False  # nobody is left to acknowledge
         self._task.cancel()
 
-    def settle(self, settlement: Settlement, frame_id: FrameId | None) -> Steps[None]:
-        """Queue acknowledgements. All that are queued in one pass of the event loop go together."""
-        sub = self.sub
-        items: list[AckItem] = []
-        for start in range(0, len(settlement.seqs), _TOGETHER):
-            items += settlement.items(self._addresses, slice(start, start + _TOGETHER))
-            yield
-        if settlement.tokens:
-            open_token = self._host.tokens.opener(sub.stream, sub.consumer)
-            for token in settlement.tokens:
-                one = open_token(token)
-                items.append(
-                    AckItem(
-                        one.shard,
-                        one.consumer_id,
-                        one.epoch,
-                        one.seq,
-                        settlement.kind,
-                        settlement.delay_ns,
-                        settlement.reason,
-                    )
-                )
-                yield
-        self._host.session.begin(len(items), ACK_BYTES * len(items))
-        self._acks.append(_UnansweredAcks(frame_id, items, settlement.unknown))
-        if self._acking is None:
-            self._acking = asyncio.create_task(self._acknowledge())
-            self._host.later(self._acking)
-
     # From beginning to end -----------------------------------------------------------------------
     async def _run(self) -> None:
         try:
@@ -219,7 +123,7 @@ class Feed:
             self._give_back()
             self._answer_leave()
             self._host.later(asyncio.create_task(self._bound.end()))
-            self._host.ended(self)
+            self._host.ended(self.sub.sid)
             if self._own_name:
                 self._host.later(asyncio.create_task(self._delete(self._own_name)))
 
@@ -277,7 +181,7 @@ class Feed:
         if self._drained:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(sub.ack_wait_ns / NS_PER_S):
-                    await self._until_settled()
+                    await self.acks.wait_settled()
 
     def _answer_leave(self) -> None:
         """Answer `unsub`, however pulling ended; only the first call has an effect."""
@@ -285,16 +189,11 @@ class Feed:
             self._host.send(Ok(id=self._left))
             self._left = None
 
-    async def _until_settled(self) -> None:
-        while len(self.sub.ledger) or self._acks:
-            self._settled.clear()
-            await self._settled.wait()
-
     def _give_back(self) -> None:
         """Return messages that were pulled and not sent to the consumer, by a nak."""
         seqs = self.sub.give_back()
         if seqs:
-            at_once(self.settle(Settlement("nak", seqs, [], 0, ""), None))
+            at_once(self.acks.settle(Settlement("nak", seqs, [], 0, ""), None))
 
     # Pulling -------------------------------------------------------------------------------------
     async def _pump(self) -> None:
@@ -389,11 +288,11 @@ class Feed:
     def _remember(self, result: PullResult) -> None:
         """Keep the addresses of the deliveries, which their acknowledgements must carry."""
         addresses = result.addresses or {0: (result.shard, result.consumer_id, result.epoch)}
-        if addresses == self._addresses:
+        if addresses == self.acks.addresses:
             return
         # Storage refuses acknowledgements of an earlier epoch.
         self.sub.ledger.clear()
-        self._addresses = addresses
+        self.acks.addresses = addresses
         if self.sub.acks:
             self._sign = signer(self._host.tokens, self.sub.stream, self.sub.consumer, result)
 
@@ -502,61 +401,6 @@ class Feed:
     async def _delete(self, consumer: str) -> None:
         with contextlib.suppress(ApiError):  # the inactive threshold removes it otherwise
             await self._host.link.delete_consumer(self.sub.stream, consumer)
-
-    # Acknowledging -------------------------------------------------------------------------------
-    async def _acknowledge(self) -> None:
-        """Forward queued acknowledgements until there are none.
-
-        Those that arrive during a call go together in the next one.
-        """
-        while self._acks:
-            waiting, self._acks = self._acks, []
-            items = [item for one in waiting for item in one.items]
-            sync = any(one.frame_id is not None for one in waiting)
-            results: Sequence[AckResult] | ApiError
-            try:
-                results = await self._host.link.acknowledge(
-                    self.sub.stream, self.sub.consumer, items, sync
-                )
-            except ApiError as error:
-                results = error
-            self._tell(waiting, results)
-            self._settled.set()
-        self._acking = None
-
-    def _tell(
-        self, waiting: list[_UnansweredAcks], results: Sequence[AckResult] | ApiError
-    ) -> None:
-        at = 0
-        for one in waiting:
-            count = len(one.items)
-            self._host.answered(count, ACK_BYTES * count)
-            if isinstance(results, ApiError):
-                self._host.refuse(one.frame_id, self.sub.sid, results)
-                continue
-            own, at = results[at : at + count], at + count
-            self._taken(one, own)
-
-    def _taken(self, waiting: _UnansweredAcks, results: Sequence[AckResult]) -> None:
-        parts = {address[0]: part for part, address in self._addresses.items()}
-        done = [
-            place(parts.get(item.shard, 0), item.seq)
-            for item, result in zip(waiting.items, results, strict=True)
-            if not result.code and item.kind != "in_progress"
-        ]
-        self.sub.settled(done)
-        self._host.counts.acks += len(done)
-        refused = next((result for result in results if result.code), None)
-        if refused is not None:
-            error = errors.from_code(refused.code, refused.detail)
-            error.applied = None  # others of the frame may have been applied
-            self._host.refuse(waiting.frame_id, self.sub.sid, error)
-        elif waiting.unknown:
-            # Each message is acknowledged by itself, as in JetStream: the known ones are done.
-            error = ApiError(errors.NOT_SENT_HERE, waiting.unknown)
-            self._host.refuse(waiting.frame_id, self.sub.sid, error)
-        elif waiting.frame_id is not None:
-            self._host.send(Ok(id=waiting.frame_id))
 
 
 def _pulled(result: PullResult) -> Pulled | None:

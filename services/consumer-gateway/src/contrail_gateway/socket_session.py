@@ -258,11 +258,11 @@ class SocketSession:
         """Wait until the peer has read enough of what was sent."""
         await self._socket.wait_writable()
 
-    def ended(self, feed: Feed) -> None:
-        """Remove the subscription of ``feed``."""
+    def ended(self, sid: str) -> None:
+        """Remove the subscription ``sid``."""
         self.counts.subscriptions -= 1
-        del self._feeds[feed.sub.sid]
-        del self.session.subscriptions[feed.sub.sid]
+        del self._feeds[sid]
+        del self.session.subscriptions[sid]
 
     def later(self, work: "asyncio.Future[None]") -> None:
         """Keep a reference to work that outlives the socket."""
@@ -392,7 +392,7 @@ class SocketSession:
 
     def _settle_in_steps(self, frame: Settling) -> Steps[None]:
         settlement = self.session.settle(frame)
-        return self._feeds[frame.sid].settle(settlement, frame.id)
+        return self._feeds[frame.sid].acks.settle(settlement, frame.id)
 
     def _unsubscribe(self, frame: Unsub) -> None:
         if self.session.find(frame.sid).leaving:

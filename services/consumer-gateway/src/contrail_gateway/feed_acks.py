@@ -1,0 +1,152 @@
+"""The acknowledgements of one subscription, on their way to storage."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_edge.http.steps import Steps
+from contrail_gateway.core.frames import FrameId, Ok
+from contrail_gateway.core.ledger import place
+from contrail_gateway.core.session import Settlement
+from contrail_gateway.core.subscription import Subscription
+from contrail_gateway.feed_host import Host
+from contrail_link.contract.consume import AckItem, AckResult
+
+_TOGETHER: Final = 5_000
+"""Acknowledgements per step. The event loop may serve other work between two steps."""
+ACK_BYTES: Final = 64
+"""Bytes that one unanswered acknowledgement counts against the limits of a socket."""
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnansweredAcks:
+    """Acknowledgements of one frame that are not answered yet.
+
+    ``unknown`` describes the sequences of the frame that this socket does not hold, or is "".
+    """
+
+    frame_id: FrameId | None
+    items: list[AckItem]
+    unknown: str
+
+
+class FeedAcks:
+    """Forwards acknowledgements to storage, in the order of their frames, and answers the frames.
+
+    All fields belong to the event loop.
+    """
+
+    def __init__(self, host: Host, sub: Subscription) -> None:
+        # Shard id, consumer id and epoch of the last deliveries, by part of the stream.
+        # Acknowledgements carry them. Invariant: the ledger only holds deliveries of these.
+        self.addresses: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
+        # The session of the socket; it outlives the feed.
+        self._host = host
+        # The subscription, whose ledger has the messages that are not settled yet.
+        self._sub = sub
+        # Acknowledgements for the next call to storage, in the order of their frames.
+        self._acks: list[_UnansweredAcks] = []
+        # The task that forwards `_acks`; None when there are none. At most one runs, which keeps
+        # acknowledgements in order.
+        self._acking: asyncio.Task[None] | None = None
+        # Set after each answer to acknowledgements; a draining feed waits for it.
+        self._settled = asyncio.Event()
+
+    async def wait_settled(self) -> None:
+        """Wait until all messages of the subscription are settled."""
+        while len(self._sub.ledger) or self._acks:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def settle(self, settlement: Settlement, frame_id: FrameId | None) -> Steps[None]:
+        """Queue acknowledgements. All that are queued in one pass of the event loop go together."""
+        sub = self._sub
+        items: list[AckItem] = []
+        for start in range(0, len(settlement.seqs), _TOGETHER):
+            items += settlement.items(self.addresses, slice(start, start + _TOGETHER))
+            yield
+        if settlement.tokens:
+            open_token = self._host.tokens.opener(sub.stream, sub.consumer)
+            for token in settlement.tokens:
+                one = open_token(token)
+                items.append(
+                    AckItem(
+                        one.shard,
+                        one.consumer_id,
+                        one.epoch,
+                        one.seq,
+                        settlement.kind,
+                        settlement.delay_ns,
+                        settlement.reason,
+                    )
+                )
+                yield
+        self._host.session.begin(len(items), ACK_BYTES * len(items))
+        self._acks.append(_UnansweredAcks(frame_id, items, settlement.unknown))
+        if self._acking is None:
+            self._acking = asyncio.create_task(self._acknowledge())
+            self._host.later(self._acking)
+
+    async def _acknowledge(self) -> None:
+        """Forward queued acknowledgements until there are none.
+
+        Those that arrive during a call go together in the next one.
+        """
+        while self._acks:
+            waiting, self._acks = self._acks, []
+            items = [item for one in waiting for item in one.items]
+            sync = any(one.frame_id is not None for one in waiting)
+            results: Sequence[AckResult] | ApiError
+            try:
+                results = await self._host.link.acknowledge(
+                    self._sub.stream, self._sub.consumer, items, sync
+                )
+            except ApiError as error:
+                results = error
+            except Exception:
+                # The task must live on: without it, later acknowledgements would wait for ever.
+                _log.exception("acknowledge_failed")
+                results = ApiError(errors.INTERNAL)
+            self._tell(waiting, results)
+            self._settled.set()
+        self._acking = None
+
+    def _tell(
+        self, waiting: list[_UnansweredAcks], results: Sequence[AckResult] | ApiError
+    ) -> None:
+        at = 0
+        for one in waiting:
+            count = len(one.items)
+            self._host.answered(count, ACK_BYTES * count)
+            if isinstance(results, ApiError):
+                self._host.refuse(one.frame_id, self._sub.sid, results)
+                continue
+            own, at = results[at : at + count], at + count
+            self._taken(one, own)
+
+    def _taken(self, waiting: _UnansweredAcks, results: Sequence[AckResult]) -> None:
+        parts = {address[0]: part for part, address in self.addresses.items()}
+        done = [
+            place(parts.get(item.shard, 0), item.seq)
+            for item, result in zip(waiting.items, results, strict=True)
+            if not result.code and item.kind != "in_progress"
+        ]
+        self._sub.settled(done)
+        self._host.counts.acks += len(done)
+        refused = next((result for result in results if result.code), None)
+        if refused is not None:
+            error = errors.from_code(refused.code, refused.detail)
+            error.applied = None  # others of the frame may have been applied
+            self._host.refuse(waiting.frame_id, self._sub.sid, error)
+        elif waiting.unknown:
+            # Each message is acknowledged by itself, as in JetStream: the known ones are done.
+            error = ApiError(errors.NOT_SENT_HERE, waiting.unknown)
+            self._host.refuse(waiting.frame_id, self._sub.sid, error)
+        elif waiting.frame_id is not None:
+            self._host.send(Ok(id=waiting.frame_id))
