@@ -18,6 +18,7 @@ from tests.unit.storage.dispatcher_rig import (
     new_rig,
     refused_with,
     run,
+    run_by_hand,
     turns,
     wait_until,
 )
@@ -539,3 +540,22 @@ def test_another_filter_skips_nothing_that_a_cancelled_pull_had_chosen() -> None
         assert await rig.pull_seqs(9) == [1, 3, 5]
 
     run(scene())
+
+
+def test_ack_wait_that_was_changed_unnoticed_is_the_one_that_counts() -> None:
+    async def scene() -> None:
+        rig = new_rig()
+        rig.publish("b")
+        await rig.pull()
+        await rig.record()
+        waiting = rig.waiting_pull()
+        await rig.let_pass(0)
+        # Whoever asked for the change has left, so the dispatcher is not notified.
+        rig.apply(cmd.PutConsumer(consumer_config("red", ack_wait_ns=3 * SECOND_NS), 0))
+        await rig.let_pass(2 * SECOND_NS)
+        assert not waiting.done()
+        await rig.let_pass(SECOND_NS)
+        assert waiting.done()
+        assert await waiting == [1]
+
+    run_by_hand(scene())

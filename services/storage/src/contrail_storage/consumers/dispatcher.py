@@ -17,8 +17,9 @@ from contrail_common import errors
 from contrail_common.columns.blocks import Block
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
-from contrail_common.model import AckKind
+from contrail_common.model import AckKind, ConsumerConfig
 from contrail_link.contract.consume import Delivery, PullRequest, PullResult
+from contrail_storage.consumers.exhaustion import RETRY_S, Exhaustion
 from contrail_storage.consumers.pending_count import PendingCount, count_live
 from contrail_storage.consumers.pull_batch import (
     PULL_BYTES_MAX,
@@ -37,11 +38,9 @@ from contrail_storage.replica.entries import has_failed
 from contrail_storage.replica.shard import Shard, woken
 
 JOIN_S: Final = 0.005
-_JOIN_AGAIN_S: Final = 0.1
+_TIMER_MIN_S: Final = 0.001
 DELIVERED_MAX: Final = 10_000
 """Deliveries of one command: those of one pull. Refused commands can add up to more than that."""
-_LOOKED_AT: Final = 2_000
-"""Pending messages that are checked in one step."""
 
 Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 
@@ -56,29 +55,51 @@ class Dispatcher:
 
     shard: Shard
     consumer: ConsumerMachine
+    """What is applied. Replaced by an equal machine when the store is opened again."""
     reader: Reader
     propose: Propose
+    """Proposes a command for the shard; raises ApiError when it is refused at once."""
     log_time_ns: Callable[[], int]
     position: int = 0
+    """The next sequence to consider. What is below was delivered, or is not wanted, or is gone."""
     consumer_seq: int = 0
+    """Number of the last delivery. Falls back when deliveries are not recorded."""
     in_flight: set[int] = field(default_factory=set)
-    """Chosen sequences whose deliveries the machine does not have yet."""
-    waiters: deque[asyncio.Event] = field(default_factory=deque)  # waiting pulls, first come first
+    """Selected sequences whose deliveries the machine does not have yet."""
+    waiters: deque[asyncio.Event] = field(default_factory=deque)
+    """Waiting pulls, first come, first served. Only the first one is woken."""
     deadlines: Redeliveries = field(init=False)
+    """When pending messages are due again."""
     last_active_s: float = 0.0
+    """Loop time of the last use by a client."""
     closed: bool = False
-    _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)  # without an outcome yet
-    _joined: list[int] = field(default_factory=list)  # chosen, in order, and not proposed yet
-    _giving_up: "asyncio.Task[None] | None" = None  # runs `_give_up`; at most one at a time
-    _held_back: bool = False  # the last command had a position before the one that was reached
-    _top_seq: int = 0  # the highest sequence that was delivered, or is in flight
-    _join_timer: asyncio.TimerHandle | None = None  # due when ``_joined`` must be proposed
-    _deadline_timer: asyncio.TimerHandle | None = None  # due at the earliest deadline
-    _filter: SubjectFilter = field(init=False)  # made of ``_filters``
-    _filters: tuple[str, ...] = ()  # may lag behind the configuration, see `_take_filters`
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while choosing or counting
-    _count: PendingCount = field(init=False)  # counts from ``position`` on, under ``_lock``
-    # Those of the consumer's other shards, which share ``_lock``.
+    """Whether the consumer or its stream is gone. Then no delivery is recorded any more."""
+    # Proposed commands without an outcome yet; `settle` waits for them.
+    _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
+    # Selected sequences that are not proposed yet, in order; all of them are in flight.
+    _joined: list[int] = field(default_factory=list)
+    # Gives up on messages whose last allowed delivery was not acknowledged in time.
+    _exhaustion: Exhaustion = field(init=False)
+    # Whether the last command had a position before the one that was reached. A further command
+    # records that one when nothing is in flight.
+    _held_back: bool = False
+    # The highest sequence that was delivered or is in flight. The position that is recorded is at
+    # most one above it.
+    _top_seq: int = 0
+    # Due when `_joined` must be proposed; None while nothing is joined.
+    _join_timer: asyncio.TimerHandle | None = None
+    # Due at the earliest deadline, stale or not; None while there is none.
+    _deadline_timer: asyncio.TimerHandle | None = None
+    # The configuration as of the last `reconfigured`, see `_notice_change`.
+    _config: ConsumerConfig = field(init=False)
+    # Made of `_filters`, which may be older than `_config`, see `_take_filters`.
+    _filter: SubjectFilter = field(init=False)
+    _filters: tuple[str, ...] = ()
+    # Held while messages are selected or counted, so that nobody else moves the position forward.
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Counts the messages from `position` on.
+    _count: PendingCount = field(init=False)
+    # Those of the consumer's other shards, which share `_lock`.
     _siblings: "tuple[Dispatcher, ...]" = ()
 
     def __post_init__(self) -> None:
@@ -86,7 +107,8 @@ class Dispatcher:
         self.consumer_seq = self.consumer.delivered.consumer_seq
         self._top_seq = self.consumer.delivered.stream_seq
         self._count = PendingCount(self.shard, self.reader)
-        self.deadlines = Redeliveries(self.consumer, self._due_anew)
+        self.deadlines = Redeliveries(self.consumer, self._deadlines_changed)
+        self._exhaustion = Exhaustion(self.deadlines, self._propose_exhaust, self._arm_deadline)
         self.touch()
         self.shard.listeners.add(self.wake)
         self._filter = SubjectFilter(self.consumer.config.filter_subjects)
@@ -104,26 +126,36 @@ class Dispatcher:
         self.reconfigured()
 
     def reconfigured(self) -> None:
-        """Take the deadlines again: the consumer's configuration has changed."""
+        """Read all deadlines again: the consumer's configuration has changed."""
+        self._config = self.consumer.config
         self.deadlines.rebuild()
-        self._due_anew()
+        self._deadlines_changed()
 
-    def _due_anew(self) -> None:
-        """The deadlines have changed: let the first waiting pull look."""
+    def _deadlines_changed(self) -> None:
+        """Let the first waiting pull check, now and at the earliest deadline."""
         self._arm_deadline()
         self.wake()
+
+    def _notice_change(self) -> None:
+        """Use a configuration that was changed without a call of `reconfigured`.
+
+        Whoever changed it may have left before the change was applied.
+        """
+        if self._config is not self.consumer.config:
+            self.reconfigured()
 
     def _take_filters(self) -> None:
         """Use the filters that the consumer has now; the caller holds the lock.
 
-        New filters look again at all messages after the last delivered one.
+        New filters recheck all messages after the last delivered one.
         """
+        self._notice_change()
         if self._filters != self.consumer.config.filter_subjects:
             self._filters = self.consumer.config.filter_subjects
             self._filter = SubjectFilter(self._filters)
             self._count.invalidate()
-            behind_last = max(self._top_seq, self.consumer.delivered.stream_seq) + 1
-            self.position = min(self.position, behind_last)
+            after_last = max(self._top_seq, self.consumer.delivered.stream_seq) + 1
+            self.position = min(self.position, after_last)
 
     def new_term(self) -> None:
         """Begin a term as leader: commands that seemed lost may have been applied all the same."""
@@ -135,7 +167,8 @@ class Dispatcher:
         self.closed = True
         self.shard.listeners.discard(self.wake)
         self.deadlines.close()
-        for later in (self._join_timer, self._deadline_timer, self._giving_up):
+        self._exhaustion.close()
+        for later in (self._join_timer, self._deadline_timer):
             if later is not None:
                 later.cancel()
         self.wake()
@@ -143,7 +176,7 @@ class Dispatcher:
     # Waiting -------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Let the first waiting pull look again; all of them when the dispatcher is closed."""
+        """Let the first waiting pull recheck; all of them when the dispatcher is closed."""
         for waiter in self.waiters:
             waiter.set()
             if not self.closed:
@@ -260,7 +293,7 @@ class Dispatcher:
         """Choose messages that are due again, then new ones; all of them become in flight."""
         exhausted = await self._choose_again(batch)
         if exhausted:
-            await asyncio.shield(self._exhaust(exhausted))
+            await asyncio.shield(self._exhaustion.give_up(exhausted))
         # Nothing may be awaited after the last look at new messages, or a wake would be missed.
         if not batch.full:
             await self._choose_new(batch)
@@ -411,7 +444,7 @@ class Dispatcher:
         except ApiError:
             # Refused for now. The clients have the messages, so the next command records them.
             if not self.shard.damaged:
-                self._send_soon(_JOIN_AGAIN_S)
+                self._send_soon(RETRY_S)
 
     def _send_joined(self) -> "asyncio.Future[Result] | None":
         if self._join_timer is not None:
@@ -499,19 +532,20 @@ class Dispatcher:
         self.deadlines.note(seqs)
         self._arm_deadline()
 
-    def _arm_deadline(self, soonest_s: float = 0.001) -> None:
+    def _arm_deadline(self, soonest_s: float = 0) -> None:
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
         earliest_ns = self.deadlines.earliest_ns()
         if self.closed or self.shard.damaged or earliest_ns is None:
             return
-        delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, soonest_s)
+        delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, soonest_s, _TIMER_MIN_S)
         loop = asyncio.get_running_loop()
         self._deadline_timer = loop.call_later(delay_s, self._deadline_passed)
 
     def _deadline_passed(self) -> None:
         self._deadline_timer = None
+        self._notice_change()
         self.deadlines.drop_stale()
         earliest_ns = self.deadlines.earliest_ns()
         if earliest_ns is None:
@@ -520,39 +554,12 @@ class Dispatcher:
             self._arm_deadline()
             return
         limit = self.consumer.config.max_deliver
-        if limit > 0 and not self.waiters and self._giving_up is None:
-            self._giving_up = asyncio.ensure_future(self._give_up(limit))
-            self._giving_up.add_done_callback(self._gave_up)
+        if limit > 0 and not self.waiters:
+            self._exhaustion.search(limit, self.log_time_ns)
         self.wake()
 
-    async def _give_up(self, limit: int) -> None:
-        """Drop deliveries without attempts left although nobody pulls, a slice at a time."""
-        seqs = list(self.consumer.pending)
-        for start in range(0, len(seqs), _LOOKED_AT):
-            some = seqs[start : start + _LOOKED_AT]
-            over = self.deadlines.are_over(some, limit, self.log_time_ns())
-            if over:
-                await self._exhaust(over)
-            else:
-                await asyncio.sleep(0)
-
-    def _gave_up(self, done: "asyncio.Task[None]") -> None:
-        self._giving_up = None
-        if not done.cancelled() and done.exception() is not None:
-            self._arm_deadline(_JOIN_AGAIN_S)
-
-    def _exhaust(self, seqs: list[int]) -> "asyncio.Future[Result]":
-        consumer = self.consumer
-        future = self.propose(Exhaust(consumer.consumer_id, consumer.epoch, seqs))
-        future.add_done_callback(self._exhausted)
-        return future
-
-    def _exhausted(self, done: "asyncio.Future[Result]") -> None:
-        if has_failed(done):
-            self.deadlines.rebuild()
-            self._arm_deadline(_JOIN_AGAIN_S)
-        else:
-            self._arm_deadline()
+    def _propose_exhaust(self, seqs: list[int]) -> "asyncio.Future[Result]":
+        return self.propose(Exhaust(self.consumer.consumer_id, self.consumer.epoch, seqs))
 
     # Counting ------------------------------------------------------------------------------------
 

@@ -87,6 +87,10 @@ class Redeliveries:
                 due.add(seq)
         return sorted(due)
 
+    def pending_seqs(self) -> list[int]:
+        """All pending sequences."""
+        return list(self._consumer.pending)
+
     def are_over(self, seqs: Iterable[int], limit: int, now_ns: int) -> list[int]:
         """Return those of ``seqs`` whose last delivery, the ``limit``-th, timed out."""
         pending = self._consumer.pending
