@@ -176,3 +176,17 @@ def test_only_message_of_a_subject_is_found_at_once_however_far_away() -> None:
         table = rig.machine.subjects
         at = table.numbered.slot(table.ids[f"s.{name}"])
         assert table.first[at] == table.last[at]
+
+
+def test_stream_made_again_is_not_over_the_limit_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(by_subject, "REMOVED_MAX", 1)
+    config = StreamConfig(name="S", subjects=("a",), max_msgs_per_subject=1)
+    rig = Rig()
+    rig.apply(0, configure(config))
+    rig.apply(0, append_of([Message("a")] * 4))
+    assert rig.machine.over_limits
+    rig.apply(0, cmd.DropStream())
+    rig.apply(0, configure(config))
+    assert not rig.machine.over_limits
